@@ -4,7 +4,7 @@
 //! that is never behind data: it carries the peer's farewell or abort notice, and ends when the peer's process
 //! ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`].
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 use crate::error::{Code, Result};
 
@@ -69,7 +69,7 @@ pub trait Link: Send {
     fn disarm(&mut self);
 
     /// The descriptors to watch edge-triggered (readable, writable and hang-up) while armed.
-    fn fds(&self) -> Vec<RawFd>;
+    fn fds(&self) -> Vec<BorrowedFd<'_>>;
 
     /// Reads the control channel and says how the peer is. Cheap enough to call on every pass of a wait loop
     /// that found nothing else to do; not on the hot path.
