@@ -2,6 +2,7 @@
 
 pub mod error;
 pub mod plan;
+pub mod reduce;
 pub mod rendezvous;
 pub mod transport;
 pub mod types;
