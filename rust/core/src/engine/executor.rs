@@ -48,7 +48,7 @@ impl Prepared {
         let waits = (0..steps.len())
             .map(|i| {
                 (0..WINDOW.min(i))
-                    .filter(|k| conflict(&steps[i - 1 - k], &steps[i]))
+                    .filter(|k| steps[i].must_follow(&steps[i - 1 - k]))
                     .fold(0, |mask, k| mask | (1 << k))
             })
             .collect();
@@ -69,30 +69,6 @@ fn link_direction(step: &Step) -> Option<(Rank, Direction)> {
         Step::Recv { from, .. } | Step::Fold { from, .. } => Some((from, Direction::Receive)),
         Step::Copy { .. } | Step::Reduce { .. } | Step::Finish { .. } => None,
     }
-}
-
-/// The span a step only reads, and the span it writes.
-fn spans(step: &Step) -> (Option<Span>, Option<Span>) {
-    match *step {
-        Step::Send { src, .. } => (Some(src), None),
-        Step::Recv { dst, .. } | Step::Fold { dst, .. } => (None, Some(dst)),
-        Step::Copy { src, dst } | Step::Reduce { src, dst } | Step::Finish { src, dst } => {
-            (Some(src), Some(dst))
-        }
-    }
-}
-
-fn conflict(earlier: &Step, later: &Step) -> bool {
-    if link_direction(earlier).is_some() && link_direction(earlier) == link_direction(later) {
-        return true;
-    }
-    let overlap =
-        |a: Option<Span>, b: Option<Span>| a.zip(b).is_some_and(|(a, b)| a.overlaps(&b));
-    let (earlier_read, earlier_written) = spans(earlier);
-    let (later_read, later_written) = spans(later);
-    overlap(earlier_written, later_written)
-        || overlap(earlier_written, later_read)
-        || overlap(earlier_read, later_written)
 }
 
 /// How far a step in the window has come.

@@ -1,10 +1,7 @@
 //! How groups come to be: through a store, inside a process, and by splitting another group.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
 
 use crate::buffer::Memory;
 use crate::communicator::PointToPoint;
@@ -27,9 +24,6 @@ pub(super) use crate::fork::{check as check_process, note as note_process};
 /// The tag of monitored barriers, out of the range of users' tags.
 const BARRIER_TAG: u64 = u64::MAX;
 
-/// The endpoints of this process, by what they depend on. Groups keep them alive.
-static ENDPOINTS: Mutex<Option<HashMap<EndpointOptions, Weak<Endpoint>>>> = Mutex::new(None);
-
 impl Group {
     /// Forms a group through a store.
     pub(crate) fn join(
@@ -43,10 +37,16 @@ impl Group {
                 "rank {rank} is out of range for a group of {world} ranks"
             )));
         }
-        let endpoint = endpoint(&config)?;
+        let endpoint = Endpoint::global(&EndpointOptions {
+            host: config.host.clone(),
+            interface: config.interface.clone(),
+            towards: store.address(),
+            several_hosts: false,
+            ring_bytes: config.ring_bytes.bytes(),
+        })?;
         let address = endpoint.address();
         let me = Introduction::new(rank, world, &config, address.to_bytes(), address.host_label());
-        let roster = roster::join(store, &me, config.join_timeout)?;
+        let roster = roster::join(store, &me, config.join_timeout.duration())?;
         let mut members = Vec::with_capacity(world);
         for member in &roster.members {
             let address = Address::from_bytes(&member.address).map_err(|error| {
@@ -61,7 +61,7 @@ impl Group {
         let hosts: Vec<&str> = roster.members.iter().map(|member| member.host.as_str()).collect();
         let membership = Membership {
             members,
-            key: GroupKey::from_secret(roster.secret),
+            key: GroupKey::from_bytes(roster.secret),
             endpoint: Some(endpoint),
             topology: Topology::from_hosts(&hosts),
         };
@@ -74,7 +74,8 @@ impl Group {
         let endpoint = membership.endpoint.clone();
         let group = Self::assemble(rank, membership, config)?;
         if let Some(endpoint) = endpoint {
-            endpoint.register(key, rank, Arc::new(Door { group: Arc::downgrade(&group) }));
+            let door = Door { group: Arc::downgrade(&group) };
+            endpoint.register(key, rank, group.world(), Arc::new(door))?;
         }
         Ok(group)
     }
@@ -97,7 +98,7 @@ impl Group {
         for upper in 0..world {
             for lower in 0..upper {
                 for lane in [Lane::Collective, Lane::PointToPoint] {
-                    let (a, b) = local::pair(config.ring_bytes)?;
+                    let (a, b) = local::pair(config.ring_bytes.bytes())?;
                     groups[lower].post(Mail::Established { lane, peer: upper, link: Box::new(a) });
                     groups[upper].post(Mail::Established { lane, peer: lower, link: Box::new(b) });
                 }
@@ -207,20 +208,6 @@ impl Group {
     }
 }
 
-/// The process's endpoint for these settings.
-fn endpoint(config: &Config) -> Result<Arc<Endpoint>> {
-    let options = EndpointOptions::from(config);
-    let mut endpoints = ENDPOINTS.lock();
-    let endpoints = endpoints.get_or_insert_default();
-    if let Some(endpoint) = endpoints.get(&options).and_then(Weak::upgrade) {
-        return Ok(endpoint);
-    }
-    let endpoint = Endpoint::start(options.clone())?;
-    endpoints.retain(|_, endpoint| endpoint.strong_count() > 0);
-    endpoints.insert(options, Arc::downgrade(&endpoint));
-    Ok(endpoint)
-}
-
 /// Where links from other members come in.
 struct Door {
     group: Weak<Group>,
@@ -232,16 +219,9 @@ impl Gate for Door {
         if group.is_closed() || from >= group.world() || from == group.rank() {
             return Verdict::Duplicate;
         }
-        let mut core = group.core.lock();
-        let slot = core.links.slot(lane, from);
-        match slot {
+        match group.core.lock().links.slot(lane, from) {
             Slot::Open(_) => Verdict::Duplicate,
-            // Both sides began at once: the lower rank's connection is the one that stays.
-            Slot::Opening { incoming: None } if group.rank() < from => Verdict::Crossing,
-            _ => {
-                *slot = Slot::Opening { incoming: Some(Instant::now()) };
-                Verdict::Accept
-            }
+            _ => Verdict::Accept,
         }
     }
 

@@ -131,7 +131,7 @@ impl Group {
         let core = Core {
             links: LinkTable::new(world),
             operations: Vec::new(),
-            matching: Matching::new(rank, world, config.eager_bytes),
+            matching: Matching::new(rank, world, config.eager_bytes.0),
             finished: Vec::new(),
             leader: false,
             sleeping: false,
@@ -148,7 +148,7 @@ impl Group {
             rank,
             world,
             membership,
-            timeout_ms: AtomicU64::new(config.timeout.as_millis() as u64),
+            timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, |timeout| timeout.as_millis() as u64)),
             config,
             core: Mutex::new(core),
             turn: Condvar::new(),

@@ -13,9 +13,9 @@ use super::wire::HEADER;
 pub(crate) enum Slot {
     /// Nobody has needed it yet.
     Closed,
-    /// A connection is being made: by us, or (`incoming`) by the peer, whose attempt we admitted at that time.
+    /// A connection is being made: by us, or by the peer, whose attempt ours gave way to at that time (`awaited`).
     Opening {
-        incoming: Option<Instant>,
+        awaited: Option<Instant>,
     },
     /// Ready.
     Open(OpenLink),

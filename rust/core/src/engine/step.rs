@@ -15,7 +15,7 @@ use super::links::{LinkTable, OpenLink, Slot, loss};
 /// Operations of one group that are moved at once; later ones wait their turn.
 const CONCURRENT: usize = 64;
 
-/// How long to wait for the link that a peer is making before making one ourselves.
+/// How long to wait for the link that a peer is making before trying to make one ourselves.
 const PEER_CONNECTS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Waits named in a report, beyond which only their number is given.
@@ -97,7 +97,7 @@ impl Group {
             Mail::Awaited { lane, peer } => {
                 let slot = core.links.slot(lane, peer);
                 if matches!(slot, Slot::Opening { .. }) {
-                    *slot = Slot::Opening { incoming: Some(Instant::now()) };
+                    *slot = Slot::Opening { awaited: Some(Instant::now()) };
                 }
             }
             Mail::Failed { lane, peer, error } => {
@@ -115,14 +115,14 @@ impl Group {
         let stale = |since: &Instant| since.elapsed() > PEER_CONNECTS_WITHIN;
         let needed = match slot {
             Slot::Closed => true,
-            Slot::Opening { incoming: Some(since) } => stale(since),
+            Slot::Opening { awaited: Some(since) } => stale(since),
             _ => false,
         };
         if !needed || peer == self.rank {
             return;
         }
         *slot = match self.connect_in_background(lane, peer) {
-            Ok(()) => Slot::Opening { incoming: None },
+            Ok(()) => Slot::Opening { awaited: None },
             Err(error) => Slot::Unreachable(error),
         };
     }
@@ -142,9 +142,8 @@ impl Group {
                 to: peer,
                 lane,
                 target: &target,
-                deadline: Instant::now() + this.config.join_timeout,
+                deadline: Instant::now() + this.config.join_timeout.duration(),
                 transport: this.config.transport,
-                ring_bytes: this.config.ring_bytes,
                 cancelled: &this.closed,
             };
             this.post(match endpoint.connect(&request) {

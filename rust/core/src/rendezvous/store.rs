@@ -1,5 +1,6 @@
 //! The key-value store through which the ranks of a job find each other.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::error::Result;
@@ -23,4 +24,10 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// `System` when the store cannot be reached.
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>>;
+
+    /// Where the store is served, if over the network: the way there tells which of this host's addresses the other
+    /// ranks can reach.
+    fn address(&self) -> Option<SocketAddr> {
+        None
+    }
 }
