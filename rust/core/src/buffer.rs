@@ -7,6 +7,34 @@
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
+use half::{bf16, f16};
+
+use crate::types::DataType;
+
+/// A Rust type that is a [`DataType`].
+///
+/// # Safety
+/// Every bit pattern of `DTYPE`'s size is a valid value, and the type has that size and no padding.
+pub unsafe trait Element: Copy + Send + Sync + 'static {
+    /// The element type.
+    const DTYPE: DataType;
+}
+
+macro_rules! elements {
+    ($($rust:ty => $dtype:ident),+ $(,)?) => {$(
+        // SAFETY: a plain number of that size; every bit pattern is a value.
+        unsafe impl Element for $rust {
+            const DTYPE: DataType = DataType::$dtype;
+        }
+    )+};
+}
+
+elements! {
+    f16 => Float16, bf16 => BFloat16, f32 => Float32, f64 => Float64,
+    i8 => Int8, i16 => Int16, i32 => Int32, i64 => Int64,
+    u8 => UInt8, u16 => UInt16, u32 => UInt32, u64 => UInt64,
+}
+
 /// One contiguous piece.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
@@ -73,6 +101,23 @@ impl Memory {
             [] => Self::empty(),
             [one] => Self { pieces: Pieces::One(*one), bytes: before },
             _ => Self { pieces: Pieces::Many(list.into_boxed_slice()), bytes: before },
+        }
+    }
+
+    /// A view of `slice`, to be read. Whoever uses it keeps the borrow for as long as the operation runs.
+    pub(crate) fn of<T: Element>(slice: &[T]) -> Self {
+        // SAFETY: valid for reading while the borrow lives, which the crate's callers (`slices`) make outlive the
+        // operation.
+        unsafe {
+            Self::from_raw_parts(slice.as_ptr().cast_mut().cast(), std::mem::size_of_val(slice))
+        }
+    }
+
+    /// A view of `slice`, to be written. As [`Memory::of`].
+    pub(crate) fn of_mut<T: Element>(slice: &mut [T]) -> Self {
+        // SAFETY: as in `of`, and the borrow is exclusive; every bit pattern is a value of `T`.
+        unsafe {
+            Self::from_raw_parts(slice.as_mut_ptr().cast(), std::mem::size_of_val(slice))
         }
     }
 

@@ -38,6 +38,7 @@ mod health;
 pub mod plan;
 pub mod reduce;
 pub mod rendezvous;
+mod slices;
 pub mod transport;
 pub mod types;
 

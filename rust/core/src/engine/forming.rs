@@ -116,15 +116,7 @@ impl Group {
     ) -> Result<Option<Arc<Self>>> {
         let mine = [i64::from(color.is_some()), color.unwrap_or(0), key];
         let mut all = vec![0_i64; 3 * self.world];
-        let input = mine.map(i64::to_ne_bytes).concat();
-        // SAFETY: both outlive the operation, which has ended when `wait` returns, well or not; nobody else knows
-        // them.
-        let (input, output) = unsafe {
-            (
-                Memory::from_raw_parts(input.as_ptr().cast_mut(), input.len()),
-                Memory::from_raw_parts(all.as_mut_ptr().cast(), 24 * self.world),
-            )
-        };
+        let (input, output) = (Memory::of(&mine), Memory::of_mut(&mut all));
         let request = Request::all_gather(DataType::Int64, Some(input), output, Sizes::Even(3));
         let work = self.submit(request, None, false)?;
         self.wait(&work, None)?;
