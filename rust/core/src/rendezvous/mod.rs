@@ -1,2 +1,3 @@
 //! How the ranks of a job find and trust each other.
+pub mod handshake;
 pub mod store;

@@ -4,6 +4,8 @@
 //! that is never behind data: it carries the peer's farewell or abort notice, and ends when the peer's process
 //! ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`].
 
+pub mod endpoint;
+
 use std::os::fd::BorrowedFd;
 
 use crate::error::{Code, Result};

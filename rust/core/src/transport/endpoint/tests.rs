@@ -1,0 +1,671 @@
+//! Endpoints of one process talking through real sockets.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Barrier;
+use std::thread;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::*;
+use crate::error::Code;
+use crate::rendezvous::handshake::{
+    ANSWER_BYTES, Answer, CHALLENGE_BYTES, HELLO_BYTES, Hello, Initiator, MAGIC, Proven, Purpose,
+};
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// A group's gate that hands out what arrives.
+struct Arrivals {
+    verdict: Verdict,
+    links: Sender<(Rank, Lane, Box<dyn Link>)>,
+}
+
+impl Gate for Arrivals {
+    fn admit(&self, _: Rank, _: Lane) -> Verdict {
+        self.verdict
+    }
+
+    fn established(&self, from: Rank, lane: Lane, link: Box<dyn Link>) {
+        // The test that no longer listens does not want it.
+        let _ = self.links.send((from, lane, link));
+    }
+}
+
+/// A rank: an endpoint of its own, and what arrives there.
+struct Member {
+    endpoint: Arc<Endpoint>,
+    key: GroupKey,
+    rank: Rank,
+    arrivals: Receiver<(Rank, Lane, Box<dyn Link>)>,
+}
+
+fn options() -> EndpointOptions {
+    EndpointOptions {
+        interface: Some("lo".into()),
+        ring_bytes: 1 << 16,
+        ..EndpointOptions::default()
+    }
+}
+
+fn limits() -> Limits {
+    Limits {
+        handshake: Duration::from_secs(5),
+        unknown_group: Duration::from_millis(200),
+        simultaneous: 8,
+        grace: Duration::from_millis(100),
+    }
+}
+
+fn start() -> Arc<Endpoint> {
+    Endpoint::start_with(&options(), limits()).unwrap()
+}
+
+impl Member {
+    fn new(key: &GroupKey, rank: Rank) -> Self {
+        Self::at(start(), key, rank)
+    }
+
+    fn at(endpoint: Arc<Endpoint>, key: &GroupKey, rank: Rank) -> Self {
+        Self::with_verdict(endpoint, key, rank, Verdict::Accept)
+    }
+
+    fn with_verdict(endpoint: Arc<Endpoint>, key: &GroupKey, rank: Rank, verdict: Verdict) -> Self {
+        let (links, arrivals) = unbounded();
+        let gate = Arc::new(Arrivals { verdict, links });
+        endpoint.register(key.clone(), rank, 4, gate).unwrap();
+        Self {
+            endpoint,
+            key: key.clone(),
+            rank,
+            arrivals,
+        }
+    }
+
+    fn connect(&self, to: &Self, transport: TransportChoice) -> Result<Outcome> {
+        self.connect_at(
+            to.rank,
+            to.endpoint.address(),
+            transport,
+            Duration::from_secs(10),
+        )
+    }
+
+    fn connect_at(
+        &self,
+        to: Rank,
+        target: &Address,
+        transport: TransportChoice,
+        within: Duration,
+    ) -> Result<Outcome> {
+        self.endpoint.connect(&ConnectRequest {
+            key: &self.key,
+            from: self.rank,
+            to,
+            lane: Lane::Collective,
+            target,
+            deadline: Instant::now() + within,
+            transport,
+            cancelled: &NEVER,
+        })
+    }
+
+    fn arrival(&self) -> (Rank, Lane, Box<dyn Link>) {
+        self.arrivals.recv_timeout(Duration::from_secs(10)).unwrap()
+    }
+}
+
+fn pair() -> (Member, Member) {
+    let key = GroupKey::random().unwrap();
+    (Member::new(&key, 0), Member::new(&key, 1))
+}
+
+fn link(outcome: Result<Outcome>) -> Box<dyn Link> {
+    match outcome.unwrap() {
+        Outcome::Link(link) => link,
+        Outcome::Crossing => panic!("a crossing, though only one side connects"),
+    }
+}
+
+fn send_all(link: &mut dyn Link, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        let sent = link.try_send(bytes).unwrap();
+        bytes = &bytes[sent..];
+        thread::yield_now();
+    }
+}
+
+fn receive(link: &mut dyn Link, count: usize) -> Vec<u8> {
+    let until = Instant::now() + Duration::from_secs(10);
+    let mut bytes = vec![0; count];
+    let mut filled = 0;
+    while filled < count {
+        assert!(
+            Instant::now() < until,
+            "only {filled} of {count} bytes arrived"
+        );
+        filled += link.try_recv(&mut bytes[filled..]).unwrap();
+        thread::yield_now();
+    }
+    bytes
+}
+
+/// The two ends belong together.
+fn converse(one: &mut dyn Link, other: &mut dyn Link) {
+    send_all(one, b"ping");
+    assert_eq!(receive(other, 4), b"ping");
+    send_all(other, b"pong!");
+    assert_eq!(receive(one, 5), b"pong!");
+}
+
+#[test]
+fn shared_memory_inside_a_host() {
+    let (zero, one) = pair();
+    let mut near = link(zero.connect(&one, TransportChoice::Auto));
+    let (from, lane, mut far) = one.arrival();
+    assert_eq!((from, lane), (0, Lane::Collective));
+    assert!(
+        near.describe().contains("shared memory"),
+        "{}",
+        near.describe()
+    );
+    converse(&mut *near, &mut *far);
+}
+
+#[test]
+fn tcp_when_asked_for_and_between_hosts() {
+    let (zero, one) = pair();
+    let mut near = link(zero.connect(&one, TransportChoice::Tcp));
+    let (_, _, mut far) = one.arrival();
+    assert!(near.describe().contains("tcp"), "{}", near.describe());
+    converse(&mut *near, &mut *far);
+
+    let apart = EndpointOptions {
+        host: Some("elsewhere".into()),
+        ..options()
+    };
+    let apart = Endpoint::start_with(&apart, limits()).unwrap();
+    let two = Member::at(apart, &zero.key, 2);
+    let mut near = link(two.connect(&zero, TransportChoice::Auto));
+    let (from, _, mut far) = zero.arrival();
+    assert_eq!(from, 2);
+    assert!(far.describe().contains("tcp"), "{}", far.describe());
+    converse(&mut *near, &mut *far);
+    let error = two.connect(&one, TransportChoice::Shm).unwrap_err();
+    assert_eq!((error.code, error.peer), (Code::Unsupported, Some(1)));
+}
+
+#[test]
+fn lanes_and_groups_have_links_of_their_own() {
+    let (zero, one) = pair();
+    let other_key = zero.key.derive(b"split");
+    let other_zero = Member::at(Arc::clone(&zero.endpoint), &other_key, 1);
+    let other_one = Member::at(Arc::clone(&one.endpoint), &other_key, 0);
+    let mut first = link(zero.connect(&one, TransportChoice::Auto));
+    let mut second = link(other_zero.connect(&other_one, TransportChoice::Auto));
+    converse(&mut *first, &mut *one.arrival().2);
+    converse(&mut *second, &mut *other_one.arrival().2);
+}
+
+#[test]
+fn crossing_attempts_make_one_link() {
+    for round in 0..60 {
+        let transport = [TransportChoice::Auto, TransportChoice::Tcp][round % 2];
+        let (zero, one) = pair();
+        let start = Barrier::new(2);
+        let run = |me: &Member, to: &Member| {
+            start.wait();
+            me.connect(to, transport).unwrap()
+        };
+        let (at_zero, at_one) = thread::scope(|scope| {
+            let at_one = scope.spawn(|| run(&one, &zero));
+            (run(&zero, &one), at_one.join().unwrap())
+        });
+        let (mut near, mut far) = match (at_zero, at_one) {
+            (Outcome::Link(near), Outcome::Crossing) => (near, one.arrival().2),
+            (Outcome::Crossing, Outcome::Link(far)) => (zero.arrival().2, far),
+            (at_zero, at_one) => panic!("round {round}: {at_zero:?} and {at_one:?}"),
+        };
+        converse(&mut *near, &mut *far);
+        assert!(zero.arrivals.try_recv().is_err() && one.arrivals.try_recv().is_err());
+    }
+}
+
+#[test]
+fn a_link_that_exists_is_not_opened_again() {
+    let (zero, one) = pair();
+    let _near = link(zero.connect(&one, TransportChoice::Auto));
+    let _far = one.arrival();
+    for (from, to) in [(&zero, &one), (&one, &zero)] {
+        let again = from.connect(to, TransportChoice::Auto).unwrap();
+        assert!(matches!(again, Outcome::Crossing));
+    }
+}
+
+#[test]
+fn two_processes_that_claim_one_rank_are_told() {
+    let (zero, one) = pair();
+    let _near = link(zero.connect(&one, TransportChoice::Auto));
+    let impostor = Member::new(&zero.key, 0);
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let error = impostor.connect(&one, transport).unwrap_err();
+        assert_eq!((error.code, error.peer), (Code::Mismatch, Some(1)));
+        assert!(
+            error.message.contains("two processes claim rank 0"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_gate_can_refuse() {
+    let key = GroupKey::random().unwrap();
+    let zero = Member::new(&key, 0);
+    let one = Member::with_verdict(start(), &key, 1, Verdict::Crossing);
+    let two = Member::with_verdict(start(), &key, 2, Verdict::Duplicate);
+    let crossing = zero.connect(&one, TransportChoice::Auto).unwrap();
+    assert!(matches!(crossing, Outcome::Crossing));
+    let error = zero.connect(&two, TransportChoice::Auto).unwrap_err();
+    assert_eq!(error.code, Code::Mismatch);
+}
+
+#[test]
+fn a_wrong_rank_is_named() {
+    let (zero, one) = pair();
+    let target = one.endpoint.address();
+    let error = zero
+        .connect_at(2, target, TransportChoice::Auto, Duration::from_secs(5))
+        .unwrap_err();
+    assert_eq!((error.code, error.peer), (Code::Mismatch, Some(2)));
+    for to in [0, 4, usize::MAX] {
+        let error = zero
+            .connect_at(to, target, TransportChoice::Auto, Duration::from_secs(5))
+            .unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument);
+    }
+}
+
+#[test]
+fn another_group_s_secret_opens_nothing() {
+    let (zero, one) = pair();
+    let stranger = Member::new(&GroupKey::random().unwrap(), 0);
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let error = stranger
+            .connect_at(
+                1,
+                one.endpoint.address(),
+                transport,
+                Duration::from_millis(700),
+            )
+            .unwrap_err();
+        assert_eq!(
+            (error.code, error.peer),
+            (Code::Untrusted, Some(1)),
+            "{error}"
+        );
+        assert!(error.message.contains("secret"), "{error}");
+    }
+    // One who learned the id, which is public, gets no further.
+    let forged = GroupKey {
+        id: zero.key.id,
+        secret: [0; 32],
+    };
+    let forger = Member::new(&forged, 0);
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let error = forger.connect(&one, transport).unwrap_err();
+        assert_eq!(
+            (error.code, error.peer),
+            (Code::Untrusted, Some(1)),
+            "{error}"
+        );
+    }
+    assert!(one.arrivals.try_recv().is_err());
+}
+
+#[test]
+fn a_group_registered_late_is_waited_for() {
+    let key = GroupKey::random().unwrap();
+    let zero = Member::new(&key, 0);
+    let endpoint = start();
+    let address = endpoint.address().clone();
+    thread::scope(|scope| {
+        let near = scope.spawn(|| {
+            let within = Duration::from_secs(10);
+            link(zero.connect_at(1, &address, TransportChoice::Auto, within))
+        });
+        // Longer than the acceptor waits for an unknown group: the initiator has to come back.
+        thread::sleep(Duration::from_millis(500));
+        let one = Member::at(endpoint, &key, 1);
+        converse(&mut *near.join().unwrap(), &mut *one.arrival().2);
+    });
+}
+
+fn tcp_to(member: &Member) -> TcpStream {
+    let stream = TcpStream::connect(member.endpoint.address().tcp()[0]).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    stream
+}
+
+/// The other side hangs up without a word.
+fn assert_shown_out(mut stream: TcpStream) {
+    let mut bytes = Vec::new();
+    // A reset is as good as an end of file.
+    let _ = stream.read_to_end(&mut bytes);
+    assert!(
+        bytes.is_empty(),
+        "a stranger was told {} bytes",
+        bytes.len()
+    );
+}
+
+#[test]
+fn garbage_truncation_and_silence_do_not_hurt_others() {
+    let (zero, one) = pair();
+    let mut garbage = tcp_to(&one);
+    garbage.write_all(&[0xa5; 300]).unwrap();
+    let mut version = tcp_to(&one);
+    let mut hello = [0; HELLO_BYTES];
+    hello[..8].copy_from_slice(&MAGIC);
+    hello[8] = 0xff;
+    version.write_all(&hello).unwrap();
+    let mut cut = tcp_to(&one);
+    cut.write_all(&hello[..20]).unwrap();
+    cut.shutdown(std::net::Shutdown::Write).unwrap();
+    // More than there are places.
+    let silent: Vec<TcpStream> = (0..20).map(|_| tcp_to(&one)).collect();
+    let mut near = link(zero.connect(&one, TransportChoice::Tcp));
+    converse(&mut *near, &mut *one.arrival().2);
+    let two = Member::new(&zero.key, 2);
+    let mut near = link(two.connect(&one, TransportChoice::Shm));
+    converse(&mut *near, &mut *one.arrival().2);
+    for stranger in [garbage, version, cut] {
+        assert_shown_out(stranger);
+    }
+    for stranger in silent {
+        assert_shown_out(stranger);
+    }
+}
+
+/// A hand-made member, for what an honest endpoint never does.
+struct Puppet<S> {
+    stream: S,
+    proven: Proven,
+}
+
+impl<S: Read + Write> Puppet<S> {
+    fn enter(mut stream: S, key: &GroupKey, hello: &Hello) -> (Self, Answer) {
+        let initiator = Initiator::new(key, hello).unwrap();
+        stream.write_all(initiator.hello()).unwrap();
+        let mut challenge = [0; CHALLENGE_BYTES];
+        stream.read_exact(&mut challenge).unwrap();
+        let (proof, proven) = initiator.prove(&challenge).unwrap();
+        stream.write_all(&proof).unwrap();
+        let mut puppet = Self { stream, proven };
+        let answer = puppet.answer();
+        (puppet, answer)
+    }
+
+    fn answer(&mut self) -> Answer {
+        let mut frame = [0; ANSWER_BYTES];
+        self.stream.read_exact(&mut frame).unwrap();
+        self.proven.answer(&frame).unwrap()
+    }
+}
+
+fn hello(purpose: Purpose) -> Hello {
+    Hello {
+        purpose,
+        lane: Lane::Collective,
+        from: 0,
+        to: 1,
+        link: [7; 16],
+    }
+}
+
+#[test]
+fn a_recorded_conversation_is_refused() {
+    let (zero, one) = pair();
+    let initiator = Initiator::new(&zero.key, &hello(Purpose::TcpData)).unwrap();
+    let recorded_hello = *initiator.hello();
+    let mut stream = tcp_to(&one);
+    let mut challenge = [0; CHALLENGE_BYTES];
+    stream.write_all(&recorded_hello).unwrap();
+    stream.read_exact(&mut challenge).unwrap();
+    let (recorded_proof, _) = initiator.prove(&challenge).unwrap();
+    drop(stream);
+
+    let mut replay = tcp_to(&one);
+    replay.write_all(&recorded_hello).unwrap();
+    replay.write_all(&recorded_proof).unwrap();
+    replay.read_exact(&mut challenge).unwrap();
+    assert_shown_out(replay);
+}
+
+#[test]
+fn a_control_connection_needs_its_stream() {
+    let (zero, one) = pair();
+    let control = hello(Purpose::TcpControl);
+    let (_, answer) = Puppet::enter(tcp_to(&one), &zero.key, &control);
+    assert_eq!(answer, Answer::Failed);
+    let (_data, answer) = Puppet::enter(tcp_to(&one), &zero.key, &hello(Purpose::TcpData));
+    assert_eq!(answer, Answer::Accept);
+    for other in [
+        Hello {
+            link: [8; 16],
+            ..control
+        },
+        Hello { from: 2, ..control },
+    ] {
+        let (_, answer) = Puppet::enter(tcp_to(&one), &zero.key, &other);
+        assert_eq!(answer, Answer::Failed);
+    }
+    let (_control, answer) = Puppet::enter(tcp_to(&one), &zero.key, &control);
+    assert_eq!(answer, Answer::Accept);
+    assert_eq!(one.arrival().0, 0);
+}
+
+#[test]
+fn a_bad_segment_is_refused_and_tcp_still_works() {
+    let (zero, one) = pair();
+    let name = UnixAddr::from_abstract_name(&one.endpoint.address().unix_name).unwrap();
+    let stream = std::os::unix::net::UnixStream::connect_addr(&name).unwrap();
+    let (mut puppet, answer) = Puppet::enter(stream, &zero.key, &hello(Purpose::SharedMemory));
+    assert_eq!(answer, Answer::Accept);
+    let patience = Patience {
+        deadline: Instant::now() + Duration::from_secs(5),
+        called_off: [&NEVER, &NEVER],
+    };
+    let file = std::fs::File::open("/dev/null").unwrap();
+    patience.send_fd(&puppet.stream, file.as_fd()).unwrap();
+    assert_eq!(puppet.answer(), Answer::Failed);
+    let mut near = link(zero.connect(&one, TransportChoice::Tcp));
+    converse(&mut *near, &mut *one.arrival().2);
+}
+
+#[test]
+fn a_member_that_breaks_off_can_come_back() {
+    let (zero, one) = pair();
+    let name = UnixAddr::from_abstract_name(&one.endpoint.address().unix_name).unwrap();
+    for _ in 0..10 {
+        let stream = std::os::unix::net::UnixStream::connect_addr(&name).unwrap();
+        let (puppet, answer) = Puppet::enter(stream, &zero.key, &hello(Purpose::SharedMemory));
+        assert_eq!(answer, Answer::Accept);
+        drop(puppet);
+    }
+    let mut near = link(zero.connect(&one, TransportChoice::Tcp));
+    converse(&mut *near, &mut *one.arrival().2);
+}
+
+#[test]
+fn an_unreachable_unix_name_leads_to_tcp() {
+    let (zero, one) = pair();
+    let mut target = one.endpoint.address().clone();
+    target.unix_name = b"unisono-of-another-namespace".to_vec();
+    let mut near =
+        link(zero.connect_at(1, &target, TransportChoice::Auto, Duration::from_secs(10)));
+    assert!(near.describe().contains("tcp"), "{}", near.describe());
+    converse(&mut *near, &mut *one.arrival().2);
+}
+
+#[test]
+fn a_segment_that_cannot_be_made_leads_to_tcp() {
+    let key = GroupKey::random().unwrap();
+    let huge = EndpointOptions {
+        ring_bytes: 1 << 62,
+        ..options()
+    };
+    let zero = Member::at(Endpoint::start_with(&huge, limits()).unwrap(), &key, 0);
+    let one = Member::new(&key, 1);
+    let mut near = link(zero.connect(&one, TransportChoice::Auto));
+    assert!(near.describe().contains("tcp"), "{}", near.describe());
+    converse(&mut *near, &mut *one.arrival().2);
+}
+
+#[test]
+fn an_ended_peer_is_lost_at_once() {
+    let (zero, one) = pair();
+    let target = one.endpoint.address().clone();
+    drop(one);
+    let since = Instant::now();
+    for transport in [
+        TransportChoice::Auto,
+        TransportChoice::Shm,
+        TransportChoice::Tcp,
+    ] {
+        let error = zero
+            .connect_at(1, &target, transport, Duration::from_secs(60))
+            .unwrap_err();
+        assert_eq!(
+            (error.code, error.peer),
+            (Code::PeerLost, Some(1)),
+            "{error}"
+        );
+        let process = format!("rank 1 ({target})");
+        assert!(error.message.contains(&process), "{error}");
+        assert!(error.message.contains("probably ended"), "{error}");
+    }
+    assert!(
+        since.elapsed() < Duration::from_secs(20),
+        "took {:?}",
+        since.elapsed()
+    );
+}
+
+#[test]
+fn a_listener_that_does_not_answer_runs_into_the_deadline_or_is_called_off() {
+    let (zero, one) = pair();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut target = one.endpoint.address().clone();
+    target.tcp = vec![silent.local_addr().unwrap()];
+    let within = Duration::from_millis(200);
+    let error = zero
+        .connect_at(1, &target, TransportChoice::Tcp, within)
+        .unwrap_err();
+    assert_eq!(
+        (error.code, error.peer),
+        (Code::Timeout, Some(1)),
+        "{error}"
+    );
+
+    let cancelled = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let attempt = scope.spawn(|| {
+            zero.endpoint.connect(&ConnectRequest {
+                key: &zero.key,
+                from: 0,
+                to: 1,
+                lane: Lane::Collective,
+                target: &target,
+                deadline: Instant::now() + Duration::from_secs(600),
+                transport: TransportChoice::Tcp,
+                cancelled: &cancelled,
+            })
+        });
+        thread::sleep(Duration::from_millis(100));
+        cancelled.store(true, Ordering::Release);
+        let error = attempt.join().unwrap().unwrap_err();
+        assert_eq!(
+            (error.code, error.peer),
+            (Code::Aborted, Some(1)),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn an_unregistered_group_is_closed() {
+    let (zero, one) = pair();
+    one.endpoint.unregister(&one.key.id);
+    let within = Duration::from_millis(700);
+    let error = zero
+        .connect_at(1, one.endpoint.address(), TransportChoice::Auto, within)
+        .unwrap_err();
+    assert_eq!(error.code, Code::Untrusted, "{error}");
+    zero.endpoint.unregister(&zero.key.id);
+    let error = zero.connect(&one, TransportChoice::Auto).unwrap_err();
+    assert_eq!(error.code, Code::Internal);
+}
+
+#[test]
+fn registering_is_checked() {
+    let (zero, _one) = pair();
+    let gate = || {
+        let (links, _) = unbounded();
+        Arc::new(Arrivals {
+            verdict: Verdict::Accept,
+            links,
+        })
+    };
+    let twice = zero.endpoint.register(zero.key.clone(), 0, 4, gate());
+    assert_eq!(twice.unwrap_err().code, Code::InvalidArgument);
+    let key = GroupKey::random().unwrap();
+    let outside = zero.endpoint.register(key, 4, 4, gate());
+    assert_eq!(outside.unwrap_err().code, Code::InvalidArgument);
+}
+
+#[test]
+fn starting_with_an_unknown_interface_is_refused() {
+    let options = EndpointOptions {
+        interface: Some("nosuch0".into()),
+        ..EndpointOptions::default()
+    };
+    let error = Endpoint::start(options).err().unwrap();
+    assert_eq!(error.code, Code::InvalidArgument);
+    assert!(
+        error.message.contains("nosuch0") && error.message.contains("lo"),
+        "{error}"
+    );
+}
+
+#[test]
+fn dropping_ends_the_accepting_thread_promptly() {
+    let key = GroupKey::random().unwrap();
+    let member = Member::new(&key, 0);
+    let silent: Vec<TcpStream> = (0..3).map(|_| tcp_to(&member)).collect();
+    let since = Instant::now();
+    drop(member);
+    assert!(
+        since.elapsed() < Duration::from_secs(2),
+        "took {:?}",
+        since.elapsed()
+    );
+    silent.into_iter().for_each(assert_shown_out);
+}
+
+#[test]
+fn the_global_endpoint_is_shared_while_held() {
+    let options = EndpointOptions {
+        host: Some("global-test".into()),
+        ..options()
+    };
+    let first = Endpoint::global(&options).unwrap();
+    let second = Endpoint::global(&options).unwrap();
+    assert!(Arc::ptr_eq(&first, &second));
+    let published = first.address().to_bytes();
+    drop((first, second));
+    let third = Endpoint::global(&options).unwrap();
+    assert_ne!(third.address().to_bytes(), published);
+}
