@@ -1,5 +1,6 @@
 //! unisono: collective communication between processes.
 
+pub mod config;
 pub mod error;
 pub mod plan;
 pub mod rendezvous;
