@@ -2,3 +2,5 @@
 pub mod file_store;
 pub mod memory;
 pub mod store;
+pub mod tcp_server;
+pub mod tcp_store;
