@@ -45,7 +45,7 @@ pub(super) const ABSENT: u8 = 1;
 /// The server holds as much as it is willing to.
 pub(super) const FULL: u8 = 2;
 
-/// How long one address may take to accept a connection, and then to answer the hello.
+/// How long one address may take, at most, to accept a connection, and then to answer the hello.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How much later than promised a reply may be before the server counts as gone.
 const GRACE: Duration = Duration::from_secs(15);
@@ -94,7 +94,9 @@ impl TcpStore {
         loop {
             let mut seen = Vec::new();
             for &port in ports {
-                match try_host(host, port, &identity) {
+                let left = timeout.saturating_sub(begun.elapsed());
+                let patience = left.clamp(Duration::from_millis(100), PATIENCE);
+                match try_host(host, port, &identity, patience) {
                     Ok((stream, address)) => {
                         return Ok(Self {
                             address,
@@ -121,7 +123,7 @@ impl TcpStore {
     /// `System` when the connection to the own server fails.
     pub fn own(server: TcpStoreServer) -> Result<Self> {
         let (address, identity) = (server.own_address(), server.identity());
-        let stream = try_address(address, &identity).map_err(|cause| {
+        let stream = try_address(address, &identity, PATIENCE).map_err(|cause| {
             Error::system(
                 format!("connect to the own store server at {address}"),
                 cause,
@@ -153,7 +155,7 @@ impl TcpStore {
         let idle = self.idle.lock().pop();
         let result = match idle {
             Some(stream) => Ok(stream),
-            None => try_address(self.address, &self.identity),
+            None => try_address(self.address, &self.identity, PATIENCE),
         }
         .and_then(|mut stream| {
             let reply = exchange(&mut stream, operation, key, value, wait)?;
@@ -230,10 +232,15 @@ pub(super) fn split_address(address: &str) -> Result<(&str, u16)> {
 }
 
 /// Tries every address of `host` once.
-fn try_host(host: &str, port: u16, identity: &[u8; 32]) -> io::Result<(TcpStream, SocketAddr)> {
+fn try_host(
+    host: &str,
+    port: u16,
+    identity: &[u8; 32],
+    patience: Duration,
+) -> io::Result<(TcpStream, SocketAddr)> {
     let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
     for address in (host, port).to_socket_addrs()? {
-        match try_address(address, identity) {
+        match try_address(address, identity, patience) {
             Ok(stream) => return Ok((stream, address)),
             Err(cause) => last = cause,
         }
@@ -241,9 +248,13 @@ fn try_host(host: &str, port: u16, identity: &[u8; 32]) -> io::Result<(TcpStream
     Err(last)
 }
 
-/// Connects to `address` and exchanges hellos.
-fn try_address(address: SocketAddr, identity: &[u8; 32]) -> io::Result<TcpStream> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+/// Connects to `address` and exchanges hellos; each may take as long as `patience`.
+fn try_address(
+    address: SocketAddr,
+    identity: &[u8; 32],
+    patience: Duration,
+) -> io::Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&address, patience)?;
     if stream.local_addr()? == stream.peer_addr()? {
         // On a port of the ephemeral range TCP may connect a socket to itself while nobody listens.
         return Err(ErrorKind::ConnectionRefused.into());
@@ -255,7 +266,7 @@ fn try_address(address: SocketAddr, identity: &[u8; 32]) -> io::Result<TcpStream
         .with_retries(3);
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
     stream.set_write_timeout(Some(GRACE))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
     stream.write_all(&hello(identity))?;
     let mut answer = [0; HELLO];
     stream.read_exact(&mut answer)?;
