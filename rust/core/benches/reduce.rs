@@ -40,9 +40,7 @@ fn measure(bytes: usize) {
     println!("{} KiB of accumulator, GB/s", bytes / 1024);
     let src = vec![0_u8; bytes];
     let mut dst = vec![0_u8; bytes];
-    let copy = rate(bytes, || {
-        black_box(&mut dst).copy_from_slice(black_box(&src))
-    });
+    let copy = rate(bytes, || reduce::copy(black_box(&mut dst), black_box(&src)));
     println!("  {:<14} {:<6} {copy:7.1}", "", "copy");
     for (dtype, ops) in SHOWN {
         let wide = dtype.accumulator().size();

@@ -19,11 +19,14 @@
 //!   bitwise operators are the logical ones.
 //! * `PremulSum` folds as `Sum` does: each rank passes its own contribution through [`scale`] first.
 
+mod copy;
 mod ops;
 mod simd;
 mod small_float;
 #[cfg(test)]
 mod tests;
+
+pub use copy::copy;
 
 use crate::error::Result;
 use crate::types::{DataType, ReduceOp};
@@ -101,7 +104,7 @@ impl Kernel {
                 small_float::narrow(self.tier, self.element, dst, wide);
             }
         } else if matches!(self.ending(), Ending::Keep) {
-            dst.copy_from_slice(src);
+            copy(dst, src);
         } else {
             for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
                 dst.copy_from_slice(src);
@@ -168,7 +171,7 @@ pub fn widen(dtype: DataType, dst: &mut [u8], src: &[u8]) {
     if is_small(dtype) {
         small_float::widen(Tier::best(), dtype, dst, src);
     } else {
-        dst.copy_from_slice(src);
+        copy(dst, src);
     }
 }
 
@@ -176,13 +179,13 @@ pub fn widen(dtype: DataType, dst: &mut [u8], src: &[u8]) {
 /// the same.
 ///
 /// What is too large becomes infinite, but in `float8_e4m3fn`, which has no infinity, the largest finite value (as torch
-/// does since 2.15; torch 2.11 made it NaN). NaN stays NaN.
+/// 2.15 does; in 2.11 it was NaN). NaN stays NaN.
 pub fn narrow(dtype: DataType, dst: &mut [u8], src: &[u8]) {
     assert_lengths(dtype, dst.len(), dtype.accumulator(), src.len());
     if is_small(dtype) {
         small_float::narrow(Tier::best(), dtype, dst, src);
     } else {
-        dst.copy_from_slice(src);
+        copy(dst, src);
     }
 }
 

@@ -293,6 +293,31 @@ fn scale_multiplies_in_the_type() {
 }
 
 #[test]
+fn scaled_floats_are_rounded_once() {
+    let mut random = Random::new(3);
+    for dtype in DataType::ALL.into_iter().filter(|d| d.is_float()) {
+        let src = contribution(dtype, 1500, &mut random);
+        for factor in [1.0 / 3.0, -7.7, 1e-3] {
+            let single = dtype.accumulator() == DataType::Float32;
+            let round = |x: f64| if single { f64::from(x as f32) } else { x };
+            let expected = src
+                .chunks(dtype.size())
+                .flat_map(|e| match decode(dtype, e) {
+                    Value::Float(x) => encode(dtype, &Value::Float(round(x * round(factor)))),
+                    other => panic!("{other:?} is not a float"),
+                });
+            let expected: Vec<u8> = expected.collect();
+            for tier in Tier::all() {
+                let mut dst = Shifted::zeros(5, src.len());
+                scale_on(tier, dtype, &mut dst, &src, factor);
+                let what = format!("{dtype} times {factor} on {tier:?}");
+                assert_same(dtype, &dst, &expected, &what);
+            }
+        }
+    }
+}
+
+#[test]
 #[should_panic(expected = "not as many whole elements")]
 fn lengths_that_differ_are_a_mistake() {
     let kernel = Kernel::new(ReduceOp::Sum, DataType::Float16).unwrap();
