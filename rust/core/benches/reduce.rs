@@ -1,7 +1,9 @@
-//! How fast reductions run beside a copy of as many bytes: `cargo bench -p unisono --bench reduce [-- KIB]`.
+//! How fast reductions run beside a copy of as many bytes.
 //!
-//! Prints gigabytes of accumulator per second, the best of several rounds, for buffers of 16 KiB, 256 KiB and 16 MiB or
-//! of the given size.
+//! `cargo bench -p unisono --bench reduce [-- KIB]`
+//!
+//! Prints gigabytes of accumulator per second, the best of several rounds, for buffers of 16 KiB,
+//! 256 KiB and 16 MiB or of the given size.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

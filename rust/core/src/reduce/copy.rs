@@ -1,18 +1,22 @@
 //! A copy that avoids the slow case of the C library's.
 //!
-//! For lengths from about 2 KiB to the size of the L2 cache, glibc copies with `rep movsb` where the processor calls it fast.
-//! On AMD's Zen 3 and later that instruction falls to about 1 GB/s, a thirtieth, when the destination lies up to 32 bytes
-//! behind the source modulo the page size (glibc bug 30994). Collectives meet this case often: a ring begins a page, an
-//! array from `malloc` 16 bytes after one. Short pieces go through vector registers instead, at full speed.
+//! For lengths from about 2 KiB to the size of the L2 cache, glibc copies with `rep movsb` where
+//! the processor calls it fast. On AMD's Zen 3 and Zen 4 that instruction falls to about 1 GB/s, a
+//! thirtieth, when the destination's place in its page is the source's or a few bytes further on
+//! (glibc bug 30994). Collectives meet this often: a ring begins a page, an array from `malloc` 16
+//! bytes after one. Short pieces go through vector registers instead, at full speed.
 
-/// The distance is taken modulo this.
+/// Distances from source to destination are taken modulo this.
 const PAGE: usize = 4096;
 
-/// Distances below this are avoided: the slow ones and some margin.
+/// Distances below this are avoided: the slow ones, up to 31, and some margin.
 const NEAR: usize = 64;
 
 /// Shorter than any copy for which the C library takes `rep movsb`.
 const PIECE: usize = 1024;
+
+/// Longer than any copy for which it does; what bypasses the caches is best left whole.
+const LONG: usize = 4 << 20;
 
 /// `dst = src`, equally long.
 ///
@@ -21,7 +25,7 @@ const PIECE: usize = 1024;
 pub fn copy(dst: &mut [u8], src: &[u8]) {
     assert_eq!(dst.len(), src.len(), "a copy between different lengths");
     let ahead = dst.as_ptr().addr().wrapping_sub(src.as_ptr().addr()) % PAGE;
-    if src.len() <= PIECE || ahead == 0 || ahead >= NEAR {
+    if ahead >= NEAR || src.len() <= PIECE || src.len() > LONG {
         return dst.copy_from_slice(src);
     }
     for (dst, src) in dst.chunks_mut(PIECE).zip(src.chunks(PIECE)) {

@@ -1,4 +1,5 @@
-//! Kernels against the reference in [`reference`], and every instruction set against the plain loops.
+//! Kernels against the reference in [`reference`], and every instruction set against the plain
+//! loops.
 
 mod conversions;
 mod reference;
@@ -60,8 +61,8 @@ fn meaningful() -> impl Iterator<Item = (ReduceOp, DataType)> {
     pairs.filter(|(op, dtype)| op.check(*dtype).is_ok())
 }
 
-/// Reduces as an operation does: the first contribution widened, the others folded in turn, the fold finished.
-/// Every second contribution is widened by itself and folded as an accumulator.
+/// Reduces as an operation does: the first contribution widened, the others folded in turn, the
+/// fold finished. Every second contribution is widened by itself and folded as an accumulator.
 fn run(tier: Tier, op: ReduceOp, dtype: DataType, ranks: &[Vec<u8>], offset: usize) -> Vec<u8> {
     let kernel = Kernel::on(tier, op, dtype).unwrap();
     let wide = ranks[0].len() / dtype.size() * kernel.accumulator().size();
