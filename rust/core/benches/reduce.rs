@@ -1,7 +1,9 @@
-//! How fast reductions run beside a copy of as many bytes: `cargo bench -p unisono --bench reduce [-- KIB]`.
+//! How fast reductions run beside a copy of as many bytes.
 //!
-//! Prints gigabytes of accumulator per second, the best of several rounds, for buffers of 16 KiB, 256 KiB and 16 MiB or
-//! of the given size.
+//! `cargo bench -p unisono --bench reduce [-- KIB]`
+//!
+//! Prints gigabytes of accumulator per second, the best of several rounds, for buffers of 16 KiB,
+//! 256 KiB and 16 MiB or of the given size.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -40,9 +42,7 @@ fn measure(bytes: usize) {
     println!("{} KiB of accumulator, GB/s", bytes / 1024);
     let src = vec![0_u8; bytes];
     let mut dst = vec![0_u8; bytes];
-    let copy = rate(bytes, || {
-        black_box(&mut dst).copy_from_slice(black_box(&src))
-    });
+    let copy = rate(bytes, || reduce::copy(black_box(&mut dst), black_box(&src)));
     println!("  {:<14} {:<6} {copy:7.1}", "", "copy");
     for (dtype, ops) in SHOWN {
         let wide = dtype.accumulator().size();

@@ -1,29 +1,37 @@
 //! Combining contributions: every operator on every element type.
 //!
-//! A reduction has three moments. Contributions are *folded* into an accumulator, whose type is that of the
-//! elements or, for the 16-bit and 8-bit floats, float32; when all have come the result is *finished*: divided by the
-//! world size for an average, made 0 or 1 for a logical operator, and rounded once to the element type. A [`Kernel`]
-//! is one operator on one type with the loop looked up, so that nothing is decided per chunk.
+//! A reduction has three moments. Contributions are *folded* into an accumulator, whose type is
+//! that of the elements or, for the 16-bit and 8-bit floats, float32; when all have come the result
+//! is *finished*: divided by the world size for an average, made 0 or 1 for a logical operator, and
+//! rounded once to the element type. A [`Kernel`] is one operator on one type with the loop looked
+//! up, so that nothing is decided per chunk.
 //!
-//! All slices are raw bytes of whole elements and need no alignment. The loops are written once, over arrays of bytes
-//! (`ops`, `small_float`), and compiled for several instruction sets (`simd`); each compilation does the same arithmetic
-//! in the same order, so results have the same bits on every machine, with one exception the hardware makes: which of
-//! two NaNs a sum or product hands on.
+//! All slices are raw bytes of whole elements and need no alignment. The loops are written once,
+//! over arrays of bytes (`ops`, `small_float`), and compiled for several instruction sets (`simd`);
+//! each compilation does the same arithmetic in the same order, so results have the same bits on
+//! every machine, with one exception the hardware makes: which of two NaNs a sum or product hands
+//! on.
 //!
 //! What the operators mean at the edges:
-//! * Integers wrap in sums and products. An integer average is the wrapped sum, divided toward zero.
-//! * Min and max give the positive quiet NaN as soon as one contribution is NaN. Of -0 and +0 the earlier one stays.
-//! * Logical operators ask whether a contribution is zero; NaN is not. The result is 0 or 1 in the element type, also
-//!   with one rank: [`Kernel::finish`] sees to it.
-//! * A bool is true when its byte is not zero; results are 0 or 1. Sum and max are "or", prod and min are "and", and the
-//!   bitwise operators are the logical ones.
-//! * `PremulSum` folds as `Sum` does: each rank passes its own contribution through [`scale`] first.
+//! * Integers wrap in sums and products. An integer average is the wrapped sum, divided toward
+//!   zero.
+//! * Min and max give the positive quiet NaN as soon as one contribution is NaN. Of -0 and +0 the
+//!   earlier one stays.
+//! * Logical operators ask whether a contribution is zero; NaN is not. The result is 0 or 1 in the
+//!   element type, also with one rank: [`Kernel::finish`] sees to it.
+//! * A bool is true when its byte is not zero; results are 0 or 1. Sum and max are "or", prod and
+//!   min are "and", and the bitwise operators are the logical ones.
+//! * `PremulSum` folds as `Sum` does: each rank passes its own contribution through [`scale`]
+//!   first.
 
+mod copy;
 mod ops;
 mod simd;
 mod small_float;
 #[cfg(test)]
 mod tests;
+
+pub use copy::copy;
 
 use crate::error::Result;
 use crate::types::{DataType, ReduceOp};
@@ -31,7 +39,8 @@ use crate::types::{DataType, ReduceOp};
 use ops::{Divide, FoldFn, Scale, Truth};
 use simd::Tier;
 
-/// Bytes that conversions and finishing handle at a time: enough to amortise a call, little enough to stay in L1.
+/// Bytes that conversions and finishing handle at a time: enough to amortise a call, little enough
+/// to stay in L1.
 const BLOCK: usize = 1024;
 
 /// One operator on one element type, looked up once per operation.
@@ -57,7 +66,8 @@ impl Kernel {
         self.element
     }
 
-    /// The type in which contributions are folded: float32 for the 16-bit and 8-bit floats, else the element type.
+    /// The type in which contributions are folded: float32 for the 16-bit and 8-bit floats, else
+    /// the element type.
     pub fn accumulator(&self) -> DataType {
         self.element.accumulator()
     }
@@ -85,8 +95,9 @@ impl Kernel {
         }
     }
 
-    /// `dst = result`, from the fold of all contributions: `src` is in the accumulation type, `dst` in the element
-    /// type. An average is divided by `world`, logical operators and bools become 0 or 1, small floats are rounded.
+    /// `dst = result`, from the fold of all contributions: `src` is in the accumulation type, `dst`
+    /// in the element type. An average is divided by `world`, logical operators and bools become 0
+    /// or 1, small floats are rounded.
     pub fn finish(&self, dst: &mut [u8], src: &[u8], world: usize) {
         assert_lengths(self.element, dst.len(), self.accumulator(), src.len());
         if is_small(self.element) {
@@ -101,7 +112,7 @@ impl Kernel {
                 small_float::narrow(self.tier, self.element, dst, wide);
             }
         } else if matches!(self.ending(), Ending::Keep) {
-            dst.copy_from_slice(src);
+            copy(dst, src);
         } else {
             for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
                 dst.copy_from_slice(src);
@@ -110,8 +121,8 @@ impl Kernel {
         }
     }
 
-    /// [`Kernel::finish`] in place, for element types that are their own accumulator. It changes nothing except for
-    /// averages, logical operators and bools.
+    /// [`Kernel::finish`] in place, for element types that are their own accumulator. It changes
+    /// nothing except for averages, logical operators and bools.
     ///
     /// # Panics
     /// Also if the element type is not its own accumulator.
@@ -168,30 +179,30 @@ pub fn widen(dtype: DataType, dst: &mut [u8], src: &[u8]) {
     if is_small(dtype) {
         small_float::widen(Tier::best(), dtype, dst, src);
     } else {
-        dst.copy_from_slice(src);
+        copy(dst, src);
     }
 }
 
-/// `dst = src`, from `dtype`'s accumulation type to `dtype`, to nearest with ties to even; a plain copy when they are
-/// the same.
+/// `dst = src`, from `dtype`'s accumulation type to `dtype`, to nearest with ties to even; a plain
+/// copy when they are the same.
 ///
-/// What is too large becomes infinite, but in `float8_e4m3fn`, which has no infinity, the largest finite value (as torch
-/// does since 2.15; torch 2.11 made it NaN). NaN stays NaN.
+/// What is too large becomes infinite, but in `float8_e4m3fn`, which has no infinity, the largest
+/// finite value (as torch 2.15 does; in 2.11 it was NaN). NaN stays NaN.
 pub fn narrow(dtype: DataType, dst: &mut [u8], src: &[u8]) {
     assert_lengths(dtype, dst.len(), dtype.accumulator(), src.len());
     if is_small(dtype) {
         small_float::narrow(Tier::best(), dtype, dst, src);
     } else {
-        dst.copy_from_slice(src);
+        copy(dst, src);
     }
 }
 
 /// `dst = src * factor`, both in `dtype`.
 ///
-/// Floats and the parts of complex numbers multiply by the factor rounded to their type; 16-bit and 8-bit floats do so
-/// in float32 and round once. Torch defines no such product for integers; here a whole factor multiplies with
-/// wrap-around, exactly, and any other one in float64, truncated toward zero and held within the type's range. A bool
-/// stays true unless the factor is zero.
+/// Floats and the parts of complex numbers multiply by the factor rounded to their type; 16-bit and
+/// 8-bit floats do so in float32 and round once. Torch defines no such product for integers; here a
+/// whole factor multiplies with wrap-around, exactly, and any other one in float64, truncated
+/// toward zero and held within the type's range. A bool stays true unless the factor is zero.
 pub fn scale(dtype: DataType, dst: &mut [u8], src: &[u8], factor: f64) {
     scale_on(Tier::best(), dtype, dst, src, factor);
 }

@@ -1,8 +1,10 @@
-//! The arithmetic of one element, and the loops over many: the reference for every compilation of them.
+//! The arithmetic of one element, and the loops over many: the reference for every compilation of
+//! them.
 //!
-//! An operator is an empty type that implements [`Combine`] for the numbers it is defined on. Signed and unsigned
-//! integers share a loop wherever two's complement makes them the same; the parts of complex numbers are floats, except
-//! under multiplication; a bool is a `u8` under the logical operators.
+//! An operator is an empty type that implements [`Combine`] for the numbers it is defined on.
+//! Signed and unsigned integers share a loop wherever two's complement makes them the same; the
+//! parts of complex numbers are floats, except under multiplication; a bool is a `u8` under the
+//! logical operators.
 
 use std::marker::PhantomData;
 
@@ -238,7 +240,8 @@ macro_rules! integer {
             }
             #[inline(always)]
             fn scale(self, factor: f64) -> Self {
-                // Below 2^63 a whole factor converts exactly, and modulo the type's range to the type.
+                // Below 2^63 a whole factor converts exactly, and modulo the type's range to the
+                // type.
                 if factor.trunc() == factor && factor.abs() < i64::MAX as f64 {
                     self.wrapping_mul(factor as i64 as Self)
                 } else {

@@ -1,9 +1,10 @@
 //! Conversions between float32 and the 16-bit and 8-bit floats, to nearest with ties to even.
 //!
-//! Each is a handful of integer operations and selections without a branch, so that the loops vectorise. Subnormal
-//! results are rounded by an addition: adding 2^23 times the smallest step leaves the number of steps in the low bits.
-//! Values and NaN bits are those of the processor's float16 instructions and of torch's casts (for bfloat16 NaNs torch's
-//! bits depend on how it vectorises; here they are the upper half, made quiet).
+//! Each is a handful of integer operations and selections without a branch, so that the loops
+//! vectorise. Subnormal results are rounded by an addition: adding 2^23 times the smallest step
+//! leaves the number of steps in the low bits. Values and NaN bits are those of the processor's
+//! float16 instructions and of torch's casts (for bfloat16 NaNs torch's bits depend on how it
+//! vectorises; here they are the upper half, made quiet).
 
 use std::marker::PhantomData;
 
@@ -150,8 +151,8 @@ fn steps(count: u32, exponent: u32) -> u32 {
     (count as i32 as f32 * step).to_bits()
 }
 
-/// The magnitude of a float32, rounded to a type with `MANTISSA` bits after the point and the given bias, in that
-/// type's bits. What exceeds the type comes out as a number beyond its largest.
+/// The magnitude of a float32, rounded to a type with `MANTISSA` bits after the point and the given
+/// bias, in that type's bits. What exceeds the type comes out as a number beyond its largest.
 #[inline(always)]
 fn round<const MANTISSA: u32, const BIAS: u32>(magnitude: u32) -> u32 {
     let shift = 23 - MANTISSA;
@@ -160,7 +161,8 @@ fn round<const MANTISSA: u32, const BIAS: u32>(magnitude: u32) -> u32 {
     // Both are computed and one is taken, so the result that is not may wrap.
     let normal = (magnitude.wrapping_add(half_less_one + even) >> shift)
         .wrapping_sub((127 - BIAS) << MANTISSA);
-    // The smallest step is 2^(1 - BIAS - MANTISSA); a float32 of 2^23 times that counts in such steps.
+    // The smallest step is 2^(1 - BIAS - MANTISSA); a float32 of 2^23 times that counts in such
+    // steps.
     let counter = (127 + 23 + 1 - BIAS - MANTISSA) << 23;
     let counted = f32::from_bits(magnitude) + f32::from_bits(counter);
     let subnormal = counted.to_bits().wrapping_sub(counter);

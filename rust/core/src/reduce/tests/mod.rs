@@ -1,4 +1,5 @@
-//! Kernels against the reference in [`reference`], and every instruction set against the plain loops.
+//! Kernels against the reference in [`reference`], and every instruction set against the plain
+//! loops.
 
 mod conversions;
 mod reference;
@@ -60,8 +61,8 @@ fn meaningful() -> impl Iterator<Item = (ReduceOp, DataType)> {
     pairs.filter(|(op, dtype)| op.check(*dtype).is_ok())
 }
 
-/// Reduces as an operation does: the first contribution widened, the others folded in turn, the fold finished.
-/// Every second contribution is widened by itself and folded as an accumulator.
+/// Reduces as an operation does: the first contribution widened, the others folded in turn, the
+/// fold finished. Every second contribution is widened by itself and folded as an accumulator.
 fn run(tier: Tier, op: ReduceOp, dtype: DataType, ranks: &[Vec<u8>], offset: usize) -> Vec<u8> {
     let kernel = Kernel::on(tier, op, dtype).unwrap();
     let wide = ranks[0].len() / dtype.size() * kernel.accumulator().size();
@@ -290,6 +291,31 @@ fn scale_multiplies_in_the_type() {
         scaled(DataType::Bool, Value::Bool(true), 0.0),
         Value::Bool(false)
     );
+}
+
+#[test]
+fn scaled_floats_are_rounded_once() {
+    let mut random = Random::new(3);
+    for dtype in DataType::ALL.into_iter().filter(|d| d.is_float()) {
+        let src = contribution(dtype, 1500, &mut random);
+        for factor in [1.0 / 3.0, -7.7, 1e-3] {
+            let single = dtype.accumulator() == DataType::Float32;
+            let round = |x: f64| if single { f64::from(x as f32) } else { x };
+            let expected = src
+                .chunks(dtype.size())
+                .flat_map(|e| match decode(dtype, e) {
+                    Value::Float(x) => encode(dtype, &Value::Float(round(x * round(factor)))),
+                    other => panic!("{other:?} is not a float"),
+                });
+            let expected: Vec<u8> = expected.collect();
+            for tier in Tier::all() {
+                let mut dst = Shifted::zeros(5, src.len());
+                scale_on(tier, dtype, &mut dst, &src, factor);
+                let what = format!("{dtype} times {factor} on {tier:?}");
+                assert_same(dtype, &dst, &expected, &what);
+            }
+        }
+    }
 }
 
 #[test]
