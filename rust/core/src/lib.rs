@@ -21,7 +21,7 @@
 //!
 //! let config = Config::from_env()?;
 //! let launch = rendezvous::launcher::detect()?;
-//! let store = rendezvous::open_launch(&launch, &config)?;
+//! let store = rendezvous::open_launch(&launch, config.join_timeout.duration())?;
 //! let comm = Communicator::join(&*store, launch.rank, launch.world, config)?;
 //! let mut gradients = vec![1.0_f32; 1024];
 //! comm.all_reduce(&mut gradients, unisono::types::ReduceOp::Sum)?;

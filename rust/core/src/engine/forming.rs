@@ -45,7 +45,7 @@ impl Group {
             ring_bytes: config.ring_bytes.bytes(),
         })?;
         let address = endpoint.address();
-        let me = Introduction::new(rank, world, &config, address.to_bytes(), address.host_label());
+        let me = Introduction::new(rank, world, address.to_bytes(), &config)?;
         let roster = roster::join(store, &me, config.join_timeout.duration())?;
         let mut members = Vec::with_capacity(world);
         for member in &roster.members {
@@ -63,7 +63,7 @@ impl Group {
             members,
             key: GroupKey::from_bytes(roster.secret),
             endpoint: Some(endpoint),
-            topology: Topology::from_hosts(&hosts),
+            topology: Topology::from_hosts(&hosts, cores()),
         };
         Self::enter(rank, membership, config)
     }
@@ -90,7 +90,7 @@ impl Group {
                     members: vec![Member { label, address: None }; world],
                     key: key.clone(),
                     endpoint: None,
-                    topology: Topology::one_host(world),
+                    topology: Topology::one_host(world, cores()),
                 };
                 Self::assemble(rank, membership, config.clone())
             })
@@ -198,6 +198,11 @@ impl Group {
         self.fail(&mut self.core.lock(), error.clone());
         Err(error)
     }
+}
+
+/// Cores that this process may use.
+pub(super) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Where links from other members come in.

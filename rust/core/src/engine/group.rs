@@ -126,7 +126,6 @@ impl Group {
         progress::start()?;
         super::forming::note_process();
         let world = membership.members.len();
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let neighbours = membership.topology.ranks_beside(rank);
         let core = Core {
             links: LinkTable::new(world),
@@ -157,7 +156,7 @@ impl Group {
             sleeper,
             failure: OnceLock::new(),
             closed: Arc::new(AtomicBool::new(false)),
-            patience: Patience::new(neighbours, cores),
+            patience: Patience::new(neighbours, super::forming::cores()),
             this: Weak::clone(this),
         }))
     }

@@ -13,7 +13,7 @@
 //! - for halves ([`Shape::widen`]), few hops of partial sums, which are twice as long as elements: two-shot has none.
 
 use super::{Algorithm, Counts, Shape, applicable};
-use crate::types::Collective;
+use crate::types::{Collective, Rank};
 
 /// Where the ranks are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +39,30 @@ impl Topology {
             host_of: (0..hosts * ranks).map(|rank| rank / ranks).collect(),
             cores_per_host: cores,
         }
+    }
+
+    /// Ranks are on one host when their labels are equal.
+    pub fn from_hosts<T: PartialEq>(labels: &[T], cores: usize) -> Self {
+        let first = |label: &T| labels.iter().position(|other| other == label);
+        Self {
+            host_of: labels.iter().filter_map(first).collect(),
+            cores_per_host: cores,
+        }
+    }
+
+    /// The part of it that holds `ranks`, in that order.
+    #[must_use]
+    pub fn subset(&self, ranks: &[Rank]) -> Self {
+        Self {
+            host_of: ranks.iter().map(|rank| self.host_of[*rank]).collect(),
+            cores_per_host: self.cores_per_host,
+        }
+    }
+
+    /// How many ranks share `rank`'s host, itself among them.
+    pub fn ranks_beside(&self, rank: Rank) -> usize {
+        let host = self.host_of[rank];
+        self.host_of.iter().filter(|other| **other == host).count()
     }
 
     /// Whether any two ranks are on different hosts.

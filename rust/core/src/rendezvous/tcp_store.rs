@@ -184,6 +184,10 @@ impl TcpStore {
 }
 
 impl Store for TcpStore {
+    fn address(&self) -> Option<SocketAddr> {
+        Some(self.address)
+    }
+
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         match self.call(SET, key, value, Duration::ZERO)? {
             (OK, _) => Ok(()),
