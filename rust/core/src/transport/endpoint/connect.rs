@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::membership::Membership;
 use super::wire::{Cut, Patience};
 use super::{Address, Shared, links};
+use crate::config::TransportChoice;
 use crate::error::{Code, Error, Result};
 use crate::rendezvous::handshake::{
     ANSWER_BYTES, Answer, CHALLENGE_BYTES, GroupKey, Hello, Initiator, Lane, Proven, Purpose,
@@ -22,18 +23,6 @@ use crate::types::Rank;
 const REFUSED_GRACE: Duration = Duration::from_millis(200);
 /// How long a listener that hangs up on us is tried again: it may not have registered the group yet.
 const UNKNOWN_GRACE: Duration = Duration::from_secs(30);
-
-/// What carries the links between two processes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TransportChoice {
-    /// Shared memory inside a host where possible, else TCP.
-    #[default]
-    Auto,
-    /// Shared memory or nothing.
-    Shm,
-    /// TCP, even inside a host.
-    Tcp,
-}
 
 /// Which link to open, to whom, and for how long to try.
 #[derive(Debug)]

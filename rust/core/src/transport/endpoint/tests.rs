@@ -598,13 +598,13 @@ fn a_listener_that_does_not_answer_runs_into_the_deadline_or_is_called_off() {
 #[test]
 fn an_unregistered_group_is_closed() {
     let (zero, one) = pair();
-    one.endpoint.unregister(&one.key.id);
+    one.endpoint.unregister(&one.key.id, 1);
     let within = Duration::from_millis(700);
     let error = zero
         .connect_at(1, one.endpoint.address(), TransportChoice::Auto, within)
         .unwrap_err();
     assert_eq!(error.code, Code::Untrusted, "{error}");
-    zero.endpoint.unregister(&zero.key.id);
+    zero.endpoint.unregister(&zero.key.id, 0);
     let error = zero.connect(&one, TransportChoice::Auto).unwrap_err();
     assert_eq!(error.code, Code::Internal);
 }
