@@ -285,7 +285,9 @@ fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason>
     patience.read(&stream, &mut hello)?;
     let stranger = Stranger::new(hello)?;
     let group = stranger.group();
-    let Some(membership) = shared.group((group, stranger.rank()), &patience, || has_ended(&stream))? else {
+    let Some(membership) =
+        shared.group((group, stranger.rank()), &patience, || has_ended(&stream))?
+    else {
         return Err(Reason(format!(
             "it belongs to group {}, which this process is not in (or not yet)",
             Hex(&group)
