@@ -6,12 +6,14 @@
 //! proves that it belongs to the group.
 
 pub mod file_store;
+pub mod introduction;
 pub mod launcher;
 pub mod memory;
 mod records;
 pub mod roster;
 pub mod store;
 pub mod tcp_server;
+mod tcp_service;
 pub mod tcp_store;
 
 use std::sync::Arc;
