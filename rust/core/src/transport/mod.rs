@@ -46,8 +46,9 @@ pub struct Interest {
 
 /// One ordered reliable stream between two ranks of a group.
 ///
-/// Every method returns at once. `Ok(0)` means "not now". An `Err` means that the link is dead, with the cause;
-/// bytes that arrived before the peer went away are still delivered first.
+/// Every method returns at once. `Ok(0)` means "not now", and also stands for the end of the stream: a broken
+/// connection is not an error of these calls but shows in [`Link::peer_state`], after the bytes that arrived
+/// before it have been delivered. An `Err` means that the peer broke the link's own rules (corrupt ring indices).
 pub trait Link: Send {
     /// Takes as many bytes of `bytes` as fit, and makes them visible to the peer.
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize>;
