@@ -9,6 +9,9 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
+export PIP_QUIET := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
 PYTHON ?= python3
 CARGO ?= cargo
 DEFAULT_TORCH := 2.15.0
@@ -30,6 +33,10 @@ override find_torch = \
 	torch_minor=$$(sed -n "s/^__version__ = '\([0-9]*\.[0-9]*\).*/\1/p" "$$torch_dir/version.py")
 override with_torch = $(find_torch); export UNISONO_TORCH_DIR="$$torch_dir" PYO3_PYTHON=$(PY)
 override torch_target = --target-dir "$(TARGET)/torch-$$torch_minor"
+
+# maturin announces itself at every call; cargo's own lines are enough.
+override maturin_develop = VIRTUAL_ENV=$(VENV) $(VENV)/bin/maturin develop --release --target-dir $(TARGET)
+override hush = 2>&1 | { grep -Ev '^(🍹|🐍|🔗|📦|🛠|✏️|📡|    Finished)' || true; }
 
 # Replace a library only when it differs, and never in place: a running process may have it mapped.
 override publish = publish() { cmp -s "$$1" "$$2" || { cp "$$1" "$$2.new" && mv "$$2.new" "$$2"; }; }; publish
@@ -96,7 +103,9 @@ bench: setup ## Compare unisono with gloo, interleaved in one run
 
 .PHONY: wheel
 wheel: setup ## Build a wheel for this environment's torch into dist/
-	cd $(CURDIR) && $(VENV)/bin/maturin build --release --out dist --interpreter $(PY) --target-dir $(TARGET)
+	@for library in python/unisono/core-torch-*.so; do [ ! -f "$$library" ] || \
+	  { strip --strip-debug -o "$$library.new" "$$library" && mv "$$library.new" "$$library"; }; done
+	$(VENV)/bin/maturin build --release --out dist --interpreter $(PY) --target-dir $(TARGET)
 
 .PHONY: clean
 clean: ## Remove what was built, and the virtual environments made here
@@ -126,25 +135,25 @@ prerequisites:
 
 $(PY): | prerequisites
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(PY) -m pip install --upgrade pip
 
 # The editable install: the console scripts, the entry points torch finds us by, and what development needs.
 # Only a change of metadata brings it back; sources are cargo's business, below.
 $(PACKAGE_STAMP): pyproject.toml Cargo.toml $(RUST_PACKAGES) | $(PY)
 	@$(PY) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' || \
 	  { echo "installing torch $(TORCH) (a large download)"; \
-	    $(PY) -m pip install --quiet --disable-pip-version-check torch==$(TORCH); }
+	    $(PY) -m pip install torch==$(TORCH); }
 	@echo "installing the package and its development tools into $(VENV)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
-	VIRTUAL_ENV=$(VENV) $(VENV)/bin/maturin develop --quiet --release --extras examples,test,lint --target-dir $(TARGET)
+	@$(PY) -m pip install 'maturin>=1.9,<2'
+	@$(maturin_develop) --extras examples,test,lint $(hush)
 	@touch $@
 
 # Two builds of one crate: without torch for the Python door, and one for this environment's torch. cargo decides
 # whether there is anything to do.
 .PHONY: extension
 extension: prerequisites $(PACKAGE_STAMP)
-	@VIRTUAL_ENV=$(VENV) $(VENV)/bin/maturin develop --quiet --release --skip-install --target-dir $(TARGET)
+	@$(maturin_develop) --skip-install $(hush)
 	@if [ -f csrc/backend.cpp ]; then $(with_torch); \
-	  $(CARGO) build --quiet --release -p unisono-python --features torch $(torch_target); \
+	  $(CARGO) build --release -p unisono-python --features torch $(torch_target) $(hush); \
 	  $(publish) "$(TARGET)/torch-$$torch_minor/release/lib_core.so" "python/unisono/core-torch-$$torch_minor.so"; \
 	else echo "torch: csrc/backend.cpp does not exist, built without it"; fi

@@ -1,10 +1,10 @@
 """Start the ranks of a job as child processes, and say what each was in when it goes wrong.
 
-``run_ranks`` starts one interpreter per rank with the variables torchrun would set, collects what a
-function returned on each, and enforces a hard limit. A rank that outlives the limit is asked for its
-Python stacks (faulthandler on SIGUSR1, which answers even from inside native code) and then killed.
-Every rank leads a session of its own, so killing its process group takes what it started with it and
-nothing else. ``run_torchrun`` does the same for a script under torchrun.
+``run_ranks`` starts one interpreter per rank with the variables torchrun would set, collects what
+a function returned on each, and enforces a hard limit. A rank that outlives the limit is asked for
+its Python stacks (faulthandler on SIGUSR1, which answers even from inside native code) and then
+killed. Every rank leads a session of its own, so killing its process group takes what it started
+with it and nothing else. ``run_torchrun`` does the same for a script under torchrun.
 
 This file is also the program a rank runs: see ``_child``.
 """
@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-# After one rank fails the others have this long to notice before their stacks are taken. A rank that
-# lost a peer should end by itself; a test that wants to see how uses ``check=False``.
+# After one rank fails the others have this long to notice before their stacks are taken. A rank
+# that lost a peer should end by itself; a test that wants to see how uses ``check=False``.
 GRACE = 10.0
 STACK_TIME = 0.5
 OUTPUT_LINES = 60
@@ -44,9 +44,9 @@ _PR_SET_PDEATHSIG = 1
 class RankResult:
     """How one rank ended.
 
-    ``exit_code`` is negative for a signal and None if the rank had to be killed; ``value`` is what the
-    target function returned; ``error`` is the traceback of the exception that ended it; ``stack`` holds
-    the Python stacks of a rank that had to be killed.
+    ``exit_code`` is negative for a signal and None if the rank had to be killed; ``value`` is what
+    the target function returned; ``error`` is the traceback of the exception that ended it;
+    ``stack`` holds the Python stacks of a rank that had to be killed.
     """
 
     rank: int
@@ -81,7 +81,7 @@ class RankResult:
         return "\n".join(parts)
 
 
-class RanksFailed(AssertionError):
+class RanksError(AssertionError):
     """A rank failed or outlived the limit; ``results`` holds how every rank ended."""
 
     def __init__(self, headline: str, results: Sequence[RankResult]) -> None:
@@ -106,17 +106,17 @@ def run_ranks(
         How many ranks to start. Each gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
         MASTER_ADDR and MASTER_PORT (a free port of this host).
     target
-        ``"module:function"``, called with ``args`` (pickled; so is what it returns), or the path of a
-        script, run with ``args`` as its command line.
+        ``"module:function"``, called with ``args`` (pickled; so is what it returns), or the path
+        of a script, run with ``args`` as its command line.
     timeout
         Seconds for the whole run; what still runs then is dumped and killed.
     env
         Variables to add for every rank, or a function from a rank to them.
     torch
-        Limit torch to one thread per rank, and destroy the process group a function leaves behind.
+        Limit torch to one thread per rank, and destroy the process group a function leaves.
     check
-        Raise ``RanksFailed`` unless every rank ended well. Without it the results say who failed and
-        only the timeout raises.
+        Raise ``RanksError`` unless every rank ended well. Without it the results say who failed
+        and only the timeout raises.
     """
     port = str(free_port())
     with contextlib.ExitStack() as stack:
@@ -143,10 +143,10 @@ def run_ranks(
         results = [rank.finish() for rank in ranks]
     if timed_out:
         late = [result.rank for result in results if result.exit_code is None]
-        raise RanksFailed(f"{target}: ranks {late} of {world} outlived {timeout} s", results)
+        raise RanksError(f"{target}: ranks {late} of {world} outlived {timeout} s", results)
     failed = [result.rank for result in results if not result.ok]
     if check and failed:
-        raise RanksFailed(f"{target}: ranks {failed} of {world} failed", results)
+        raise RanksError(f"{target}: ranks {failed} of {world} failed", results)
     return results
 
 
@@ -159,7 +159,7 @@ def run_torchrun(
 ) -> str:
     """Run ``script`` under torchrun with ``nproc`` processes and return all they printed.
 
-    Raises ``RanksFailed`` when it fails or outlives ``timeout``, with the stacks of every process.
+    Raises ``RanksError`` when it fails or outlives ``timeout``, with the stacks of every process.
     """
     with tempfile.TemporaryDirectory(prefix="unisono-torchrun-") as name:
         folder = Path(name)
@@ -176,7 +176,7 @@ def run_torchrun(
     if timed_out or not result.ok:
         trouble = f"outlived {timeout} s" if timed_out else "failed"
         headline = f"torchrun --nproc-per-node {nproc} {script}: {trouble}"
-        raise RanksFailed("\n".join(filter(None, [headline, stacks])), [result])
+        raise RanksError("\n".join(filter(None, [headline, stacks])), [result])
     return result.output
 
 
@@ -230,7 +230,7 @@ class _Rank:
             self.process.send_signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        # Until the child is reaped its pid, and with it the group it leads, cannot be anyone else's.
+        # Until the child is reaped its pid, and with it its group, cannot be anyone else's.
         if self.process.poll() is None:
             self.killed = True
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -264,7 +264,7 @@ class _Rank:
 
 
 def _wait(ranks: list[_Rank], timeout: float, *, stop_on_failure: bool) -> bool:
-    """Wait for all; take the stacks of those that outlive the limit and kill them. True if it was hit."""
+    """Wait for all, then dump and kill what still runs. True if that was for the timeout."""
     deadline = time.monotonic() + timeout
     timed_out = True
     pause = 0.005
@@ -313,7 +313,7 @@ def _indent(text: str, width: int = 2) -> str:
 
 
 def _die_with_parent(sig: signal.Signals) -> None:
-    """Have the kernel send us ``sig`` when our parent ends, however it does: no test leaves orphans."""
+    """Have the kernel send us ``sig`` when our parent ends: no test leaves orphans."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(sig))
 
 

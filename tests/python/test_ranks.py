@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import RanksFailed, run_ranks, run_torchrun
+from ranks import RanksError, run_ranks, run_torchrun
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -67,7 +67,7 @@ def test_values_come_back_in_rank_order():
 
 
 def test_an_exception_is_reported_with_the_output_of_its_rank():
-    with pytest.raises(RanksFailed) as failure:
+    with pytest.raises(RanksError) as failure:
         run_ranks(2, "test_ranks:complain_on_rank", 1)
     text = str(failure.value)
     assert "ranks [1] of 2 failed" in text
@@ -86,7 +86,7 @@ def test_without_check_a_failed_rank_is_a_result():
 
 def test_a_rank_that_hangs_is_shown_where_it_was_and_killed():
     started = time.monotonic()
-    with pytest.raises(RanksFailed) as failure:
+    with pytest.raises(RanksError) as failure:
         run_ranks(2, "test_ranks:sleep_long_on_rank", 1, timeout=3)
     assert time.monotonic() - started < 20
     text = str(failure.value)
@@ -96,21 +96,21 @@ def test_a_rank_that_hangs_is_shown_where_it_was_and_killed():
 
 
 def test_a_rank_that_dies_is_named_with_its_signal():
-    with pytest.raises(RanksFailed, match="rank 0: killed by SIGKILL"):
+    with pytest.raises(RanksError, match="rank 0: killed by SIGKILL"):
         run_ranks(2, "test_ranks:die_on_rank", 0)
 
 
 def test_the_others_get_a_grace_and_not_the_whole_timeout(monkeypatch):
     monkeypatch.setattr("ranks.GRACE", 1.0)
     started = time.monotonic()
-    with pytest.raises(RanksFailed, match=r"ranks \[0, 1\] of 2 failed"):
+    with pytest.raises(RanksError, match=r"ranks \[0, 1\] of 2 failed"):
         run_ranks(2, "test_ranks:die_or_sleep", timeout=200)
     assert time.monotonic() - started < 60
 
 
 def test_what_a_rank_started_goes_with_it(tmp_path):
     marker = tmp_path / "pid"
-    with pytest.raises(RanksFailed, match="outlived"):
+    with pytest.raises(RanksError, match="outlived"):
         run_ranks(1, "test_ranks:start_a_grandchild", str(marker), timeout=3)
     assert not is_running(int(marker.read_text()))
 
@@ -126,7 +126,7 @@ def is_running(pid: int) -> bool:
 def test_a_script_gets_its_arguments_and_its_variables(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, sys\nprint(os.environ['RANK'], os.environ['EXTRA'], *sys.argv[1:])\n"
+        "import os, sys\nenv = os.environ\nprint(env['RANK'], env['EXTRA'], *sys.argv[1:])\n"
     )
     results = run_ranks(2, script, "--steps", 3, env={"EXTRA": "x"})
     assert [result.output.strip() for result in results] == ["0 x --steps 3", "1 x --steps 3"]
@@ -159,7 +159,7 @@ def test_torchrun_that_hangs_is_shown_where_its_workers_were(tmp_path):
         wait_for_nothing()
         """)
     )
-    with pytest.raises(RanksFailed) as failure:
+    with pytest.raises(RanksError) as failure:
         run_torchrun(script, 2, timeout=12)
     text = str(failure.value)
     assert "outlived" in text
@@ -170,5 +170,5 @@ def test_torchrun_that_hangs_is_shown_where_its_workers_were(tmp_path):
 def test_torchrun_that_fails_is_an_error(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("raise SystemExit(3)\n")
-    with pytest.raises(RanksFailed, match="failed"):
+    with pytest.raises(RanksError, match="failed"):
         run_torchrun(script, 2)
