@@ -335,8 +335,9 @@ def _child(mode: str, folder: Path, rest: list[str]) -> None:
         return
     rank = os.environ["RANK"]
     if mode == "script":
-        (folder / f"rank-{rank}.pid").write_text(str(os.getpid()))
+        # In this order: whoever reads the pid may send the signal.
         _answer_with_stacks(folder / f"rank-{rank}.stack")
+        (folder / f"rank-{rank}.pid").write_text(str(os.getpid()))
         _run_script(rest[0], rest[1:])
         return
     _die_with_parent(signal.SIGKILL)
