@@ -33,10 +33,9 @@ def run() -> None:
     dist.all_reduce(total)
     assert total.item() == world_size
 
-    role = "member" if rank in members else "not a member"
-    sys.stdout.write(
-        f"rank {rank}: {role}, has {tensor[0].item():.0f}, counts {total.item():.0f} ranks\n"
-    )
+    role = "a member" if rank in members else "no member"
+    counted = f"{total.item():.0f} ranks in all"
+    sys.stdout.write(f"rank {rank}: {role}, {tensor.tolist()}, {counted}\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 examples/torch/collectives.py
 
 A collective is one call that all ranks make, in the same order and with tensors of the same shape
-and type. The pictures show three ranks, before and after, one rank per column.
+and type. The descriptions show three ranks, one per column.
 """
 
 import argparse
@@ -15,15 +15,15 @@ import torch.distributed as dist
 ROOT = 0
 
 
-def broadcast(rank: int, world_size: int) -> None:
-    """Copy the root's tensor to everyone:  a _ _  ->  a a a"""
+def broadcast(rank: int, _world_size: int) -> None:
+    """Copy the root's tensor to everyone: `a _ _` becomes `a a a`."""
     tensor = torch.arange(4.0) if rank == ROOT else torch.zeros(4)
     dist.broadcast(tensor, src=ROOT)
     assert tensor.tolist() == [0, 1, 2, 3]
 
 
 def scatter(rank: int, world_size: int) -> None:
-    """Deal the root's list out, one tensor to each rank:  abc _ _  ->  a b c"""
+    """Deal the root's list out, one tensor to each rank: `abc _ _` becomes `a b c`."""
     tensor = torch.empty(2)
     if rank == ROOT:
         hand = [torch.full((2,), float(receiver)) for receiver in range(world_size)]
@@ -34,7 +34,7 @@ def scatter(rank: int, world_size: int) -> None:
 
 
 def gather(rank: int, world_size: int) -> None:
-    """Collect everyone's tensor on the root:  a b c  ->  abc _ _"""
+    """Collect everyone's tensor on the root: `a b c` becomes `abc _ _`."""
     tensor = torch.full((2,), float(rank))
     if rank == ROOT:
         collected = [torch.empty(2) for _ in range(world_size)]
@@ -45,7 +45,7 @@ def gather(rank: int, world_size: int) -> None:
 
 
 def reduce(rank: int, world_size: int) -> None:
-    """Add up everyone's tensor on the root:  a b c  ->  a+b+c _ _"""
+    """Add up everyone's tensor on the root: `a b c` becomes `a+b+c _ _`."""
     tensor = torch.full((2,), float(rank + 1))
     dist.reduce(tensor, dst=ROOT, op=dist.ReduceOp.SUM)
     if rank == ROOT:  # what other ranks' tensors hold now is unspecified
@@ -54,7 +54,7 @@ def reduce(rank: int, world_size: int) -> None:
 
 
 def all_gather(rank: int, world_size: int) -> None:
-    """Collect everyone's tensor on everyone:  a b c  ->  abc abc abc"""
+    """Collect everyone's tensor on everyone: `a b c` becomes `abc abc abc`."""
     tensor = torch.full((2,), float(rank))
     collected = [torch.empty(2) for _ in range(world_size)]
     dist.all_gather(collected, tensor)

@@ -1,6 +1,9 @@
 """DistributedDataParallel on a toy model, and a look at what it does to the gradients.
 
 torchrun --nproc-per-node 2 examples/torch/ddp_toy.py
+
+The model is wrapped once; after that, training looks as it does in one process. DDP hands the
+gradients to the backend in buckets while backward is still computing the next ones.
 """
 
 import argparse

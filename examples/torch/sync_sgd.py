@@ -25,7 +25,7 @@ EPOCHS = 10
 
 
 def partition(data: Dataset, rank: int, world_size: int) -> Subset:
-    """This rank's part: every rank shuffles with the same seed, then takes its own slice.
+    """Shuffle with the same seed on every rank, then take this rank's slice.
 
     The parts have equal lengths, or the ranks would make different numbers of collective calls.
     """

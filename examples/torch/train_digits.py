@@ -152,7 +152,9 @@ def main() -> int:
     if rank == 0:
         count = sum(parameter.numel() for parameter in model.parameters())
         verdict = "bitwise equal on all ranks" if equal else "DIFFERENT between ranks"
-        print(f"trained on   {len(training):,} images, {args.epochs} epochs, {world_size} ranks")
+        print(
+            f"trained on   {len(training):,} images, {args.epochs} epochs, world size {world_size}"
+        )
         print(f"accuracy     {accuracy:.4f} on {len(held_out)} held-out images")
         print(f"parameters   {count:,}, {verdict}, sha256 {digest[:16]}")
         print(f"epoch time   {timing} (medians)")
