@@ -74,7 +74,7 @@ def train(
 
     epoch_seconds = []
     with progress_bar() as progress:
-        task = progress.add_task(label, total=epochs * len(loader), loss=float("nan"))
+        task = progress.add_task(label, total=epochs * len(loader), loss="")
         for epoch in range(epochs):
             sampler.set_epoch(epoch)  # or every epoch would have the same order
             start = time.perf_counter()
@@ -83,7 +83,7 @@ def train(
                 loss = nn.functional.cross_entropy(model(images), labels)
                 loss.backward()  # gradients are averaged over all ranks in here
                 optimizer.step()
-                progress.update(task, advance=1, loss=loss.item())
+                progress.update(task, advance=1, loss=f"loss {loss.item():.4f}")
             epoch_seconds.append(time.perf_counter() - start)
     return model, epoch_seconds
 
@@ -95,7 +95,7 @@ def progress_bar() -> Progress:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("steps, loss {task.fields[loss]:.4f}"),
+        TextColumn("{task.fields[loss]}"),
         TimeElapsedColumn(),
         console=console,
         disable=dist.get_rank() != 0 or not console.is_terminal,
@@ -135,10 +135,10 @@ def main() -> int:
 
     torch.set_num_threads(1)  # the ranks share this machine's cores
     dist.init_process_group(args.backend)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank, world_size, epochs = dist.get_rank(), dist.get_world_size(), args.epochs
     training, held_out = load_data()
 
-    model, seconds = train(training, args.epochs, dist.group.WORLD, args.backend)
+    model, seconds = train(training, epochs, dist.group.WORLD, args.backend)
     accuracy = held_out_accuracy(model.module, held_out)
     equal, digest = parameters_equal(model)
     epoch = statistics.median(seconds)
@@ -146,15 +146,13 @@ def main() -> int:
     if not args.no_compare:
         # The same seed, data and steps in the same processes, but over a group of gloo's.
         gloo = dist.new_group(backend="gloo")
-        gloo_epoch = statistics.median(train(training, args.epochs, gloo, "gloo")[1])
+        gloo_epoch = statistics.median(train(training, epochs, gloo, "gloo")[1])
         timing += f", gloo {gloo_epoch * 1e3:.1f} ms, ratio {gloo_epoch / epoch:.2f}"
 
     if rank == 0:
         count = sum(parameter.numel() for parameter in model.parameters())
         verdict = "bitwise equal on all ranks" if equal else "DIFFERENT between ranks"
-        print(
-            f"trained on   {len(training):,} images, {args.epochs} epochs, world size {world_size}"
-        )
+        print(f"trained on   {len(training):,} images, {epochs} epochs, world size {world_size}")
         print(f"accuracy     {accuracy:.4f} on {len(held_out)} held-out images")
         print(f"parameters   {count:,}, {verdict}, sha256 {digest[:16]}")
         print(f"epoch time   {timing} (medians)")
