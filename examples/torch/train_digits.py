@@ -147,7 +147,7 @@ def main() -> int:
         # The same seed, data and steps in the same processes, but over a group of gloo's.
         gloo = dist.new_group(backend="gloo")
         gloo_epoch = statistics.median(train(training, epochs, gloo, "gloo")[1])
-        timing += f", gloo {gloo_epoch * 1e3:.1f} ms, ratio {gloo_epoch / epoch:.2f}"
+        timing += f", gloo {gloo_epoch * 1e3:.1f} ms, {gloo_epoch / epoch:.2f} times as long"
 
     if rank == 0:
         count = sum(parameter.numel() for parameter in model.parameters())
