@@ -1,0 +1,88 @@
+//! Links: one ordered, reliable, two-way byte stream between two ranks of a group, and what carries it.
+//!
+//! A link never blocks and never interprets the bytes it carries. Beside the stream it has a *control channel*
+//! that is never behind data: it carries the peer's farewell or abort notice, and ends when the peer's process
+//! ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`].
+
+use std::os::fd::RawFd;
+
+use crate::error::{Code, Result};
+
+/// What the peer last said, or did, on the control channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerState {
+    /// Nothing: the peer is there.
+    Present,
+    /// It closed its communicator in good order. What it had sent before can still be received.
+    Left,
+    /// It aborted its group and says why.
+    Aborted(Notice),
+    /// Its end of the control channel closed without a farewell: the process ended, or the host is gone. What it
+    /// had sent before can still be received. The string says what was seen (`connection reset`).
+    Lost(String),
+}
+
+/// Why a group was aborted, as it travels from rank to rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// The kind of the first failure.
+    pub code: Code,
+    /// The rank that noticed it first.
+    pub origin: u32,
+    /// The rank that caused it, if one did.
+    pub culprit: Option<u32>,
+    /// In words.
+    pub message: String,
+}
+
+/// What a sleeper wants to be woken for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interest {
+    /// Bytes to receive.
+    pub readable: bool,
+    /// Room to send.
+    pub writable: bool,
+}
+
+/// One ordered reliable stream between two ranks of a group.
+///
+/// Every method returns at once. `Ok(0)` means "not now", and also stands for the end of the stream: a broken
+/// connection is not an error of these calls but shows in [`Link::peer_state`], after the bytes that arrived
+/// before it have been delivered. An `Err` means that the peer broke the link's own rules (corrupt ring indices).
+pub trait Link: Send {
+    /// Takes as many bytes of `bytes` as fit, and makes them visible to the peer.
+    fn try_send(&mut self, bytes: &[u8]) -> Result<usize>;
+
+    /// Fills `bytes` as far as bytes have arrived.
+    fn try_recv(&mut self, bytes: &mut [u8]) -> Result<usize>;
+
+    /// Lends arrived bytes in place: calls `fold` zero or more times with consecutive runs, each a non-zero
+    /// multiple of `align` bytes long (`align` <= 16), in total at most `max` bytes (a multiple of `align`).
+    /// Consumes what it lent and returns the total. The slices need not be aligned in memory.
+    fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize>;
+
+    /// Announces that this side is about to sleep on [`Link::fd`] until one of `interest` can be served. Returns
+    /// true when that is already so (then do not sleep). Must be followed by [`Link::disarm`].
+    fn arm(&mut self, interest: Interest) -> bool;
+
+    /// Withdraws the announcement of [`Link::arm`] and consumes what woke the sleeper.
+    fn disarm(&mut self);
+
+    /// The descriptors to watch edge-triggered (readable, writable and hang-up) while armed.
+    fn fds(&self) -> Vec<RawFd>;
+
+    /// Reads the control channel and says how the peer is. Cheap enough to call on every pass of a wait loop
+    /// that found nothing else to do; not on the hot path.
+    fn peer_state(&mut self) -> PeerState;
+
+    /// Sends an abort notice on the control channel, as far as that goes without blocking. The stream is dead
+    /// afterwards.
+    fn send_abort(&mut self, notice: &Notice);
+
+    /// Says farewell on the control channel: this side will send no more, and bytes sent before stay readable
+    /// for the peer. Called once, before the link is dropped in good order.
+    fn send_farewell(&mut self);
+
+    /// A word for logs and errors: `shared memory`, `tcp 10.0.0.7:4321`.
+    fn describe(&self) -> String;
+}

@@ -1,0 +1,362 @@
+//! The field's vocabulary as types: ranks, element types, reduction operators, collectives.
+//!
+//! Numbers given to `DataType`, `ReduceOp` and `Collective` travel on the wire and will be the C ABI's, so
+//! they are explicit and never reused.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+
+/// A process's number in a communicator, `0..world_size`.
+pub type Rank = usize;
+
+/// The type of one element of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum DataType {
+    /// IEEE 754 binary16.
+    Float16 = 1,
+    /// The upper half of a binary32.
+    BFloat16 = 2,
+    /// IEEE 754 binary32.
+    Float32 = 3,
+    /// IEEE 754 binary64.
+    Float64 = 4,
+    /// OCP 8-bit float, 4 exponent bits, no infinities (`e4m3fn`).
+    Float8E4M3 = 5,
+    /// OCP 8-bit float, 5 exponent bits (`e5m2`).
+    Float8E5M2 = 6,
+    /// Signed 8-bit integer.
+    Int8 = 7,
+    /// Signed 16-bit integer.
+    Int16 = 8,
+    /// Signed 32-bit integer.
+    Int32 = 9,
+    /// Signed 64-bit integer.
+    Int64 = 10,
+    /// Unsigned 8-bit integer.
+    UInt8 = 11,
+    /// Unsigned 16-bit integer.
+    UInt16 = 12,
+    /// Unsigned 32-bit integer.
+    UInt32 = 13,
+    /// Unsigned 64-bit integer.
+    UInt64 = 14,
+    /// One byte, 0 or 1.
+    Bool = 15,
+    /// Two binary32: real, imaginary.
+    Complex64 = 16,
+    /// Two binary64: real, imaginary.
+    Complex128 = 17,
+}
+
+impl DataType {
+    /// Every type, in the order of their numbers.
+    pub const ALL: [Self; 17] = [
+        Self::Float16,
+        Self::BFloat16,
+        Self::Float32,
+        Self::Float64,
+        Self::Float8E4M3,
+        Self::Float8E5M2,
+        Self::Int8,
+        Self::Int16,
+        Self::Int32,
+        Self::Int64,
+        Self::UInt8,
+        Self::UInt16,
+        Self::UInt32,
+        Self::UInt64,
+        Self::Bool,
+        Self::Complex64,
+        Self::Complex128,
+    ];
+
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Float8E4M3 | Self::Float8E5M2 | Self::Int8 | Self::UInt8 | Self::Bool => 1,
+            Self::Float16 | Self::BFloat16 | Self::Int16 | Self::UInt16 => 2,
+            Self::Float32 | Self::Int32 | Self::UInt32 => 4,
+            Self::Float64 | Self::Int64 | Self::UInt64 | Self::Complex64 => 8,
+            Self::Complex128 => 16,
+        }
+    }
+
+    /// The type in which a reduction of this type accumulates: float32 for the 16-bit and 8-bit floats, which
+    /// are rounded once at the end, and the type itself for all others.
+    pub const fn accumulator(self) -> Self {
+        match self {
+            Self::Float16 | Self::BFloat16 | Self::Float8E4M3 | Self::Float8E5M2 => Self::Float32,
+            other => other,
+        }
+    }
+
+    /// Whether the type is a real floating-point type.
+    pub const fn is_float(self) -> bool {
+        matches!(
+            self,
+            Self::Float16
+                | Self::BFloat16
+                | Self::Float32
+                | Self::Float64
+                | Self::Float8E4M3
+                | Self::Float8E5M2
+        )
+    }
+
+    /// Whether the type is complex.
+    pub const fn is_complex(self) -> bool {
+        matches!(self, Self::Complex64 | Self::Complex128)
+    }
+
+    /// The name users know it by (`float32`).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Float16 => "float16",
+            Self::BFloat16 => "bfloat16",
+            Self::Float32 => "float32",
+            Self::Float64 => "float64",
+            Self::Float8E4M3 => "float8_e4m3fn",
+            Self::Float8E5M2 => "float8_e5m2",
+            Self::Int8 => "int8",
+            Self::Int16 => "int16",
+            Self::Int32 => "int32",
+            Self::Int64 => "int64",
+            Self::UInt8 => "uint8",
+            Self::UInt16 => "uint16",
+            Self::UInt32 => "uint32",
+            Self::UInt64 => "uint64",
+            Self::Bool => "bool",
+            Self::Complex64 => "complex64",
+            Self::Complex128 => "complex128",
+        }
+    }
+
+    /// The type with this number, if there is one.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
+    }
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How the contributions of the ranks are combined, element by element.
+///
+/// The factor of `PremulSum` multiplies this rank's contribution before the sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ReduceOp {
+    /// Sum.
+    Sum,
+    /// Sum divided by the number of ranks (integers round toward zero).
+    Avg,
+    /// Product.
+    Prod,
+    /// Minimum; NaN wins.
+    Min,
+    /// Maximum; NaN wins.
+    Max,
+    /// Bitwise and (integers and bool).
+    Band,
+    /// Bitwise or (integers and bool).
+    Bor,
+    /// Bitwise exclusive or (integers and bool).
+    Bxor,
+    /// Logical and: 1 where every contribution is non-zero, else 0.
+    Land,
+    /// Logical or: 1 where any contribution is non-zero, else 0.
+    Lor,
+    /// Logical exclusive or: 1 where an odd number of contributions is non-zero, else 0.
+    Lxor,
+    /// Sum of each contribution times its rank's factor.
+    PremulSum(f64),
+}
+
+impl ReduceOp {
+    /// Every operator (with factor 1 for `PremulSum`), in the order of their numbers.
+    pub const ALL: [Self; 12] = [
+        Self::Sum,
+        Self::Avg,
+        Self::Prod,
+        Self::Min,
+        Self::Max,
+        Self::Band,
+        Self::Bor,
+        Self::Bxor,
+        Self::Land,
+        Self::Lor,
+        Self::Lxor,
+        Self::PremulSum(1.0),
+    ];
+
+    /// The operator's number on the wire, from 1; 0 stands for "no operator".
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Sum => 1,
+            Self::Avg => 2,
+            Self::Prod => 3,
+            Self::Min => 4,
+            Self::Max => 5,
+            Self::Band => 6,
+            Self::Bor => 7,
+            Self::Bxor => 8,
+            Self::Land => 9,
+            Self::Lor => 10,
+            Self::Lxor => 11,
+            Self::PremulSum(_) => 12,
+        }
+    }
+
+    /// The name users know it by (`sum`).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Avg => "avg",
+            Self::Prod => "prod",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Band => "band",
+            Self::Bor => "bor",
+            Self::Bxor => "bxor",
+            Self::Land => "land",
+            Self::Lor => "lor",
+            Self::Lxor => "lxor",
+            Self::PremulSum(_) => "premul_sum",
+        }
+    }
+
+    /// The name of the operator with this wire number (`none` for 0 and unknown numbers).
+    pub fn name_of(number: u8) -> &'static str {
+        match usize::from(number)
+            .checked_sub(1)
+            .and_then(|i| Self::ALL.get(i))
+        {
+            Some(op) => op.name(),
+            None => "none",
+        }
+    }
+
+    /// Refuses combinations that mean nothing: order on complex numbers, bits of floats, logic on complex.
+    ///
+    /// # Errors
+    /// `Unsupported`, naming the operator and the type.
+    pub fn check(self, dtype: DataType) -> Result<()> {
+        let meaningless = match self {
+            Self::Sum | Self::Prod => false,
+            Self::Avg | Self::PremulSum(_) => dtype == DataType::Bool,
+            Self::Min | Self::Max => dtype.is_complex(),
+            Self::Band | Self::Bor | Self::Bxor => dtype.is_complex() || dtype.is_float(),
+            Self::Land | Self::Lor | Self::Lxor => dtype.is_complex(),
+        };
+        if meaningless {
+            return Err(Error::unsupported(format!(
+                "operator {self} has no meaning for {dtype}"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The operations of a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Collective {
+    /// Every rank gets the reduction of all inputs.
+    AllReduce = 1,
+    /// The root gets the reduction of all inputs.
+    Reduce = 2,
+    /// Every rank gets the root's buffer.
+    Broadcast = 3,
+    /// Every rank gets all inputs, in rank order.
+    AllGather = 4,
+    /// Rank r gets block r of the reduction of all inputs.
+    ReduceScatter = 5,
+    /// The root gets all inputs, in rank order.
+    Gather = 6,
+    /// Rank r gets block r of the root's input.
+    Scatter = 7,
+    /// Rank r gets block r of every rank's input, in rank order.
+    AllToAll = 8,
+    /// Nobody leaves before everybody has come.
+    Barrier = 9,
+    /// Point-to-point send.
+    Send = 10,
+    /// Point-to-point receive.
+    Recv = 11,
+}
+
+impl Collective {
+    /// Every operation, in the order of their numbers.
+    pub const ALL: [Self; 11] = [
+        Self::AllReduce,
+        Self::Reduce,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::Barrier,
+        Self::Send,
+        Self::Recv,
+    ];
+
+    /// The name users know it by (`all_reduce`).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::Reduce => "reduce",
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Barrier => "barrier",
+            Self::Send => "send",
+            Self::Recv => "recv",
+        }
+    }
+
+    /// The operation with this number, if there is one.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_lead_back_to_their_values() {
+        for dtype in DataType::ALL {
+            assert_eq!(DataType::from_number(dtype as u8), Some(dtype));
+        }
+        for op in ReduceOp::ALL {
+            assert_eq!(ReduceOp::name_of(op.number()), op.name());
+        }
+        for collective in Collective::ALL {
+            assert_eq!(Collective::from_number(collective as u8), Some(collective));
+        }
+        assert_eq!(DataType::from_number(0), None);
+        assert_eq!(DataType::from_number(18), None);
+        assert_eq!(ReduceOp::name_of(0), "none");
+    }
+}
