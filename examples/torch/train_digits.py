@@ -129,7 +129,7 @@ def parameters_equal(model: nn.Module) -> tuple[bool, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="unisono", help="what carries the gradients")
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--no-compare", action="store_true", help="skip the same run on gloo")
     args = parser.parse_args()
 
