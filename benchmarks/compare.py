@@ -36,8 +36,9 @@ import torch.multiprocessing as mp
 
 SIZES = [8, 64, 512, 4 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20, 64 << 20]
 ELEMENT = torch.float32.itemsize
-STARTUP_SECONDS = 8  # what starting the ranks of one world takes, out of the budget
-MOST_CALLS = 10_000
+MOST_CALLS = 10_000  # in one round
+HARD_LIMIT = 10  # times the budget of a world, before its ranks are ended
+LEAST_SECONDS, MOST_SECONDS = 0.1, 4.0  # for one cell, however late or early it is
 WAIT = datetime.timedelta(seconds=120)
 
 
@@ -50,12 +51,7 @@ class Settings:
     ops: tuple[str, ...]
     sizes: tuple[int, ...]
     rounds: int
-    budget: float
-
-    def seconds_per_cell(self) -> float:
-        """How long one cell may take, both backends together."""
-        cells = len(self.worlds) * len(self.ops) * len(self.sizes)
-        return max(self.budget - STARTUP_SECONDS * len(self.worlds), 1.0) / cells
+    budget: float  # seconds for all of it, shared out evenly over worlds and cells
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,8 +186,8 @@ OPS: dict[str, type[Collective]] = {
 }
 
 
-def run_rank(rank: int, world: int, settings: Settings, folder: str) -> None:
-    """Measure every cell of one world; rank 0 leaves them in `folder`."""
+def run_rank(rank: int, world: int, settings: Settings, folder: str, until: float) -> None:
+    """Measure every cell of one world by about `until`; rank 0 leaves them in `folder`."""
     torch.set_num_threads(1)
     # Gloo's default group carries what the measurement itself needs, in a group apart from both.
     dist.init_process_group(
@@ -203,19 +199,24 @@ def run_rank(rank: int, world: int, settings: Settings, folder: str) -> None:
     )
     groups = [dist.new_group(backend=backend, timeout=WAIT) for backend in settings.backends]
     cells = []
-    for op in settings.ops:
-        for size in settings.sizes:
-            if rank == 0:
-                show(f"{world} ranks: {op} {size_name(size)}")
-            cells.append(measure(op, size, groups, settings))
+    wanted = [(op, size) for op in settings.ops for size in settings.sizes]
+    for op, size in wanted:
+        if rank == 0:
+            show(f"{world} ranks: {op} {size_name(size)}")
+        # A cell that took longer than its share leaves less for those after it.
+        share = (until - time.monotonic()) / (len(wanted) - len(cells))
+        share = slowest([min(max(share, LEAST_SECONDS), MOST_SECONDS)])[0]
+        cells.append(measure(op, size, groups, settings, share))
     if rank == 0:
         text = json.dumps([dataclasses.asdict(cell) for cell in cells])
         (Path(folder) / f"cells-{world}.json").write_text(text)
     dist.destroy_process_group()
 
 
-def measure(op: str, size: int, groups: Sequence[dist.ProcessGroup], settings: Settings) -> Cell:
-    """Check that both backends compute the right result, then time them in turn."""
+def measure(
+    op: str, size: int, groups: Sequence[dist.ProcessGroup], settings: Settings, limit: float
+) -> Cell:
+    """Check that both backends compute the right result, then time them in turn, for `limit`."""
     rank, world = dist.get_rank(), dist.get_world_size()
     collective = OPS[op](size, rank, world)
     for backend, group in zip(settings.backends, groups, strict=True):
@@ -223,7 +224,7 @@ def measure(op: str, size: int, groups: Sequence[dist.ProcessGroup], settings: S
         if refusal:
             return Cell(world, op, size, ([], []), (0, 0), f"{backend}: {refusal}")
 
-    share = settings.seconds_per_cell() / len(groups)
+    share = limit / len(groups)
     estimates = [estimate(collective, group, share / 10) for group in groups]
     # Two thirds of the time for the rounds; the rest is for the check, the estimate and barriers.
     per_round = share * 2 / 3 / settings.rounds
@@ -279,12 +280,14 @@ def slowest(seconds: list[float]) -> list[float]:
     return values.tolist()
 
 
-def run_world(world: int, settings: Settings, folder: str, limit: float) -> list[Cell]:
-    """Start the ranks of one world, and end them if they outlive `limit` seconds."""
-    deadline = time.monotonic() + limit
-    ranks = mp.spawn(run_rank, args=(world, settings, folder), nprocs=world, join=False)
+def run_world(world: int, settings: Settings, folder: str) -> list[Cell]:
+    """Start the ranks of one world, and end them if they far outlive its part of the budget."""
+    budget = settings.budget / len(settings.worlds)
+    until, limit = time.monotonic() + budget, HARD_LIMIT * budget
+    arguments = (world, settings, folder, until)
+    ranks = mp.spawn(run_rank, args=arguments, nprocs=world, join=False)
     while not ranks.join(timeout=1.0):
-        if time.monotonic() > deadline:
+        if time.monotonic() > until - budget + limit:
             for process in ranks.processes:
                 process.kill()
             sys.exit(f"{world} ranks outlived {limit:.0f} s and were ended")
@@ -438,13 +441,13 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    rounds, budget = (5, 35.0) if args.quick else (11, 220.0)
+    rounds, budget = (5, 40.0) if args.quick else (11, 240.0)
     settings = Settings(args.backends, args.worlds, args.ops, args.sizes, rounds, budget)
     print(header(settings))
     cells = []
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
         for world in settings.worlds:
-            of_world = run_world(world, settings, folder, limit=budget * 4)
+            of_world = run_world(world, settings, folder)
             show("")
             print(table(of_world, settings), flush=True)
             cells += of_world
