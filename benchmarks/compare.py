@@ -38,7 +38,7 @@ SIZES = [8, 64, 512, 4 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20, 64 << 20]
 ELEMENT = torch.float32.itemsize
 MOST_CALLS = 10_000  # in one round
 HARD_LIMIT = 10  # times the budget of a world, before its ranks are ended
-LEAST_SECONDS, MOST_SECONDS = 0.1, 4.0  # for one cell, however late or early it is
+LEAST_SECONDS = 0.1  # for one cell, however late it is
 WAIT = datetime.timedelta(seconds=120)
 
 
@@ -52,6 +52,7 @@ class Settings:
     sizes: tuple[int, ...]
     rounds: int
     budget: float  # seconds for all of it, shared out evenly over worlds and cells
+    longest: float  # seconds for one cell, however few there are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +206,7 @@ def run_rank(rank: int, world: int, settings: Settings, folder: str, until: floa
             show(f"{world} ranks: {op} {size_name(size)}")
         # A cell that took longer than its share leaves less for those after it.
         share = (until - time.monotonic()) / (len(wanted) - len(cells))
-        share = slowest([min(max(share, LEAST_SECONDS), MOST_SECONDS)])[0]
+        share = slowest([min(max(share, LEAST_SECONDS), settings.longest)])[0]
         cells.append(measure(op, size, groups, settings, share))
     if rank == 0:
         text = json.dumps([dataclasses.asdict(cell) for cell in cells])
@@ -441,8 +442,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    rounds, budget = (5, 40.0) if args.quick else (11, 240.0)
-    settings = Settings(args.backends, args.worlds, args.ops, args.sizes, rounds, budget)
+    limits = (5, 40.0, 1.0) if args.quick else (11, 240.0, 4.0)
+    settings = Settings(args.backends, args.worlds, args.ops, args.sizes, *limits)
     print(header(settings))
     cells = []
     with tempfile.TemporaryDirectory(prefix="compare-") as folder:
