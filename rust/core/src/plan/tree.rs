@@ -173,7 +173,8 @@ impl<'a> Climber<'a> {
 
     /// Gives this rank memory for partial sums, if it adds any in either tree.
     fn with_slots(mut self, steps: &mut Steps) -> Self {
-        if self.trees.iter().any(|tree| !tree.children.is_empty()) {
+        let forwards = self.trees.iter().any(|tree| !tree.children.is_empty());
+        if forwards && self.pieces.len() > 0 {
             self.slots = Some(steps.scratch(2 * SLOTS * self.pieces.chunk));
         }
         self
