@@ -179,13 +179,13 @@ fn another_order_of_operands_is_refused() {
 
 #[test]
 fn adding_twice_or_finishing_twice_is_refused() {
-    let shapes = shapes(Collective::AllReduce, 3, 3);
+    let shapes = shapes(Collective::AllReduce, 3, 2);
     let right = plans(Algorithm::Direct, &shapes);
     let finish = right[0].steps.len() - 1;
     let Step::Finish { src: sum, .. } = right[0].steps[finish] else {
         panic!("the last step finishes");
     };
-    let src = Span::new(Buffer::Input, 0, 3);
+    let src = Span::new(Buffer::Input, 0, 2);
 
     let mut wrong = right.clone();
     wrong[0]
