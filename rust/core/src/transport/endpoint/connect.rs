@@ -60,7 +60,9 @@ pub struct ConnectRequest<'a> {
 pub enum Outcome {
     /// The link.
     Link(Box<dyn Link>),
-    /// The peer is opening this link at this moment, or has opened it: wait for it at the gate.
+    /// The peer is opening this link at this moment, or has opened it: wait for it at the gate. Its attempt may
+    /// still fail for a reason that only the peer learns; connecting again after a while is harmless and finds
+    /// that out.
     Crossing,
 }
 
