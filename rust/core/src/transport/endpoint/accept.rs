@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 
+use super::Shared;
 use super::membership::{Claim, Membership};
 use super::wire::{Cut, Patience, has_ended, timespec};
-use super::{Shared, links};
 use crate::error::Error;
 use crate::rendezvous::handshake::{
     Answer, Answers, CHALLENGE_BYTES, HELLO_BYTES, Hello, Hex, PROOF_BYTES, Purpose, Stranger,
 };
+use crate::transport::shm::ShmLink;
+use crate::transport::tcp::TcpLink;
 
 /// How often the accepting thread looks for parked streams that nobody came for.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -360,10 +362,10 @@ impl Visit<'_> {
         self.answer(&stream, Answer::Accept)?;
         let segment = self.patience.receive_fd(&stream)?;
         let channel = stream.try_clone().map_err(Cut::from)?;
-        match links::open_shm(stream, segment) {
+        match ShmLink::open(stream, segment) {
             Ok(link) => {
                 self.answer(&channel, Answer::Accept)?;
-                claim.deliver(link);
+                claim.deliver(Box::new(link));
                 Ok(())
             }
             Err(error) => {
@@ -416,10 +418,10 @@ impl Visit<'_> {
         };
         let channel = control.try_clone().map_err(Cut::from)?;
         let peer = peer_of(&data);
-        match links::tcp(data, control, peer) {
+        match TcpLink::new(data, control, peer) {
             Ok(link) => {
                 self.answer(&channel, Answer::Accept)?;
-                claim.deliver(link);
+                claim.deliver(Box::new(link));
                 Ok(())
             }
             Err(error) => {

@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 
 use super::membership::Membership;
 use super::wire::{Cut, Patience};
-use super::{Address, Shared, links};
+use super::{Address, Shared};
 use crate::error::{Code, Error, Result};
 use crate::rendezvous::handshake::{
     ANSWER_BYTES, Answer, CHALLENGE_BYTES, GroupKey, Hello, Initiator, Lane, Proven, Purpose,
     random_bytes,
 };
 use crate::transport::Link;
+use crate::transport::shm::ShmLink;
+use crate::transport::tcp::TcpLink;
 use crate::types::Rank;
 
 /// How long a refused TCP connection is tried again: the listener may be about to come back.
@@ -209,7 +211,7 @@ impl Attempt<'_> {
         let channel = control
             .try_clone()
             .map_err(|error| unusable("a descriptor cannot be duplicated", error.to_string()))?;
-        let (link, segment) = links::create_shm(control, self.shared.ring_bytes)
+        let (link, segment) = ShmLink::create(control, self.shared.ring_bytes)
             .map_err(|error| unusable("a segment cannot be made", error.message))?;
         let hand_over = || {
             self.patience.send_fd(&channel, segment.as_fd())?;
@@ -228,7 +230,7 @@ impl Attempt<'_> {
             .answer(&frame)
             .map_err(|error| self.untrusted(&error.message))?
         {
-            Answer::Accept => Ok(Reached::Link(link)),
+            Answer::Accept => Ok(Reached::Link(Box::new(link))),
             Answer::Failed => Err(Setback::Unusable("it could not map the segment".to_owned())),
             answer => Ok(Reached::Answer(answer)),
         }
@@ -285,8 +287,8 @@ impl Attempt<'_> {
                 ),
             )));
         }
-        links::tcp(data, control, place)
-            .map(Reached::Link)
+        TcpLink::new(data, control, place)
+            .map(|link| Reached::Link(Box::new(link)))
             .map_err(|error| Setback::Fatal(error.with_peer(self.request.to)))
     }
 

@@ -18,7 +18,6 @@ mod accept;
 mod address;
 mod connect;
 mod interface;
-mod links;
 mod membership;
 #[cfg(test)]
 mod tests;

@@ -284,7 +284,6 @@ fn a_wrong_rank_is_named() {
 }
 
 #[test]
-#[test]
 fn a_group_registered_late_is_waited_for() {
     let key = GroupKey::random().unwrap();
     let zero = Member::new(&key, 0);
@@ -310,11 +309,6 @@ fn tcp_to(member: &Member) -> TcpStream {
     stream
 }
 
-#[test]
-#[test]
-#[test]
-#[test]
-#[test]
 #[test]
 fn an_unreachable_unix_name_leads_to_tcp() {
     let (zero, one) = pair();

@@ -9,6 +9,7 @@ use crate::rendezvous::handshake::{
     ANSWER_BYTES, Answer, CHALLENGE_BYTES, HELLO_BYTES, Hello, Initiator, MAGIC, Proven, Purpose,
 };
 
+#[test]
 fn another_group_s_secret_opens_nothing() {
     let (zero, one) = pair();
     let stranger = Member::new(&GroupKey::random().unwrap(), 0);
@@ -57,6 +58,7 @@ pub(super) fn assert_shown_out(mut stream: TcpStream) {
     );
 }
 
+#[test]
 fn garbage_truncation_and_silence_do_not_hurt_others() {
     let (zero, one) = pair();
     let mut garbage = tcp_to(&one);
@@ -120,6 +122,7 @@ fn hello(purpose: Purpose) -> Hello {
     }
 }
 
+#[test]
 fn a_recorded_conversation_is_refused() {
     let (zero, one) = pair();
     let initiator = Initiator::new(&zero.key, &hello(Purpose::TcpData)).unwrap();
@@ -138,6 +141,7 @@ fn a_recorded_conversation_is_refused() {
     assert_shown_out(replay);
 }
 
+#[test]
 fn a_control_connection_needs_its_stream() {
     let (zero, one) = pair();
     let control = hello(Purpose::TcpControl);
@@ -160,6 +164,7 @@ fn a_control_connection_needs_its_stream() {
     assert_eq!(one.arrival().0, 0);
 }
 
+#[test]
 fn a_bad_segment_is_refused_and_tcp_still_works() {
     let (zero, one) = pair();
     let name = UnixAddr::from_abstract_name(&one.endpoint.address().unix_name).unwrap();
@@ -177,6 +182,7 @@ fn a_bad_segment_is_refused_and_tcp_still_works() {
     converse(&mut *near, &mut *one.arrival().2);
 }
 
+#[test]
 fn a_member_that_breaks_off_can_come_back() {
     let (zero, one) = pair();
     let name = UnixAddr::from_abstract_name(&one.endpoint.address().unix_name).unwrap();
