@@ -97,15 +97,27 @@ impl Member {
         within: Duration,
     ) -> Result<Outcome> {
         self.endpoint.connect(&ConnectRequest {
+            deadline: Instant::now() + within,
+            ..self.request(to, target, transport)
+        })
+    }
+
+    fn request<'a>(
+        &'a self,
+        to: Rank,
+        target: &'a Address,
+        transport: TransportChoice,
+    ) -> ConnectRequest<'a> {
+        ConnectRequest {
             key: &self.key,
             from: self.rank,
             to,
             lane: Lane::Collective,
             target,
-            deadline: Instant::now() + within,
+            deadline: Instant::now() + Duration::from_secs(60),
             transport,
             cancelled: &NEVER,
-        })
+        }
     }
 
     fn arrival(&self) -> (Rank, Lane, Box<dyn Link>) {
@@ -226,6 +238,61 @@ fn crossing_attempts_make_one_link() {
         };
         converse(&mut *near, &mut *far);
         assert!(zero.arrivals.try_recv().is_err() && one.arrivals.try_recv().is_err());
+    }
+}
+
+/// Every rank opens every link at once, through acceptors with few places.
+#[test]
+fn everybody_connects_to_everybody_at_once() {
+    for transport in [TransportChoice::Auto, TransportChoice::Tcp] {
+        let key = GroupKey::random().unwrap();
+        let members: Vec<Member> = (0..4).map(|rank| Member::new(&key, rank)).collect();
+        let attempts = || {
+            let pairs = (0..16).map(|pair| (pair / 4, pair % 4));
+            let pairs = pairs.filter(|(from, to)| from != to);
+            pairs.flat_map(|(from, to)| {
+                [Lane::Collective, Lane::PointToPoint].map(|lane| (from, to, lane))
+            })
+        };
+        let opened: Vec<_> = thread::scope(|scope| {
+            let members = &members;
+            let threads: Vec<_> = attempts()
+                .map(|(from, to, lane)| {
+                    scope.spawn(move || {
+                        let target = members[to].endpoint.address();
+                        let request = members[from].request(to, target, transport);
+                        let request = ConnectRequest { lane, ..request };
+                        members[from].endpoint.connect(&request).unwrap()
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        let mut ends = HashMap::new();
+        for ((from, to, lane), outcome) in attempts().zip(opened) {
+            if let Outcome::Link(link) = outcome {
+                assert!(ends.insert((from, to, lane), link).is_none());
+            }
+        }
+        assert_eq!(ends.len(), 12, "one link per pair of ranks and lane");
+        for member in &members {
+            while ends.len() < 24
+                && attempts().any(|(at, from, lane)| {
+                    at == member.rank && !ends.contains_key(&(at, from, lane))
+                })
+            {
+                let (from, lane, link) = member.arrival();
+                assert!(ends.insert((member.rank, from, lane), link).is_none());
+            }
+        }
+        for (from, to, lane) in attempts().filter(|(from, to, _)| from < to) {
+            let mut near = ends.remove(&(from, to, lane)).unwrap();
+            let mut far = ends.remove(&(to, from, lane)).unwrap();
+            converse(&mut *near, &mut *far);
+        }
     }
 }
 
@@ -383,15 +450,10 @@ fn a_listener_that_does_not_answer_runs_into_the_deadline_or_is_called_off() {
     let cancelled = AtomicBool::new(false);
     thread::scope(|scope| {
         let attempt = scope.spawn(|| {
+            let request = zero.request(1, &target, TransportChoice::Tcp);
             zero.endpoint.connect(&ConnectRequest {
-                key: &zero.key,
-                from: 0,
-                to: 1,
-                lane: Lane::Collective,
-                target: &target,
-                deadline: Instant::now() + Duration::from_secs(600),
-                transport: TransportChoice::Tcp,
                 cancelled: &cancelled,
+                ..request
             })
         });
         thread::sleep(Duration::from_millis(100));
