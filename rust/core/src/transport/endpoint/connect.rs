@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::membership::Membership;
 use super::wire::{Cut, Patience};
-use super::{Address, Shared, links};
+use super::{Address, Shared};
 use crate::config::TransportChoice;
 use crate::error::{Code, Error, Result};
 use crate::rendezvous::handshake::{
@@ -17,6 +17,8 @@ use crate::rendezvous::handshake::{
     random_bytes,
 };
 use crate::transport::Link;
+use crate::transport::shm::ShmLink;
+use crate::transport::tcp::TcpLink;
 use crate::types::Rank;
 
 /// How long a refused TCP connection is tried again: the listener may be about to come back.
@@ -49,7 +51,9 @@ pub struct ConnectRequest<'a> {
 pub enum Outcome {
     /// The link.
     Link(Box<dyn Link>),
-    /// The peer is opening this link at this moment, or has opened it: wait for it at the gate.
+    /// The peer is opening this link at this moment, or has opened it: wait for it at the gate. Its attempt may
+    /// still fail for a reason that only the peer learns; connecting again after a while is harmless and finds
+    /// that out.
     Crossing,
 }
 
@@ -196,7 +200,7 @@ impl Attempt<'_> {
         let channel = control
             .try_clone()
             .map_err(|error| unusable("a descriptor cannot be duplicated", error.to_string()))?;
-        let (link, segment) = links::create_shm(control, self.shared.ring_bytes)
+        let (link, segment) = ShmLink::create(control, self.shared.ring_bytes)
             .map_err(|error| unusable("a segment cannot be made", error.message))?;
         let hand_over = || {
             self.patience.send_fd(&channel, segment.as_fd())?;
@@ -215,7 +219,7 @@ impl Attempt<'_> {
             .answer(&frame)
             .map_err(|error| self.untrusted(&error.message))?
         {
-            Answer::Accept => Ok(Reached::Link(link)),
+            Answer::Accept => Ok(Reached::Link(Box::new(link))),
             Answer::Failed => Err(Setback::Unusable("it could not map the segment".to_owned())),
             answer => Ok(Reached::Answer(answer)),
         }
@@ -272,8 +276,8 @@ impl Attempt<'_> {
                 ),
             )));
         }
-        links::tcp(data, control, place)
-            .map(Reached::Link)
+        TcpLink::new(data, control, place)
+            .map(|link| Reached::Link(Box::new(link)))
             .map_err(|error| Setback::Fatal(error.with_peer(self.request.to)))
     }
 

@@ -18,7 +18,6 @@ mod accept;
 mod address;
 mod connect;
 mod interface;
-mod links;
 mod membership;
 #[cfg(test)]
 mod tests;
@@ -61,7 +60,7 @@ pub struct EndpointOptions {
     pub towards: Option<SocketAddr>,
     /// The job is known to span hosts: a loopback address is published only when there is no other.
     pub several_hosts: bool,
-    /// Bytes of each direction's ring in a shared memory link.
+    /// Bytes of each direction's ring in a shared memory link; a power of two.
     pub ring_bytes: usize,
 }
 
