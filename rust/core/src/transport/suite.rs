@@ -2,7 +2,6 @@
 //! tests of them. The constructor takes the capacity that the link should have in each direction; a transport
 //! whose capacity is the kernel's business comes as near as it can.
 
-use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -469,8 +468,6 @@ impl Sleeper {
             | epoll::EventFlags::OUT
             | epoll::EventFlags::RDHUP;
         for fd in link.fds() {
-            // SAFETY: the link owns the descriptor and is borrowed meanwhile.
-            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             epoll::add(&epoll, fd, epoll::EventData::new_u64(0), edges).unwrap();
         }
         Self(epoll)
