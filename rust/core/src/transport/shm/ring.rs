@@ -516,7 +516,10 @@ mod model {
         while received.len() < count {
             let wanted = count - received.len();
             if step(&mut consumer, &mut received, wanted) == 0 {
-                if !consumer.arm() {
+                if consumer.arm() {
+                    // Part of an element may be all there is.
+                    thread::yield_now();
+                } else {
                     ours.wait();
                 }
                 consumer.disarm();
