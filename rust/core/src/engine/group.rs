@@ -134,6 +134,7 @@ impl Group {
         progress::start()?;
         super::forming::note_process();
         let world = membership.members.len();
+        let spin = config.spin_us.map(Duration::from_micros);
         let neighbours = membership.topology.ranks_beside(rank);
         let core = Core {
             links: LinkTable::new(world),
@@ -169,7 +170,7 @@ impl Group {
             sleeper,
             failure: OnceLock::new(),
             closed: Arc::new(AtomicBool::new(false)),
-            patience: Patience::new(neighbours, super::forming::cores()),
+            patience: Patience::new(neighbours, super::forming::cores(), spin),
             this: Weak::clone(this),
         }))
     }

@@ -80,7 +80,7 @@ pub(crate) fn tell(completion: Completion, result: Result<()>) {
 impl Progress {
     fn run(&self) {
         let mut groups: Vec<Arc<Group>> = Vec::new();
-        let mut patience = Patience::new(1, 0);
+        let mut patience = Patience::new(1, 0, None);
         loop {
             for group in self.adopted.lock().drain(..) {
                 self.sleeper.watch_set(group.sleeper());

@@ -19,36 +19,57 @@ pub(crate) enum Next {
     Sleep,
 }
 
-/// How often to look again before sleeping, by whether there is a core to spare.
+/// How long to look again before sleeping, by whether there is a core to spare.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    spins: u32,
+    spin: Duration,
     yields: u32,
     looked: u32,
+    yielded: u32,
+    since: Option<Instant>,
 }
 
+/// How long a wait spins when there is a core for every rank: some tens of times what a message takes.
+const SPIN: Duration = Duration::from_micros(30);
+
+/// How often a wait gives its core away before it sleeps.
+const YIELDS: u32 = 200;
+
+/// Looks between two readings of the clock.
+const LOOKS_PER_READING: u32 = 16;
+
 impl Patience {
-    /// For a host on which `ranks` of the group share `cores`.
-    pub(crate) fn new(ranks: usize, cores: usize) -> Self {
-        let spins = if ranks > cores { 0 } else { 400 };
+    /// For a host on which `ranks` of the group share `cores`; `spin` overrides how long to spin.
+    pub(crate) fn new(ranks: usize, cores: usize, spin: Option<Duration>) -> Self {
+        let usual = if ranks > cores { Duration::ZERO } else { SPIN };
         Self {
-            spins,
-            yields: 200,
+            spin: spin.unwrap_or(usual),
+            yields: YIELDS,
             looked: 0,
+            yielded: 0,
+            since: None,
         }
     }
 
     /// Something moved: start anew.
     pub(crate) fn reset(&mut self) {
-        self.looked = 0;
+        (self.looked, self.yielded, self.since) = (0, 0, None);
     }
 
     /// Nothing moved.
     pub(crate) fn next(&mut self) -> Next {
         self.looked += 1;
-        if self.looked <= self.spins {
-            Next::Spin
-        } else if self.looked <= self.spins + self.yields {
+        if self.yielded == 0 && !self.spin.is_zero() {
+            if !self.looked.is_multiple_of(LOOKS_PER_READING) {
+                return Next::Spin;
+            }
+            let since = *self.since.get_or_insert_with(Instant::now);
+            if since.elapsed() < self.spin {
+                return Next::Spin;
+            }
+        }
+        self.yielded += 1;
+        if self.yielded <= self.yields {
             Next::Yield
         } else {
             Next::Sleep
