@@ -746,7 +746,7 @@ fn premultiplied(mut request: Request) -> (Request, Option<Scratch>) {
 }
 
 fn check_elements(dtype: DataType, memory: &Memory, operation: &str) -> Result<()> {
-    if memory.len() % dtype.size() != 0 {
+    if !memory.len().is_multiple_of(dtype.size()) {
         return Err(Error::invalid(format!(
             "{operation}: {} bytes are not a whole number of {dtype} elements",
             memory.len()

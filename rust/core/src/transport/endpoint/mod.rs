@@ -123,13 +123,15 @@ impl Default for Limits {
     }
 }
 
+type Groups = HashMap<([u8; 16], Rank), Arc<Membership>>;
+
 /// What the endpoint, its accepting thread and its handshakes share.
 struct Shared {
     address: Address,
     ring_bytes: usize,
     limits: Limits,
     /// By group id and by the rank that this process has in it: threads of one process may be several ranks.
-    groups: Mutex<HashMap<([u8; 16], Rank), Arc<Membership>>>,
+    groups: Mutex<Groups>,
     registered: Condvar,
     /// Streams of TCP links that wait for their control connections.
     parked: Mutex<Vec<Parked>>,
