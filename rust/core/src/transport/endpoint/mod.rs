@@ -2,7 +2,7 @@
 //!
 //! A process publishes one [`Address`]: an abstract Unix socket (a name without a file, gone with its process) and one
 //! TCP address. Links are opened when first needed, by whichever side needs one first; when both do at once, the
-//! attempt of the lower rank wins. [`membership`] keeps who is doing what and decides that in one place, so that both
+//! attempt of the lower rank wins. `membership.rs` keeps who is doing what and decides that in one place, so that both
 //! sides come to the same single link:
 //!
 //! - a side begins to connect only while it has neither this link nor an accepted attempt of the peer in hand;
