@@ -93,6 +93,10 @@ pub fn simulate(plans: &[Plan], cost: &CostModel) -> f64 {
     while let Some(Reverse((Time(now), _, event))) = machine.events.pop() {
         match event {
             Event::Receive { rank, step, bytes } => machine.receive(rank, step, bytes, now),
+            Event::Arrived { rank, step } => {
+                let done = machine.work(rank, now, cost.across.per_message);
+                machine.at(done, Event::Done { rank, step });
+            }
             Event::Done { rank, step } => {
                 end = now;
                 machine.progress[rank][step] = Progress::Done;
@@ -133,6 +137,11 @@ enum Event {
         rank: Rank,
         step: usize,
         bytes: f64,
+    },
+    /// The last byte of a message from another host is here.
+    Arrived {
+        rank: Rank,
+        step: usize,
     },
     Done {
         rank: Rank,
@@ -312,18 +321,17 @@ impl<'a> Machine<'a> {
         else {
             unreachable!("only receives receive");
         };
-        let end = match self.hosts(from, rank) {
+        match self.hosts(from, rank) {
             None => {
                 let cost = self.cost.inside;
-                self.work(rank, now, cost.per_message + bytes * cost.per_byte)
+                let end = self.work(rank, now, cost.per_message + bytes * cost.per_byte);
+                self.at(end, Event::Done { rank, step });
             }
             Some((_, host)) => {
-                let cost = self.cost.across;
-                let arrived = now.max(self.in_free[host]) + bytes * cost.per_byte;
+                let arrived = now.max(self.in_free[host]) + bytes * self.cost.across.per_byte;
                 self.in_free[host] = arrived;
-                self.work(rank, arrived, cost.per_message)
+                self.at(arrived, Event::Arrived { rank, step });
             }
-        };
-        self.at(end, Event::Done { rank, step });
+        }
     }
 }
