@@ -1,12 +1,13 @@
 //! How long plans would take, on machines that one does not have.
 //!
-//! A discrete-event simulation of [`super::Plan`]s under the executor's own rule ([`super::Step::must_follow`]), with
-//! a cost for messages, bytes and passes over memory. The costs are few, so that their meaning stays clear:
+//! A discrete-event simulation of [`super::Plan`]s under the executor's own rule
+//! ([`super::Step::must_follow`]), with a cost for messages, bytes and passes over memory. The costs are few,
+//! so that their meaning stays clear:
 //!
-//! - A rank has one thread. Each message costs it a fixed time on either side, and bytes cost it time per byte when it
-//!   copies, reduces, or receives from a rank of the same host.
-//! - A host has one network interface with one lane out and one in. Bytes to other hosts occupy first the sender's,
-//!   then, the latency later, the receiver's.
+//! - A rank has one thread. Each message costs it a fixed time on either side, and bytes cost it time per
+//!   byte when it copies, reduces, or receives from a rank of the same host.
+//! - A host has one network interface with one lane out and one in. Bytes to other hosts occupy first the
+//!   sender's, then, the latency later, the receiver's.
 //! - When a host has more ranks than cores, what its threads do takes that much longer.
 
 #[cfg(test)]
@@ -52,7 +53,8 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// Shared memory inside hosts at 8 GB/s and half a microsecond, 10 Gbit/s and 20 microseconds between them.
+    /// Shared memory inside hosts at 8 GB/s and half a microsecond, 10 Gbit/s and 20 microseconds between
+    /// them.
     pub fn typical(topology: Topology, element_size: usize, accumulator_size: usize) -> Self {
         Self {
             topology,
@@ -83,7 +85,8 @@ impl CostModel {
     }
 }
 
-/// Seconds from the start until the last rank has done its last step; infinite when the plans do not complete.
+/// Seconds from the start until the last rank has done its last step; infinite when the plans do not
+/// complete.
 pub fn simulate(plans: &[Plan], cost: &CostModel) -> f64 {
     let mut machine = Machine::new(plans, cost);
     for rank in 0..plans.len() {
