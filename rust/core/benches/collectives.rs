@@ -11,17 +11,34 @@ use unisono::config::Config;
 use unisono::rendezvous;
 use unisono::types::ReduceOp;
 
-const BYTES: [usize; 8] = [8, 512, 4 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20, 64 << 20];
+const BYTES: [usize; 8] = [
+    8,
+    512,
+    4 << 10,
+    16 << 10,
+    128 << 10,
+    1 << 20,
+    8 << 20,
+    64 << 20,
+];
 const PLACE: &str = "UNISONO_TEST_BENCH_PLACE";
 
 fn main() {
     if let Ok(place) = std::env::var(PLACE) {
         let mut part = place.splitn(3, ' ');
-        let rank = part.next().and_then(|text| text.parse().ok()).expect("a rank");
-        let world = part.next().and_then(|text| text.parse().ok()).expect("a world size");
+        let rank = part
+            .next()
+            .and_then(|text| text.parse().ok())
+            .expect("a rank");
+        let world = part
+            .next()
+            .and_then(|text| text.parse().ok())
+            .expect("a world size");
         return be(rank, world, part.next().expect("a URL"));
     }
-    let mut worlds: Vec<usize> = std::env::args().filter_map(|text| text.parse().ok()).collect();
+    let mut worlds: Vec<usize> = std::env::args()
+        .filter_map(|text| text.parse().ok())
+        .collect();
     if worlds.is_empty() {
         worlds = vec![2, 4];
     }
@@ -52,14 +69,18 @@ fn be(rank: usize, world: usize, url: &str) {
     let comm = Communicator::join(&*store, rank, world, config).expect("the group");
     for bytes in BYTES {
         let mut data = vec![0.0_f32; (bytes / 4).max(1)];
-        let mut call = || comm.all_reduce(&mut data, ReduceOp::Sum).expect("all_reduce");
+        let mut call = || {
+            comm.all_reduce(&mut data, ReduceOp::Sum)
+                .expect("all_reduce")
+        };
         for _ in 0..3 {
             call();
         }
         let started = Instant::now();
         call();
         let mut once = [started.elapsed().as_secs_f64()];
-        comm.all_reduce(&mut once, ReduceOp::Max).expect("all_reduce");
+        comm.all_reduce(&mut once, ReduceOp::Max)
+            .expect("all_reduce");
         let batch = ((0.02 / once[0]) as usize).clamp(1, 2000);
         let batches = if bytes >= 8 << 20 { 9 } else { 21 };
         let mut times: Vec<Duration> = (0..batches)
@@ -67,7 +88,8 @@ fn be(rank: usize, world: usize, url: &str) {
                 comm.barrier().expect("barrier");
                 let started = Instant::now();
                 for _ in 0..batch {
-                    comm.all_reduce(&mut data, ReduceOp::Sum).expect("all_reduce");
+                    comm.all_reduce(&mut data, ReduceOp::Sum)
+                        .expect("all_reduce");
                 }
                 started.elapsed() / batch as u32
             })
@@ -75,7 +97,11 @@ fn be(rank: usize, world: usize, url: &str) {
         times.sort();
         let median = times[times.len() / 2].as_secs_f64();
         if rank == 0 {
-            println!("{bytes:>10} {:>12.2} {:>8.2}", median * 1e6, bytes as f64 / median / 1e9);
+            println!(
+                "{bytes:>10} {:>12.2} {:>8.2}",
+                median * 1e6,
+                bytes as f64 / median / 1e9
+            );
         }
     }
 }

@@ -14,6 +14,7 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::ring::Memory;
 use crate::error::{Code, Error, Result};
+use crate::reduce::piece;
 
 /// The smallest ring: an element of 16 bytes fits whatever room the consumer holds back.
 pub const MIN_CAPACITY: usize = 64;
@@ -252,7 +253,7 @@ impl Memory for RingMemory {
     unsafe fn write(&self, at: usize, bytes: &[u8]) {
         // SAFETY: the caller keeps the destination within the ring and on bytes that are not published. The
         // only slices of the ring are those `lend` makes, of published bytes, so `bytes` cannot overlap it.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.data.add(at).as_ptr(), bytes.len()) }
+        unsafe { copy(bytes.as_ptr(), self.data.add(at).as_ptr(), bytes.len()) }
     }
 
     #[inline]
@@ -260,9 +261,7 @@ impl Memory for RingMemory {
         // SAFETY: the caller keeps the source within the ring; an exclusive slice cannot overlap it. No
         // reference to the peer's bytes is formed. A peer that writes them meanwhile breaks the ring's rules
         // and spoils numbers, nothing else.
-        unsafe {
-            ptr::copy_nonoverlapping(self.data.add(at).as_ptr(), bytes.as_mut_ptr(), bytes.len());
-        }
+        unsafe { copy(self.data.add(at).as_ptr(), bytes.as_mut_ptr(), bytes.len()) }
     }
 
     #[inline]
@@ -273,6 +272,19 @@ impl Memory for RingMemory {
         // one break the protocol, the fold reads other bytes than were sent; it uses them as numbers to
         // reduce, for which every pattern is valid, and never as lengths, addresses or conditions on them.
         fold(unsafe { std::slice::from_raw_parts(self.data.add(at).as_ptr(), length) });
+    }
+}
+
+/// Copies `len` bytes, in pieces where the C library would be slow (see [`piece`]).
+///
+/// # Safety
+/// As for [`ptr::copy_nonoverlapping`].
+#[inline]
+unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
+    let piece = piece(dst.addr(), src.addr(), len);
+    for at in (0..len).step_by(piece) {
+        // SAFETY: a part of what the caller vouches for.
+        unsafe { ptr::copy_nonoverlapping(src.add(at), dst.add(at), piece.min(len - at)) };
     }
 }
 
