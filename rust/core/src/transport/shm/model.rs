@@ -2,12 +2,12 @@
 //! a condition variable: a lost wake-up leaves a thread asleep for good, which loom reports as a
 //! deadlock.
 
+use std::sync::atomic::Ordering;
+
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-
-use std::sync::atomic::Ordering;
 
 use super::ring::{Consumer, Memory, Producer, Word};
 

@@ -186,7 +186,8 @@ impl Link for TcpLink {
         // announced and nobody has taken since is not slept through.
         let mut wanted = PollFlags::empty();
         wanted.set(PollFlags::IN, interest.readable && !self.drained);
-        wanted.set(PollFlags::OUT, interest.writable && self.broken.is_none());
+        let may_send = self.broken.is_none() && !self.leaving;
+        wanted.set(PollFlags::OUT, interest.writable && may_send);
         !wanted.is_empty() && self.ready(wanted).intersects(wanted)
     }
 
