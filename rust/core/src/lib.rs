@@ -1,7 +1,46 @@
 //! unisono: collective communication between processes.
+//!
+//! A [`Communicator`] is a group of ranks. Its collectives move and reduce buffers between them, through shared memory
+//! inside a host and over TCP between hosts. The layers, each of which knows only those above it in this list:
+//!
+//! - [`types`], [`buffer`], [`error`], [`config`]: the vocabulary. `buffer` is the only place where a pointer becomes a
+//!   slice; `config` is the one table of settings.
+//! - [`plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
+//!   which `plan::check` proves right without a socket.
+//! - [`reduce`]: the arithmetic, operator by type, in SIMD and as a scalar reference.
+//! - [`transport`]: a `Link` is one ordered reliable stream between two ranks; shared memory, TCP, in-process.
+//! - [`rendezvous`]: how the ranks of a job find each other (stores, launchers) and who may join (handshake).
+//! - `engine`: runs plans over links. One progress thread per process; a blocking call drives its own operation.
+//! - `health`: what went wrong, in words.
+//! - [`communicator`]: the group and its collectives, which the doors (torch, Python, C) call.
+//!
+//! The paved path:
+//!
+//! ```no_run
+//! use unisono::{Communicator, config::Config, rendezvous};
+//!
+//! let config = Config::from_env()?;
+//! let launch = rendezvous::launcher::detect()?;
+//! let store = rendezvous::open_launch(&launch, config.join_timeout.duration())?;
+//! let comm = Communicator::join(&*store, launch.rank, launch.world, config)?;
+//! let mut gradients = vec![1.0_f32; 1024];
+//! comm.all_reduce(&mut gradients, unisono::types::ReduceOp::Sum)?;
+//! # Ok::<(), unisono::error::Error>(())
+//! ```
 
+pub mod buffer;
+pub mod communicator;
+pub mod config;
+mod engine;
 pub mod error;
+mod fork;
+mod health;
 pub mod plan;
+pub mod reduce;
 pub mod rendezvous;
+mod slices;
 pub mod transport;
 pub mod types;
+
+pub use communicator::{Communicator, PointToPoint, Work};
+pub use engine::{Completion, Request, Sizes};

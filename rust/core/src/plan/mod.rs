@@ -11,10 +11,30 @@
 //! # Buffers and element types
 //!
 //! `Input` and `Output` hold elements of the request's type. `Scratch` belongs to the plan and holds elements of
-//! the *accumulation* type, which is float32 for the 16-bit and 8-bit floats and the same type for all others.
+//! the *accumulation* type. In a collective that reduces, that is float32 for the 16-bit and 8-bit floats and the
+//! same type for all others; in one that only moves elements it is the request's own type, always, so that the
+//! detour through `Scratch` keeps every bit (a NaN's payload too).
 //! A message carries the elements of the span it was sent from: [`Wire::Element`] from `Input` and `Output`,
 //! [`Wire::Partial`] from `Scratch`. `Copy` between `Scratch` and the others converts.
+//!
+//! # Making one
+//!
+//! [`select::select`] names an algorithm, [`build`] makes this rank's plan by it; [`check::verify`] proves a new
+//! algorithm. Zero-length messages are left out on both sides, except in a barrier, which has no others.
 #![forbid(unsafe_code)]
+
+mod bruck;
+mod builder;
+pub mod check;
+mod direct;
+mod doubling;
+mod halving;
+mod ring;
+pub mod select;
+pub mod simulate;
+#[cfg(test)]
+mod tests;
+mod tree;
 
 use std::fmt;
 
@@ -129,6 +149,61 @@ pub enum Step {
     },
 }
 
+impl Step {
+    /// The spans the step reads.
+    pub fn reads(&self) -> [Option<Span>; 2] {
+        match *self {
+            Self::Send { src, .. } | Self::Copy { src, .. } | Self::Finish { src, .. } => {
+                [Some(src), None]
+            }
+            Self::Recv { .. } => [None, None],
+            Self::Fold { dst, .. } => [Some(dst), None],
+            Self::Reduce { src, dst } => [Some(src), Some(dst)],
+        }
+    }
+
+    /// The span the step writes.
+    pub fn writes(&self) -> Option<Span> {
+        match *self {
+            Self::Send { .. } => None,
+            Self::Recv { dst, .. }
+            | Self::Fold { dst, .. }
+            | Self::Copy { dst, .. }
+            | Self::Reduce { dst, .. }
+            | Self::Finish { dst, .. } => Some(dst),
+        }
+    }
+
+    /// Whether this step may start only after `earlier`, an unfinished step before it in the same plan, has
+    /// ended. This is the one definition of the rule, for executors and for the checker:
+    ///
+    /// - both use the same direction of the same link, or
+    /// - one writes bytes that the other reads or writes, or
+    /// - this is a `Send` of no elements and `earlier` a `Recv` of none. Such messages carry no bytes to tell
+    ///   that one depends on the other, and a barrier consists of them: "I have heard from ..." is what they say.
+    pub fn must_follow(&self, earlier: &Self) -> bool {
+        match (self, earlier) {
+            (Self::Send { to, .. }, Self::Send { to: other, .. }) if to == other => return true,
+            (
+                Self::Recv { from, .. } | Self::Fold { from, .. },
+                Self::Recv { from: other, .. } | Self::Fold { from: other, .. },
+            ) if from == other => return true,
+            (Self::Send { src, .. }, Self::Recv { dst, .. }) if src.len == 0 && dst.len == 0 => {
+                return true;
+            }
+            _ => {}
+        }
+        let touches = |writer: &Self, other: &Self| {
+            writer.writes().is_some_and(|written| {
+                let touched = |span: &Span| span.overlaps(&written);
+                other.reads().iter().flatten().any(touched)
+                    || other.writes().as_ref().is_some_and(touched)
+            })
+        };
+        touches(self, earlier) || touches(earlier, self)
+    }
+}
+
 /// The steps of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -182,6 +257,9 @@ pub struct Shape<'a> {
 pub enum Algorithm {
     /// Everyone to everyone: the fewest rounds, one fixed order of reduction at any size.
     Direct,
+    /// Direct in two shots: reduce your slice from everyone, share the slices. The volume of the ring in two
+    /// rounds, and the order of reduction of `Direct`.
+    TwoShot,
     /// Around a ring: each link direction of each rank is used by one neighbour only.
     Ring,
     /// Double binary tree (Sanders, Speck, Träff 2009).
@@ -196,8 +274,9 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Direct,
+        Self::TwoShot,
         Self::Ring,
         Self::Tree,
         Self::RecursiveDoubling,
@@ -209,6 +288,7 @@ impl Algorithm {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
+            Self::TwoShot => "two_shot",
             Self::Ring => "ring",
             Self::Tree => "tree",
             Self::RecursiveDoubling => "recursive_doubling",
@@ -222,4 +302,100 @@ impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// The longest piece, in elements, that is worked on as a whole where an algorithm forwards what it receives (tree,
+/// ring) or folds several contributions into one sum (direct). Long enough to hide a message's latency, short
+/// enough to be still in the cache when its turn comes again.
+pub const DEFAULT_CHUNK: usize = 32 * 1024;
+
+/// Whether `algorithm` can serve `shape`. False for every algorithm when the shape itself is malformed.
+pub fn applicable(algorithm: Algorithm, shape: &Shape) -> bool {
+    use Algorithm::{Bruck, Direct, Halving, RecursiveDoubling, Ring, Tree, TwoShot};
+
+    let even = matches!(shape.counts, Counts::Even(_));
+    let well_formed = shape.rank < shape.world
+        && shape.root < shape.world
+        && match (shape.collective, shape.counts) {
+            (_, Counts::Even(_)) => true,
+            (
+                Collective::AllGather
+                | Collective::Gather
+                | Collective::ReduceScatter
+                | Collective::Scatter,
+                Counts::PerRank(counts),
+            ) => counts.len() == shape.world,
+            (Collective::AllToAll, Counts::PerPair { send, recv }) => {
+                send.len() == shape.world && recv.len() == shape.world
+            }
+            _ => false,
+        };
+    well_formed
+        && match shape.collective {
+            Collective::AllReduce => algorithm != Bruck,
+            Collective::Reduce | Collective::Broadcast => {
+                matches!(algorithm, Direct | TwoShot | Ring | Tree)
+            }
+            Collective::AllGather => match algorithm {
+                Direct | Ring | Bruck => true,
+                RecursiveDoubling => shape.world.is_power_of_two(),
+                _ => false,
+            },
+            Collective::ReduceScatter => matches!(algorithm, Direct | Ring | Halving),
+            Collective::Gather | Collective::Scatter => {
+                algorithm == Direct || (algorithm == Tree && even)
+            }
+            Collective::AllToAll => algorithm == Direct || (algorithm == Bruck && even),
+            Collective::Barrier => matches!(algorithm, Direct | Bruck),
+            Collective::Send | Collective::Recv => false,
+        }
+}
+
+/// This rank's plan for `shape` by `algorithm`; `None` when the algorithm does not apply.
+pub fn build(algorithm: Algorithm, shape: &Shape) -> Option<Plan> {
+    build_chunked(algorithm, shape, DEFAULT_CHUNK)
+}
+
+/// [`build`], with pieces of at most `chunk` elements where the algorithm works in pieces. Must be equal on all
+/// ranks.
+pub fn build_chunked(algorithm: Algorithm, shape: &Shape, chunk: usize) -> Option<Plan> {
+    if !applicable(algorithm, shape) {
+        return None;
+    }
+    if shape.world == 1 {
+        return Some(direct::alone(shape));
+    }
+    let chunk = chunk.max(1);
+    Some(match (shape.collective, algorithm) {
+        (Collective::AllReduce, Algorithm::Direct) => direct::all_reduce(shape, chunk),
+        (Collective::AllReduce, Algorithm::TwoShot) => direct::all_reduce_two_shot(shape, chunk),
+        (Collective::AllReduce, Algorithm::Ring) => ring::all_reduce(shape, chunk),
+        (Collective::AllReduce, Algorithm::Tree) => tree::all_reduce(shape, chunk),
+        (Collective::AllReduce, Algorithm::RecursiveDoubling) => doubling::all_reduce(shape),
+        (Collective::AllReduce, Algorithm::Halving) => halving::all_reduce(shape),
+        (Collective::Reduce, Algorithm::Direct) => direct::reduce(shape, chunk),
+        (Collective::Reduce, Algorithm::TwoShot) => direct::reduce_two_shot(shape, chunk),
+        (Collective::Reduce, Algorithm::Ring) => ring::reduce(shape, chunk),
+        (Collective::Reduce, Algorithm::Tree) => tree::reduce(shape, chunk),
+        (Collective::Broadcast, Algorithm::Direct) => direct::broadcast(shape),
+        (Collective::Broadcast, Algorithm::TwoShot) => direct::broadcast_two_shot(shape),
+        (Collective::Broadcast, Algorithm::Ring) => ring::broadcast(shape, chunk),
+        (Collective::Broadcast, Algorithm::Tree) => tree::broadcast(shape, chunk),
+        (Collective::AllGather, Algorithm::Direct) => direct::all_gather(shape),
+        (Collective::AllGather, Algorithm::Ring) => ring::all_gather(shape, chunk),
+        (Collective::AllGather, Algorithm::Bruck) => bruck::all_gather(shape),
+        (Collective::AllGather, Algorithm::RecursiveDoubling) => doubling::all_gather(shape),
+        (Collective::ReduceScatter, Algorithm::Direct) => direct::reduce_scatter(shape, chunk),
+        (Collective::ReduceScatter, Algorithm::Ring) => ring::reduce_scatter(shape, chunk),
+        (Collective::ReduceScatter, Algorithm::Halving) => halving::reduce_scatter(shape),
+        (Collective::Gather, Algorithm::Direct) => direct::gather(shape),
+        (Collective::Gather, Algorithm::Tree) => tree::gather(shape),
+        (Collective::Scatter, Algorithm::Direct) => direct::scatter(shape),
+        (Collective::Scatter, Algorithm::Tree) => tree::scatter(shape),
+        (Collective::AllToAll, Algorithm::Direct) => direct::all_to_all(shape),
+        (Collective::AllToAll, Algorithm::Bruck) => bruck::all_to_all(shape),
+        (Collective::Barrier, Algorithm::Direct) => direct::barrier(shape),
+        (Collective::Barrier, Algorithm::Bruck) => bruck::barrier(shape),
+        _ => return None,
+    })
 }

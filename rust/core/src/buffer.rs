@@ -1,0 +1,324 @@
+//! Views of memory: the only place where a pointer becomes a slice.
+//!
+//! A [`Memory`] is one or more pieces that are treated as one run of bytes, so that a list of tensors can be
+//! gathered into, or reduced, without flattening it first. It does not own what it points to; whoever makes one
+//! promises that it stays valid until the operation it was given to has completed.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+use half::{bf16, f16};
+
+use crate::types::DataType;
+
+/// A Rust type that is a [`DataType`].
+///
+/// # Safety
+/// Every bit pattern of `DTYPE`'s size is a valid value, and the type has that size and no padding.
+pub unsafe trait Element: Copy + Send + Sync + 'static {
+    /// The element type.
+    const DTYPE: DataType;
+}
+
+macro_rules! elements {
+    ($($rust:ty => $dtype:ident),+ $(,)?) => {$(
+        // SAFETY: a plain number of that size; every bit pattern is a value.
+        unsafe impl Element for $rust {
+            const DTYPE: DataType = DataType::$dtype;
+        }
+    )+};
+}
+
+elements! {
+    f16 => Float16, bf16 => BFloat16, f32 => Float32, f64 => Float64,
+    i8 => Int8, i16 => Int16, i32 => Int32, i64 => Int64,
+    u8 => UInt8, u16 => UInt16, u32 => UInt32, u64 => UInt64,
+}
+
+/// One contiguous piece.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    start: *mut u8,
+    bytes: usize,
+    /// Bytes of all pieces before this one.
+    before: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Pieces {
+    One(Piece),
+    Many(Box<[Piece]>),
+}
+
+/// A run of bytes made of one or more pieces of memory that somebody else owns.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    pieces: Pieces,
+    bytes: usize,
+}
+
+// SAFETY: a `Memory` is an address and a length. The promise made to the unsafe constructors covers use from any
+// thread, because an operation may be carried on by the progress thread.
+unsafe impl Send for Memory {}
+// SAFETY: as for `Send`; shared references allow no access without a further unsafe call.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// No bytes at all.
+    pub const fn empty() -> Self {
+        Self {
+            pieces: Pieces::One(Piece {
+                start: NonNull::dangling().as_ptr(),
+                bytes: 0,
+                before: 0,
+            }),
+            bytes: 0,
+        }
+    }
+
+    /// `bytes` bytes from `start`.
+    ///
+    /// # Safety
+    /// Until the operation that uses this has completed, on any thread: the bytes stay allocated; nobody writes
+    /// to them; and when it is used as an output, nobody reads them either.
+    pub const unsafe fn from_raw_parts(start: *mut u8, bytes: usize) -> Self {
+        if bytes == 0 {
+            return Self::empty();
+        }
+        Self {
+            pieces: Pieces::One(Piece {
+                start,
+                bytes,
+                before: 0,
+            }),
+            bytes,
+        }
+    }
+
+    /// The pieces `(start, bytes)` one after the other. Each must hold whole elements.
+    ///
+    /// # Safety
+    /// As for [`Memory::from_raw_parts`], for each piece; pieces used as an output do not overlap.
+    pub unsafe fn from_pieces(pieces: impl IntoIterator<Item = (*mut u8, usize)>) -> Self {
+        let mut before = 0;
+        let mut list = Vec::new();
+        for (start, bytes) in pieces {
+            if bytes > 0 {
+                list.push(Piece {
+                    start,
+                    bytes,
+                    before,
+                });
+                before += bytes;
+            }
+        }
+        match list.as_slice() {
+            [] => Self::empty(),
+            [one] => Self {
+                pieces: Pieces::One(*one),
+                bytes: before,
+            },
+            _ => Self {
+                pieces: Pieces::Many(list.into_boxed_slice()),
+                bytes: before,
+            },
+        }
+    }
+
+    /// A view of `slice`, to be read. Whoever uses it keeps the borrow for as long as the operation runs.
+    pub(crate) fn of<T: Element>(slice: &[T]) -> Self {
+        // SAFETY: valid for reading while the borrow lives, which the crate's callers (`slices`) make outlive the
+        // operation.
+        unsafe {
+            Self::from_raw_parts(
+                slice.as_ptr().cast_mut().cast(),
+                std::mem::size_of_val(slice),
+            )
+        }
+    }
+
+    /// A view of `slice`, to be written. As [`Memory::of`].
+    pub(crate) fn of_mut<T: Element>(slice: &mut [T]) -> Self {
+        // SAFETY: as in `of`, and the borrow is exclusive; every bit pattern is a value of `T`.
+        unsafe { Self::from_raw_parts(slice.as_mut_ptr().cast(), std::mem::size_of_val(slice)) }
+    }
+
+    /// The whole length in bytes.
+    pub const fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are no bytes.
+    pub const fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Whether both have a byte in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.pieces().iter().any(|a| {
+            other.pieces().iter().any(|b| {
+                let (a_start, b_start) = (a.start as usize, b.start as usize);
+                a.bytes > 0
+                    && b.bytes > 0
+                    && a_start < b_start + b.bytes
+                    && b_start < a_start + a.bytes
+            })
+        })
+    }
+
+    /// The bytes from `offset` on, at most `max` and at most to the end of their piece, for reading.
+    ///
+    /// The engine alone calls this and [`Memory::write`], under two rules that make them sound: only while the
+    /// operation that the memory was given to is under way, which is what the maker promised for; and never so
+    /// that a slice being written overlaps another slice. The second holds inside a step because buffers of one
+    /// request do not overlap (`Request::check`) nor do the spans of one step (`plan::check`), and between steps
+    /// and operations because one that touches bytes in use is not run meanwhile (`engine::executor`).
+    pub(crate) fn read(&self, offset: usize, max: usize) -> &[u8] {
+        let (start, bytes) = self.run(offset, max);
+        // SAFETY: `run` stays inside one piece, which the maker of `self` promised to be valid while the operation
+        // is under way; nothing writes to it meanwhile (see above).
+        unsafe { std::slice::from_raw_parts(start, bytes) }
+    }
+
+    /// The bytes from `offset` on, at most `max` and at most to the end of their piece, for writing. See
+    /// [`Memory::read`] for the rules.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "a view of memory that somebody else owns, under the rules of `read`"
+    )]
+    pub(crate) fn write(&self, offset: usize, max: usize) -> &mut [u8] {
+        let (start, bytes) = self.run(offset, max);
+        // SAFETY: as in `read`; this is the only slice over these bytes.
+        unsafe { std::slice::from_raw_parts_mut(start, bytes) }
+    }
+
+    /// The contiguous run that begins at `offset`: its address and its length, at most `max`.
+    fn run(&self, offset: usize, max: usize) -> (*mut u8, usize) {
+        assert!(
+            offset <= self.bytes,
+            "offset {offset} lies outside {} bytes",
+            self.bytes
+        );
+        let piece = match &self.pieces {
+            Pieces::One(piece) => piece,
+            Pieces::Many(list) => {
+                // The last piece that begins at or before the offset: pieces are never empty.
+                &list[list.partition_point(|piece| piece.before <= offset) - 1]
+            }
+        };
+        let within = offset - piece.before;
+        (
+            piece.start.wrapping_add(within),
+            max.min(piece.bytes - within),
+        )
+    }
+
+    fn pieces(&self) -> &[Piece] {
+        match &self.pieces {
+            Pieces::One(piece) => std::slice::from_ref(piece),
+            Pieces::Many(list) => list,
+        }
+    }
+}
+
+/// Memory that an operation owns while it runs: uninitialised, aligned to a cache line.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: `Scratch` owns its allocation, as a `Vec<u8>` would.
+unsafe impl Send for Scratch {}
+
+impl Scratch {
+    const ALIGNMENT: usize = 64;
+
+    /// At least `bytes` bytes.
+    pub(crate) fn new(bytes: usize) -> Self {
+        let layout = Self::layout(bytes);
+        // SAFETY: the layout's size is not zero (see `layout`).
+        let start = NonNull::new(unsafe { alloc(layout) });
+        match start {
+            Some(start) => Self {
+                start,
+                bytes: layout.size(),
+            },
+            None => handle_alloc_error(layout),
+        }
+    }
+
+    /// The length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// A view of the first `bytes` bytes. It is used only while `self` lives (the executor keeps both together), and
+    /// what is read through it was written before (`plan::check` proves that of every plan).
+    pub(crate) fn view(&self, bytes: usize) -> Memory {
+        assert!(bytes <= self.bytes);
+        // SAFETY: the allocation is valid for as long as `self` lives.
+        unsafe { Memory::from_raw_parts(self.start.as_ptr(), bytes) }
+    }
+
+    fn layout(bytes: usize) -> Layout {
+        let bytes = bytes.max(1).next_multiple_of(Self::ALIGNMENT);
+        Layout::from_size_align(bytes, Self::ALIGNMENT).expect("a size below isize::MAX")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: `start` came from `alloc` with this layout: `bytes` is already a multiple of the alignment.
+        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.bytes)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_read_as_one_run() {
+        let mut a = [1_u8, 2, 3];
+        let mut b: [u8; 0] = [];
+        let mut c = [4_u8, 5];
+        // SAFETY: the arrays outlive the view and nothing else touches them meanwhile.
+        let memory = unsafe {
+            Memory::from_pieces([
+                (a.as_mut_ptr(), 3),
+                (b.as_mut_ptr(), 0),
+                (c.as_mut_ptr(), 2),
+            ])
+        };
+        assert_eq!(memory.len(), 5);
+        assert_eq!(memory.read(1, 9), &[2, 3]);
+        assert_eq!(memory.read(3, 9), &[4, 5]);
+        assert_eq!(memory.read(5, 9), &[] as &[u8]);
+        memory.write(2, 1)[0] = 9;
+        assert_eq!(memory.read(2, 9), &[9]);
+    }
+
+    #[test]
+    fn overlap_is_of_bytes() {
+        let mut a = [0_u8; 8];
+        let start = a.as_mut_ptr();
+        // SAFETY: only addresses are compared.
+        unsafe {
+            let left = Memory::from_raw_parts(start, 4);
+            let right = Memory::from_raw_parts(start.add(4), 4);
+            let both = Memory::from_raw_parts(start.add(3), 2);
+            assert!(!left.overlaps(&right));
+            assert!(left.overlaps(&both) && both.overlaps(&right));
+            assert!(!left.overlaps(&Memory::empty()));
+        }
+    }
+
+    #[test]
+    fn scratch_is_aligned_and_large_enough() {
+        let scratch = Scratch::new(100);
+        assert!(scratch.len() >= 100);
+        let view = scratch.view(100);
+        assert_eq!(view.run(0, 1).0 as usize % 64, 0);
+    }
+}

@@ -1,0 +1,259 @@
+//! The group and its collectives: what the three doors call.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::buffer::Memory;
+use crate::config::Config;
+use crate::engine::{Completion, Group, Request, WorkState};
+use crate::error::{Error, Result};
+use crate::rendezvous::store::Store;
+use crate::types::{DataType, Rank};
+
+/// A group of ranks that communicate.
+///
+/// All ranks of a group call the same collectives in the same order; point-to-point operations are matched by
+/// rank and tag instead. Several threads may use one communicator at once, as long as the order of collectives
+/// is the same everywhere. After an error that is fatal ([`crate::error::Code::is_fatal`]) every further
+/// operation fails with the first cause.
+///
+/// Dropping the communicator closes it in good order.
+#[derive(Debug)]
+pub struct Communicator {
+    group: Arc<Group>,
+    splits: AtomicU64,
+}
+
+impl Communicator {
+    /// Forms a group of `world` ranks that meet through `store`. Blocks until all have come.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a rank out of range; `Timeout` naming the ranks that did not come; `Mismatch` when
+    /// ranks disagree on the world size or on settings, or two claim one number; `System` for the rest.
+    pub fn join(store: &dyn Store, rank: Rank, world: usize, config: Config) -> Result<Self> {
+        Ok(Self::new(Group::join(store, rank, world, config)?))
+    }
+
+    /// `world` communicators inside this process, one per thread that plays a rank. For tests and tools.
+    ///
+    /// # Errors
+    /// `System` when descriptors run out.
+    pub fn local(world: usize, config: &Config) -> Result<Vec<Self>> {
+        Ok(Group::local(world, config)?
+            .into_iter()
+            .map(Self::new)
+            .collect())
+    }
+
+    fn new(group: Arc<Group>) -> Self {
+        Self {
+            group,
+            splits: AtomicU64::new(0),
+        }
+    }
+
+    /// This process's number in the group.
+    pub fn rank(&self) -> Rank {
+        self.group.rank()
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.group.world()
+    }
+
+    /// Starts a collective and returns at once. `completion` is called when it ends, on a thread made for that.
+    ///
+    /// # Errors
+    /// `InvalidArgument` and `Unsupported` before anything is sent; the first cause of a group that is dead. The
+    /// completion is then not called.
+    ///
+    /// # Safety
+    /// The request's memory keeps the promise of [`Memory::from_raw_parts`] until the operation has completed,
+    /// also when the returned [`Work`] is dropped.
+    pub unsafe fn start(&self, request: Request, completion: Option<Completion>) -> Result<Work> {
+        let state = self.group.submit(request, completion, true)?;
+        Ok(Work {
+            group: Arc::clone(&self.group),
+            state,
+        })
+    }
+
+    /// Carries out a collective in the calling thread.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`], and whatever ends the operation.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`]; the operation has completed when this returns.
+    pub unsafe fn run(&self, request: Request) -> Result<()> {
+        let state = self.group.submit(request, None, false)?;
+        self.group.wait(&state, None)
+    }
+
+    /// Starts to send `memory`, whole elements of `dtype`, to rank `to`.
+    ///
+    /// The message meets the first receive on `to` that asks for this rank and `tag`, in the order of sending. It
+    /// is complete when the memory may be used again, which does not mean that it has been received.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`].
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`].
+    pub unsafe fn send(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        to: Rank,
+        tag: u64,
+        options: PointToPoint,
+    ) -> Result<Work> {
+        let state = self.group.send(dtype, memory, to, tag, options)?;
+        Ok(Work {
+            group: Arc::clone(&self.group),
+            state,
+        })
+    }
+
+    /// Starts to receive into `memory`, whole elements of `dtype`, from rank `from`, or from any (`None`). The
+    /// message must have exactly this type and length.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`]. A message of another type or length is a `Mismatch`, fatal on both sides.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`].
+    pub unsafe fn receive(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        from: Option<Rank>,
+        tag: u64,
+        options: PointToPoint,
+    ) -> Result<Work> {
+        let state = self.group.receive(dtype, memory, from, tag, options)?;
+        Ok(Work {
+            group: Arc::clone(&self.group),
+            state,
+        })
+    }
+
+    /// Blocks until every rank has called it, like [`Request::barrier`], and on failure rank 0 names every rank
+    /// that is missing, not only the first.
+    ///
+    /// # Errors
+    /// `Timeout` naming the missing ranks.
+    pub fn monitored_barrier(&self, timeout: Duration, report_all: bool) -> Result<()> {
+        self.group.monitored_barrier(timeout, report_all)
+    }
+
+    /// Splits the group: ranks that give the same `color` form a new group, numbered by `key` and then by rank.
+    /// `None` for no group. Every rank of this group must call it.
+    ///
+    /// # Errors
+    /// As a collective.
+    pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Self>> {
+        let number = self.splits.fetch_add(1, Ordering::Relaxed);
+        Ok(self.group.split(number, color, key)?.map(Self::new))
+    }
+
+    /// How long an operation may take from now on, unless its request says otherwise. Zero: for ever.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.group.set_timeout(timeout);
+    }
+
+    /// How long an operation may take.
+    pub fn timeout(&self) -> Duration {
+        self.group.timeout()
+    }
+
+    /// The first cause, once the group is dead.
+    pub fn error(&self) -> Option<Error> {
+        self.group.error()
+    }
+
+    /// The number of the last collective that was started here.
+    pub fn sequence(&self) -> u64 {
+        self.group.sequence()
+    }
+
+    /// Ends every operation on every rank with an error that gives `reason`.
+    pub fn abort(&self, reason: &str) {
+        self.group.abort(reason);
+    }
+
+    /// Leaves the group in good order: operations still under way here fail, data already sent stays readable for
+    /// the others. Idempotent.
+    pub fn close(&self) {
+        self.group.close();
+    }
+
+    /// What this rank was last in, one line per operation, oldest first: for reports.
+    pub fn recent_operations(&self) -> Vec<String> {
+        self.group.recent_operations()
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Options of a point-to-point operation.
+#[derive(Default)]
+pub struct PointToPoint {
+    /// How long it may take; `None` for the communicator's timeout.
+    pub timeout: Option<Duration>,
+    /// Called when it ends, on a thread made for that.
+    pub completion: Option<Completion>,
+}
+
+/// An operation under way. Dropping it does not end the operation.
+#[derive(Clone, Debug)]
+pub struct Work {
+    group: Arc<Group>,
+    state: Arc<WorkState>,
+}
+
+impl Work {
+    /// Whether the operation has ended, well or not.
+    pub fn is_done(&self) -> bool {
+        self.state.result().is_some()
+    }
+
+    /// The result, if it has ended.
+    pub fn result(&self) -> Option<Result<()>> {
+        self.state.result().cloned()
+    }
+
+    /// Waits for the end, driving the group from this thread meanwhile.
+    ///
+    /// # Errors
+    /// The operation's own; or `Timeout` when `timeout` runs out first, after which the operation goes on.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        self.group.wait(&self.state, timeout)
+    }
+
+    /// The rank a message came from, once a receive has completed.
+    pub fn source(&self) -> Option<Rank> {
+        self.state.source()
+    }
+
+    /// The operation's number in its group.
+    pub fn sequence(&self) -> u64 {
+        self.state.sequence
+    }
+
+    /// How long it took, once it has ended.
+    pub fn duration(&self) -> Option<Duration> {
+        self.state.duration()
+    }
+
+    /// `all_reduce #17`.
+    pub fn name(&self) -> String {
+        self.state.name()
+    }
+}

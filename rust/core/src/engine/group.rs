@@ -1,0 +1,372 @@
+//! A group of ranks: its links and operations behind one lock, and how callers submit and wait.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::buffer::Scratch;
+use crate::config::Config;
+use crate::error::{Code, Error, Result};
+use crate::health::{self, Recorder};
+use crate::plan::select::Topology;
+use crate::rendezvous::handshake::GroupKey;
+use crate::transport::endpoint::{Address, Endpoint, Lane};
+use crate::transport::{Link, Notice};
+use crate::types::{Collective, Rank};
+
+use super::executor::{Execution, Prepared};
+use super::links::LinkTable;
+use super::matching::{Finished, Matching};
+use super::progress;
+use super::sleep::{Patience, Sleeper};
+use super::work::WorkState;
+
+/// A rank as errors name it and links reach it.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    /// `host node7, pid 4321`.
+    pub(crate) label: String,
+    /// Where it listens; `None` inside one process.
+    pub(crate) address: Option<Address>,
+}
+
+/// How a group reaches its members.
+pub(crate) struct Membership {
+    pub(crate) members: Vec<Member>,
+    pub(crate) key: GroupKey,
+    pub(crate) endpoint: Option<Arc<Endpoint>>,
+    pub(crate) topology: Topology,
+}
+
+/// News from the threads that make connections.
+pub(crate) enum Mail {
+    Established {
+        lane: Lane,
+        peer: Rank,
+        link: Box<dyn Link>,
+    },
+    /// The peer is making the connection; ours gave way.
+    Awaited { lane: Lane, peer: Rank },
+    Failed {
+        lane: Lane,
+        peer: Rank,
+        error: Error,
+    },
+}
+
+/// Everything of one communicator.
+pub(crate) struct Group {
+    pub(super) rank: Rank,
+    pub(super) world: usize,
+    pub(super) membership: Membership,
+    pub(super) config: Config,
+    pub(super) core: Mutex<Core>,
+    /// Signalled when an operation ends and when the leader leaves.
+    pub(super) turn: Condvar,
+    mailbox: Mutex<Vec<Mail>>,
+    has_mail: AtomicBool,
+    pub(super) sleeper: Sleeper,
+    /// The first cause, once the group is dead, and the notice of it for others.
+    failure: OnceLock<(Error, Notice)>,
+    pub(super) closed: Arc<AtomicBool>,
+    timeout_ms: AtomicU64,
+    pub(super) patience: Patience,
+    pub(super) this: Weak<Self>,
+}
+
+/// What the lock protects.
+pub(crate) struct Core {
+    pub(super) links: LinkTable,
+    /// Collectives under way, in their order.
+    pub(super) operations: Vec<Operation>,
+    pub(super) matching: Matching,
+    pub(super) finished: Finished,
+    /// A caller leads; the progress thread keeps away.
+    pub(super) leader: bool,
+    /// The leader or the progress thread sleeps and must be rung for.
+    pub(super) sleeping: bool,
+    pub(super) followers: usize,
+    /// The progress thread has the group on its list.
+    pub(super) watched: bool,
+    pub(super) sequence: u64,
+    pub(super) messages: u64,
+    pub(super) plans: HashMap<PlanKey, Arc<Prepared>>,
+    pub(super) spare_scratch: Vec<Scratch>,
+    pub(super) recorder: Recorder,
+}
+
+/// A collective under way.
+pub(super) struct Operation {
+    pub(super) work: Arc<WorkState>,
+    pub(super) execution: Execution,
+    /// Operations that must end first, because they touch the same memory.
+    pub(super) after: Vec<u64>,
+}
+
+/// What a cached plan depends on.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct PlanKey {
+    pub(super) collective: Collective,
+    pub(super) count: usize,
+    pub(super) size: usize,
+    pub(super) root: Rank,
+    pub(super) in_place: bool,
+    pub(super) widen: bool,
+}
+
+impl Group {
+    pub(super) fn assemble(
+        rank: Rank,
+        membership: Membership,
+        config: Config,
+    ) -> Result<Arc<Self>> {
+        progress::start()?;
+        super::forming::note_process();
+        let world = membership.members.len();
+        let spin = config.spin_us.map(Duration::from_micros);
+        let neighbours = membership.topology.ranks_beside(rank);
+        let core = Core {
+            links: LinkTable::new(world),
+            operations: Vec::new(),
+            matching: Matching::new(rank, world, config.eager_bytes.0),
+            finished: Vec::new(),
+            leader: false,
+            sleeping: false,
+            followers: 0,
+            watched: false,
+            sequence: 0,
+            messages: 0,
+            plans: HashMap::new(),
+            spare_scratch: Vec::new(),
+            recorder: Recorder::new(config.flight_records),
+        };
+        let sleeper = Sleeper::new()?;
+        Ok(Arc::new_cyclic(|this| Self {
+            rank,
+            world,
+            membership,
+            timeout_ms: AtomicU64::new(
+                config
+                    .timeout
+                    .0
+                    .map_or(0, |timeout| timeout.as_millis() as u64),
+            ),
+            config,
+            core: Mutex::new(core),
+            turn: Condvar::new(),
+            mailbox: Mutex::new(Vec::new()),
+            has_mail: AtomicBool::new(false),
+            sleeper,
+            failure: OnceLock::new(),
+            closed: Arc::new(AtomicBool::new(false)),
+            patience: Patience::new(neighbours, super::forming::cores(), spin),
+            this: Weak::clone(this),
+        }))
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    pub(crate) fn world(&self) -> usize {
+        self.world
+    }
+
+    pub(crate) fn sleeper(&self) -> &Sleeper {
+        &self.sleeper
+    }
+
+    pub(crate) fn set_timeout(&self, timeout: Duration) {
+        self.timeout_ms
+            .store(timeout.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.failure.get().map(|(error, _)| error.clone())
+    }
+
+    /// What other ranks are told of the failure.
+    pub(super) fn notice(&self) -> Option<&Notice> {
+        self.failure.get().map(|(_, notice)| notice)
+    }
+
+    pub(crate) fn sequence(&self) -> u64 {
+        self.core.lock().sequence
+    }
+
+    pub(crate) fn recent_operations(&self) -> Vec<String> {
+        self.core.lock().recorder.lines()
+    }
+
+    /// `rank 3 (host node7, pid 4321)`.
+    pub(super) fn name_of(&self, rank: Rank) -> String {
+        format!("rank {rank} ({})", self.membership.members[rank].label)
+    }
+
+    /// Refuses work on a group that is dead, closed, or inherited by a fork.
+    pub(super) fn check_alive(&self) -> Result<()> {
+        super::forming::check_process()?;
+        if let Some((first, _)) = self.failure.get() {
+            let mut error = first.clone();
+            error.operation = None;
+            error.message = format!(
+                "this communicator is dead since an earlier failure: {}; destroy it and make a new one",
+                error.message
+            );
+            return Err(error);
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::invalid("this communicator has been closed"));
+        }
+        Ok(())
+    }
+
+    /// Posts news for whoever steps the group next.
+    pub(super) fn post(&self, mail: Mail) {
+        self.mailbox.lock().push(mail);
+        self.has_mail.store(true, Ordering::Release);
+        self.sleeper.ring();
+    }
+
+    /// News since the last look.
+    pub(super) fn take_mail(&self) -> Vec<Mail> {
+        if !self.has_mail.swap(false, Ordering::Acquire) {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.mailbox.lock())
+    }
+
+    pub(super) fn has_mail(&self) -> bool {
+        self.has_mail.load(Ordering::Acquire)
+    }
+
+    /// Ends operations that a step has completed.
+    pub(super) fn settle(&self, core: &mut Core) {
+        for (work, result) in std::mem::take(&mut core.finished) {
+            if let Some((completion, result)) = work.finish(result) {
+                progress::tell(completion, result);
+            }
+        }
+        if core.followers > 0 {
+            self.turn.notify_all();
+        }
+    }
+
+    /// The group is dead: every operation fails with the first cause, and the other ranks are told.
+    pub(super) fn fail(&self, core: &mut Core, error: Error) {
+        let notice = health::notice(&error, self.rank);
+        self.fail_with(core, error, &notice);
+    }
+
+    /// As [`Group::fail`], passing on another rank's notice.
+    pub(super) fn fail_with(&self, core: &mut Core, error: Error, notice: &Notice) {
+        if self.failure.set((error.clone(), notice.clone())).is_err() {
+            return;
+        }
+        tracing::warn!(rank = self.rank, error = %error, "the group has failed");
+        // Each operation's error names the operation itself.
+        let each = Error {
+            operation: None,
+            ..error
+        };
+        for operation in core.operations.drain(..) {
+            core.finished.push((operation.work, Err(each.clone())));
+        }
+        for work in core.matching.clear() {
+            core.finished.push((work, Err(each.clone())));
+        }
+        for (_, _, open) in core.links.iter_open() {
+            open.link.send_abort(notice);
+        }
+        self.settle(core);
+        self.sleeper.ring();
+    }
+
+    /// Ends every operation on every rank.
+    pub(crate) fn abort(&self, reason: &str) {
+        let error = Error::new(
+            Code::Aborted,
+            format!("rank {} aborted the group: {reason}", self.rank),
+        );
+        self.fail(&mut self.core.lock(), error);
+    }
+
+    /// Leaves in good order.
+    pub(crate) fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if super::forming::check_process().is_err() {
+            return;
+        }
+        if let Some(endpoint) = &self.membership.endpoint {
+            endpoint.unregister(&self.membership.key.id, self.rank);
+        }
+        let mut core = self.core.lock();
+        if core.is_busy() {
+            self.abort_on_close(&mut core);
+        } else {
+            for (_, _, open) in core.links.iter_open() {
+                open.link.send_farewell();
+            }
+        }
+        core.links = LinkTable::new(self.world);
+    }
+
+    fn abort_on_close(&self, core: &mut Core) {
+        let waits = self.describe_waits(core);
+        let error = Error::new(
+            Code::Aborted,
+            format!(
+                "rank {} closed its communicator while operations were under way: {waits}",
+                self.rank
+            ),
+        );
+        self.fail(core, error);
+    }
+}
+
+impl Core {
+    /// Whether anything is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.operations.is_empty() || self.matching.is_busy()
+    }
+
+    pub(super) fn take_scratch(&mut self, bytes: usize) -> Scratch {
+        match self
+            .spare_scratch
+            .iter()
+            .position(|scratch| scratch.len() >= bytes)
+        {
+            Some(found) => self.spare_scratch.swap_remove(found),
+            None => Scratch::new(bytes),
+        }
+    }
+
+    /// Keeps a few pieces of scratch memory, the largest ones, for the operations to come.
+    pub(super) fn return_scratch(&mut self, scratch: Scratch) {
+        const KEPT: usize = 4;
+        self.spare_scratch.push(scratch);
+        if self.spare_scratch.len() > KEPT {
+            self.spare_scratch.sort_by_key(Scratch::len);
+            self.spare_scratch.remove(0);
+        }
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group")
+            .field("rank", &self.rank)
+            .field("world", &self.world)
+            .finish()
+    }
+}

@@ -1,0 +1,489 @@
+//! Point-to-point: which message meets which receive.
+//!
+//! The point-to-point lane of a link carries frames, each a header and for some a payload. A short message is sent
+//! at once ([`Kind::Eager`]); when no receive waits for it, it is kept. A long one is announced
+//! ([`Kind::Request`]) and its payload follows ([`Kind::Data`]) once the receiver is ready ([`Kind::Ready`]), so
+//! that a frame's payload always has a place to go and no message can block another one behind it. What a sender
+//! may have kept at the other side is bounded by [`CREDIT`]; beyond it short messages are announced too.
+//!
+//! A message from rank r with tag t meets the first posted receive that asks for r (or for any rank) and t, in the
+//! order of sending; a receive meets the first kept message that fits, in the order of arrival.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::buffer::Memory;
+use crate::error::{Error, Result};
+use crate::transport::endpoint::Lane;
+use crate::types::{DataType, Rank};
+
+use super::links::LinkTable;
+use super::traffic::{
+    Announced, CREDIT, Frame, HEADER, Kept, Kind, Outgoing, Peer, Posted, Sink, corrupt,
+};
+use super::work::WorkState;
+
+/// The point-to-point state of a group.
+pub(crate) struct Matching {
+    rank: Rank,
+    peers: Vec<Peer>,
+    posted: VecDeque<Posted>,
+    kept: VecDeque<Kept>,
+    next_id: u64,
+    eager_bytes: usize,
+}
+
+/// What an operation waits for, for reports.
+pub(crate) struct PendingMessage {
+    pub(crate) work: Arc<WorkState>,
+    pub(crate) peer: Option<Rank>,
+    pub(crate) bytes: usize,
+}
+
+/// Works that ended in a step, with their results.
+pub(crate) type Finished = Vec<(Arc<WorkState>, Result<()>)>;
+
+impl Matching {
+    pub(crate) fn new(rank: Rank, world: usize, eager_bytes: usize) -> Self {
+        Self {
+            rank,
+            peers: (0..world).map(|_| Peer::default()).collect(),
+            posted: VecDeque::new(),
+            kept: VecDeque::new(),
+            next_id: 0,
+            eager_bytes,
+        }
+    }
+
+    /// Whether anything is under way that needs links to be driven.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.posted.is_empty()
+            || self.peers.iter().any(|peer| {
+                !peer.outgoing.is_empty()
+                    || !peer.announced.is_empty()
+                    || !peer.ready.is_empty()
+                    || peer.sink.is_some()
+            })
+    }
+
+    /// Starts a send. To oneself it needs a receive in flight.
+    pub(crate) fn send(
+        &mut self,
+        dtype: DataType,
+        memory: Memory,
+        (to, tag): (Rank, u64),
+        work: &Arc<WorkState>,
+        finished: &mut Finished,
+    ) -> Result<()> {
+        if to == self.rank {
+            return self.send_to_self(dtype, &memory, tag, work, finished);
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        let bytes = memory.len();
+        let frame = Frame {
+            kind: Kind::Eager,
+            dtype: dtype as u8,
+            tag,
+            id,
+            bytes: bytes as u64,
+        };
+        let peer = &mut self.peers[to];
+        let work = Arc::clone(work);
+        if bytes <= self.eager_bytes && peer.in_flight + bytes <= CREDIT {
+            peer.in_flight += bytes;
+            let header = frame.encode();
+            peer.outgoing.push_back(Outgoing {
+                header,
+                payload: memory,
+                sent: 0,
+                work: Some(work),
+            });
+        } else {
+            let frame = Frame {
+                kind: Kind::Request,
+                ..frame
+            };
+            peer.push_control(frame);
+            peer.announced.push(Announced {
+                id,
+                payload: memory,
+                frame,
+                work,
+            });
+        }
+        Ok(())
+    }
+
+    fn send_to_self(
+        &mut self,
+        dtype: DataType,
+        memory: &Memory,
+        tag: u64,
+        work: &Arc<WorkState>,
+        finished: &mut Finished,
+    ) -> Result<()> {
+        let rank = self.rank;
+        let fits = |posted: &Posted| posted.fits(rank, tag);
+        let Some(at) = self.posted.iter().position(fits) else {
+            return Err(Error::invalid(format!(
+                "rank {rank} sends to itself with tag {tag} but has no matching receive in flight; start the receive \
+                 first"
+            )));
+        };
+        if self.posted[at].dtype != dtype || self.posted[at].memory.len() != memory.len() {
+            let posted = &self.posted[at];
+            return Err(Error::invalid(format!(
+                "rank {rank} sends itself {} bytes of {dtype} (tag {tag}) but its receive in flight expects {} bytes \
+                 of {}",
+                memory.len(),
+                posted.memory.len(),
+                posted.dtype
+            )));
+        }
+        let posted = self.posted.remove(at).expect("an index just found");
+        let mut done = 0;
+        while done < memory.len() {
+            let source = memory.read(done, memory.len() - done);
+            let target = posted.memory.write(done, source.len());
+            target.copy_from_slice(&source[..target.len()]);
+            done += target.len();
+        }
+        posted.work.set_source(rank);
+        finished.push((posted.work, Ok(())));
+        finished.push((Arc::clone(work), Ok(())));
+        Ok(())
+    }
+
+    /// Starts a receive.
+    pub(crate) fn receive(
+        &mut self,
+        dtype: DataType,
+        memory: Memory,
+        (from, tag): (Option<Rank>, u64),
+        work: &Arc<WorkState>,
+        finished: &mut Finished,
+    ) -> Result<()> {
+        let posted = Posted {
+            from,
+            tag,
+            dtype,
+            memory,
+            work: Arc::clone(work),
+        };
+        let fits = |kept: &Kept| posted.fits(kept.from, kept.frame.tag);
+        let Some(at) = self.kept.iter().position(fits) else {
+            self.posted.push_back(posted);
+            return Ok(());
+        };
+        let kept = self.kept.remove(at).expect("an index just found");
+        posted.check(self.rank, kept.from, &kept.frame)?;
+        match kept.payload {
+            Some(payload) => {
+                posted.fill(&payload);
+                posted.work.set_source(kept.from);
+                finished.push((posted.work, Ok(())));
+                self.peers[kept.from].give_back(payload.len());
+            }
+            None => self.peers[kept.from].make_ready(kept.frame, posted),
+        }
+        Ok(())
+    }
+
+    /// Moves frames in and out. Returns whether anything moved.
+    pub(crate) fn advance(
+        &mut self,
+        links: &mut LinkTable,
+        finished: &mut Finished,
+    ) -> Result<bool> {
+        let mut moved = false;
+        for rank in 0..self.peers.len() {
+            if links.open(Lane::PointToPoint, rank).is_some() {
+                moved |= self.advance_incoming(rank, links, finished)?;
+                moved |= self.advance_outgoing(rank, links, finished)?;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn advance_outgoing(
+        &mut self,
+        rank: Rank,
+        links: &mut LinkTable,
+        finished: &mut Finished,
+    ) -> Result<bool> {
+        let Some(open) = links.open(Lane::PointToPoint, rank) else {
+            return Ok(false);
+        };
+        let peer = &mut self.peers[rank];
+        let mut moved = false;
+        while let Some(frame) = peer.outgoing.front_mut() {
+            let total = HEADER + frame.payload.len();
+            while frame.sent < total {
+                let sent = if frame.sent < HEADER {
+                    open.link.try_send(&frame.header[frame.sent..])?
+                } else {
+                    let at = frame.sent - HEADER;
+                    let run = frame.payload.read(at, frame.payload.len() - at);
+                    open.link.try_send(run)?
+                };
+                if sent == 0 {
+                    return Ok(moved);
+                }
+                frame.sent += sent;
+                moved = true;
+            }
+            let frame = peer.outgoing.pop_front().expect("the frame just sent");
+            if let Some(work) = frame.work {
+                finished.push((work, Ok(())));
+            }
+        }
+        Ok(moved)
+    }
+
+    fn advance_incoming(
+        &mut self,
+        rank: Rank,
+        links: &mut LinkTable,
+        finished: &mut Finished,
+    ) -> Result<bool> {
+        let Some(open) = links.open(Lane::PointToPoint, rank) else {
+            return Ok(false);
+        };
+        let mut moved = false;
+        loop {
+            if let Some(sink) = &mut self.peers[rank].sink {
+                while !sink.is_full() {
+                    match open.link.try_recv(sink.rest())? {
+                        0 => return Ok(moved),
+                        n => sink.advance(n),
+                    }
+                    moved = true;
+                }
+                self.close_sink(rank, finished)?;
+            }
+            let before = open.header_bytes;
+            let complete = open.read_header()?;
+            moved |= open.header_bytes > before;
+            if !complete {
+                return Ok(moved);
+            }
+            open.header_bytes = 0;
+            let frame = Frame::decode(&open.header, rank)?;
+            self.accept(rank, frame)?;
+            moved = true;
+        }
+    }
+
+    /// Takes in a frame header; afterwards the peer's sink is where its payload goes.
+    fn accept(&mut self, rank: Rank, frame: Frame) -> Result<()> {
+        let length = usize::try_from(frame.bytes).unwrap_or(usize::MAX);
+        match frame.kind {
+            Kind::Eager if length > CREDIT => {
+                return Err(corrupt(rank, "a longer message than it may without asking"));
+            }
+            Kind::Eager => match self.take_posted(rank, &frame)? {
+                Some(posted) => {
+                    let Posted { memory, work, .. } = posted;
+                    self.peers[rank].sink = Some(Sink::Receive {
+                        memory,
+                        work,
+                        done: 0,
+                        eager: true,
+                    });
+                }
+                None => {
+                    let payload = vec![0; length];
+                    self.peers[rank].sink = Some(Sink::Keep {
+                        frame,
+                        payload,
+                        done: 0,
+                    });
+                }
+            },
+            Kind::Request => match self.take_posted(rank, &frame)? {
+                Some(posted) => self.peers[rank].make_ready(frame, posted),
+                None => self.kept.push_back(Kept {
+                    from: rank,
+                    frame,
+                    payload: None,
+                }),
+            },
+            Kind::Ready => {
+                let peer = &mut self.peers[rank];
+                let at = peer
+                    .announced
+                    .iter()
+                    .position(|announced| announced.id == frame.id);
+                let at = at.ok_or_else(|| corrupt(rank, "an answer to a message never sent"))?;
+                let announced = peer.announced.remove(at);
+                let header = Frame {
+                    kind: Kind::Data,
+                    ..announced.frame
+                }
+                .encode();
+                peer.outgoing.push_back(Outgoing {
+                    header,
+                    payload: announced.payload,
+                    sent: 0,
+                    work: Some(announced.work),
+                });
+            }
+            Kind::Data => {
+                let peer = &mut self.peers[rank];
+                let at = peer.ready.iter().position(|(id, _)| *id == frame.id);
+                let at = at.ok_or_else(|| corrupt(rank, "a payload nobody asked for"))?;
+                peer.ready[at].1.check(self.rank, rank, &frame)?;
+                let (_, posted) = peer.ready.remove(at);
+                let Posted { memory, work, .. } = posted;
+                peer.sink = Some(Sink::Receive {
+                    memory,
+                    work,
+                    done: 0,
+                    eager: false,
+                });
+            }
+            Kind::Credit => {
+                let peer = &mut self.peers[rank];
+                peer.in_flight = peer.in_flight.saturating_sub(length);
+            }
+        }
+        Ok(())
+    }
+
+    /// A payload has come whole: completes its receive or keeps the message.
+    fn close_sink(&mut self, rank: Rank, finished: &mut Finished) -> Result<()> {
+        match self.peers[rank].sink.take() {
+            Some(Sink::Receive {
+                memory,
+                work,
+                eager,
+                ..
+            }) => {
+                work.set_source(rank);
+                finished.push((work, Ok(())));
+                if eager {
+                    self.peers[rank].give_back(memory.len());
+                }
+            }
+            Some(Sink::Keep { frame, payload, .. }) => {
+                // A receive may have been posted while the payload was arriving.
+                match self.take_posted(rank, &frame)? {
+                    Some(posted) => {
+                        posted.fill(&payload);
+                        posted.work.set_source(rank);
+                        finished.push((posted.work, Ok(())));
+                        self.peers[rank].give_back(payload.len());
+                    }
+                    None => {
+                        self.kept.push_back(Kept {
+                            from: rank,
+                            frame,
+                            payload: Some(payload),
+                        });
+                    }
+                }
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The receive that the message meets. One that differs in type or length stays posted, to fail with the group.
+    fn take_posted(&mut self, from: Rank, frame: &Frame) -> Result<Option<Posted>> {
+        match self
+            .posted
+            .iter()
+            .position(|posted| posted.fits(from, frame.tag))
+        {
+            Some(at) => {
+                self.posted[at].check(self.rank, from, frame)?;
+                Ok(self.posted.remove(at))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// The peers whose links must be open for what is under way: all of them while a receive takes any source, so
+    /// that their end is noticed.
+    pub(crate) fn needed(&self, world: usize) -> Vec<Rank> {
+        if self.posted.iter().any(|posted| posted.from.is_none()) {
+            return (0..world).filter(|rank| *rank != self.rank).collect();
+        }
+        (0..world)
+            .filter(|rank| {
+                *rank != self.rank
+                    && (self.has_outgoing(*rank)
+                        || !self.peers[*rank].announced.is_empty()
+                        || self.posted.iter().any(|posted| posted.from == Some(*rank)))
+            })
+            .collect()
+    }
+
+    /// Whether frames wait to be sent to `rank`.
+    pub(crate) fn has_outgoing(&self, rank: Rank) -> bool {
+        !self.peers[rank].outgoing.is_empty()
+    }
+
+    /// Whether something under way cannot end without `rank`.
+    pub(crate) fn depends_on(&self, rank: Rank) -> bool {
+        let peer = &self.peers[rank];
+        !peer.announced.is_empty()
+            || !peer.ready.is_empty()
+            || peer.outgoing.iter().any(|frame| frame.work.is_some())
+            || matches!(peer.sink, Some(Sink::Receive { .. }))
+            || self.posted.iter().any(|posted| posted.from == Some(rank))
+    }
+
+    /// Whether a receive from any source waits.
+    pub(crate) fn waits_for_any(&self) -> bool {
+        self.posted.iter().any(|posted| posted.from.is_none())
+    }
+
+    /// Everything under way.
+    pub(crate) fn pending(&self) -> Vec<PendingMessage> {
+        let mut list = Vec::new();
+        let mut add = |work: &Arc<WorkState>, peer, bytes| {
+            list.push(PendingMessage {
+                work: Arc::clone(work),
+                peer,
+                bytes,
+            });
+        };
+        for posted in &self.posted {
+            add(&posted.work, posted.from, posted.memory.len());
+        }
+        for (rank, peer) in self.peers.iter().enumerate() {
+            for frame in &peer.outgoing {
+                if let Some(work) = &frame.work {
+                    add(work, Some(rank), frame.payload.len());
+                }
+            }
+            for announced in &peer.announced {
+                add(&announced.work, Some(rank), announced.payload.len());
+            }
+            for (_, posted) in &peer.ready {
+                add(&posted.work, Some(rank), posted.memory.len());
+            }
+            if let Some(Sink::Receive { work, memory, .. }) = &peer.sink {
+                add(work, Some(rank), memory.len());
+            }
+        }
+        list
+    }
+
+    /// Forgets everything, because the group is dead; returns the works that have to fail.
+    pub(crate) fn clear(&mut self) -> Vec<Arc<WorkState>> {
+        let works = self
+            .pending()
+            .into_iter()
+            .map(|pending| pending.work)
+            .collect();
+        self.posted.clear();
+        self.kept.clear();
+        for peer in &mut self.peers {
+            *peer = Peer::default();
+        }
+        works
+    }
+}

@@ -1,0 +1,27 @@
+//! Runs operations: plans over links, messages to their receives, one group beside another.
+//!
+//! A [`Group`] holds everything of one communicator behind one lock. Whoever holds the lock may *step* the group:
+//! move every byte that can be moved now. Three parties do: a caller that submits an operation, once; a caller
+//! that waits, again and again until its operation has ended (it *leads* the group; later waiters follow it and
+//! one of them takes over when it leaves); and the process's progress thread, for groups that have operations
+//! under way and nobody leading. No step blocks, so groups never block each other.
+
+mod executor;
+mod forming;
+mod group;
+mod links;
+mod matching;
+mod progress;
+mod request;
+mod sleep;
+mod step;
+mod submit;
+mod traffic;
+mod wait;
+mod wire;
+mod work;
+
+pub(crate) use group::Group;
+pub use request::{Request, Sizes};
+pub use work::Completion;
+pub(crate) use work::WorkState;

@@ -1,0 +1,420 @@
+//! One step of a group: what can be moved now is moved, what has ended is noticed.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::error::{Code, Error};
+use crate::transport::endpoint::{ConnectRequest, Lane, Outcome};
+use crate::transport::{Interest, Notice, PeerState};
+use crate::types::Rank;
+
+use super::executor::{Direction, Waiting};
+use super::group::{Core, Group, Mail};
+use super::links::{LinkTable, OpenLink, Slot, loss};
+
+/// Operations of one group that are moved at once; later ones wait their turn.
+const CONCURRENT: usize = 64;
+
+/// How long to wait for the link that a peer is making before trying to make one ourselves.
+const PEER_CONNECTS_WITHIN: Duration = Duration::from_secs(5);
+
+/// Waits named in a report, beyond which only their number is given.
+const WAITS_NAMED: usize = 4;
+
+impl Group {
+    /// Moves every byte that can be moved now. Returns whether anything moved.
+    pub(super) fn step(&self, core: &mut Core) -> bool {
+        let mut moved = false;
+        if self.has_mail() {
+            moved = true;
+            for mail in self.take_mail() {
+                self.read(core, mail);
+            }
+        }
+        let mut index = 0;
+        while index < core.operations.len().min(CONCURRENT) {
+            let (earlier, rest) = core.operations.split_at_mut(index);
+            let operation = &mut rest[0];
+            let running = |sequence: &u64| earlier.iter().any(|e| e.work.sequence == *sequence);
+            operation.after.retain(running);
+            if !operation.after.is_empty() {
+                index += 1;
+                continue;
+            }
+            let free = |direction: (Rank, Direction)| {
+                earlier
+                    .iter()
+                    .all(|operation| operation.execution.has_left(direction))
+            };
+            match operation.execution.advance(&mut core.links, &free) {
+                Ok(any) => moved |= any,
+                Err(error) => {
+                    let error = error.with_operation(operation.work.name());
+                    self.fail(core, error);
+                    return true;
+                }
+            }
+            if operation.execution.is_done() {
+                let mut operation = core.operations.remove(index);
+                if let Some(scratch) = operation.execution.scratch_owner.take() {
+                    core.return_scratch(scratch);
+                }
+                core.finished.push((operation.work, Ok(())));
+                moved = true;
+            } else {
+                index += 1;
+            }
+        }
+        if core.matching.is_busy() {
+            let Core {
+                matching,
+                links,
+                finished,
+                ..
+            } = core;
+            match matching.advance(links, finished) {
+                Ok(any) => moved |= any,
+                Err(error) => {
+                    self.fail(core, error);
+                    return true;
+                }
+            }
+        }
+        if !core.finished.is_empty() {
+            self.settle(core);
+        }
+        moved
+    }
+
+    fn read(&self, core: &mut Core, mail: Mail) {
+        match mail {
+            Mail::Established {
+                lane,
+                peer,
+                mut link,
+            } => {
+                if let Some(notice) = self.notice() {
+                    link.send_abort(notice);
+                }
+                for fd in link.fds() {
+                    if let Err(error) = self.sleeper().watch(fd) {
+                        self.fail(core, error);
+                        return;
+                    }
+                }
+                tracing::debug!(rank = self.rank, peer, lane = ?lane, via = %link.describe(), "link open");
+                core.links.establish(lane, peer, link);
+            }
+            Mail::Awaited { lane, peer } => {
+                let slot = core.links.slot(lane, peer);
+                if matches!(slot, Slot::Opening { .. }) {
+                    *slot = Slot::Opening {
+                        awaited: Some(Instant::now()),
+                    };
+                }
+            }
+            Mail::Failed { lane, peer, error } => {
+                let slot = core.links.slot(lane, peer);
+                if matches!(slot, Slot::Opening { .. }) {
+                    *slot = Slot::Unreachable(error.with_peer(peer));
+                }
+            }
+        }
+    }
+
+    /// Begins to open the link to `peer` if nobody has.
+    pub(super) fn ensure_link(&self, links: &mut LinkTable, lane: Lane, peer: Rank) {
+        let slot = links.slot(lane, peer);
+        let stale = |since: &Instant| since.elapsed() > PEER_CONNECTS_WITHIN;
+        let needed = match slot {
+            Slot::Closed => true,
+            Slot::Opening {
+                awaited: Some(since),
+            } => stale(since),
+            _ => false,
+        };
+        if !needed || peer == self.rank {
+            return;
+        }
+        *slot = match self.connect_in_background(lane, peer) {
+            Ok(()) => Slot::Opening { awaited: None },
+            Err(error) => Slot::Unreachable(error),
+        };
+    }
+
+    fn connect_in_background(&self, lane: Lane, peer: Rank) -> Result<(), Error> {
+        let (Some(endpoint), Some(target), Some(this)) = (
+            self.membership.endpoint.clone(),
+            self.membership.members[peer].address.clone(),
+            self.this.upgrade(),
+        ) else {
+            return Err(Error::internal(format!("no way to reach rank {peer}")));
+        };
+        let connect = move || {
+            let request = ConnectRequest {
+                key: &this.membership.key,
+                from: this.rank,
+                to: peer,
+                lane,
+                target: &target,
+                deadline: Instant::now() + this.config.join_timeout.duration(),
+                transport: this.config.transport,
+                cancelled: &this.closed,
+            };
+            this.post(match endpoint.connect(&request) {
+                Ok(Outcome::Link(link)) => Mail::Established { lane, peer, link },
+                Ok(Outcome::Crossing) => Mail::Awaited { lane, peer },
+                Err(error) => Mail::Failed { lane, peer, error },
+            });
+        };
+        std::thread::Builder::new()
+            .name("unisono-connect".into())
+            .spawn(connect)
+            .map(drop)
+            .map_err(|error| Error::system("start a thread to connect", error))
+    }
+
+    /// Looks at what the hot path does not: deadlines, the peers' state, links that could not be opened.
+    pub(super) fn look_around(&self, core: &mut Core) {
+        if !core.is_busy() {
+            return;
+        }
+        let mut aborted: Option<Notice> = None;
+        let mut someone_left = false;
+        for (_, _, open) in core.links.iter_open() {
+            if open.ended.is_none() {
+                match open.link.peer_state() {
+                    PeerState::Present => continue,
+                    PeerState::Aborted(notice) => aborted = Some(notice),
+                    state => open.ended = Some(state),
+                }
+            }
+            someone_left |= open.ended.is_some();
+        }
+        if let Some(notice) = aborted {
+            // What the others had sent before may be all that an operation still needs.
+            self.step(core);
+            if core.is_busy() {
+                let mut error = Error::new(notice.code, notice.message.clone());
+                error.peer = notice.culprit.map(|rank| rank as Rank);
+                self.fail_with(core, error, &notice);
+            }
+            return;
+        }
+        // What arrived before the end still counts: only when nothing moves any more is a wait in vain.
+        let quiet = !someone_left || !self.step(core);
+        if quiet && let Some(error) = self.in_vain(core) {
+            self.fail(core, error);
+            return;
+        }
+        if let Some(error) = self.overdue(core) {
+            self.fail(core, error);
+        }
+    }
+
+    /// The error of the first wait that cannot end, because its peer has gone or cannot be reached.
+    fn in_vain(&self, core: &mut Core) -> Option<Error> {
+        let mut waits = Vec::new();
+        visit_waits(core, |name, waiting| waits.push((name(), waiting)));
+        for (name, waiting) in waits {
+            if let Some(error) = self.gone(&mut core.links, Lane::Collective, waiting.peer) {
+                return Some(error.with_operation(name));
+            }
+        }
+        if !core.matching.is_busy() {
+            return None;
+        }
+        let mut present = 0;
+        for peer in core.matching.needed(self.world) {
+            let certain = core.matching.depends_on(peer);
+            match self.gone(&mut core.links, Lane::PointToPoint, peer) {
+                Some(error) if certain || !has_left(&mut core.links, peer) => return Some(error),
+                Some(_) => {}
+                None => present += 1,
+            }
+        }
+        if present == 0 && core.matching.waits_for_any() && self.world > 1 {
+            return Some(Error::new(
+                Code::PeerLost,
+                "every other rank has left the group while a receive from any source waits",
+            ));
+        }
+        None
+    }
+
+    /// Why `peer` will not answer, if it will not.
+    fn gone(&self, links: &mut LinkTable, lane: Lane, peer: Rank) -> Option<Error> {
+        self.ensure_link(links, lane, peer);
+        match links.slot(lane, peer) {
+            Slot::Open(open) => {
+                let state = open.ended.as_ref()?;
+                loss(state, peer, &self.membership.members[peer].label)
+            }
+            Slot::Unreachable(error) => Some(error.clone()),
+            Slot::Closed | Slot::Opening { .. } => None,
+        }
+    }
+
+    /// The error of the first operation whose time is up.
+    fn overdue(&self, core: &Core) -> Option<Error> {
+        let now = Instant::now();
+        let late = |deadline: Option<Instant>| deadline.is_some_and(|deadline| now >= deadline);
+        let collectives = core.operations.iter().map(|operation| &operation.work);
+        let pending = core.matching.pending();
+        let work = collectives
+            .chain(pending.iter().map(|pending| &pending.work))
+            .find(|work| late(work.deadline))?;
+        let mut blamed = None;
+        visit_waits(core, |_, waiting| blamed = blamed.or(Some(waiting.peer)));
+        let mut error = Error::new(
+            Code::Timeout,
+            format!(
+                "timed out after {:.3} s on rank {}: {}; is that rank stuck, slow, or in another operation?",
+                work.started.elapsed().as_secs_f64(),
+                self.rank,
+                self.describe_waits(core)
+            ),
+        )
+        .with_operation(work.name());
+        error.peer = blamed.or_else(|| pending.iter().find_map(|pending| pending.peer));
+        Some(error)
+    }
+
+    /// What everything under way waits for, in words.
+    pub(super) fn describe_waits(&self, core: &Core) -> String {
+        let mut waits = Vec::new();
+        visit_waits(
+            core,
+            |name,
+             Waiting {
+                 peer,
+                 direction,
+                 bytes,
+                 of,
+             }| {
+                let (verb, preposition) = match direction {
+                    Direction::Send => ("sent", "to"),
+                    Direction::Receive => ("received", "from"),
+                };
+                waits.push(format!(
+                    "{} has {verb} {bytes} of {of} bytes {preposition} {}",
+                    name(),
+                    self.name_of(peer)
+                ));
+            },
+        );
+        for pending in core.matching.pending() {
+            let peer = pending
+                .peer
+                .map_or_else(|| "any rank".to_owned(), |r| self.name_of(r));
+            waits.push(format!(
+                "{} waits for {peer} ({} bytes)",
+                pending.work.name(),
+                pending.bytes
+            ));
+        }
+        let more = waits.len().saturating_sub(WAITS_NAMED);
+        waits.truncate(WAITS_NAMED);
+        let mut text = waits.join("; ");
+        if more > 0 {
+            text.push_str(&format!("; and {more} more"));
+        }
+        if text.is_empty() {
+            "nothing is under way".into()
+        } else {
+            text
+        }
+    }
+
+    /// Announces on the links that matter that this thread is about to sleep, and moves `until` forward to the next
+    /// deadline. Returns true when there is something to do already.
+    pub(super) fn arm(&self, core: &mut Core, until: &mut Option<Instant>) -> bool {
+        for (_, _, open) in core.links.iter_open() {
+            open.interest = Interest::default();
+        }
+        let mut wanted = Vec::new();
+        visit_waits(core, |_, waiting| {
+            wanted.push((waiting.peer, waiting.direction))
+        });
+        for (peer, direction) in wanted {
+            if let Some(open) = core.links.open(Lane::Collective, peer) {
+                match direction {
+                    Direction::Send => open.interest.writable = true,
+                    Direction::Receive => open.interest.readable = true,
+                }
+            }
+        }
+        if core.matching.is_busy() {
+            for peer in 0..self.world {
+                let writable = core.matching.has_outgoing(peer);
+                if let Some(open) = core.links.open(Lane::PointToPoint, peer) {
+                    open.interest = Interest {
+                        readable: true,
+                        writable,
+                    };
+                }
+            }
+        }
+        let deadlines = core
+            .operations
+            .iter()
+            .filter_map(|operation| operation.work.deadline);
+        let pending = core.matching.pending();
+        for deadline in deadlines.chain(pending.iter().filter_map(|p| p.work.deadline)) {
+            *until = Some(until.map_or(deadline, |until| until.min(deadline)));
+        }
+        let mut ready = self.has_mail();
+        for (_, _, open) in core.links.iter_open() {
+            let ended = open.ended.is_some();
+            if open.interest != Interest::default() && !ended {
+                ready |= open.link.arm(open.interest);
+            }
+        }
+        ready
+    }
+
+    /// Withdraws what [`Group::arm`] announced.
+    pub(super) fn disarm(&self, core: &mut Core) {
+        for (_, _, open) in core.links.iter_open() {
+            if open.interest != Interest::default() {
+                open.link.disarm();
+                open.interest = Interest::default();
+            }
+        }
+    }
+
+    /// Whether the group takes part no more.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+}
+
+/// Whether the point-to-point peer said farewell, rather than vanish.
+fn has_left(links: &mut LinkTable, peer: Rank) -> bool {
+    matches!(
+        links.open(Lane::PointToPoint, peer),
+        Some(OpenLink {
+            ended: Some(PeerState::Left),
+            ..
+        })
+    )
+}
+
+/// Calls `visit` for every message that an operation waits for now, with a way to name the operation.
+fn visit_waits(core: &Core, mut visit: impl FnMut(&dyn Fn() -> String, Waiting)) {
+    for (index, operation) in core.operations.iter().enumerate().take(CONCURRENT) {
+        if !operation.after.is_empty() {
+            continue;
+        }
+        let earlier = &core.operations[..index];
+        let free = |direction: (Rank, Direction)| {
+            earlier
+                .iter()
+                .all(|operation| operation.execution.has_left(direction))
+        };
+        let name = || operation.work.name();
+        operation
+            .execution
+            .waiting(&free, |waiting| visit(&name, waiting));
+    }
+}

@@ -1,0 +1,175 @@
+//! The header in front of every message, and what it proves.
+//!
+//! A message on the collective lane is a [`Fingerprint`] and its payload. The receiver knows from its own plan what
+//! must come next, so every field of the fingerprint is compared before a byte of the payload is looked at.
+
+use crate::error::{Code, Error};
+use crate::types::{Collective, DataType, Rank, ReduceOp};
+
+/// Bytes of a header.
+pub(crate) const HEADER: usize = 40;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"UNI1");
+
+/// What a message belongs to. Both sides compute it; a difference is an error on both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fingerprint {
+    /// The operation's number in the group.
+    pub(crate) sequence: u64,
+    pub(crate) collective: u8,
+    pub(crate) dtype: u8,
+    /// 0 when nothing is reduced.
+    pub(crate) op: u8,
+    pub(crate) algorithm: u8,
+    pub(crate) root: u32,
+    /// Elements of the operation where all ranks know them, else 0.
+    pub(crate) count: u64,
+    /// Bytes of this message's payload.
+    pub(crate) length: u64,
+}
+
+impl Fingerprint {
+    pub(crate) fn encode(&self) -> [u8; HEADER] {
+        let mut out = [0; HEADER];
+        out[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        out[4] = self.collective;
+        out[5] = self.dtype;
+        out[6] = self.op;
+        out[7] = self.algorithm;
+        out[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        out[16..24].copy_from_slice(&self.count.to_le_bytes());
+        out[24..32].copy_from_slice(&self.length.to_le_bytes());
+        out[32..36].copy_from_slice(&self.root.to_le_bytes());
+        out
+    }
+
+    /// The fingerprint in `bytes`; `None` when it does not begin as one.
+    pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
+        if u32_at(bytes, 0) != MAGIC {
+            return None;
+        }
+        Some(Self {
+            collective: bytes[4],
+            dtype: bytes[5],
+            op: bytes[6],
+            algorithm: bytes[7],
+            sequence: u64_at(bytes, 8),
+            count: u64_at(bytes, 16),
+            length: u64_at(bytes, 24),
+            root: u32_at(bytes, 32),
+        })
+    }
+
+    /// The operation in words: `all_reduce #5 (float32, 1024 elements, sum)`.
+    fn describe(&self) -> String {
+        let name = Collective::from_number(self.collective).map_or("unknown", Collective::name);
+        let mut parts = Vec::new();
+        if let Some(dtype) = DataType::from_number(self.dtype)
+            && self.collective != Collective::Barrier as u8
+        {
+            parts.push(dtype.name().to_owned());
+        }
+        if self.count > 0 {
+            parts.push(format!("{} elements", self.count));
+        }
+        if self.op > 0 {
+            parts.push(ReduceOp::name_of(self.op).to_owned());
+        }
+        let rooted = matches!(name, "reduce" | "broadcast" | "gather" | "scatter");
+        if rooted {
+            parts.push(format!("root {}", self.root));
+        }
+        parts.push(format!("message of {} bytes", self.length));
+        format!("{name} #{} ({})", self.sequence, parts.join(", "))
+    }
+
+    /// The error of a receiver `rank` that expected `self` and got `theirs` from `peer`.
+    pub(crate) fn mismatch(&self, theirs: &Self, rank: Rank, peer: Rank) -> Error {
+        let field = if self.sequence != theirs.sequence {
+            "operation number"
+        } else if self.collective != theirs.collective {
+            "operation"
+        } else if self.dtype != theirs.dtype {
+            "dtype"
+        } else if self.op != theirs.op {
+            "operator"
+        } else if self.root != theirs.root {
+            "root"
+        } else if self.count != theirs.count {
+            "count"
+        } else if self.algorithm != theirs.algorithm {
+            "algorithm"
+        } else {
+            "message length"
+        };
+        Error::new(
+            Code::Mismatch,
+            format!(
+                "the {field} differs: rank {rank} is in {} but rank {peer} is in {}; every rank must call the same \
+                 operations in the same order with matching arguments",
+                self.describe(),
+                theirs.describe()
+            ),
+        )
+        .with_peer(peer)
+    }
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Fingerprint {
+        Fingerprint {
+            sequence: 5,
+            collective: Collective::AllReduce as u8,
+            dtype: DataType::Float32 as u8,
+            op: ReduceOp::Sum.number(),
+            algorithm: 1,
+            root: 0,
+            count: 1024,
+            length: 4096,
+        }
+    }
+
+    #[test]
+    fn survives_the_wire() {
+        assert_eq!(Fingerprint::decode(&sample().encode()), Some(sample()));
+        let mut bytes = sample().encode();
+        bytes[0] ^= 1;
+        assert_eq!(Fingerprint::decode(&bytes), None);
+    }
+
+    #[test]
+    fn a_difference_names_both_ranks_and_the_field() {
+        let theirs = Fingerprint {
+            dtype: DataType::Float64 as u8,
+            ..sample()
+        };
+        let error = sample().mismatch(&theirs, 0, 3);
+        assert_eq!(error.code, Code::Mismatch);
+        assert_eq!(error.peer, Some(3));
+        for part in [
+            "dtype",
+            "rank 0",
+            "rank 3",
+            "float32",
+            "float64",
+            "all_reduce #5",
+        ] {
+            assert!(
+                error.message.contains(part),
+                "{part} is missing in: {}",
+                error.message
+            );
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! One operation's completion: a result that is set once, and who is told.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::error::Result;
+use crate::types::{Collective, Rank};
+
+/// Called once with an operation's result, on a thread of its own that may take locks and run callbacks.
+pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// The state of one operation, shared by the engine and whoever waits.
+pub(crate) struct WorkState {
+    pub(crate) collective: Collective,
+    /// The operation's number in its group, from 1; counted apart for point-to-point.
+    pub(crate) sequence: u64,
+    /// When it was started.
+    pub(crate) started: Instant,
+    /// When it has taken too long; `None`: never.
+    pub(crate) deadline: Option<Instant>,
+    result: OnceLock<(Result<()>, Duration)>,
+    completion: Mutex<Option<Completion>>,
+    source: AtomicUsize,
+}
+
+impl WorkState {
+    pub(crate) fn new(
+        collective: Collective,
+        sequence: u64,
+        timeout: Duration,
+        completion: Option<Completion>,
+    ) -> Self {
+        let started = Instant::now();
+        let deadline = if timeout.is_zero() {
+            None
+        } else {
+            started.checked_add(timeout)
+        };
+        Self {
+            collective,
+            sequence,
+            started,
+            deadline,
+            result: OnceLock::new(),
+            completion: Mutex::new(completion),
+            source: AtomicUsize::new(usize::MAX),
+        }
+    }
+
+    /// `all_reduce #17`, as errors name it.
+    pub(crate) fn name(&self) -> String {
+        format!("{} #{}", self.collective, self.sequence)
+    }
+
+    /// Sets the result; the first one stays. Returns the completion to be called, if this was the first.
+    pub(crate) fn finish(&self, result: Result<()>) -> Option<(Completion, Result<()>)> {
+        let result = result.map_err(|error| match error.operation {
+            Some(_) => error,
+            None => error.with_operation(self.name()),
+        });
+        if self
+            .result
+            .set((result.clone(), self.started.elapsed()))
+            .is_err()
+        {
+            return None;
+        }
+        self.completion
+            .lock()
+            .take()
+            .map(|completion| (completion, result))
+    }
+
+    pub(crate) fn result(&self) -> Option<&Result<()>> {
+        self.result.get().map(|(result, _)| result)
+    }
+
+    pub(crate) fn duration(&self) -> Option<Duration> {
+        self.result.get().map(|(_, duration)| *duration)
+    }
+
+    pub(crate) fn set_source(&self, rank: Rank) {
+        self.source.store(rank, Ordering::Release);
+    }
+
+    pub(crate) fn source(&self) -> Option<Rank> {
+        match self.source.load(Ordering::Acquire) {
+            usize::MAX => None,
+            rank => Some(rank),
+        }
+    }
+}
+
+impl fmt::Debug for WorkState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work")
+            .field("name", &self.name())
+            .field("result", &self.result())
+            .finish()
+    }
+}

@@ -1,0 +1,67 @@
+//! What went wrong, in words: abort notices, reports of waits, the record of recent operations.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::engine::WorkState;
+use crate::error::Error;
+use crate::transport::Notice;
+use crate::types::Rank;
+
+/// The last operations of a group on this rank, for reports.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    operations: VecDeque<Arc<WorkState>>,
+    capacity: usize,
+}
+
+impl Recorder {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            operations: VecDeque::with_capacity(capacity),
+            capacity,
+        }
+    }
+
+    pub(crate) fn record(&mut self, work: &Arc<WorkState>) {
+        if self.capacity == 0 {
+            return;
+        }
+        if self.operations.len() == self.capacity {
+            self.operations.pop_front();
+        }
+        self.operations.push_back(Arc::clone(work));
+    }
+
+    /// One line per operation, oldest first.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.operations
+            .iter()
+            .map(|work| {
+                let age = work.started.elapsed().as_secs_f64();
+                let state = match (work.result(), work.duration()) {
+                    (Some(Ok(())), Some(took)) => {
+                        format!("completed in {:.3} ms", took.as_secs_f64() * 1e3)
+                    }
+                    (Some(Err(error)), _) => format!("failed: {}", error.message),
+                    _ => "under way".to_owned(),
+                };
+                format!("{} started {age:.3} s ago, {state}", work.name())
+            })
+            .collect()
+    }
+}
+
+/// The notice that tells the other ranks of `error`, noticed first by `origin`.
+pub(crate) fn notice(error: &Error, origin: Rank) -> Notice {
+    let message = match &error.operation {
+        Some(operation) => format!("{operation} on rank {origin}: {}", error.message),
+        None => error.message.clone(),
+    };
+    Notice {
+        code: error.code,
+        origin: origin as u32,
+        culprit: error.peer.map(|rank| rank as u32),
+        message,
+    }
+}

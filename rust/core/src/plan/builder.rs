@@ -1,0 +1,204 @@
+//! What every algorithm is written with: a list of steps that grows, blocks of a buffer, and where a rank's own
+//! contribution lies.
+
+use std::ops::Range;
+
+use super::{Buffer, Counts, Plan, Shape, Span, Step, Wire};
+use crate::types::{Collective, Rank};
+
+/// A plan being written. Steps over empty spans are left out here, once for all algorithms: sender and receiver
+/// know the same length, so both leave out the same messages.
+#[derive(Default)]
+pub(super) struct Steps {
+    plan: Plan,
+}
+
+impl Steps {
+    /// The finished plan.
+    pub(super) fn done(self) -> Plan {
+        self.plan
+    }
+
+    /// `len` more elements of scratch memory.
+    pub(super) fn scratch(&mut self, len: usize) -> Span {
+        let span = Span::new(Buffer::Scratch, self.plan.scratch, len);
+        self.plan.scratch += len;
+        span
+    }
+
+    /// Sends `src`.
+    pub(super) fn send(&mut self, to: Rank, src: Span) {
+        if src.len > 0 {
+            self.plan.steps.push(Step::Send { to, src });
+        }
+    }
+
+    /// Receives into `dst`.
+    pub(super) fn recv(&mut self, from: Rank, dst: Span, wire: Wire) {
+        if dst.len > 0 {
+            self.plan.steps.push(Step::Recv { from, dst, wire });
+        }
+    }
+
+    /// `dst = dst op incoming`.
+    pub(super) fn fold(&mut self, from: Rank, dst: Span, wire: Wire) {
+        if dst.len > 0 {
+            self.plan.steps.push(Step::Fold { from, dst, wire });
+        }
+    }
+
+    /// `dst = src`, unless it is the same place.
+    pub(super) fn copy(&mut self, src: Span, dst: Span) {
+        if dst.len > 0 && src != dst {
+            self.plan.steps.push(Step::Copy { src, dst });
+        }
+    }
+
+    /// `dst = dst op src`.
+    pub(super) fn reduce(&mut self, src: Span, dst: Span) {
+        if dst.len > 0 {
+            self.plan.steps.push(Step::Reduce { src, dst });
+        }
+    }
+
+    /// `dst = finish(src)`.
+    pub(super) fn finish(&mut self, src: Span, dst: Span) {
+        if dst.len > 0 {
+            self.plan.steps.push(Step::Finish { src, dst });
+        }
+    }
+
+    /// Tells `to` that this rank has come, and all it has heard from.
+    pub(super) fn signal(&mut self, to: Rank) {
+        let src = Span::new(Buffer::Input, 0, 0);
+        self.plan.steps.push(Step::Send { to, src });
+    }
+
+    /// Waits for the signal of `from`.
+    pub(super) fn await_signal(&mut self, from: Rank) {
+        self.plan.steps.push(Step::Recv {
+            from,
+            dst: Span::new(Buffer::Output, 0, 0),
+            wire: Wire::Element,
+        });
+    }
+}
+
+/// What a message sent from `buffer` carries.
+pub(super) fn wire_from(buffer: Buffer) -> Wire {
+    match buffer {
+        Buffer::Input | Buffer::Output => Wire::Element,
+        Buffer::Scratch => Wire::Partial,
+    }
+}
+
+impl Span {
+    /// `range` of this span, counted from its start.
+    pub(super) fn part(&self, range: Range<usize>) -> Span {
+        debug_assert!(range.start <= range.end && range.end <= self.len);
+        Span::new(self.buffer, self.offset + range.start, range.len())
+    }
+}
+
+impl Span {
+    /// The `index`-th piece of `chunk` elements, shorter at the end of the span and empty past it.
+    pub(super) fn piece(&self, index: usize, chunk: usize) -> Span {
+        let start = self.len.min(index * chunk);
+        self.part(start..self.len.min(start + chunk))
+    }
+}
+
+/// Consecutive blocks of a span, by their boundaries.
+pub(super) struct Blocks {
+    bounds: Vec<usize>,
+}
+
+impl Blocks {
+    /// Blocks of the given lengths.
+    pub(super) fn of(counts: impl IntoIterator<Item = usize>) -> Self {
+        let mut end = 0;
+        let mut bounds = vec![0];
+        bounds.extend(counts.into_iter().map(|count| {
+            end += count;
+            end
+        }));
+        Self { bounds }
+    }
+
+    /// `total` elements in `parts` blocks as equal as can be, the longer ones first.
+    pub(super) fn split(total: usize, parts: usize) -> Self {
+        Self::of((0..parts).map(|i| total / parts + usize::from(i < total % parts)))
+    }
+
+    /// The blocks of a request: `counts` if they are per rank, else slices of equal length.
+    pub(super) fn of_shape(shape: &Shape) -> Self {
+        match shape.counts {
+            Counts::PerRank(counts) => Self::of(counts.iter().copied()),
+            Counts::Even(count) => Self::of((0..shape.world).map(|_| count)),
+            Counts::PerPair { .. } => unreachable!("only all_to_all has counts per pair"),
+        }
+    }
+
+    /// Where block `i` lies.
+    pub(super) fn range(&self, i: usize) -> Range<usize> {
+        self.run(i..i + 1)
+    }
+
+    /// Where the consecutive blocks `run` lie.
+    pub(super) fn run(&self, run: Range<usize>) -> Range<usize> {
+        self.bounds[run.start]..self.bounds[run.end]
+    }
+
+    /// The length of all blocks together.
+    pub(super) fn total(&self) -> usize {
+        self.bounds[self.bounds.len() - 1]
+    }
+
+    /// The length of the longest block.
+    pub(super) fn longest(&self) -> usize {
+        self.bounds
+            .windows(2)
+            .map(|b| b[1] - b[0])
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+impl Shape<'_> {
+    /// The count of a request with one count for all.
+    pub(super) fn count(&self) -> usize {
+        match self.counts {
+            Counts::Even(count) => count,
+            _ => unreachable!("{} takes one count for all ranks", self.collective),
+        }
+    }
+
+    /// The rank `distance` places after this one, around the circle.
+    pub(super) fn after(&self, distance: usize) -> Rank {
+        (self.rank + distance) % self.world
+    }
+
+    /// The rank `distance` places before this one; `distance` is at most the world size.
+    pub(super) fn before(&self, distance: usize) -> Rank {
+        (self.rank + self.world - distance) % self.world
+    }
+
+    /// `count()` elements of `Output`: the result of all_reduce, reduce and broadcast.
+    pub(super) fn output(&self) -> Span {
+        Span::new(Buffer::Output, 0, self.count())
+    }
+
+    /// What this rank contributes to all_reduce or reduce.
+    pub(super) fn contribution(&self) -> Span {
+        debug_assert!(matches!(
+            self.collective,
+            Collective::AllReduce | Collective::Reduce
+        ));
+        let buffer = if self.in_place {
+            Buffer::Output
+        } else {
+            Buffer::Input
+        };
+        Span::new(buffer, 0, self.count())
+    }
+}

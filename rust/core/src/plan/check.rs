@@ -1,0 +1,501 @@
+//! Proves plans, by running them on symbols.
+//!
+//! [`verify`] executes the plans of all ranks of a world together. A buffer's element is not a number but an
+//! *expression*: a contribution (rank, element), `left op right`, or a finished sum. Expressions are made once and
+//! known by number, so that two ranks hold the same expression exactly when the numbers are equal: same
+//! contributions, same order, hence the same bits.
+//!
+//! What is proved, for the given window:
+//! - every output element is right, every contribution is in it exactly once, every sum was finished exactly once
+//!   and all ranks have the same expression; nothing else was written;
+//! - nothing is read before it is written; spans lie inside their buffers; the input is never written;
+//! - partial sums are never rounded when [`Shape::widen`] is set;
+//! - messages pair in order, length and wire type, and none is left over;
+//! - the plans complete over links that hold nothing: a transfer happens only when both its steps are active.
+//!
+//! Which transfers happen first is up to an [`Order`]. Completing one step never disables another and messages pair by
+//! their position on a link, so if the plans complete in one order they complete in all; several orders are run all
+//! the same, because that argument is about [`Step::must_follow`], which is under test too. For the same reason a
+//! plan that completes within a window completes in any larger one and over links that do hold something.
+
+mod contract;
+mod expression;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+
+use self::contract::{Want, expected, initial};
+use self::expression::{Expressions, Id, Kind, UNINITIALISED, everybody, ranks};
+use super::{Buffer, Plan, Shape, Span, Step, Wire};
+use crate::types::{Collective, Rank};
+
+/// The largest world that [`verify`] takes: contributors are bits of a `u128`.
+pub const MAX_WORLD: usize = 128;
+
+/// What a verified set of plans moves, per rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Messages sent.
+    pub messages: Vec<usize>,
+    /// Elements sent.
+    pub sent: Vec<usize>,
+    /// Elements received.
+    pub received: Vec<usize>,
+    /// Whether every result is `((x0 op x1) op x2) op ...`, in the order of the ranks.
+    pub in_rank_order: bool,
+}
+
+/// In which order transfers and local steps that can happen do happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// What could happen first.
+    Oldest,
+    /// What can happen since last.
+    Newest,
+    /// Any, by a generator with this seed.
+    Random(u64),
+}
+
+/// Runs the plans of all ranks together, in several orders, and proves the result. `plans[r]` and `shapes[r]` are rank
+/// r's; an executor with a window of `window` steps or more is covered.
+///
+/// # Errors
+/// The first thing that is wrong, in words: the rank, the step, the element.
+pub fn verify(plans: &[Plan], shapes: &[Shape], window: usize) -> Result<Report, String> {
+    if plans.is_empty() || plans.len() != shapes.len() || plans.len() > MAX_WORLD {
+        return Err(format!(
+            "{} plans and {} shapes: one of each per rank is wanted, for 1 to {MAX_WORLD} ranks",
+            plans.len(),
+            shapes.len()
+        ));
+    }
+    for (rank, shape) in shapes.iter().enumerate() {
+        if shape.rank != rank || shape.world != plans.len() {
+            return Err(format!(
+                "shape {rank} of {} is for rank {} of {}",
+                plans.len(),
+                shape.rank,
+                shape.world
+            ));
+        }
+    }
+    let orders = [
+        Order::Oldest,
+        Order::Newest,
+        Order::Random(1),
+        Order::Random(2),
+    ];
+    let mut report = None;
+    for order in orders {
+        report = Some(
+            Run::new(plans, shapes, window, order)
+                .complete()
+                .map_err(|problem| format!("{problem} (window {window}, order {order:?})"))?,
+        );
+    }
+    Ok(report.unwrap_or_default())
+}
+
+/// One rank's buffers and progress.
+struct RankState {
+    input: Vec<Id>,
+    output: Vec<Id>,
+    scratch: Vec<Id>,
+    /// The first unfinished step.
+    head: usize,
+    progress: Vec<Progress>,
+    /// The ranks known to have come to a barrier.
+    heard_from: u128,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Waiting,
+    Active,
+    Done,
+}
+
+/// Something that can happen.
+#[derive(Clone, Copy)]
+enum Event {
+    Local { rank: Rank, step: usize },
+    Transfer { from: Rank, to: Rank },
+}
+
+/// One side of a link direction that is active.
+#[derive(Clone, Copy)]
+struct Side {
+    step: usize,
+    /// What a sender had heard when its step became active.
+    heard_from: u128,
+}
+
+struct Run<'a> {
+    plans: &'a [Plan],
+    shapes: &'a [Shape<'a>],
+    window: usize,
+    order: Order,
+    expressions: Expressions,
+    ranks: Vec<RankState>,
+    /// By sender * world + receiver.
+    sending: Vec<Option<Side>>,
+    receiving: Vec<Option<Side>>,
+    possible: VecDeque<Event>,
+    report: Report,
+}
+
+impl<'a> Run<'a> {
+    fn new(plans: &'a [Plan], shapes: &'a [Shape<'a>], window: usize, order: Order) -> Self {
+        let world = plans.len();
+        let mut expressions = Expressions::new();
+        let ranks = plans
+            .iter()
+            .zip(shapes)
+            .map(|(plan, shape)| {
+                let (input, output) = initial(shape, &mut expressions);
+                RankState {
+                    input,
+                    output,
+                    scratch: vec![UNINITIALISED; plan.scratch],
+                    head: 0,
+                    progress: vec![Progress::Waiting; plan.steps.len()],
+                    heard_from: 1 << shape.rank,
+                }
+            })
+            .collect();
+        Self {
+            plans,
+            shapes,
+            window,
+            order,
+            expressions,
+            ranks,
+            sending: vec![None; world * world],
+            receiving: vec![None; world * world],
+            possible: VecDeque::new(),
+            report: Report {
+                messages: vec![0; world],
+                sent: vec![0; world],
+                received: vec![0; world],
+                in_rank_order: true,
+            },
+        }
+    }
+
+    fn complete(mut self) -> Result<Report, String> {
+        for rank in 0..self.plans.len() {
+            self.activate(rank)?;
+        }
+        let mut random = match self.order {
+            Order::Random(seed) => seed,
+            _ => 0,
+        };
+        loop {
+            let next = match self.order {
+                Order::Oldest => self.possible.pop_front(),
+                Order::Newest => self.possible.pop_back(),
+                Order::Random(_) if self.possible.is_empty() => None,
+                Order::Random(_) => {
+                    random = random
+                        .wrapping_mul(6364136223846793005)
+                        .wrapping_add(1442695040888963407);
+                    let len = self.possible.len();
+                    self.possible
+                        .swap_remove_back((random >> 33) as usize % len)
+                }
+            };
+            match next {
+                Some(Event::Local { rank, step }) => self.run_local(rank, step)?,
+                Some(Event::Transfer { from, to }) => self.transfer(from, to)?,
+                None => break,
+            }
+        }
+        self.check_all_ran()?;
+        self.check_results()?;
+        Ok(self.report)
+    }
+
+    /// Activates the steps of `rank` that may run now.
+    fn activate(&mut self, rank: Rank) -> Result<(), String> {
+        let steps = &self.plans[rank].steps;
+        let state = &mut self.ranks[rank];
+        while state.progress.get(state.head) == Some(&Progress::Done) {
+            state.head += 1;
+        }
+        let head = state.head;
+        let end = steps.len().min(head + self.window);
+        for index in head..end {
+            let state = &self.ranks[rank];
+            let free = state.progress[index] == Progress::Waiting
+                && (head..index).all(|earlier| {
+                    state.progress[earlier] == Progress::Done
+                        || !steps[index].must_follow(&steps[earlier])
+                });
+            if !free {
+                continue;
+            }
+            let side = Some(Side {
+                step: index,
+                heard_from: state.heard_from,
+            });
+            self.ranks[rank].progress[index] = Progress::Active;
+            match steps[index] {
+                Step::Send { to, .. } => {
+                    let link = self.link(rank, rank, to, index)?;
+                    self.sending[link] = side;
+                    if self.receiving[link].is_some() {
+                        self.possible.push_back(Event::Transfer { from: rank, to });
+                    }
+                }
+                Step::Recv { from, .. } | Step::Fold { from, .. } => {
+                    let link = self.link(rank, from, rank, index)?;
+                    self.receiving[link] = side;
+                    if self.sending[link].is_some() {
+                        self.possible.push_back(Event::Transfer { from, to: rank });
+                    }
+                }
+                _ => self.possible.push_back(Event::Local { rank, step: index }),
+            }
+        }
+        Ok(())
+    }
+
+    fn link(&self, rank: Rank, from: Rank, to: Rank, step: usize) -> Result<usize, String> {
+        let world = self.plans.len();
+        if from >= world || to >= world || from == to {
+            return Err(self.blame(rank, step, "has no such peer"));
+        }
+        Ok(from * world + to)
+    }
+
+    fn run_local(&mut self, rank: Rank, index: usize) -> Result<(), String> {
+        let step = self.plans[rank].steps[index];
+        self.local(rank, &step)
+            .map_err(|problem| self.blame(rank, index, &problem))?;
+        self.ranks[rank].progress[index] = Progress::Done;
+        self.activate(rank)
+    }
+
+    fn local(&mut self, rank: Rank, step: &Step) -> Result<(), String> {
+        let widen = self.shapes[rank].widen;
+        match *step {
+            Step::Copy { src, dst } => {
+                same_length(src.len, dst.len)?;
+                if src.overlaps(&dst) {
+                    return Err("copies between overlapping spans".into());
+                }
+                let values = self.read(rank, src)?;
+                self.write(rank, dst, &values)
+            }
+            Step::Reduce { src, dst } => {
+                same_length(src.len, dst.len)?;
+                if src.overlaps(&dst) {
+                    return Err("reduces between overlapping spans".into());
+                }
+                let values = self.read(rank, src)?;
+                self.accumulate(rank, dst, &values)
+            }
+            Step::Finish { src, dst } => {
+                same_length(src.len, dst.len)?;
+                if src != dst && src.overlaps(&dst) {
+                    return Err("finishes between overlapping spans".into());
+                }
+                if widen && src.buffer != Buffer::Scratch {
+                    return Err("finishes a sum that is not in the accumulation type".into());
+                }
+                let everybody = everybody(self.plans.len());
+                let values = self
+                    .read(rank, src)?
+                    .into_iter()
+                    .map(|sum| self.expressions.finish(sum, everybody))
+                    .collect::<Result<Vec<Id>, String>>()?;
+                self.write(rank, dst, &values)
+            }
+            Step::Send { .. } | Step::Recv { .. } | Step::Fold { .. } => {
+                unreachable!("transfers are not local")
+            }
+        }
+    }
+
+    fn transfer(&mut self, from: Rank, to: Rank) -> Result<(), String> {
+        let link = from * self.plans.len() + to;
+        let (Some(sender), Some(receiver)) =
+            (self.sending[link].take(), self.receiving[link].take())
+        else {
+            unreachable!("a transfer is possible when both sides are active");
+        };
+        let Step::Send { src, .. } = self.plans[from].steps[sender.step] else {
+            unreachable!("only sends are sending");
+        };
+        let values = self
+            .read(from, src)
+            .map_err(|problem| self.blame(from, sender.step, &problem))?;
+        let step = self.plans[to].steps[receiver.step];
+        self.deliver(to, &step, src, &values).map_err(|problem| {
+            let problem = format!(
+                "{problem}; the message is step {} of rank {from}",
+                sender.step
+            );
+            self.blame(to, receiver.step, &problem)
+        })?;
+        self.report.messages[from] += 1;
+        self.report.sent[from] += src.len;
+        self.report.received[to] += src.len;
+        self.ranks[to].heard_from |= sender.heard_from;
+        self.ranks[from].progress[sender.step] = Progress::Done;
+        self.ranks[to].progress[receiver.step] = Progress::Done;
+        self.activate(from)?;
+        self.activate(to)
+    }
+
+    fn deliver(&mut self, to: Rank, step: &Step, src: Span, values: &[Id]) -> Result<(), String> {
+        let (Step::Recv { dst, wire, .. } | Step::Fold { dst, wire, .. }) = *step else {
+            unreachable!("only receives are receiving");
+        };
+        same_length(src.len, dst.len)?;
+        let carried = match src.buffer {
+            Buffer::Scratch => Wire::Partial,
+            Buffer::Input | Buffer::Output => Wire::Element,
+        };
+        if wire != carried {
+            return Err(format!("expects {wire:?} where {carried:?} is sent"));
+        }
+        match step {
+            Step::Recv { .. } => self.write(to, dst, values),
+            _ => self.accumulate(to, dst, values),
+        }
+    }
+
+    fn buffer(&mut self, rank: Rank, span: Span) -> Result<&mut [Id], String> {
+        let state = &mut self.ranks[rank];
+        let buffer = match span.buffer {
+            Buffer::Input => &mut state.input,
+            Buffer::Output => &mut state.output,
+            Buffer::Scratch => &mut state.scratch,
+        };
+        let len = buffer.len();
+        span.offset
+            .checked_add(span.len)
+            .and_then(|end| buffer.get_mut(span.offset..end))
+            .ok_or_else(|| {
+                format!(
+                    "needs {} elements from {} of the {len} in {:?}",
+                    span.len, span.offset, span.buffer
+                )
+            })
+    }
+
+    fn read(&mut self, rank: Rank, span: Span) -> Result<Vec<Id>, String> {
+        let values = self.buffer(rank, span)?;
+        match values.iter().position(|&id| id == UNINITIALISED) {
+            Some(at) => Err(format!(
+                "reads element {} of {:?}, which nothing was written to",
+                span.offset + at,
+                span.buffer
+            )),
+            None => Ok(values.to_vec()),
+        }
+    }
+
+    fn write(&mut self, rank: Rank, dst: Span, values: &[Id]) -> Result<(), String> {
+        if dst.buffer == Buffer::Input && dst.len > 0 {
+            return Err("writes the input".into());
+        }
+        if self.shapes[rank].widen && dst.buffer == Buffer::Output {
+            let partial = |&&id: &&Id| self.expressions.get(id).kind == Kind::Sum;
+            if let Some(&id) = values.iter().find(partial) {
+                return Err(format!(
+                    "rounds a partial sum of element {}",
+                    self.expressions.get(id).element
+                ));
+            }
+        }
+        self.buffer(rank, dst)?.copy_from_slice(values);
+        Ok(())
+    }
+
+    fn accumulate(&mut self, rank: Rank, dst: Span, values: &[Id]) -> Result<(), String> {
+        let sums = self
+            .read(rank, dst)?
+            .into_iter()
+            .zip(values)
+            .map(|(left, &right)| self.expressions.sum(left, right))
+            .collect::<Result<Vec<Id>, String>>()?;
+        self.write(rank, dst, &sums)
+    }
+
+    fn blame(&self, rank: Rank, step: usize, problem: &str) -> String {
+        format!(
+            "{} of {}: step {step} of rank {rank}, {:?}, {problem}",
+            self.shapes[rank].collective,
+            self.plans.len(),
+            self.plans[rank].steps[step]
+        )
+    }
+
+    /// Everything has run, or everybody waits for somebody.
+    fn check_all_ran(&self) -> Result<(), String> {
+        let mut stuck = String::new();
+        for (rank, state) in self.ranks.iter().enumerate() {
+            if let Some(step) = self.plans[rank].steps.get(state.head) {
+                let _ = write!(stuck, "; rank {rank} in step {}, {step:?}", state.head);
+            }
+        }
+        if stuck.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{} never ends{stuck}", self.shapes[0].collective))
+        }
+    }
+
+    fn check_results(&mut self) -> Result<(), String> {
+        for (rank, shape) in self.shapes.iter().enumerate() {
+            if shape.collective == Collective::Barrier
+                && self.ranks[rank].heard_from != everybody(shape.world)
+            {
+                return Err(format!(
+                    "rank {rank} leaves the barrier without having heard from {:?}",
+                    ranks(everybody(shape.world) & !self.ranks[rank].heard_from)
+                ));
+            }
+            let expected = expected(self.shapes, rank, &mut self.expressions);
+            for (at, want) in expected.into_iter().enumerate() {
+                let got = self.ranks[rank].output[at];
+                let problem = match want {
+                    Want::Exactly(want) if got == want => continue,
+                    Want::Exactly(_) => "is not the element that belongs there".to_string(),
+                    Want::SumOf(element) => {
+                        let sum = self.expressions.get(got);
+                        self.report.in_rank_order &= sum.in_rank_order;
+                        if sum.kind != Kind::Finished {
+                            "is not a finished sum".to_string()
+                        } else if sum.element != element {
+                            format!("is the sum of element {} instead of {element}", sum.element)
+                        } else if shape.collective == Collective::AllReduce
+                            && self.ranks[0].output[at] != got
+                        {
+                            "was reduced in another order than on rank 0".to_string()
+                        } else {
+                            continue;
+                        }
+                    }
+                };
+                return Err(format!(
+                    "{} of {}: output element {at} of rank {rank} {problem}",
+                    shape.collective, shape.world
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn same_length(src: usize, dst: usize) -> Result<(), String> {
+    if src == dst {
+        Ok(())
+    } else {
+        Err(format!("puts {src} elements where {dst} are expected"))
+    }
+}

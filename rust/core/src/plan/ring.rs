@@ -1,0 +1,194 @@
+//! Around a ring, where every rank receives from its left neighbour (rank - 1) and sends to its right one.
+//!
+//! The elements are cut into one block per rank. To reduce, every block travels once around, and each rank
+//! adds its own contribution as the block comes by; all blocks travel at once, one behind the other:
+//!
+//! ```text
+//! round      rank 0           rank 1           rank 2           (r: takes block r-2-round from the left,
+//!   0        c0 -> 1, +b2     a1 -> 2, +c0     b2 -> 0, +a1         gives block r-1-round to the right,
+//!   1        b2+ -> 1, +a..   c0+ -> 2, +b2+   a1+ -> 0, +c0+       ends with block r complete)
+//! ```
+//!
+//! To gather, each complete block travels once around likewise. Every link direction carries (n-1)/n of the
+//! elements per phase, which no algorithm can beat (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
+//! for clusters of workstations", 2009), and every rank talks to two neighbours only; but there are n-1 rounds.
+//!
+//! Blocks go in pieces, so that a piece is sent on while the next one arrives, and one's own contribution is still in
+//! the cache when the piece it is added to comes.
+//!
+//! A block is completed by one rank, in one order, so all ranks get the same bits.
+
+use super::builder::{Blocks, Steps, wire_from};
+use super::direct::own_block;
+use super::{Buffer, Plan, Shape, Span, Wire};
+use crate::types::{Collective, Rank};
+
+/// Where a rank accumulates the block it works on.
+enum Accumulator {
+    /// In the block's own place in `Output`.
+    Output,
+    /// In two block-long buffers in turn: one is being sent while the other is folded into. The last block may
+    /// go elsewhere, as it is not sent on as a partial result.
+    Alternating {
+        buffers: [Span; 2],
+        last: Option<Span>,
+    },
+}
+
+impl Accumulator {
+    fn alternating(steps: &mut Steps, blocks: &Blocks, last: Option<Span>) -> Self {
+        let buffers = [(); 2].map(|()| steps.scratch(blocks.longest()));
+        Self::Alternating { buffers, last }
+    }
+
+    /// The place for `block` in `round`.
+    fn place(&self, blocks: &Blocks, block: Rank, round: usize, final_round: bool) -> Span {
+        let range = blocks.range(block);
+        match self {
+            Self::Output => Span::new(Buffer::Output, range.start, range.len()),
+            Self::Alternating {
+                last: Some(last), ..
+            } if final_round => *last,
+            Self::Alternating { buffers, .. } => buffers[round % 2].part(0..range.len()),
+        }
+    }
+}
+
+/// The reducing half. `contribution` holds all blocks. This rank's block ends, finished, in `result`, or where it was
+/// summed up when there is no output for it; returns where it is.
+fn reduce_blocks(
+    steps: &mut Steps,
+    shape: &Shape,
+    blocks: &Blocks,
+    contribution: Span,
+    accumulator: &Accumulator,
+    result: Option<Span>,
+    chunk: usize,
+) -> Span {
+    let (left, right) = (shape.before(1), shape.after(1));
+    let rounds = shape.world - 1;
+    let mut given = contribution.part(blocks.range(left));
+    let mut wire = wire_from(given.buffer);
+    for round in 0..rounds {
+        let taken = (shape.rank + 2 * shape.world - 2 - round) % shape.world;
+        let sum = accumulator.place(blocks, taken, round, round + 1 == rounds);
+        let own = contribution.part(blocks.range(taken));
+        for index in 0..given.len.max(sum.len).div_ceil(chunk) {
+            let sum = sum.piece(index, chunk);
+            steps.copy(own.piece(index, chunk), sum);
+            steps.send(right, given.piece(index, chunk));
+            steps.fold(left, sum, wire);
+            if round + 1 == rounds {
+                let result = result.map_or(sum, |result| result.piece(index, chunk));
+                steps.finish(sum, result);
+            }
+        }
+        given = sum;
+        wire = match accumulator {
+            Accumulator::Output => Wire::Element,
+            Accumulator::Alternating { .. } => Wire::Partial,
+        };
+    }
+    result.unwrap_or(given)
+}
+
+/// The gathering half: `own` is this rank's block, complete; all blocks end in `Output`.
+fn share_blocks(steps: &mut Steps, shape: &Shape, blocks: &Blocks, own: Span, chunk: usize) {
+    let output = Span::new(Buffer::Output, 0, blocks.total());
+    let mut given = own;
+    for round in 0..shape.world - 1 {
+        let taken = output.part(blocks.range(shape.before(round + 1)));
+        for index in 0..given.len.max(taken.len).div_ceil(chunk) {
+            steps.send(shape.after(1), given.piece(index, chunk));
+            steps.recv(shape.before(1), taken.piece(index, chunk), Wire::Element);
+        }
+        given = taken;
+    }
+}
+
+/// Reduce the blocks, then share them.
+pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
+    let mut steps = Steps::default();
+    let blocks = Blocks::split(shape.count(), shape.world);
+    let own = shape.contribution();
+    let accumulator = if shape.widen {
+        Accumulator::alternating(&mut steps, &blocks, None)
+    } else {
+        Accumulator::Output
+    };
+    let result = Some(shape.output().part(blocks.range(shape.rank)));
+    let result = reduce_blocks(&mut steps, shape, &blocks, own, &accumulator, result, chunk);
+    share_blocks(&mut steps, shape, &blocks, result, chunk);
+    steps.done()
+}
+
+/// Reduce the blocks.
+pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
+    let mut steps = Steps::default();
+    let blocks = Blocks::of_shape(shape);
+    let own = Span::new(Buffer::Input, 0, blocks.total());
+    let output = Span::new(Buffer::Output, 0, blocks.range(shape.rank).len());
+    let last = (!shape.widen).then_some(output);
+    let accumulator = Accumulator::alternating(&mut steps, &blocks, last);
+    let result = Some(output);
+    reduce_blocks(&mut steps, shape, &blocks, own, &accumulator, result, chunk);
+    steps.done()
+}
+
+/// Reduce the blocks, then everybody sends theirs to the root.
+pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
+    let mut steps = Steps::default();
+    let blocks = Blocks::split(shape.count(), shape.world);
+    let own = shape.contribution();
+    let accumulator = Accumulator::alternating(&mut steps, &blocks, None);
+    let place = |rank: Rank| shape.output().part(blocks.range(rank));
+    let is_root = shape.rank == shape.root;
+    let result = is_root.then(|| place(shape.rank));
+    let result = reduce_blocks(&mut steps, shape, &blocks, own, &accumulator, result, chunk);
+    if !is_root {
+        steps.send(shape.root, result);
+        return steps.done();
+    }
+    for distance in 1..shape.world {
+        let from = shape.after(distance);
+        steps.recv(from, place(from), Wire::Partial);
+    }
+    steps.done()
+}
+
+/// Share the blocks.
+pub(super) fn all_gather(shape: &Shape, chunk: usize) -> Plan {
+    debug_assert_eq!(shape.collective, Collective::AllGather);
+    let mut steps = Steps::default();
+    let blocks = Blocks::of_shape(shape);
+    let own = own_block(&mut steps, shape, &blocks);
+    share_blocks(&mut steps, shape, &blocks, own, chunk);
+    steps.done()
+}
+
+/// A chain from the root around to its left neighbour, which passes pieces of `chunk` elements on.
+///
+/// Each link carries the elements once and the root sends them once, half of what scattering and then sharing
+/// blocks would cost it; the first piece needs n-1 hops, so the buffer should be many pieces long.
+pub(super) fn broadcast(shape: &Shape, chunk: usize) -> Plan {
+    let mut steps = Steps::default();
+    let (left, right) = (shape.before(1), shape.after(1));
+    let output = shape.output();
+    let piece = |start: usize| output.part(start..output.len.min(start + chunk));
+    let is_first = shape.rank == shape.root;
+    let is_last = right == shape.root;
+
+    // Receive piece i+1 while piece i is sent on.
+    if !is_first && output.len > 0 {
+        steps.recv(left, piece(0), Wire::Element);
+    }
+    for start in (0..output.len).step_by(chunk) {
+        if !is_last {
+            steps.send(right, piece(start));
+        }
+        if !is_first && start + chunk < output.len {
+            steps.recv(left, piece(start + chunk), Wire::Element);
+        }
+    }
+    steps.done()
+}

@@ -1,0 +1,276 @@
+//! Combining contributions: every operator on every element type.
+//!
+//! A reduction has three moments. Contributions are *folded* into an accumulator, whose type is
+//! that of the elements or, for the 16-bit and 8-bit floats, float32; when all have come the result
+//! is *finished*: divided by the world size for an average, made 0 or 1 for a logical operator, and
+//! rounded once to the element type. A [`Kernel`] is one operator on one type with the loop looked
+//! up, so that nothing is decided per chunk.
+//!
+//! All slices are raw bytes of whole elements and need no alignment. The loops are written once,
+//! over arrays of bytes (`ops`, `small_float`), and compiled for several instruction sets (`simd`);
+//! each compilation does the same arithmetic in the same order, so results have the same bits on
+//! every machine, with one exception the hardware makes: which of two NaNs a sum or product hands
+//! on.
+//!
+//! What the operators mean at the edges:
+//! * Integers wrap in sums and products. An integer average is the wrapped sum, divided toward
+//!   zero.
+//! * Min and max give the positive quiet NaN as soon as one contribution is NaN. Of -0 and +0 the
+//!   earlier one stays.
+//! * Logical operators ask whether a contribution is zero; NaN is not. The result is 0 or 1 in the
+//!   element type, also with one rank: [`Kernel::finish`] sees to it.
+//! * A bool is true when its byte is not zero; results are 0 or 1. Sum and max are "or", prod and
+//!   min are "and", and the bitwise operators are the logical ones.
+//! * `PremulSum` folds as `Sum` does: each rank passes its own contribution through [`scale`]
+//!   first.
+
+mod copy;
+mod ops;
+mod simd;
+mod small_float;
+#[cfg(test)]
+mod tests;
+
+pub use copy::copy;
+
+use crate::error::Result;
+use crate::types::{DataType, ReduceOp};
+
+use ops::{Divide, FoldFn, Scale, Truth};
+use simd::Tier;
+
+/// Bytes that conversions and finishing handle at a time: enough to amortise a call, little enough
+/// to stay in L1.
+const BLOCK: usize = 1024;
+
+/// One operator on one element type, looked up once per operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    op: ReduceOp,
+    element: DataType,
+    tier: Tier,
+    fold: FoldFn,
+}
+
+impl Kernel {
+    /// The kernel of `op` on `dtype`, for the best instruction set this processor has.
+    ///
+    /// # Errors
+    /// `Unsupported` for combinations without meaning, as [`ReduceOp::check`] has them.
+    pub fn new(op: ReduceOp, dtype: DataType) -> Result<Self> {
+        Self::on(Tier::best(), op, dtype)
+    }
+
+    /// The type of the contributions and of the result.
+    pub fn element(&self) -> DataType {
+        self.element
+    }
+
+    /// The type in which contributions are folded: float32 for the 16-bit and 8-bit floats, else
+    /// the element type.
+    pub fn accumulator(&self) -> DataType {
+        self.element.accumulator()
+    }
+
+    /// `acc = acc op src`, both in the accumulation type and equally long.
+    ///
+    /// # Panics
+    /// If the lengths differ or are not whole elements; so do all functions here.
+    pub fn fold(&self, acc: &mut [u8], src: &[u8]) {
+        assert_lengths(self.accumulator(), acc.len(), self.accumulator(), src.len());
+        (self.fold)(self.tier, acc, src);
+    }
+
+    /// `acc = acc op src` with `acc` in the accumulation type and `src` in the element type.
+    pub fn fold_element(&self, acc: &mut [u8], src: &[u8]) {
+        assert_lengths(self.accumulator(), acc.len(), self.element, src.len());
+        if !is_small(self.element) {
+            return (self.fold)(self.tier, acc, src);
+        }
+        let mut scratch = Scratch::new();
+        for (acc, src) in small_blocks_mut(self.element, acc, src) {
+            let wide = scratch.first(acc.len());
+            small_float::widen(self.tier, self.element, wide, src);
+            (self.fold)(self.tier, acc, wide);
+        }
+    }
+
+    /// `dst = result`, from the fold of all contributions: `src` is in the accumulation type, `dst`
+    /// in the element type. An average is divided by `world`, logical operators and bools become 0
+    /// or 1, small floats are rounded.
+    pub fn finish(&self, dst: &mut [u8], src: &[u8], world: usize) {
+        assert_lengths(self.element, dst.len(), self.accumulator(), src.len());
+        if is_small(self.element) {
+            if matches!(self.ending(), Ending::Keep) {
+                return small_float::narrow(self.tier, self.element, dst, src);
+            }
+            let mut scratch = Scratch::new();
+            for (dst, src) in small_blocks(self.element, dst, src) {
+                let wide = scratch.first(src.len());
+                wide.copy_from_slice(src);
+                self.end(wide, world);
+                small_float::narrow(self.tier, self.element, dst, wide);
+            }
+        } else if matches!(self.ending(), Ending::Keep) {
+            copy(dst, src);
+        } else {
+            for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
+                dst.copy_from_slice(src);
+                self.end(dst, world);
+            }
+        }
+    }
+
+    /// [`Kernel::finish`] in place, for element types that are their own accumulator. It changes
+    /// nothing except for averages, logical operators and bools.
+    ///
+    /// # Panics
+    /// Also if the element type is not its own accumulator.
+    pub fn finish_in_place(&self, buf: &mut [u8], world: usize) {
+        assert_eq!(
+            self.element,
+            self.accumulator(),
+            "a result in {} cannot be finished in place",
+            self.element
+        );
+        assert_lengths(self.element, buf.len(), self.element, buf.len());
+        self.end(buf, world);
+    }
+
+    fn on(tier: Tier, op: ReduceOp, dtype: DataType) -> Result<Self> {
+        op.check(dtype)?;
+        Ok(Self {
+            op,
+            element: dtype,
+            tier,
+            fold: ops::fold_fn(op, dtype)?,
+        })
+    }
+
+    fn ending(&self) -> Ending {
+        match self.op {
+            ReduceOp::Land | ReduceOp::Lor | ReduceOp::Lxor => Ending::Truth,
+            _ if self.element == DataType::Bool => Ending::Truth,
+            ReduceOp::Avg => Ending::Divide,
+            _ => Ending::Keep,
+        }
+    }
+
+    /// The last step before rounding, on accumulators in place.
+    fn end(&self, buf: &mut [u8], world: usize) {
+        match self.ending() {
+            Ending::Keep => {}
+            Ending::Divide => Divide { world }.apply(self.tier, self.accumulator(), buf),
+            Ending::Truth => Truth.apply(self.tier, self.accumulator(), buf),
+        }
+    }
+}
+
+/// What remains to be done once all contributions are folded.
+enum Ending {
+    Keep,
+    Divide,
+    Truth,
+}
+
+/// `dst = src`, from `dtype` to its accumulation type; a plain copy when they are the same.
+pub fn widen(dtype: DataType, dst: &mut [u8], src: &[u8]) {
+    assert_lengths(dtype.accumulator(), dst.len(), dtype, src.len());
+    if is_small(dtype) {
+        small_float::widen(Tier::best(), dtype, dst, src);
+    } else {
+        copy(dst, src);
+    }
+}
+
+/// `dst = src`, from `dtype`'s accumulation type to `dtype`, to nearest with ties to even; a plain
+/// copy when they are the same.
+///
+/// What is too large becomes infinite, but in `float8_e4m3fn`, which has no infinity, the largest
+/// finite value (as torch 2.15 does; in 2.11 it was NaN). NaN stays NaN.
+pub fn narrow(dtype: DataType, dst: &mut [u8], src: &[u8]) {
+    assert_lengths(dtype, dst.len(), dtype.accumulator(), src.len());
+    if is_small(dtype) {
+        small_float::narrow(Tier::best(), dtype, dst, src);
+    } else {
+        copy(dst, src);
+    }
+}
+
+/// `dst = src * factor`, both in `dtype`.
+///
+/// Floats and the parts of complex numbers multiply by the factor rounded to their type; 16-bit and
+/// 8-bit floats do so in float32 and round once. Torch defines no such product for integers; here a
+/// whole factor multiplies with wrap-around, exactly, and any other one in float64, truncated
+/// toward zero and held within the type's range. A bool stays true unless the factor is zero.
+pub fn scale(dtype: DataType, dst: &mut [u8], src: &[u8], factor: f64) {
+    scale_on(Tier::best(), dtype, dst, src, factor);
+}
+
+fn scale_on(tier: Tier, dtype: DataType, dst: &mut [u8], src: &[u8], factor: f64) {
+    assert_lengths(dtype, dst.len(), dtype, src.len());
+    let scale = Scale { factor };
+    if !is_small(dtype) {
+        for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
+            dst.copy_from_slice(src);
+            scale.apply(tier, dtype, dst);
+        }
+        return;
+    }
+    let mut scratch = Scratch::new();
+    let block = BLOCK / 4 * dtype.size();
+    for (dst, src) in dst.chunks_mut(block).zip(src.chunks(block)) {
+        let wide = scratch.first(src.len() / dtype.size() * 4);
+        small_float::widen(tier, dtype, wide, src);
+        scale.apply(tier, DataType::Float32, wide);
+        small_float::narrow(tier, dtype, dst, wide);
+    }
+}
+
+/// Whether the type accumulates in float32 without being it.
+fn is_small(dtype: DataType) -> bool {
+    dtype != dtype.accumulator()
+}
+
+/// Pairs of blocks, float32 beside the small type, the same elements in both.
+fn small_blocks_mut<'a>(
+    small: DataType,
+    wide: &'a mut [u8],
+    narrow: &'a [u8],
+) -> impl Iterator<Item = (&'a mut [u8], &'a [u8])> {
+    let wide = wide.chunks_mut(BLOCK);
+    wide.zip(narrow.chunks(BLOCK / 4 * small.size()))
+}
+
+/// The same with the small type on the writing side.
+fn small_blocks<'a>(
+    small: DataType,
+    narrow: &'a mut [u8],
+    wide: &'a [u8],
+) -> impl Iterator<Item = (&'a mut [u8], &'a [u8])> {
+    let narrow = narrow.chunks_mut(BLOCK / 4 * small.size());
+    narrow.zip(wide.chunks(BLOCK))
+}
+
+/// One block of float32 between a conversion and a fold.
+#[repr(align(64))]
+struct Scratch([u8; BLOCK]);
+
+impl Scratch {
+    fn new() -> Self {
+        Self([0; BLOCK])
+    }
+
+    fn first(&mut self, bytes: usize) -> &mut [u8] {
+        &mut self.0[..bytes]
+    }
+}
+
+fn assert_lengths(a: DataType, a_bytes: usize, b: DataType, b_bytes: usize) {
+    assert!(
+        a_bytes.is_multiple_of(a.size())
+            && b_bytes.is_multiple_of(b.size())
+            && a_bytes / a.size() == b_bytes / b.size(),
+        "{a_bytes} bytes of {a} and {b_bytes} bytes of {b} are not as many whole elements"
+    );
+}

@@ -1,0 +1,436 @@
+//! The arithmetic of one element, and the loops over many: the reference for every compilation of
+//! them.
+//!
+//! An operator is an empty type that implements [`Combine`] for the numbers it is defined on.
+//! Signed and unsigned integers share a loop wherever two's complement makes them the same; the
+//! parts of complex numbers are floats, except under multiplication; a bool is a `u8` under the
+//! logical operators.
+
+use std::marker::PhantomData;
+
+use super::simd::{Body, Tier};
+use crate::error::{Error, Result};
+use crate::types::{DataType, ReduceOp};
+
+/// `acc = acc op src`, in the accumulation type.
+pub(super) type FoldFn = fn(Tier, &mut [u8], &[u8]);
+
+/// The loop of `op` on the accumulation type of `dtype`.
+pub(super) fn fold_fn(op: ReduceOp, dtype: DataType) -> Result<FoldFn> {
+    let found = match dtype.accumulator() {
+        DataType::Float32 => float::<f32, 4>(op),
+        DataType::Float64 => float::<f64, 8>(op),
+        DataType::Int8 => integer::<i8, u8, 1>(op),
+        DataType::Int16 => integer::<i16, u16, 2>(op),
+        DataType::Int32 => integer::<i32, u32, 4>(op),
+        DataType::Int64 => integer::<i64, u64, 8>(op),
+        DataType::UInt8 => integer::<u8, u8, 1>(op),
+        DataType::UInt16 => integer::<u16, u16, 2>(op),
+        DataType::UInt32 => integer::<u32, u32, 4>(op),
+        DataType::UInt64 => integer::<u64, u64, 8>(op),
+        DataType::Bool => boolean(op),
+        DataType::Complex64 => complex::<f32, 4, 8>(op),
+        DataType::Complex128 => complex::<f64, 8, 16>(op),
+        _ => None,
+    };
+    found.ok_or_else(|| Error::unsupported(format!("operator {op} has no meaning for {dtype}")))
+}
+
+fn float<T, const N: usize>(op: ReduceOp) -> Option<FoldFn>
+where
+    T: Number<N> + Logic,
+    Sum: Combine<T>,
+    Prod: Combine<T>,
+    Min: Combine<T>,
+    Max: Combine<T>,
+{
+    Some(match op {
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => fold::<Sum, T, N>,
+        ReduceOp::Prod => fold::<Prod, T, N>,
+        ReduceOp::Min => fold::<Min, T, N>,
+        ReduceOp::Max => fold::<Max, T, N>,
+        ReduceOp::Land => fold::<Land, T, N>,
+        ReduceOp::Lor => fold::<Lor, T, N>,
+        ReduceOp::Lxor => fold::<Lxor, T, N>,
+        ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor => return None,
+    })
+}
+
+/// `T` is the type and `U` the unsigned one of its size.
+fn integer<T, U, const N: usize>(op: ReduceOp) -> Option<FoldFn>
+where
+    T: Number<N>,
+    U: Number<N> + Logic,
+    Sum: Combine<U>,
+    Prod: Combine<U>,
+    Min: Combine<T>,
+    Max: Combine<T>,
+    Band: Combine<U>,
+    Bor: Combine<U>,
+    Bxor: Combine<U>,
+{
+    Some(match op {
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => fold::<Sum, U, N>,
+        ReduceOp::Prod => fold::<Prod, U, N>,
+        ReduceOp::Min => fold::<Min, T, N>,
+        ReduceOp::Max => fold::<Max, T, N>,
+        ReduceOp::Band => fold::<Band, U, N>,
+        ReduceOp::Bor => fold::<Bor, U, N>,
+        ReduceOp::Bxor => fold::<Bxor, U, N>,
+        ReduceOp::Land => fold::<Land, U, N>,
+        ReduceOp::Lor => fold::<Lor, U, N>,
+        ReduceOp::Lxor => fold::<Lxor, U, N>,
+    })
+}
+
+fn boolean(op: ReduceOp) -> Option<FoldFn> {
+    Some(match op {
+        ReduceOp::Prod | ReduceOp::Min | ReduceOp::Band | ReduceOp::Land => fold::<Land, u8, 1>,
+        ReduceOp::Sum | ReduceOp::Max | ReduceOp::Bor | ReduceOp::Lor => fold::<Lor, u8, 1>,
+        ReduceOp::Bxor | ReduceOp::Lxor => fold::<Lxor, u8, 1>,
+        ReduceOp::Avg | ReduceOp::PremulSum(_) => return None,
+    })
+}
+
+/// `T` is the type of a part, of `PART` bytes; a whole number has `WHOLE`.
+fn complex<T, const PART: usize, const WHOLE: usize>(op: ReduceOp) -> Option<FoldFn>
+where
+    T: Number<PART>,
+    Sum: Combine<T>,
+    Prod: Combine<Complex<T>>,
+    Complex<T>: Number<WHOLE>,
+{
+    match op {
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => Some(fold::<Sum, T, PART>),
+        ReduceOp::Prod => Some(fold::<Prod, Complex<T>, WHOLE>),
+        _ => None,
+    }
+}
+
+fn fold<O: Combine<T>, T: Number<N>, const N: usize>(tier: Tier, acc: &mut [u8], src: &[u8]) {
+    let number = PhantomData::<(O, T)>;
+    tier.run(Fold::<O, T, N> { acc, src, number });
+}
+
+struct Fold<'a, O, T, const N: usize> {
+    acc: &'a mut [u8],
+    src: &'a [u8],
+    number: PhantomData<(O, T)>,
+}
+
+impl<O: Combine<T>, T: Number<N>, const N: usize> Body for Fold<'_, O, T, N> {
+    #[inline(always)]
+    fn run(self) {
+        let (acc, _) = self.acc.as_chunks_mut::<N>();
+        let (src, _) = self.src.as_chunks::<N>();
+        for (acc, src) in acc.iter_mut().zip(src) {
+            *acc = O::combine(T::read(*acc), T::read(*src)).write();
+        }
+    }
+}
+
+/// A number of `N` bytes.
+pub(super) trait Number<const N: usize>: Copy {
+    fn read(bytes: [u8; N]) -> Self;
+    fn write(self) -> [u8; N];
+}
+
+/// A number as a truth value.
+pub(super) trait Logic: Copy {
+    /// 1 for true, 0 for false.
+    fn from_truth(truth: bool) -> Self;
+    /// Whether it is anything but zero; NaN is.
+    fn truth(self) -> bool;
+}
+
+/// An operator on two numbers.
+pub(super) trait Combine<T> {
+    fn combine(a: T, b: T) -> T;
+}
+
+pub(super) struct Sum;
+pub(super) struct Prod;
+pub(super) struct Min;
+pub(super) struct Max;
+pub(super) struct Band;
+pub(super) struct Bor;
+pub(super) struct Bxor;
+pub(super) struct Land;
+pub(super) struct Lor;
+pub(super) struct Lxor;
+
+/// A complex number: real part, imaginary part.
+#[derive(Clone, Copy)]
+pub(super) struct Complex<T>(T, T);
+
+impl<T: Logic> Combine<T> for Land {
+    #[inline(always)]
+    fn combine(a: T, b: T) -> T {
+        T::from_truth(a.truth() & b.truth())
+    }
+}
+
+impl<T: Logic> Combine<T> for Lor {
+    #[inline(always)]
+    fn combine(a: T, b: T) -> T {
+        T::from_truth(a.truth() | b.truth())
+    }
+}
+
+impl<T: Logic> Combine<T> for Lxor {
+    #[inline(always)]
+    fn combine(a: T, b: T) -> T {
+        T::from_truth(a.truth() ^ b.truth())
+    }
+}
+
+macro_rules! combine {
+    ($op:ty, $number:ty, |$a:ident, $b:ident| $result:expr) => {
+        impl Combine<$number> for $op {
+            #[inline(always)]
+            fn combine($a: $number, $b: $number) -> $number {
+                $result
+            }
+        }
+    };
+}
+
+macro_rules! number {
+    ($number:ty, $size:literal, $zero:literal, $one:literal) => {
+        impl Number<$size> for $number {
+            #[inline(always)]
+            fn read(bytes: [u8; $size]) -> Self {
+                Self::from_ne_bytes(bytes)
+            }
+            #[inline(always)]
+            fn write(self) -> [u8; $size] {
+                self.to_ne_bytes()
+            }
+        }
+
+        impl Logic for $number {
+            #[inline(always)]
+            fn from_truth(truth: bool) -> Self {
+                if truth { $one } else { $zero }
+            }
+            #[inline(always)]
+            fn truth(self) -> bool {
+                self != $zero
+            }
+        }
+    };
+}
+
+macro_rules! integer {
+    ($number:ty, $size:literal, $widest:ty) => {
+        number!($number, $size, 0, 1);
+        combine!(Sum, $number, |a, b| a.wrapping_add(b));
+        combine!(Prod, $number, |a, b| a.wrapping_mul(b));
+        combine!(Min, $number, |a, b| a.min(b));
+        combine!(Max, $number, |a, b| a.max(b));
+        combine!(Band, $number, |a, b| a & b);
+        combine!(Bor, $number, |a, b| a | b);
+        combine!(Bxor, $number, |a, b| a ^ b);
+
+        impl Real for $number {
+            /// In the widest type, since `world` need not fit in a small one.
+            #[inline(always)]
+            fn divide(self, world: usize) -> Self {
+                (self as $widest / world as $widest) as Self
+            }
+            #[inline(always)]
+            fn scale(self, factor: f64) -> Self {
+                // Below 2^63 a whole factor converts exactly, and modulo the type's range to the
+                // type.
+                if factor.trunc() == factor && factor.abs() < i64::MAX as f64 {
+                    self.wrapping_mul(factor as i64 as Self)
+                } else {
+                    (self as f64 * factor) as Self
+                }
+            }
+        }
+    };
+}
+
+macro_rules! float {
+    ($number:ty, $size:literal) => {
+        number!($number, $size, 0.0, 1.0);
+        combine!(Sum, $number, |a, b| a + b);
+        combine!(Prod, $number, |a, b| a * b);
+        combine!(Min, $number, |a, b| {
+            let least = if b < a { b } else { a };
+            let ordered = !(a.is_nan() | b.is_nan());
+            if ordered { least } else { <$number>::NAN }
+        });
+        combine!(Max, $number, |a, b| {
+            let most = if b > a { b } else { a };
+            let ordered = !(a.is_nan() | b.is_nan());
+            if ordered { most } else { <$number>::NAN }
+        });
+
+        impl Real for $number {
+            #[inline(always)]
+            fn divide(self, world: usize) -> Self {
+                self / world as Self
+            }
+            #[inline(always)]
+            fn scale(self, factor: f64) -> Self {
+                self * factor as Self
+            }
+        }
+    };
+}
+
+macro_rules! complex {
+    ($part:ty, $part_size:literal, $size:literal) => {
+        impl Number<$size> for Complex<$part> {
+            #[inline(always)]
+            fn read(bytes: [u8; $size]) -> Self {
+                let (parts, _) = bytes.as_chunks::<$part_size>();
+                Self(<$part>::read(parts[0]), <$part>::read(parts[1]))
+            }
+            #[inline(always)]
+            fn write(self) -> [u8; $size] {
+                let mut bytes = [0; $size];
+                let (parts, _) = bytes.as_chunks_mut::<$part_size>();
+                parts[0] = self.0.write();
+                parts[1] = self.1.write();
+                bytes
+            }
+        }
+
+        combine!(Prod, Complex<$part>, |a, b| Complex(
+            a.0 * b.0 - a.1 * b.1,
+            a.0 * b.1 + a.1 * b.0
+        ));
+    };
+}
+
+/// The arithmetic with a number common to all elements.
+pub(super) trait Real: Copy {
+    /// By the number of ranks; integers toward zero.
+    fn divide(self, world: usize) -> Self;
+    /// As [`super::scale`] has it.
+    fn scale(self, factor: f64) -> Self;
+}
+
+integer!(i8, 1, i64);
+integer!(i16, 2, i64);
+integer!(i32, 4, i64);
+integer!(i64, 8, i64);
+integer!(u8, 1, u64);
+integer!(u16, 2, u64);
+integer!(u32, 4, u64);
+integer!(u64, 8, u64);
+float!(f32, 4);
+float!(f64, 8);
+complex!(f32, 4, 8);
+complex!(f64, 8, 16);
+
+/// Something done to every element alone, in place.
+trait Each: Copy {
+    fn each<T: Real + Logic + Number<N>, const N: usize>(self, number: T) -> T;
+}
+
+/// Division by the number of ranks.
+#[derive(Clone, Copy)]
+pub(super) struct Divide {
+    pub(super) world: usize,
+}
+
+/// Multiplication by a factor.
+#[derive(Clone, Copy)]
+pub(super) struct Scale {
+    pub(super) factor: f64,
+}
+
+/// Whether it is anything but zero, as 1 or 0.
+#[derive(Clone, Copy)]
+pub(super) struct Truth;
+
+impl Divide {
+    pub(super) fn apply(self, tier: Tier, dtype: DataType, buf: &mut [u8]) {
+        assert_ne!(self.world, 0, "an average over no ranks");
+        apply_each(self, tier, dtype, buf);
+    }
+}
+
+impl Scale {
+    pub(super) fn apply(self, tier: Tier, dtype: DataType, buf: &mut [u8]) {
+        if dtype == DataType::Bool {
+            Truth.apply(tier, dtype, buf);
+            let factor = f64::from(u8::from(self.factor != 0.0));
+            return apply_each(Self { factor }, tier, dtype, buf);
+        }
+        apply_each(self, tier, dtype, buf);
+    }
+}
+
+impl Truth {
+    pub(super) fn apply(self, tier: Tier, dtype: DataType, buf: &mut [u8]) {
+        apply_each(self, tier, dtype, buf);
+    }
+}
+
+impl Each for Divide {
+    #[inline(always)]
+    fn each<T: Real + Logic + Number<N>, const N: usize>(self, number: T) -> T {
+        number.divide(self.world)
+    }
+}
+
+impl Each for Scale {
+    #[inline(always)]
+    fn each<T: Real + Logic + Number<N>, const N: usize>(self, number: T) -> T {
+        number.scale(self.factor)
+    }
+}
+
+impl Each for Truth {
+    #[inline(always)]
+    fn each<T: Real + Logic + Number<N>, const N: usize>(self, number: T) -> T {
+        T::from_truth(number.truth())
+    }
+}
+
+/// On accumulation types; a complex number is its parts.
+fn apply_each(each: impl Each, tier: Tier, dtype: DataType, buf: &mut [u8]) {
+    match dtype {
+        DataType::Float32 | DataType::Complex64 => run_each::<f32, 4>(each, tier, buf),
+        DataType::Float64 | DataType::Complex128 => run_each::<f64, 8>(each, tier, buf),
+        DataType::Int8 => run_each::<i8, 1>(each, tier, buf),
+        DataType::Int16 => run_each::<i16, 2>(each, tier, buf),
+        DataType::Int32 => run_each::<i32, 4>(each, tier, buf),
+        DataType::Int64 => run_each::<i64, 8>(each, tier, buf),
+        DataType::UInt8 | DataType::Bool => run_each::<u8, 1>(each, tier, buf),
+        DataType::UInt16 => run_each::<u16, 2>(each, tier, buf),
+        DataType::UInt32 => run_each::<u32, 4>(each, tier, buf),
+        DataType::UInt64 => run_each::<u64, 8>(each, tier, buf),
+        other => unreachable!("{other} is not an accumulation type"),
+    }
+}
+
+fn run_each<T: Real + Logic + Number<N>, const N: usize>(
+    each: impl Each,
+    tier: Tier,
+    buf: &mut [u8],
+) {
+    let number = PhantomData::<T>;
+    tier.run(InPlace::<_, T, N> { each, buf, number });
+}
+
+struct InPlace<'a, E, T, const N: usize> {
+    each: E,
+    buf: &'a mut [u8],
+    number: PhantomData<T>,
+}
+
+impl<E: Each, T: Real + Logic + Number<N>, const N: usize> Body for InPlace<'_, E, T, N> {
+    #[inline(always)]
+    fn run(self) {
+        let (numbers, _) = self.buf.as_chunks_mut::<N>();
+        for number in numbers {
+            *number = self.each.each::<T, N>(T::read(*number)).write();
+        }
+    }
+}

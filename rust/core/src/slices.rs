@@ -1,0 +1,145 @@
+//! The collectives on Rust slices: safe and blocking. What takes foreign memory or returns before the end is in
+//! [`crate::communicator`].
+
+use crate::buffer::{Element, Memory};
+use crate::communicator::{Communicator, PointToPoint};
+use crate::engine::{Request, Sizes};
+use crate::error::Result;
+use crate::types::{Rank, ReduceOp};
+
+impl Communicator {
+    /// `data` becomes the reduction of every rank's `data`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` or `Unsupported` before anything is sent, else what ended the operation.
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        self.carry_out(Request::all_reduce(
+            T::DTYPE,
+            op,
+            None,
+            Memory::of_mut(data),
+        ))
+    }
+
+    /// On the root, `data` becomes the reduction of every rank's `data`; elsewhere it stays as it is.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn reduce<T: Element>(&self, data: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
+        let memory = Memory::of_mut(data);
+        let (input, output) = if self.rank() == root {
+            (None, Some(memory))
+        } else {
+            (Some(memory), None)
+        };
+        self.carry_out(Request::reduce(T::DTYPE, op, root, input, output))
+    }
+
+    /// `data` becomes the root's.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<()> {
+        self.carry_out(Request::broadcast(T::DTYPE, root, Memory::of_mut(data)))
+    }
+
+    /// `output` becomes every rank's `input` in rank order; it is `world_size` times as long.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        let sizes = Sizes::Even(input.len());
+        let (input, output) = (Memory::of(input), Memory::of_mut(output));
+        self.carry_out(Request::all_gather(T::DTYPE, Some(input), output, sizes))
+    }
+
+    /// `output` becomes this rank's block of the reduction of every rank's `input`, which is `world_size` times as
+    /// long.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let sizes = Sizes::Even(output.len());
+        let (input, output) = (Memory::of(input), Memory::of_mut(output));
+        self.carry_out(Request::reduce_scatter(T::DTYPE, op, input, output, sizes))
+    }
+
+    /// On the root, `output` becomes every rank's `input` in rank order. The others give an empty one.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
+        let sizes = Sizes::Even(input.len());
+        let (input, output) = (Memory::of(input), Memory::of_mut(output));
+        let output = (self.rank() == root || !output.is_empty()).then_some(output);
+        self.carry_out(Request::gather(T::DTYPE, root, input, output, sizes))
+    }
+
+    /// `output` becomes this rank's block of the root's `input`. The others give an empty one.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
+        let sizes = Sizes::Even(output.len());
+        let (input, output) = (Memory::of(input), Memory::of_mut(output));
+        let input = (self.rank() == root || !input.is_empty()).then_some(input);
+        self.carry_out(Request::scatter(T::DTYPE, root, input, output, sizes))
+    }
+
+    /// Block r of `input` goes to rank r; block r of `output` comes from rank r.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        let sizes = Sizes::Even(output.len() / self.world_size());
+        let (input, output) = (Memory::of(input), Memory::of_mut(output));
+        self.carry_out(Request::all_to_all(T::DTYPE, input, output, sizes))
+    }
+
+    /// Blocks until every rank has come.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn barrier(&self) -> Result<()> {
+        self.carry_out(Request::barrier())
+    }
+
+    /// Sends `data` to rank `to`; returns when `data` may be changed again.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn send_slice<T: Element>(&self, data: &[T], to: Rank, tag: u64) -> Result<()> {
+        // SAFETY: `data` is borrowed until `wait` has seen the end of the operation.
+        let work =
+            unsafe { self.send(T::DTYPE, Memory::of(data), to, tag, PointToPoint::default()) }?;
+        work.wait(None)
+    }
+
+    /// Receives exactly `data.len()` elements from rank `from`, or from any; returns the rank they came from.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn receive_slice<T: Element>(
+        &self,
+        data: &mut [T],
+        from: Option<Rank>,
+        tag: u64,
+    ) -> Result<Rank> {
+        let memory = Memory::of_mut(data);
+        // SAFETY: `data` is borrowed until `wait` has seen the end of the operation.
+        let work = unsafe { self.receive(T::DTYPE, memory, from, tag, PointToPoint::default()) }?;
+        work.wait(None)?;
+        Ok(work.source().or(from).unwrap_or(self.rank()))
+    }
+
+    fn carry_out(&self, request: Request) -> Result<()> {
+        // SAFETY: the slices that the request views are borrowed by the caller of this method, and `run` returns
+        // only when the operation has ended.
+        unsafe { self.run(request) }
+    }
+}

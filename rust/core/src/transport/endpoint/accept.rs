@@ -1,0 +1,436 @@
+//! Accepting: one thread waits on the listening sockets; each connection is judged on a short-lived thread of its
+//! own, within a total time and a total number. Strangers that stay silent are shown out first when it gets crowded,
+//! so they cannot keep members waiting for long.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::Shared;
+use super::membership::{Claim, Membership};
+use super::wire::{Cut, Patience, has_ended, timespec};
+use crate::error::Error;
+use crate::rendezvous::handshake::{
+    Answer, Answers, CHALLENGE_BYTES, HELLO_BYTES, Hello, Hex, PROOF_BYTES, Purpose, Stranger,
+};
+use crate::transport::shm::ShmLink;
+use crate::transport::tcp::TcpLink;
+
+/// How often the accepting thread looks for parked streams that nobody came for.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// What the accepting thread waits on.
+pub(super) struct Listeners {
+    pub(super) unix: Option<UnixListener>,
+    pub(super) tcp: TcpListener,
+}
+
+/// The stream of a TCP link whose control connection is to follow.
+pub(super) struct Parked {
+    link: [u8; 16],
+    claim: Claim,
+    data: TcpStream,
+    expires: Instant,
+}
+
+impl Parked {
+    pub(super) fn belongs_to(&self, membership: &Arc<Membership>) -> bool {
+        Arc::ptr_eq(self.claim.membership(), membership)
+    }
+}
+
+/// A connection in the handshake.
+struct Guest {
+    since: Instant,
+    authenticated: AtomicBool,
+    shown_out: AtomicBool,
+}
+
+/// The connections in the handshake.
+#[derive(Default)]
+struct Crowd {
+    guests: Mutex<Vec<Arc<Guest>>>,
+    left: Condvar,
+}
+
+impl Crowd {
+    /// Waits for a free place, showing out the stranger that has had one for longest.
+    fn wait_for_room(&self, shared: &Shared) {
+        let mut guests = self.guests.lock();
+        while guests.len() >= shared.limits.simultaneous && !shared.stopping.load(Ordering::Acquire)
+        {
+            // Sorted by arrival.
+            let stranger = guests.iter().find(|guest| {
+                !guest.authenticated.load(Ordering::Acquire)
+                    && !guest.shown_out.load(Ordering::Acquire)
+                    && guest.since.elapsed() >= shared.limits.grace
+            });
+            if let Some(stranger) = stranger {
+                stranger.shown_out.store(true, Ordering::Release);
+            }
+            self.left.wait_for(&mut guests, Duration::from_millis(20));
+        }
+    }
+
+    fn enter(self: &Arc<Self>) -> Place {
+        let guest = Arc::new(Guest {
+            since: Instant::now(),
+            authenticated: AtomicBool::new(false),
+            shown_out: AtomicBool::new(false),
+        });
+        self.guests.lock().push(Arc::clone(&guest));
+        Place {
+            crowd: Arc::clone(self),
+            guest,
+        }
+    }
+}
+
+/// A guest's place, given back on drop.
+struct Place {
+    crowd: Arc<Crowd>,
+    guest: Arc<Guest>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut guests = self.crowd.guests.lock();
+        guests.retain(|guest| !Arc::ptr_eq(guest, &self.guest));
+        self.crowd.left.notify_all();
+    }
+}
+
+/// The accepting thread.
+pub(super) fn run(shared: &Arc<Shared>, listeners: &Listeners) {
+    let crowd = Arc::new(Crowd::default());
+    let mut timeout = None;
+    loop {
+        let mut fds = vec![
+            PollFd::new(&shared.wake, PollFlags::IN),
+            PollFd::new(&listeners.tcp, PollFlags::IN),
+        ];
+        fds.extend(
+            listeners
+                .unix
+                .as_ref()
+                .map(|unix| PollFd::new(unix, PollFlags::IN)),
+        );
+        // A failure other than an interruption cannot happen with valid arguments; accept will then find nothing.
+        let _ = poll(&mut fds, timeout.map(timespec).as_ref());
+        if shared.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
+        let waiting = sweep(shared);
+        let accepted = accept_one(&listeners.tcp, |listener| {
+            listener.accept().map(|(stream, _)| Stream::Tcp(stream))
+        });
+        let mut trouble = admit(shared, &crowd, accepted);
+        if let Some(unix) = &listeners.unix {
+            let accepted = accept_one(unix, |listener| {
+                listener.accept().map(|(stream, _)| Stream::Unix(stream))
+            });
+            trouble |= admit(shared, &crowd, accepted);
+        }
+        if trouble {
+            // Most likely no descriptors are left; the connection stays in the backlog meanwhile.
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        timeout = waiting.then_some(SWEEP);
+    }
+}
+
+/// A connection, nothing when none waits, or the system's refusal.
+fn accept_one<L>(
+    listener: &L,
+    accept: impl FnOnce(&L) -> std::io::Result<Stream>,
+) -> std::io::Result<Option<Stream>> {
+    use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+    match accept(listener) {
+        Ok(stream) => Ok(Some(stream)),
+        Err(error) if matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Starts the handshake of an accepted connection. True when the system refused something.
+fn admit(
+    shared: &Arc<Shared>,
+    crowd: &Arc<Crowd>,
+    accepted: std::io::Result<Option<Stream>>,
+) -> bool {
+    let stream = match accepted {
+        Ok(Some(stream)) => stream,
+        Ok(None) => return false,
+        Err(cause) => {
+            tracing::warn!(%cause, "cannot accept a connection");
+            return true;
+        }
+    };
+    crowd.wait_for_room(shared);
+    let place = crowd.enter();
+    let shared = Arc::clone(shared);
+    let spawned = std::thread::Builder::new()
+        .name("unisono-handshake".into())
+        .spawn(move || {
+            let peer = stream.peer();
+            if let Err(reason) = receive(&shared, stream, &place.guest) {
+                tracing::warn!(%peer, %reason, "turned a connection away");
+            }
+        });
+    if let Err(cause) = &spawned {
+        tracing::warn!(%cause, "cannot start a thread for a connection, which is closed");
+    }
+    spawned.is_err()
+}
+
+/// Drops parked streams whose time is over. True when some remain.
+fn sweep(shared: &Shared) -> bool {
+    let now = Instant::now();
+    let mut parked = shared.parked.lock();
+    let expired: Vec<Parked> = parked
+        .extract_if(.., |parked| parked.expires <= now)
+        .collect();
+    let remain = !parked.is_empty();
+    drop(parked);
+    for parked in expired {
+        let peer = peer_of(&parked.data);
+        tracing::warn!(%peer, "the control connection of a link did not come");
+    }
+    remain
+}
+
+/// An accepted connection.
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Stream {
+    /// Who is there, for logs.
+    fn peer(&self) -> String {
+        match self {
+            Self::Tcp(stream) => peer_of(stream),
+            Self::Unix(_) => "a process of this host".to_owned(),
+        }
+    }
+}
+
+fn peer_of(stream: &TcpStream) -> String {
+    match stream.peer_addr() {
+        Ok(address) => address.to_string(),
+        Err(_) => "an address that is gone".to_owned(),
+    }
+}
+
+/// Why a connection was turned away, for the log.
+struct Reason(String);
+
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<Cut> for Reason {
+    fn from(cut: Cut) -> Self {
+        Self(match cut {
+            Cut::Closed | Cut::Refused => {
+                "it closed the connection during the handshake".to_owned()
+            }
+            Cut::TimedOut => "it did not complete the handshake in time".to_owned(),
+            Cut::CalledOff => {
+                "it had not completed the handshake when its place was needed".to_owned()
+            }
+            Cut::System(error) => error.to_string(),
+        })
+    }
+}
+
+impl From<Error> for Reason {
+    fn from(error: Error) -> Self {
+        Self(error.message)
+    }
+}
+
+/// Takes a connection from its first byte to a link, or to its end.
+fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason> {
+    let patience = Patience {
+        deadline: guest.since + shared.limits.handshake,
+        called_off: [&guest.shown_out, &shared.stopping],
+    };
+    let mut hello = [0; HELLO_BYTES];
+    patience.read(&stream, &mut hello)?;
+    let stranger = Stranger::new(hello)?;
+    let group = stranger.group();
+    let Some(membership) =
+        shared.group((group, stranger.rank()), &patience, || has_ended(&stream))?
+    else {
+        return Err(Reason(format!(
+            "it belongs to group {}, which this process is not in (or not yet)",
+            Hex(&group)
+        )));
+    };
+    let challenged = stranger.challenge(&membership.key)?;
+    let challenge: &[u8; CHALLENGE_BYTES] = challenged.frame();
+    patience.write(&stream, challenge)?;
+    let mut proof = [0; PROOF_BYTES];
+    patience.read(&stream, &mut proof)?;
+    let (hello, answers) = challenged.verify(&proof)?;
+    guest.authenticated.store(true, Ordering::Release);
+    let visit = Visit {
+        shared,
+        membership,
+        hello,
+        answers,
+        patience,
+    };
+    visit.serve(stream)
+}
+
+/// A connection from a proven member.
+struct Visit<'a> {
+    shared: &'a Shared,
+    membership: Arc<Membership>,
+    hello: Hello,
+    answers: Answers,
+    patience: Patience<'a>,
+}
+
+impl Visit<'_> {
+    fn serve(mut self, stream: Stream) -> Result<(), Reason> {
+        let Hello { from, to, .. } = self.hello;
+        if to != self.membership.rank || !self.membership.has_peer(from) {
+            self.answer(&stream, Answer::WrongRank)?;
+            return Err(Reason(format!(
+                "rank {from} of the group wanted rank {to}, but this is rank {} of {}",
+                self.membership.rank, self.membership.world_size
+            )));
+        }
+        match (self.hello.purpose, stream) {
+            (Purpose::SharedMemory, Stream::Unix(stream)) => self.share_memory(stream),
+            (Purpose::TcpData, Stream::Tcp(stream)) => self.park(stream),
+            (Purpose::TcpControl, Stream::Tcp(stream)) => self.pair(stream),
+            (_, stream) => {
+                self.answer(&stream, Answer::Failed)?;
+                Err(Reason("it came over the wrong kind of socket".to_owned()))
+            }
+        }
+    }
+
+    fn answer(&mut self, stream: impl AsFd, answer: Answer) -> Result<(), Cut> {
+        let frame = self.answers.frame(answer);
+        self.patience.write(stream, &frame)
+    }
+
+    /// The right to make this link; `None` after the answer that refuses it.
+    fn claim(&mut self, stream: impl AsFd) -> Result<Option<Claim>, Cut> {
+        let Hello { from, lane, .. } = self.hello;
+        match self
+            .membership
+            .claim_accepting(from, lane, &self.patience)?
+        {
+            Ok(claim) => Ok(Some(claim)),
+            Err(answer) => {
+                tracing::debug!(from, %lane, ?answer, "refused a link");
+                self.answer(stream, answer)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Receives the segment of a shared memory link and opens it.
+    fn share_memory(mut self, stream: UnixStream) -> Result<(), Reason> {
+        let Some(claim) = self.claim(&stream)? else {
+            return Ok(());
+        };
+        self.answer(&stream, Answer::Accept)?;
+        let segment = self.patience.receive_fd(&stream)?;
+        let channel = stream.try_clone().map_err(Cut::from)?;
+        match ShmLink::open(stream, segment) {
+            Ok(link) => {
+                self.answer(&channel, Answer::Accept)?;
+                claim.deliver(Box::new(link));
+                Ok(())
+            }
+            Err(error) => {
+                // The peer will try TCP at once, and needs the claim for that.
+                drop(claim);
+                self.answer(&channel, Answer::Failed)?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Keeps the stream of a TCP link until its control connection comes. No thread waits for that: if every place
+    /// were taken by streams, their control connections could not come in.
+    fn park(mut self, stream: TcpStream) -> Result<(), Reason> {
+        let Some(claim) = self.claim(&stream)? else {
+            return Ok(());
+        };
+        let link = self.hello.link;
+        let channel = stream.try_clone().map_err(Cut::from)?;
+        self.shared.parked.lock().push(Parked {
+            link,
+            claim,
+            data: stream,
+            expires: Instant::now() + self.shared.limits.handshake,
+        });
+        self.shared.wake_acceptor();
+        if let Err(cut) = self.answer(&channel, Answer::Accept) {
+            drop(self.unpark());
+            return Err(cut.into());
+        }
+        Ok(())
+    }
+
+    fn unpark(&self) -> Option<Parked> {
+        let Hello {
+            from, lane, link, ..
+        } = self.hello;
+        let mut parked = self.shared.parked.lock();
+        let at = parked.iter().position(|parked| {
+            parked.link == link && parked.claim.is_for(&self.membership, from, lane)
+        })?;
+        Some(parked.swap_remove(at))
+    }
+
+    /// Joins the control connection with its stream.
+    fn pair(mut self, control: TcpStream) -> Result<(), Reason> {
+        let Some(Parked { claim, data, .. }) = self.unpark() else {
+            self.answer(&control, Answer::Failed)?;
+            return Err(Reason("a control connection without its stream".to_owned()));
+        };
+        let channel = control.try_clone().map_err(Cut::from)?;
+        let peer = peer_of(&data);
+        match TcpLink::new(data, control, peer) {
+            Ok(link) => {
+                self.answer(&channel, Answer::Accept)?;
+                claim.deliver(Box::new(link));
+                Ok(())
+            }
+            Err(error) => {
+                drop(claim);
+                self.answer(&channel, Answer::Failed)?;
+                Err(error.into())
+            }
+        }
+    }
+}

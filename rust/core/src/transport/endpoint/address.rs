@@ -1,0 +1,340 @@
+//! Where an endpoint can be reached: what a rank publishes about itself in the store.
+//!
+//! The bytes come from other processes, so they are parsed as hostile: one version byte, every length bounded,
+//! nothing allocated beyond what the input itself holds, nothing left over at the end.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::error::{Code, Error, Result};
+
+const VERSION: u8 = 1;
+/// More than any address needs; a longer one is refused unread.
+const MAX_BYTES: usize = 1024;
+const MAX_NAME: usize = 255;
+/// What a Unix socket's name can hold besides the leading zero.
+const MAX_UNIX_NAME: usize = 107;
+const MAX_TCP: usize = 16;
+
+/// A host as far as sharing memory goes: one boot of one kernel, and the label the user gave to a part of it.
+///
+/// Two processes with equal `HostId` try shared memory. Containers on one host are equal too and find out by trying.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HostId {
+    boot: [u8; 16],
+    label: Option<String>,
+}
+
+impl HostId {
+    /// This host, with the user's label if there is one. Ranks with different labels do not share memory even when
+    /// they could; that is how several hosts are imitated on one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the label is empty, too long or has control characters.
+    pub fn this(label: Option<&str>) -> Result<Self> {
+        let fits = |label: &&str| {
+            (1..=MAX_NAME).contains(&label.len()) && !label.contains(char::is_control)
+        };
+        if let Some(label) = label.filter(|label| !fits(label)) {
+            return Err(Error::invalid(format!(
+                "host label {label:?} must have 1 to {MAX_NAME} bytes and no control characters"
+            )));
+        }
+        Ok(Self {
+            boot: boot_id(),
+            label: label.map(str::to_owned),
+        })
+    }
+}
+
+/// The kernel's boot id; where there is none (some sandboxes), the host name stands in: it can be wrong, and the
+/// attempt to share memory then fails and TCP is used.
+fn boot_id() -> [u8; 16] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits = text.trim().replace('-', "");
+    match u128::from_str_radix(&digits, 16) {
+        Ok(id) => id.to_be_bytes(),
+        Err(_) => {
+            let mut id = [0; 16];
+            for (at, byte) in hostname().bytes().enumerate() {
+                id[at % 16] ^= byte;
+            }
+            id
+        }
+    }
+}
+
+/// This host's name, cut and cleaned so that it can be published.
+pub(super) fn hostname() -> String {
+    let uname = rustix::system::uname();
+    let name = uname.nodename().to_string_lossy();
+    name.chars()
+        .filter(|letter| !letter.is_control())
+        .take(MAX_NAME / 4)
+        .collect()
+}
+
+/// Where an endpoint can be reached, and how to speak of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    pub(super) host: HostId,
+    pub(super) hostname: String,
+    pub(super) pid: u32,
+    /// Abstract name of the Unix socket, without the leading zero; empty when there is none.
+    pub(super) unix_name: Vec<u8>,
+    pub(super) tcp: Vec<SocketAddr>,
+}
+
+impl Address {
+    /// The host it is on.
+    pub fn host(&self) -> &HostId {
+        &self.host
+    }
+
+    /// The host's name, for people.
+    pub fn hostname(&self) -> &str {
+        &self.hostname
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The TCP addresses it listens on.
+    pub fn tcp(&self) -> &[SocketAddr] {
+        &self.tcp
+    }
+
+    /// The bytes to publish.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![VERSION];
+        bytes.extend(self.host.boot);
+        put(
+            &mut bytes,
+            self.host.label.as_deref().unwrap_or("").as_bytes(),
+        );
+        put(&mut bytes, self.hostname.as_bytes());
+        bytes.extend(self.pid.to_le_bytes());
+        put(&mut bytes, &self.unix_name);
+        bytes.push(self.tcp.len() as u8);
+        for address in &self.tcp {
+            match address.ip() {
+                IpAddr::V4(ip) => put(&mut bytes, &ip.octets()),
+                IpAddr::V6(ip) => put(&mut bytes, &ip.octets()),
+            }
+            bytes.extend(address.port().to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Parses what another process published.
+    ///
+    /// # Errors
+    /// `Untrusted` when the bytes are not an address, naming the field that is wrong.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        parse(bytes).map_err(|what| {
+            Error::new(
+                Code::Untrusted,
+                format!(
+                    "the published address of a rank ({} bytes) is not one: {what}",
+                    bytes.len()
+                ),
+            )
+        })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = self.host.label.as_deref().unwrap_or(&self.hostname);
+        write!(f, "host {host}, pid {}", self.pid)
+    }
+}
+
+fn put(bytes: &mut Vec<u8>, field: &[u8]) {
+    bytes.push(field.len() as u8);
+    bytes.extend(field);
+}
+
+fn parse(bytes: &[u8]) -> Result<Address, &'static str> {
+    if bytes.len() > MAX_BYTES {
+        return Err("too long");
+    }
+    let mut rest = Reader(bytes);
+    if rest.array::<1>()? != [VERSION] {
+        return Err("another version of unisono wrote it");
+    }
+    let boot = rest.array()?;
+    let label = rest.name()?;
+    let hostname = rest.name()?;
+    let pid = u32::from_le_bytes(rest.array()?);
+    let unix_name = rest.field()?.to_vec();
+    if unix_name.len() > MAX_UNIX_NAME {
+        return Err("the name of its Unix socket is too long");
+    }
+    let [count] = rest.array()?;
+    if usize::from(count) > MAX_TCP {
+        return Err("too many TCP addresses");
+    }
+    let tcp = (0..count)
+        .map(|_| rest.socket())
+        .collect::<Result<_, _>>()?;
+    if !rest.0.is_empty() {
+        return Err("bytes after its end");
+    }
+    let label = (!label.is_empty()).then_some(label);
+    Ok(Address {
+        host: HostId { boot, label },
+        hostname,
+        pid,
+        unix_name,
+        tcp,
+    })
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], &'static str> {
+        let (head, tail) = self.0.split_at_checked(count).ok_or("cut short")?;
+        self.0 = tail;
+        Ok(head)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], &'static str> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    fn field(&mut self) -> Result<&'a [u8], &'static str> {
+        let [length] = self.array()?;
+        self.take(usize::from(length))
+    }
+
+    /// Text that will appear in logs and errors.
+    fn name(&mut self) -> Result<String, &'static str> {
+        let name = std::str::from_utf8(self.field()?).map_err(|_| "a name is not UTF-8")?;
+        if name.chars().any(char::is_control) {
+            return Err("a name has control characters");
+        }
+        Ok(name.to_owned())
+    }
+
+    fn socket(&mut self) -> Result<SocketAddr, &'static str> {
+        let field = self.field()?;
+        let ip: IpAddr = if let Ok(octets) = <[u8; 4]>::try_from(field) {
+            Ipv4Addr::from(octets).into()
+        } else if let Ok(octets) = <[u8; 16]>::try_from(field) {
+            Ipv6Addr::from(octets).into()
+        } else {
+            return Err("an IP address is neither version 4 nor 6");
+        };
+        let port = u16::from_le_bytes(self.array()?);
+        if port == 0 || ip.is_unspecified() || ip.is_multicast() {
+            return Err("a TCP address that cannot be connected to");
+        }
+        Ok(SocketAddr::new(ip, port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ips() -> impl Strategy<Value = IpAddr> {
+        prop_oneof![
+            any::<[u8; 4]>().prop_map(|octets| IpAddr::from(Ipv4Addr::from(octets))),
+            any::<[u8; 16]>().prop_map(|octets| IpAddr::from(Ipv6Addr::from(octets))),
+        ]
+        .prop_filter("can be connected to", |ip| {
+            !ip.is_unspecified() && !ip.is_multicast()
+        })
+    }
+
+    fn addresses() -> impl Strategy<Value = Address> {
+        (
+            (any::<[u8; 16]>(), prop::option::of("[a-zA-Z0-9.ä -]{1,60}")),
+            "[a-z0-9.-]{0,63}",
+            any::<u32>(),
+            prop::collection::vec(any::<u8>(), 0..=MAX_UNIX_NAME),
+            prop::collection::vec((ips(), 1..=u16::MAX), 0..=MAX_TCP),
+        )
+            .prop_map(|((boot, label), hostname, pid, unix_name, tcp)| Address {
+                host: HostId { boot, label },
+                hostname,
+                pid,
+                unix_name,
+                tcp: tcp.into_iter().map(SocketAddr::from).collect(),
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn survives_the_round_trip(address in addresses()) {
+            prop_assert_eq!(Address::from_bytes(&address.to_bytes()), Ok(address));
+        }
+
+        #[test]
+        fn every_prefix_is_refused(address in addresses(), at in any::<prop::sample::Index>()) {
+            let bytes = address.to_bytes();
+            let cut = &bytes[..at.index(bytes.len())];
+            prop_assert_eq!(Address::from_bytes(cut).unwrap_err().code, Code::Untrusted);
+        }
+
+        /// Changed bytes are refused or read as an address that writes the same bytes.
+        #[test]
+        fn parsing_is_exact(
+            address in addresses(),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+            tail in prop::collection::vec(any::<u8>(), 0..3),
+        ) {
+            let mut bytes = address.to_bytes();
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            bytes.extend(tail);
+            if let Ok(parsed) = Address::from_bytes(&bytes) {
+                prop_assert_eq!(parsed.to_bytes(), bytes);
+            }
+        }
+
+        #[test]
+        fn garbage_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+            if let Ok(parsed) = Address::from_bytes(&bytes) {
+                prop_assert_eq!(parsed.to_bytes(), bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_label_sets_a_host_apart() {
+        let plain = HostId::this(None).unwrap();
+        assert_eq!(plain, HostId::this(None).unwrap());
+        let left = HostId::this(Some("left")).unwrap();
+        assert_eq!(left, HostId::this(Some("left")).unwrap());
+        assert_ne!(left, plain);
+        for label in ["", "a\nb", &"x".repeat(256)] {
+            assert_eq!(
+                HostId::this(Some(label)).unwrap_err().code,
+                Code::InvalidArgument
+            );
+        }
+    }
+
+    #[test]
+    fn speaks_of_host_and_process() {
+        let address = Address {
+            host: HostId::this(None).unwrap(),
+            hostname: "node7".into(),
+            pid: 42,
+            unix_name: Vec::new(),
+            tcp: Vec::new(),
+        };
+        assert_eq!(address.to_string(), "host node7, pid 42");
+    }
+}

@@ -1,0 +1,466 @@
+//! Opening a link: shared memory first between processes of one host, then TCP, with an error that says what was
+//! tried and what that means.
+
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use super::membership::Membership;
+use super::wire::{Cut, Patience};
+use super::{Address, Shared};
+use crate::config::TransportChoice;
+use crate::error::{Code, Error, Result};
+use crate::rendezvous::handshake::{
+    ANSWER_BYTES, Answer, CHALLENGE_BYTES, GroupKey, Hello, Initiator, Lane, Proven, Purpose,
+    random_bytes,
+};
+use crate::transport::Link;
+use crate::transport::shm::ShmLink;
+use crate::transport::tcp::TcpLink;
+use crate::types::Rank;
+
+/// How long a refused TCP connection is tried again: the listener may be about to come back.
+const REFUSED_GRACE: Duration = Duration::from_millis(200);
+/// How long a listener that hangs up on us is tried again: it may not have registered the group yet.
+const UNKNOWN_GRACE: Duration = Duration::from_secs(30);
+
+/// Which link to open, to whom, and for how long to try.
+#[derive(Debug)]
+pub struct ConnectRequest<'a> {
+    /// The group, which must be registered.
+    pub key: &'a GroupKey,
+    /// This process's rank in it.
+    pub from: Rank,
+    /// The peer's rank in it.
+    pub to: Rank,
+    /// Which link of the two.
+    pub lane: Lane,
+    /// What the peer published.
+    pub target: &'a Address,
+    /// When to give up.
+    pub deadline: Instant,
+    /// What may carry the link.
+    pub transport: TransportChoice,
+    /// Set from elsewhere to give up at once (within a twentieth of a second).
+    pub cancelled: &'a AtomicBool,
+}
+
+/// How an attempt to open a link ended.
+pub enum Outcome {
+    /// The link.
+    Link(Box<dyn Link>),
+    /// The peer is opening this link at this moment, or has opened it: wait for it at the gate. Its attempt may
+    /// still fail for a reason that only the peer learns; connecting again after a while is harmless and finds
+    /// that out.
+    Crossing,
+}
+
+impl std::fmt::Debug for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Link(link) => write!(f, "Link({})", link.describe()),
+            Self::Crossing => f.write_str("Crossing"),
+        }
+    }
+}
+
+pub(super) fn connect(
+    shared: &Shared,
+    membership: &Arc<Membership>,
+    request: &ConnectRequest<'_>,
+) -> Result<Outcome> {
+    let to = u32::try_from(request.to).unwrap_or(u32::MAX);
+    if request.from != membership.rank as Rank || !membership.has_peer(to) {
+        return Err(Error::invalid(format!(
+            "no link from rank {} to rank {}: this is rank {} of {}",
+            request.from, request.to, membership.rank, membership.world_size
+        )));
+    }
+    let Some(claim) = membership.claim_connecting(to, request.lane) else {
+        return Ok(Outcome::Crossing);
+    };
+    let attempt = Attempt {
+        shared,
+        request,
+        hello: Hello {
+            purpose: Purpose::TcpData,
+            lane: request.lane,
+            from: membership.rank,
+            to,
+            link: random_bytes()?,
+        },
+        patience: Patience {
+            deadline: request.deadline,
+            called_off: [request.cancelled, &shared.stopping],
+        },
+    };
+    match attempt.run()? {
+        Reached::Link(link) => {
+            claim.linked();
+            tracing::debug!(peer = request.to, lane = %request.lane, by = %link.describe(), "linked");
+            Ok(Outcome::Link(link))
+        }
+        Reached::Answer(Answer::Crossing) => Ok(Outcome::Crossing),
+        // The peer's own attempt was quicker: its link is in our hands, though perhaps not yet in the group's.
+        Reached::Answer(Answer::Duplicate) if membership.expects(to, request.lane) => {
+            Ok(Outcome::Crossing)
+        }
+        Reached::Answer(answer) => Err(attempt.refusal(answer)),
+    }
+}
+
+/// Where an attempt got to.
+enum Reached {
+    Link(Box<dyn Link>),
+    Answer(Answer),
+}
+
+/// Why one way of connecting did not work.
+enum Setback {
+    /// Nobody listens there.
+    Refused,
+    /// This way is closed; another may be open.
+    Unusable(String),
+    /// No other way would help.
+    Fatal(Error),
+}
+
+struct Attempt<'a> {
+    shared: &'a Shared,
+    request: &'a ConnectRequest<'a>,
+    hello: Hello,
+    patience: Patience<'a>,
+}
+
+impl Attempt<'_> {
+    fn run(&self) -> Result<Reached> {
+        let here = &self.shared.address;
+        let target = self.request.target;
+        let same_host = here.host == target.host;
+        match self.request.transport {
+            TransportChoice::Tcp => return self.tcp(REFUSED_GRACE),
+            TransportChoice::Auto if !same_host => return self.tcp(REFUSED_GRACE),
+            TransportChoice::Shm if !same_host => {
+                return Err(self.error(
+                    Code::Unsupported,
+                    format!("shared memory was demanded, but this is {here}, not the same host"),
+                ));
+            }
+            TransportChoice::Auto | TransportChoice::Shm => {}
+        }
+        let (reason, grace) = match self.shared_memory() {
+            Ok(reached) => return Ok(reached),
+            Err(Setback::Fatal(error)) => return Err(error),
+            Err(Setback::Refused) if self.request.transport == TransportChoice::Shm => {
+                let what = "its Unix socket is gone; its process has probably ended";
+                return Err(self.error(Code::PeerLost, what.to_owned()));
+            }
+            // Dead, or in another network namespace. If TCP is refused as well it is dead: no need to ask twice.
+            Err(Setback::Refused) => (
+                "its Unix socket cannot be reached from here (another container?)".to_owned(),
+                Duration::ZERO,
+            ),
+            Err(Setback::Unusable(reason)) => (reason, REFUSED_GRACE),
+        };
+        if self.request.transport == TransportChoice::Shm {
+            return Err(self.error(
+                Code::System,
+                format!("shared memory was demanded, but {reason}"),
+            ));
+        }
+        let reached = self.tcp(grace)?;
+        if matches!(reached, Reached::Link(_))
+            && self.shared.told.lock().insert(target.host.clone())
+        {
+            tracing::warn!(peer = %self.who(), %reason, "no shared memory inside this host: using TCP");
+        }
+        Ok(reached)
+    }
+
+    fn shared_memory(&self) -> Result<Reached, Setback> {
+        let name = &self.request.target.unix_name;
+        if name.is_empty() {
+            return Err(Setback::Unusable("it has no Unix socket".to_owned()));
+        }
+        let dial = || match self.patience.connect_unix(name) {
+            Err(Cut::Refused) => Err(Setback::Refused),
+            Err(Cut::System(error)) => Err(Setback::Unusable(format!(
+                "its Unix socket cannot be reached: {error}"
+            ))),
+            other => other.map_err(|cut| self.setback(cut, "its Unix socket")),
+        };
+        let (control, mut proven, answer) =
+            self.introduce("its Unix socket", Purpose::SharedMemory, dial)?;
+        if answer != Answer::Accept {
+            return Ok(Reached::Answer(answer));
+        }
+        let unusable = |what: &str, cause: String| Setback::Unusable(format!("{what}: {cause}"));
+        let channel = control
+            .try_clone()
+            .map_err(|error| unusable("a descriptor cannot be duplicated", error.to_string()))?;
+        let (link, segment) = ShmLink::create(control, self.shared.ring_bytes)
+            .map_err(|error| unusable("a segment cannot be made", error.message))?;
+        let hand_over = || {
+            self.patience.send_fd(&channel, segment.as_fd())?;
+            let mut frame = [0; ANSWER_BYTES];
+            self.patience.read(&channel, &mut frame)?;
+            Ok(frame)
+        };
+        let frame = hand_over().map_err(|cut| match cut {
+            Cut::TimedOut | Cut::CalledOff => self.setback(cut, "its Unix socket"),
+            Cut::Closed | Cut::Refused => {
+                Setback::Unusable("it hung up when it was handed a segment".to_owned())
+            }
+            Cut::System(error) => unusable("a segment cannot be handed over", error.to_string()),
+        })?;
+        match proven
+            .answer(&frame)
+            .map_err(|error| self.untrusted(&error.message))?
+        {
+            Answer::Accept => Ok(Reached::Link(Box::new(link))),
+            Answer::Failed => Err(Setback::Unusable("it could not map the segment".to_owned())),
+            answer => Ok(Reached::Answer(answer)),
+        }
+    }
+
+    fn tcp(&self, grace: Duration) -> Result<Reached> {
+        let addresses = &self.request.target.tcp;
+        let mut tried = Vec::new();
+        for (at, address) in addresses.iter().enumerate() {
+            // An address that swallows packets leaves time for the others.
+            let left = self
+                .patience
+                .left()
+                .map_err(|cut| self.ended(cut, "any address"))?;
+            let share = left / u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
+            let last = at + 1 == addresses.len();
+            match self.tcp_to(*address, Instant::now() + share, grace) {
+                Ok(reached) => return Ok(reached),
+                Err(Setback::Fatal(error)) if last || error.code != Code::Timeout => {
+                    return Err(error);
+                }
+                Err(Setback::Fatal(error)) => tried.push(error.message),
+                Err(Setback::Refused) => tried.push(self.refused(*address)),
+                Err(Setback::Unusable(reason)) => tried.push(format!("{address}: {reason}")),
+            }
+        }
+        let what = match tried.is_empty() {
+            true => "it published no TCP address".to_owned(),
+            false => format!("cannot be reached at {}", tried.join(", nor at ")),
+        };
+        Err(Error::new(Code::PeerLost, format!("{} {what}", self.who())).with_peer(self.request.to))
+    }
+
+    /// What a refused connection probably means.
+    fn refused(&self, address: SocketAddr) -> String {
+        let here = self.shared.address.host == self.request.target.host;
+        let hint = match address.ip().is_loopback() && !here {
+            true => {
+                ", or it is on another host: there it listens on loopback only, as it does when it is told \
+                 that the master is localhost"
+            }
+            false => "",
+        };
+        format!("{address}: connection refused; its process has probably ended{hint}")
+    }
+
+    fn tcp_to(
+        &self,
+        address: SocketAddr,
+        deadline: Instant,
+        grace: Duration,
+    ) -> Result<Reached, Setback> {
+        let place = address.to_string();
+        let dial = || self.dial_tcp(address, deadline, grace);
+        let (data, _, answer) = self.introduce(&place, Purpose::TcpData, dial)?;
+        if answer != Answer::Accept {
+            return Ok(Reached::Answer(answer));
+        }
+        let (control, _, answer) = self.introduce(&place, Purpose::TcpControl, dial)?;
+        if answer != Answer::Accept {
+            return Err(Setback::Fatal(self.error(
+                Code::System,
+                format!(
+                    "it accepted a stream at {place} but not its control connection ({answer:?})"
+                ),
+            )));
+        }
+        TcpLink::new(data, control, place)
+            .map(|link| Reached::Link(Box::new(link)))
+            .map_err(|error| Setback::Fatal(error.with_peer(self.request.to)))
+    }
+
+    fn dial_tcp(
+        &self,
+        address: SocketAddr,
+        deadline: Instant,
+        grace: Duration,
+    ) -> Result<TcpStream, Setback> {
+        let patience = Patience {
+            deadline,
+            called_off: self.patience.called_off,
+        };
+        let since = Instant::now();
+        loop {
+            match patience.connect_tcp(address) {
+                Ok(stream) => return Ok(stream),
+                Err(Cut::Refused) if since.elapsed() < grace => patience
+                    .sleep(Duration::from_millis(20))
+                    .map_err(|cut| self.setback(cut, &address.to_string()))?,
+                Err(cut) => return Err(self.setback(cut, &address.to_string())),
+            }
+        }
+    }
+
+    /// Dials and passes the handshake. A listener that hangs up before it has said anything is dialled again:
+    /// it may not know the group yet, or be crowded.
+    fn introduce<S: AsFd>(
+        &self,
+        place: &str,
+        purpose: Purpose,
+        dial: impl Fn() -> Result<S, Setback>,
+    ) -> Result<(S, Proven, Answer), Setback> {
+        let since = Instant::now();
+        let mut pause = Duration::from_millis(10);
+        let mut introduced = self.introduce_once(place, purpose, &dial)?;
+        loop {
+            if let Some(introduced) = introduced {
+                return Ok(introduced);
+            }
+            let again = self
+                .patience
+                .sleep(pause)
+                .map_err(|cut| self.setback(cut, place))
+                .and_then(|()| self.introduce_once(place, purpose, &dial));
+            pause = (pause * 2).min(Duration::from_secs(1));
+            introduced = match again {
+                Ok(None) if since.elapsed() >= UNKNOWN_GRACE => return Err(self.hangs_up(place)),
+                Err(Setback::Fatal(error)) if error.code == Code::Timeout => {
+                    return Err(self.hangs_up(place));
+                }
+                again => again?,
+            };
+        }
+    }
+
+    /// One attempt of [`Attempt::introduce`]; `None` when the listener hung up.
+    fn introduce_once<S: AsFd>(
+        &self,
+        place: &str,
+        purpose: Purpose,
+        dial: &impl Fn() -> Result<S, Setback>,
+    ) -> Result<Option<(S, Proven, Answer)>, Setback> {
+        let stream = dial()?;
+        match self.shake_hands(&stream, purpose)? {
+            Ok((proven, answer)) => Ok(Some((stream, proven, answer))),
+            Err(Cut::Closed | Cut::Refused | Cut::System(_)) => Ok(None),
+            Err(cut) => Err(self.setback(cut, place)),
+        }
+    }
+
+    fn hangs_up(&self, place: &str) -> Setback {
+        self.untrusted(&format!(
+            "what listens at {place} hangs up without an answer: it does not know this group's secret, \
+             or is not a rank of this job (or of this version of unisono)"
+        ))
+    }
+
+    /// The handshake up to the first answer. The inner error is the connection's, the outer one final.
+    fn shake_hands(
+        &self,
+        stream: &impl AsFd,
+        purpose: Purpose,
+    ) -> Result<Result<(Proven, Answer), Cut>, Setback> {
+        let hello = Hello {
+            purpose,
+            ..self.hello
+        };
+        let initiator = Initiator::new(self.request.key, &hello).map_err(Setback::Fatal)?;
+        let mut challenge = [0; CHALLENGE_BYTES];
+        let heard = self
+            .patience
+            .write(stream, initiator.hello())
+            .and_then(|()| self.patience.read(stream, &mut challenge));
+        if let Err(cut) = heard {
+            return Ok(Err(cut));
+        }
+        let (proof, mut proven) = initiator
+            .prove(&challenge)
+            .map_err(|error| self.untrusted(&error.message))?;
+        let mut frame = [0; ANSWER_BYTES];
+        let heard = self
+            .patience
+            .write(stream, &proof)
+            .and_then(|()| self.patience.read(stream, &mut frame));
+        if let Err(cut) = heard {
+            return Ok(Err(cut));
+        }
+        let answer = proven
+            .answer(&frame)
+            .map_err(|error| self.untrusted(&error.message))?;
+        Ok(Ok((proven, answer)))
+    }
+
+    fn who(&self) -> String {
+        format!("rank {} ({})", self.request.to, self.request.target)
+    }
+
+    fn error(&self, code: Code, what: String) -> Error {
+        Error::new(code, format!("cannot connect to {}: {what}", self.who()))
+            .with_peer(self.request.to)
+    }
+
+    fn untrusted(&self, what: &str) -> Setback {
+        Setback::Fatal(self.error(Code::Untrusted, what.to_owned()))
+    }
+
+    fn setback(&self, cut: Cut, place: &str) -> Setback {
+        match cut {
+            Cut::Refused => Setback::Refused,
+            Cut::Closed => Setback::Unusable("connection reset".to_owned()),
+            Cut::System(error) => Setback::Unusable(error.to_string()),
+            Cut::TimedOut | Cut::CalledOff => Setback::Fatal(self.ended(cut, place)),
+        }
+    }
+
+    /// The error of a wait that ran out or was called off.
+    fn ended(&self, cut: Cut, place: &str) -> Error {
+        match cut {
+            Cut::CalledOff => self.error(Code::Aborted, "called off".to_owned()),
+            _ => self.error(
+                Code::Timeout,
+                format!(
+                    "no answer from {place} in time: it is stopped or overloaded, does not know this group, or \
+                     packets to it are dropped (another network interface may lead there)"
+                ),
+            ),
+        }
+    }
+
+    /// The error for a member's answer that ends the attempt.
+    fn refusal(&self, answer: Answer) -> Error {
+        let (from, lane) = (self.request.from, self.request.lane);
+        match answer {
+            Answer::Duplicate => self.error(
+                Code::Mismatch,
+                format!(
+                    "it has a {lane} link with a rank {from} already: do two processes claim rank {from}?"
+                ),
+            ),
+            Answer::WrongRank => self.error(
+                Code::Mismatch,
+                format!(
+                    "the process there is not rank {} of this group, or its group has no rank {from}: \
+                     do all ranks have the same world size?",
+                    self.request.to
+                ),
+            ),
+            answer => self.error(
+                Code::System,
+                format!("it answered {answer:?} to a request for a {lane} link"),
+            ),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! A group's links as the endpoint knows them: which exist, and which are being opened by whom.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::wire::{Cut, Patience};
+use super::{Gate, Verdict};
+use crate::error::{Error, Result};
+use crate::rendezvous::handshake::{Answer, GroupKey, Lane};
+use crate::transport::Link;
+use crate::types::Rank;
+
+/// This process's place in a group.
+pub(super) struct Membership {
+    pub(super) key: GroupKey,
+    pub(super) rank: u32,
+    pub(super) world_size: u32,
+    gate: Arc<dyn Gate>,
+    lanes: Mutex<HashMap<(u32, Lane), State>>,
+    changed: Condvar,
+    closed: AtomicBool,
+}
+
+/// Where one link stands. Connecting and accepting may both be true: this side's attempt is then about to be
+/// turned away by the peer, whose rank is lower.
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    connecting: bool,
+    accepting: bool,
+    linked: bool,
+}
+
+/// The right to open one link, from one side. Dropping it gives the right back.
+pub(super) struct Claim {
+    membership: Arc<Membership>,
+    peer: u32,
+    lane: Lane,
+    accepting: bool,
+}
+
+impl Membership {
+    pub(super) fn new(
+        key: GroupKey,
+        rank: Rank,
+        world_size: usize,
+        gate: Arc<dyn Gate>,
+    ) -> Result<Self> {
+        match (u32::try_from(rank), u32::try_from(world_size)) {
+            (Ok(rank), Ok(world_size)) if rank < world_size => Ok(Self {
+                key,
+                rank,
+                world_size,
+                gate,
+                lanes: Mutex::default(),
+                changed: Condvar::new(),
+                closed: AtomicBool::new(false),
+            }),
+            _ => Err(Error::invalid(format!(
+                "rank {rank} is out of range for a world of {world_size}"
+            ))),
+        }
+    }
+
+    /// Whether `rank` is another member.
+    pub(super) fn has_peer(&self, rank: u32) -> bool {
+        rank < self.world_size && rank != self.rank
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Claims the link to `peer` for an attempt of this side. `None` when it exists or is being opened already.
+    pub(super) fn claim_connecting(self: &Arc<Self>, peer: u32, lane: Lane) -> Option<Claim> {
+        let mut lanes = self.lanes.lock();
+        let state = lanes.entry((peer, lane)).or_default();
+        if state.linked || state.accepting || state.connecting {
+            return None;
+        }
+        state.connecting = true;
+        Some(self.claim(peer, lane, false))
+    }
+
+    /// Claims the link from `peer` for an attempt of that side, or says what to answer. Waits while an earlier
+    /// attempt of the peer is being taken apart.
+    pub(super) fn claim_accepting(
+        self: &Arc<Self>,
+        peer: u32,
+        lane: Lane,
+        patience: &Patience<'_>,
+    ) -> Result<Result<Claim, Answer>, Cut> {
+        const LOOK: Duration = Duration::from_millis(50);
+        let mut lanes = self.lanes.lock();
+        loop {
+            let state = lanes.entry((peer, lane)).or_default();
+            if state.linked {
+                return Ok(Err(Answer::Duplicate));
+            }
+            if state.connecting && self.rank < peer {
+                return Ok(Err(Answer::Crossing));
+            }
+            if !state.accepting {
+                state.accepting = true;
+                break;
+            }
+            patience.left()?;
+            self.changed.wait_for(&mut lanes, LOOK);
+        }
+        drop(lanes);
+        let claim = self.claim(peer, lane, true);
+        Ok(match self.gate.admit(peer as Rank, lane) {
+            Verdict::Accept => Ok(claim),
+            Verdict::Crossing => Err(Answer::Crossing),
+            Verdict::Duplicate => Err(Answer::Duplicate),
+        })
+    }
+
+    fn claim(self: &Arc<Self>, peer: u32, lane: Lane, accepting: bool) -> Claim {
+        Claim {
+            membership: Arc::clone(self),
+            peer,
+            lane,
+            accepting,
+        }
+    }
+
+    /// Whether the link from `peer` is there or on its way.
+    pub(super) fn expects(&self, peer: u32, lane: Lane) -> bool {
+        let lanes = self.lanes.lock();
+        let state = lanes.get(&(peer, lane)).copied().unwrap_or_default();
+        state.linked || state.accepting
+    }
+}
+
+impl Claim {
+    /// The link exists.
+    pub(super) fn linked(&self) {
+        let mut lanes = self.membership.lanes.lock();
+        lanes.entry((self.peer, self.lane)).or_default().linked = true;
+    }
+
+    /// The link exists, and the group gets it.
+    pub(super) fn deliver(self, link: Box<dyn Link>) {
+        self.linked();
+        let membership = Arc::clone(&self.membership);
+        let (peer, lane) = (self.peer, self.lane);
+        drop(self);
+        if !membership.is_closed() {
+            membership.gate.established(peer as Rank, lane, link);
+        }
+    }
+
+    pub(super) fn is_for(&self, membership: &Arc<Membership>, peer: u32, lane: Lane) -> bool {
+        Arc::ptr_eq(&self.membership, membership) && self.peer == peer && self.lane == lane
+    }
+
+    pub(super) fn membership(&self) -> &Arc<Membership> {
+        &self.membership
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut lanes = self.membership.lanes.lock();
+        let state = lanes.entry((self.peer, self.lane)).or_default();
+        if self.accepting {
+            state.accepting = false;
+        } else {
+            state.connecting = false;
+        }
+        self.membership.changed.notify_all();
+    }
+}

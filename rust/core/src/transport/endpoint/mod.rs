@@ -1,0 +1,377 @@
+//! The endpoint: a process's listening sockets, and how links are opened and accepted through them.
+//!
+//! A process publishes one [`Address`]: an abstract Unix socket (a name without a file, gone with its process) and one
+//! TCP address. Links are opened when first needed, by whichever side needs one first; when both do at once, the
+//! attempt of the lower rank wins. `membership.rs` keeps who is doing what and decides that in one place, so that both
+//! sides come to the same single link:
+//!
+//! - a side begins to connect only while it has neither this link nor an accepted attempt of the peer in hand;
+//! - a side that is connecting turns away the attempt of a higher rank, and takes the attempt of a lower one.
+//!
+//! So of two attempts that meet, the higher rank's is turned away by the lower rank, which is connecting.
+//!
+//! Every connection passes the handshake of [`crate::rendezvous::handshake`] first. A shared memory link is one Unix
+//! connection (its control channel) over which the initiator then passes the segment. A TCP link is two connections
+//! that carry the same link id: the stream and its control channel.
+
+mod accept;
+mod address;
+mod connect;
+mod interface;
+mod membership;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use std::collections::{HashMap, HashSet};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{EventfdFlags, eventfd};
+
+pub use self::address::{Address, HostId};
+pub use self::connect::{ConnectRequest, Outcome};
+pub use crate::config::TransportChoice;
+pub use crate::rendezvous::handshake::{GroupKey, Lane};
+
+use self::accept::{Listeners, Parked};
+use self::membership::Membership;
+use self::wire::{Cut, Patience};
+use crate::error::{Error, Result};
+use crate::rendezvous::handshake::{Hex, random_bytes};
+use crate::transport::Link;
+use crate::types::Rank;
+
+/// How an endpoint listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointOptions {
+    /// Sets this process's host apart: processes with different labels use TCP even on one host.
+    pub host: Option<String>,
+    /// The network interface (`eth0`) or local address to listen on; chosen by route when `None`.
+    pub interface: Option<String>,
+    /// The rendezvous master; the address that leads to it is published.
+    pub towards: Option<SocketAddr>,
+    /// The job is known to span hosts: a loopback address is published only when there is no other.
+    pub several_hosts: bool,
+    /// Bytes of each direction's ring in a shared memory link; a power of two.
+    pub ring_bytes: usize,
+}
+
+impl Default for EndpointOptions {
+    fn default() -> Self {
+        Self {
+            host: None,
+            interface: None,
+            towards: None,
+            several_hosts: false,
+            ring_bytes: 1 << 20,
+        }
+    }
+}
+
+/// A group's word on links that its peers open, and where they arrive.
+///
+/// Called on short-lived threads of the endpoint, with no lock held. A gate that holds the endpoint must hold it
+/// weakly, or unregister before it goes.
+pub trait Gate: Send + Sync {
+    /// Whether the group wants this link now. The endpoint has already settled crossing and duplicate attempts.
+    fn admit(&self, from: Rank, lane: Lane) -> Verdict;
+
+    /// The link is there. Called once at most for a `(from, lane)`.
+    fn established(&self, from: Rank, lane: Lane, link: Box<dyn Link>);
+}
+
+/// What a [`Gate`] says to a peer that wants to open a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Come in.
+    Accept,
+    /// This side's own attempt wins; the peer should wait for it.
+    Crossing,
+    /// There is such a link already.
+    Duplicate,
+}
+
+/// What bounds the acceptor.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// For one connection, from accept to link.
+    handshake: Duration,
+    /// For a group to be registered here after a peer first spoke of it.
+    unknown_group: Duration,
+    /// Connections in the handshake at one time.
+    simultaneous: usize,
+    /// How long a connection that has not proved itself keeps its place when others wait for one.
+    grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(10),
+            unknown_group: Duration::from_secs(3),
+            simultaneous: 64,
+            grace: Duration::from_millis(250),
+        }
+    }
+}
+
+type Groups = HashMap<([u8; 16], Rank), Arc<Membership>>;
+
+/// What the endpoint, its accepting thread and its handshakes share.
+struct Shared {
+    address: Address,
+    ring_bytes: usize,
+    limits: Limits,
+    /// By group id and by the rank that this process has in it: threads of one process may be several ranks.
+    groups: Mutex<Groups>,
+    registered: Condvar,
+    /// Streams of TCP links that wait for their control connections.
+    parked: Mutex<Vec<Parked>>,
+    /// Set once, when the endpoint goes.
+    stopping: AtomicBool,
+    /// Wakes the accepting thread.
+    wake: OwnedFd,
+    /// Hosts about which a fall back to TCP has been logged.
+    told: Mutex<HashSet<HostId>>,
+}
+
+/// The listening sockets of a process and the thread that accepts on them.
+///
+/// Several endpoints in one process work independently. Dropping it closes the sockets and ends the thread; links
+/// made through it live on.
+pub struct Endpoint {
+    shared: Arc<Shared>,
+    acceptor: Option<JoinHandle<()>>,
+    /// The process that started the thread: a forked child has no such thread to wait for.
+    pid: u32,
+}
+
+impl Endpoint {
+    /// Opens the sockets and begins to accept.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an interface that does not exist or a bad host label, `System` when no socket can be
+    /// opened.
+    pub fn start(options: EndpointOptions) -> Result<Arc<Self>> {
+        Self::start_with(&options, Limits::default())
+    }
+
+    /// The endpoint of this process for these options: the running one, as long as anyone holds it, else a new one.
+    /// A forked child gets its own.
+    ///
+    /// # Errors
+    /// As [`Endpoint::start`].
+    pub fn global(options: &EndpointOptions) -> Result<Arc<Self>> {
+        static RUNNING: Mutex<Vec<(u32, EndpointOptions, Weak<Endpoint>)>> = Mutex::new(Vec::new());
+        let pid = std::process::id();
+        let mut running = RUNNING.lock();
+        running.retain(|(owner, _, endpoint)| *owner == pid && endpoint.strong_count() > 0);
+        let found = running.iter().find(|(_, with, _)| with == options);
+        if let Some(endpoint) = found.and_then(|(_, _, endpoint)| endpoint.upgrade()) {
+            return Ok(endpoint);
+        }
+        let endpoint = Self::start(options.clone())?;
+        running.push((pid, options.clone(), Arc::downgrade(&endpoint)));
+        Ok(endpoint)
+    }
+
+    fn start_with(options: &EndpointOptions, limits: Limits) -> Result<Arc<Self>> {
+        let host = HostId::this(options.host.as_deref())?;
+        let choice = interface::choose(
+            options.interface.as_deref(),
+            options.towards,
+            options.several_hosts,
+        )?;
+        let listen = || -> std::io::Result<_> {
+            let listener = TcpListener::bind((choice.ip, 0))?;
+            listener.set_nonblocking(true)?;
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        };
+        let (tcp, tcp_address) =
+            listen().map_err(|cause| Error::system(format!("listen on {}", choice.ip), cause))?;
+        tracing::info!(address = %tcp_address, reason = %choice.reason, "listening");
+        let (unix, unix_name) = listen_unix()?;
+        let address = Address {
+            host,
+            hostname: address::hostname(),
+            pid: std::process::id(),
+            unix_name,
+            tcp: vec![tcp_address],
+        };
+        let shared = Arc::new(Shared {
+            address,
+            ring_bytes: options.ring_bytes,
+            limits,
+            groups: Mutex::default(),
+            registered: Condvar::new(),
+            parked: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|cause| Error::system("create an eventfd", cause))?,
+            told: Mutex::default(),
+        });
+        let acceptor = std::thread::Builder::new()
+            .name("unisono-accept".into())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || accept::run(&shared, &Listeners { unix, tcp })
+            })
+            .map_err(|cause| Error::system("start the accepting thread", cause))?;
+        Ok(Arc::new(Self {
+            shared,
+            acceptor: Some(acceptor),
+            pid: std::process::id(),
+        }))
+    }
+
+    /// What to publish, so that others can connect.
+    pub fn address(&self) -> &Address {
+        &self.shared.address
+    }
+
+    /// Lets members of the group with `key`, in which this process is `rank` of `world_size`, open links to it.
+    /// Register before publishing the address: a peer that comes earlier is kept waiting a few seconds, then
+    /// turned away, and tries again.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the rank is out of range or the group is registered already.
+    pub fn register(
+        &self,
+        key: GroupKey,
+        rank: Rank,
+        world_size: usize,
+        gate: Arc<dyn Gate>,
+    ) -> Result<()> {
+        let id = key.id;
+        let membership = Arc::new(Membership::new(key, rank, world_size, gate)?);
+        let mut groups = self.shared.groups.lock();
+        if groups.contains_key(&(id, rank)) {
+            return Err(Error::invalid(format!(
+                "group {} is registered already",
+                Hex(&id)
+            )));
+        }
+        groups.insert((id, rank), membership);
+        self.shared.registered.notify_all();
+        Ok(())
+    }
+
+    /// Lets nobody in any more for `rank` of the group with this id. Its links live on; its gate is not called again once
+    /// calls that have begun are over.
+    pub fn unregister(&self, id: &[u8; 16], rank: Rank) {
+        let membership = self.shared.groups.lock().remove(&(*id, rank));
+        if let Some(membership) = membership {
+            membership.close();
+            let parked = {
+                let mut all = self.shared.parked.lock();
+                all.extract_if(.., |parked| parked.belongs_to(&membership))
+                    .collect::<Vec<_>>()
+            };
+            drop(parked);
+        }
+    }
+
+    /// Opens the link that `request` describes. Blocks until it is there, the peer turns out to be connecting
+    /// itself, or the deadline has passed. Between processes of one host it tries shared memory first.
+    ///
+    /// # Errors
+    /// `PeerLost` when the peer cannot be reached, `Untrusted` when what is there does not know the group,
+    /// `Timeout` at the deadline, `Aborted` when called off; the peer is named in each.
+    pub fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome> {
+        let own = (request.key.id, request.from);
+        let membership = self.shared.groups.lock().get(&own).cloned();
+        let membership = membership.ok_or_else(|| {
+            Error::internal(format!(
+                "connect in group {}, which is not registered",
+                Hex(&request.key.id)
+            ))
+        })?;
+        connect::connect(&self.shared, &membership, request)
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.shared.stop();
+        if let Some(acceptor) = self.acceptor.take() {
+            let forked = self.pid != std::process::id();
+            if !forked && acceptor.thread().id() != std::thread::current().id() {
+                // It can only have panicked, which the panic hook has reported.
+                let _ = acceptor.join();
+            }
+        }
+        let groups = std::mem::take(&mut *self.shared.groups.lock());
+        for membership in groups.values() {
+            membership.close();
+        }
+        let parked = std::mem::take(&mut *self.shared.parked.lock());
+        drop((groups, parked));
+    }
+}
+
+impl Shared {
+    fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.registered.notify_all();
+        self.wake_acceptor();
+    }
+
+    fn wake_acceptor(&self) {
+        // Fails only when the counter is full, and then the thread is being woken already.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Rank `to` of the group with this id; waits a little for it to be registered, and then takes any rank of the
+    /// group that is here, whose answer will be that it is another. `None` when it is not, or when `gone` says
+    /// that nobody is interested any more.
+    fn group(
+        &self,
+        (id, to): ([u8; 16], Rank),
+        patience: &Patience<'_>,
+        gone: impl Fn() -> bool,
+    ) -> Result<Option<Arc<Membership>>, Cut> {
+        const LOOK: Duration = Duration::from_millis(50);
+        let until = Instant::now() + self.limits.unknown_group;
+        let mut groups = self.groups.lock();
+        loop {
+            if let Some(membership) = groups.get(&(id, to)) {
+                return Ok(Some(Arc::clone(membership)));
+            }
+            patience.left()?;
+            if gone() {
+                return Ok(None);
+            }
+            if Instant::now() >= until {
+                let other = groups.iter().find(|((other, _), _)| *other == id);
+                return Ok(other.map(|(_, membership)| Arc::clone(membership)));
+            }
+            self.registered.wait_for(&mut groups, LOOK);
+        }
+    }
+}
+
+/// An abstract Unix socket with a random name, or nothing where the system has none.
+fn listen_unix() -> Result<(Option<UnixListener>, Vec<u8>)> {
+    let name = format!("unisono-{}", Hex(&random_bytes::<16>()?)).into_bytes();
+    let listen = || -> std::io::Result<UnixListener> {
+        let listener = UnixListener::bind_addr(&UnixAddr::from_abstract_name(&name)?)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    match listen() {
+        Ok(listener) => Ok((Some(listener), name)),
+        Err(cause) => {
+            tracing::warn!(%cause, "no Unix socket, so no shared memory: all links will use TCP");
+            Ok((None, Vec::new()))
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Bounded waiting on one socket: every read, write and connect ends by its deadline or when it is called off.
+//!
+//! All calls pass `MSG_DONTWAIT`, so they work whatever mode a link has put the shared socket in.
+
+use std::ffi::OsStr;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, send, sendmsg,
+};
+use socket2::{Domain, SockAddr, Socket, Type};
+
+/// How often a wait looks whether it was called off.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// Until when to wait, and what calls the wait off.
+pub(super) struct Patience<'a> {
+    pub(super) deadline: Instant,
+    pub(super) called_off: [&'a AtomicBool; 2],
+}
+
+/// Why a wait ended without what it waited for.
+#[derive(Debug)]
+pub(super) enum Cut {
+    /// The other side closed the connection, or it broke.
+    Closed,
+    /// Nobody listens there.
+    Refused,
+    /// The deadline passed.
+    TimedOut,
+    /// It was called off.
+    CalledOff,
+    /// The system refused.
+    System(io::Error),
+}
+
+impl From<io::Error> for Cut {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => Self::Refused,
+            io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::UnexpectedEof => Self::Closed,
+            io::ErrorKind::TimedOut => Self::TimedOut,
+            _ => Self::System(error),
+        }
+    }
+}
+
+impl From<Errno> for Cut {
+    fn from(error: Errno) -> Self {
+        io::Error::from(error).into()
+    }
+}
+
+impl Patience<'_> {
+    /// What is left.
+    ///
+    /// # Errors
+    /// When nothing is left, or the wait was called off.
+    pub(super) fn left(&self) -> Result<Duration, Cut> {
+        if self
+            .called_off
+            .iter()
+            .any(|flag| flag.load(Ordering::Acquire))
+        {
+            return Err(Cut::CalledOff);
+        }
+        match self.deadline.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => Ok(left),
+            _ => Err(Cut::TimedOut),
+        }
+    }
+
+    /// Sleeps for `time`, or less.
+    pub(super) fn sleep(&self, time: Duration) -> Result<(), Cut> {
+        let until = Instant::now() + time;
+        while let Some(rest) = until.checked_duration_since(Instant::now()) {
+            std::thread::sleep(rest.min(SLICE).min(self.left()?));
+        }
+        self.left().map(drop)
+    }
+
+    /// Waits until `fd` has one of `events`, or an error or end, which the next call on it will show.
+    fn ready(&self, fd: BorrowedFd<'_>, events: PollFlags) -> Result<(), Cut> {
+        loop {
+            let slice = timespec(self.left()?.min(SLICE));
+            match poll(&mut [PollFd::from_borrowed_fd(fd, events)], Some(&slice)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Fills `bytes`.
+    pub(super) fn read(&self, socket: impl AsFd, bytes: &mut [u8]) -> Result<(), Cut> {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match recv(&socket, &mut bytes[filled..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(Cut::Closed),
+                Ok((_, count)) => filled += count,
+                Err(Errno::AGAIN) => self.ready(socket.as_fd(), PollFlags::IN)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            self.left()?;
+        }
+        Ok(())
+    }
+
+    /// Writes all of `bytes`.
+    pub(super) fn write(&self, socket: impl AsFd, mut bytes: &[u8]) -> Result<(), Cut> {
+        while !bytes.is_empty() {
+            match send(&socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(Errno::AGAIN) => self.ready(socket.as_fd(), PollFlags::OUT)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a descriptor, with one byte to carry it.
+    pub(super) fn send_fd(&self, socket: impl AsFd, fd: BorrowedFd<'_>) -> Result<(), Cut> {
+        let fds = [fd];
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+                return Err(Cut::System(io::ErrorKind::OutOfMemory.into()));
+            }
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(&socket, &[IoSlice::new(&[0])], &mut control, flags) {
+                Ok(_) => return Ok(()),
+                Err(Errno::AGAIN) => self.ready(socket.as_fd(), PollFlags::OUT)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Receives what [`Patience::send_fd`] sent. A message without a descriptor counts as a closed connection.
+    pub(super) fn receive_fd(&self, socket: impl AsFd) -> Result<OwnedFd, Cut> {
+        loop {
+            let mut byte = [0];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            match recvmsg(
+                &socket,
+                &mut [IoSliceMut::new(&mut byte)],
+                &mut control,
+                flags,
+            ) {
+                Ok(_) => {
+                    let mut fds = control.drain().filter_map(|message| match message {
+                        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+                        _ => None,
+                    });
+                    return fds.next().and_then(|mut fds| fds.next()).ok_or(Cut::Closed);
+                }
+                Err(Errno::AGAIN) => self.ready(socket.as_fd(), PollFlags::IN)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Connects to an abstract Unix socket, waiting while its backlog is full.
+    pub(super) fn connect_unix(&self, name: &[u8]) -> Result<UnixStream, Cut> {
+        let mut path = vec![0];
+        path.extend(name);
+        let address = SockAddr::unix(OsStr::from_bytes(&path))?;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+            socket.set_nonblocking(true)?;
+            match socket.connect(&address) {
+                Ok(()) => return Ok(OwnedFd::from(socket).into()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.sleep(pause)?;
+                    pause = (pause * 2).min(SLICE);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Connects to a TCP address.
+    pub(super) fn connect_tcp(&self, address: SocketAddr) -> Result<TcpStream, Cut> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        match socket.connect(&address.into()) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
+                self.ready(socket.as_fd(), PollFlags::OUT)?;
+                if let Some(error) = socket.take_error()? {
+                    return Err(error.into());
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        socket.set_tcp_nodelay(true)?;
+        Ok(socket.into())
+    }
+}
+
+/// Whether the other side has closed, without reading anything.
+pub(super) fn has_ended(socket: impl AsFd) -> bool {
+    let now = timespec(Duration::ZERO);
+    let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
+    matches!(poll(&mut fds, Some(&now)), Ok(count) if count > 0)
+}
+
+/// A duration as the system takes it.
+pub(super) fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
