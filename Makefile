@@ -1,0 +1,159 @@
+# Everything one does with this checkout. `make help` lists the targets; the text after `##` is what it shows.
+#
+# Two variables choose the environment:
+#   TORCH=2.11.0     the torch to build and test against, in a virtual environment of its own
+#   VENV=/some/venv  an environment you already have; a torch that is in it stays
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+export PIP_QUIET := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+PYTHON ?= python3
+CARGO ?= cargo
+DEFAULT_TORCH := 2.15.0
+TORCH ?= $(DEFAULT_TORCH)
+VENV ?= $(if $(filter $(DEFAULT_TORCH),$(TORCH)),.venv,.venv-torch$(TORCH))
+# Extra arguments: `make test-python TEST="tests/python/test_ranks.py -k dies"`, `make test-rust TEST=plan::`.
+TEST ?=
+
+override VENV := $(abspath $(VENV))
+override TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+override PY := $(VENV)/bin/python
+# An environment may serve several checkouts, so the stamps carry the checkout they speak for.
+override CHECKOUT := $(shell printf %s "$(CURDIR)" | cksum | cut -d' ' -f1)
+override PACKAGE_STAMP := $(VENV)/.unisono-$(CHECKOUT)
+
+# Where this environment's torch lies and its minor version ("2.15"), without the seconds an import takes.
+override find_torch = \
+	torch_dir=$$($(PY) -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])'); \
+	torch_minor=$$(sed -n "s/^__version__ = '\([0-9]*\.[0-9]*\).*/\1/p" "$$torch_dir/version.py")
+override with_torch = $(find_torch); export UNISONO_TORCH_DIR="$$torch_dir" PYO3_PYTHON=$(PY)
+override torch_target = --target-dir "$(TARGET)/torch-$$torch_minor"
+
+# maturin announces itself at every call; cargo's own lines are enough.
+override maturin_develop = VIRTUAL_ENV=$(VENV) $(VENV)/bin/maturin develop --release --target-dir $(TARGET)
+override hush = 2>&1 | { grep -Ev '^(🍹|🐍|🔗|📦|🛠|✏️|📡|    Finished)' || true; }
+
+# Replace a library only when it differs, and never in place: a running process may have it mapped.
+override publish = publish() { cmp -s "$$1" "$$2" || { cp "$$1" "$$2.new" && mv "$$2.new" "$$2"; }; }; publish
+
+RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
+CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.c tests/c/*.cpp \
+	examples/c/*.c examples/cpp/*.cpp)
+PYTHON_DIRS = $(wildcard python tests/python examples benchmarks)
+
+.PHONY: help
+help: ## List the targets
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
+	  | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+
+.PHONY: setup
+setup: extension ## Make .venv with torch and the built package (instant the second time)
+
+.PHONY: demo
+demo: setup ## Train a digit classifier with 2 processes over unisono
+	@OMP_NUM_THREADS=1 $(PY) -m torch.distributed.run --standalone --nproc-per-node 2 \
+	  examples/torch/train_digits.py
+
+.PHONY: test
+test: test-rust test-python ## Run every test
+
+.PHONY: test-rust
+test-rust: prerequisites ## Run the Rust tests, and loom over what two threads share
+	$(CARGO) test --workspace --exclude unisono-python --target-dir $(TARGET) $(TEST)
+	@if grep -rqs --include='*.rs' 'fn loom_' rust/core/src; then \
+	  echo 'RUSTFLAGS="--cfg loom" $(CARGO) test -p unisono --lib --release loom_'; \
+	  RUSTFLAGS="--cfg loom" $(CARGO) test -p unisono --lib --release --target-dir $(TARGET)/loom loom_; \
+	else echo "loom: no test is named loom_*, skipped"; fi
+
+.PHONY: test-python
+test-python: setup ## Run the Python and torch tests
+	$(PY) -m pytest -q -rs $(TEST)
+
+.PHONY: lint
+lint: setup ## Check style, types and lints of every language
+	$(CARGO) fmt --all --check
+	PYO3_PYTHON=$(PY) $(CARGO) clippy --workspace --all-targets --target-dir $(TARGET) -- -D warnings
+	@if [ -f csrc/backend.cpp ]; then echo "$(CARGO) clippy -p unisono-python --features torch"; $(with_torch); \
+	  $(CARGO) clippy --release -p unisono-python --features torch $(torch_target) -- -D warnings; fi
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check; \
+	else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
+	$(PY) -m ruff check $(PYTHON_DIRS)
+	$(PY) -m ruff format --check $(PYTHON_DIRS)
+	@if [ -f python/unisono/_core.pyi ]; then set -x; export MYPYPATH=python; \
+	  $(PY) -m mypy; $(PY) -m mypy.stubtest unisono._core; \
+	else echo "mypy: python/unisono/_core.pyi does not exist, skipped"; fi
+	@if [ -n "$(CXX_FILES)" ]; then set -x; $(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES); \
+	else echo "clang-format: no C or C++ file, skipped"; fi
+
+.PHONY: fmt
+fmt: setup ## Format every language in place
+	$(CARGO) fmt --all
+	$(PY) -m ruff check --fix-only $(PYTHON_DIRS)
+	$(PY) -m ruff format $(PYTHON_DIRS)
+	@if [ -n "$(CXX_FILES)" ]; then $(VENV)/bin/clang-format -i $(CXX_FILES); fi
+
+.PHONY: bench
+bench: setup ## Compare unisono with gloo, interleaved in one run
+	OMP_NUM_THREADS=1 $(PY) benchmarks/compare.py
+
+.PHONY: wheel
+wheel: setup ## Build a wheel for this environment's torch into dist/
+	@for library in python/unisono/core-torch-*.so; do [ ! -f "$$library" ] || \
+	  { strip --strip-debug -o "$$library.new" "$$library" && mv "$$library.new" "$$library"; }; done
+	$(VENV)/bin/maturin build --release --out dist --interpreter $(PY) --target-dir $(TARGET)
+
+.PHONY: clean
+clean: ## Remove what was built, and the virtual environments made here
+	rm -rf target build dist site .venv .venv-torch* .pytest_cache .mypy_cache .ruff_cache
+	rm -f python/unisono/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What pip and cargo cannot bring. As root on Debian the missing packages are installed; otherwise they are named.
+.PHONY: prerequisites
+prerequisites:
+	@command -v $(CARGO) >/dev/null || { echo "cargo is not installed. Install stable Rust, then run make again:" >&2; \
+	  echo "  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh" >&2; exit 1; }
+	@missing=(); \
+	command -v cc >/dev/null || missing+=(gcc); \
+	command -v c++ >/dev/null || missing+=(g++); \
+	command -v $(PYTHON) >/dev/null || missing+=(python3 python3-venv); \
+	if [ ! -x $(PY) ] && command -v $(PYTHON) >/dev/null; then \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "$$($(PYTHON) --version) is too old: unisono needs 3.10 or newer (make PYTHON=python3.12)" >&2; exit 1; }; \
+	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv); \
+	fi; \
+	[ $${#missing[@]} -eq 0 ] && exit 0; \
+	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing $${missing[*]}"; apt-get update -qq; \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$${missing[@]}" </dev/null; \
+	else echo "missing: $${missing[*]}. On Debian: sudo apt-get install $${missing[*]}" >&2; exit 1; fi
+
+$(PY): | prerequisites
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --upgrade pip
+
+# The editable install: the console scripts, the entry points torch finds us by, and what development needs.
+# Only a change of metadata brings it back; sources are cargo's business, below.
+$(PACKAGE_STAMP): pyproject.toml Cargo.toml $(RUST_PACKAGES) | $(PY)
+	@$(PY) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' || \
+	  { echo "installing torch $(TORCH) (a large download)"; \
+	    $(PY) -m pip install torch==$(TORCH); }
+	@echo "installing the package and its development tools into $(VENV)"
+	@$(PY) -m pip install 'maturin>=1.9,<2'
+	@$(maturin_develop) --extras examples,test,lint $(hush)
+	@touch $@
+
+# Two builds of one crate: without torch for the Python door, and one for this environment's torch. cargo decides
+# whether there is anything to do.
+.PHONY: extension
+extension: prerequisites $(PACKAGE_STAMP)
+	@$(maturin_develop) --skip-install $(hush)
+	@if [ -f csrc/backend.cpp ]; then $(with_torch); \
+	  $(CARGO) build --release -p unisono-python --features torch $(torch_target) $(hush); \
+	  $(publish) "$(TARGET)/torch-$$torch_minor/release/lib_core.so" "python/unisono/core-torch-$$torch_minor.so"; \
+	else echo "torch: csrc/backend.cpp does not exist, built without it"; fi
