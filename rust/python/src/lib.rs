@@ -1,0 +1,27 @@
+//! The Python module `unisono._core`.
+//!
+//! Built twice from one source: plain, for arrays; and with the feature `torch`, once per torch minor version,
+//! with the c10d backend in `csrc/` inside. Python picks the one that fits the process (`_native.py`).
+
+mod arrays;
+mod collectives;
+mod communicator;
+mod errors;
+mod operator;
+mod point_to_point;
+mod running;
+mod settings;
+mod work;
+
+use pyo3::prelude::*;
+
+/// The native half of unisono.
+#[pymodule(gil_used = false)]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    communicator::add_to(module)?;
+    settings::add_to(module)?;
+    module.add_class::<operator::ReduceOp>()?;
+    module.add_class::<work::Work>()?;
+    Ok(())
+}
