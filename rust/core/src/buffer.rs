@@ -67,7 +67,11 @@ impl Memory {
     /// No bytes at all.
     pub const fn empty() -> Self {
         Self {
-            pieces: Pieces::One(Piece { start: NonNull::dangling().as_ptr(), bytes: 0, before: 0 }),
+            pieces: Pieces::One(Piece {
+                start: NonNull::dangling().as_ptr(),
+                bytes: 0,
+                before: 0,
+            }),
             bytes: 0,
         }
     }
@@ -81,7 +85,14 @@ impl Memory {
         if bytes == 0 {
             return Self::empty();
         }
-        Self { pieces: Pieces::One(Piece { start, bytes, before: 0 }), bytes }
+        Self {
+            pieces: Pieces::One(Piece {
+                start,
+                bytes,
+                before: 0,
+            }),
+            bytes,
+        }
     }
 
     /// The pieces `(start, bytes)` one after the other. Each must hold whole elements.
@@ -93,14 +104,24 @@ impl Memory {
         let mut list = Vec::new();
         for (start, bytes) in pieces {
             if bytes > 0 {
-                list.push(Piece { start, bytes, before });
+                list.push(Piece {
+                    start,
+                    bytes,
+                    before,
+                });
                 before += bytes;
             }
         }
         match list.as_slice() {
             [] => Self::empty(),
-            [one] => Self { pieces: Pieces::One(*one), bytes: before },
-            _ => Self { pieces: Pieces::Many(list.into_boxed_slice()), bytes: before },
+            [one] => Self {
+                pieces: Pieces::One(*one),
+                bytes: before,
+            },
+            _ => Self {
+                pieces: Pieces::Many(list.into_boxed_slice()),
+                bytes: before,
+            },
         }
     }
 
@@ -109,16 +130,17 @@ impl Memory {
         // SAFETY: valid for reading while the borrow lives, which the crate's callers (`slices`) make outlive the
         // operation.
         unsafe {
-            Self::from_raw_parts(slice.as_ptr().cast_mut().cast(), std::mem::size_of_val(slice))
+            Self::from_raw_parts(
+                slice.as_ptr().cast_mut().cast(),
+                std::mem::size_of_val(slice),
+            )
         }
     }
 
     /// A view of `slice`, to be written. As [`Memory::of`].
     pub(crate) fn of_mut<T: Element>(slice: &mut [T]) -> Self {
         // SAFETY: as in `of`, and the borrow is exclusive; every bit pattern is a value of `T`.
-        unsafe {
-            Self::from_raw_parts(slice.as_mut_ptr().cast(), std::mem::size_of_val(slice))
-        }
+        unsafe { Self::from_raw_parts(slice.as_mut_ptr().cast(), std::mem::size_of_val(slice)) }
     }
 
     /// The whole length in bytes.
@@ -160,7 +182,10 @@ impl Memory {
 
     /// The bytes from `offset` on, at most `max` and at most to the end of their piece, for writing. See
     /// [`Memory::read`] for the rules.
-    #[expect(clippy::mut_from_ref, reason = "a view of memory that somebody else owns, under the rules of `read`")]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "a view of memory that somebody else owns, under the rules of `read`"
+    )]
     pub(crate) fn write(&self, offset: usize, max: usize) -> &mut [u8] {
         let (start, bytes) = self.run(offset, max);
         // SAFETY: as in `read`; this is the only slice over these bytes.
@@ -169,7 +194,11 @@ impl Memory {
 
     /// The contiguous run that begins at `offset`: its address and its length, at most `max`.
     fn run(&self, offset: usize, max: usize) -> (*mut u8, usize) {
-        assert!(offset <= self.bytes, "offset {offset} lies outside {} bytes", self.bytes);
+        assert!(
+            offset <= self.bytes,
+            "offset {offset} lies outside {} bytes",
+            self.bytes
+        );
         let piece = match &self.pieces {
             Pieces::One(piece) => piece,
             Pieces::Many(list) => {
@@ -178,7 +207,10 @@ impl Memory {
             }
         };
         let within = offset - piece.before;
-        (piece.start.wrapping_add(within), max.min(piece.bytes - within))
+        (
+            piece.start.wrapping_add(within),
+            max.min(piece.bytes - within),
+        )
     }
 
     fn pieces(&self) -> &[Piece] {
@@ -208,7 +240,10 @@ impl Scratch {
         // SAFETY: the layout's size is not zero (see `layout`).
         let start = NonNull::new(unsafe { alloc(layout) });
         match start {
-            Some(start) => Self { start, bytes: layout.size() },
+            Some(start) => Self {
+                start,
+                bytes: layout.size(),
+            },
             None => handle_alloc_error(layout),
         }
     }
@@ -250,7 +285,11 @@ mod tests {
         let mut c = [4_u8, 5];
         // SAFETY: the arrays outlive the view and nothing else touches them meanwhile.
         let memory = unsafe {
-            Memory::from_pieces([(a.as_mut_ptr(), 3), (b.as_mut_ptr(), 0), (c.as_mut_ptr(), 2)])
+            Memory::from_pieces([
+                (a.as_mut_ptr(), 3),
+                (b.as_mut_ptr(), 0),
+                (c.as_mut_ptr(), 2),
+            ])
         };
         assert_eq!(memory.len(), 5);
         assert_eq!(memory.read(1, 9), &[2, 3]);

@@ -40,11 +40,17 @@ impl Communicator {
     /// # Errors
     /// `System` when descriptors run out.
     pub fn local(world: usize, config: &Config) -> Result<Vec<Self>> {
-        Ok(Group::local(world, config)?.into_iter().map(Self::new).collect())
+        Ok(Group::local(world, config)?
+            .into_iter()
+            .map(Self::new)
+            .collect())
     }
 
     fn new(group: Arc<Group>) -> Self {
-        Self { group, splits: AtomicU64::new(0) }
+        Self {
+            group,
+            splits: AtomicU64::new(0),
+        }
     }
 
     /// This process's number in the group.
@@ -68,7 +74,10 @@ impl Communicator {
     /// also when the returned [`Work`] is dropped.
     pub unsafe fn start(&self, request: Request, completion: Option<Completion>) -> Result<Work> {
         let state = self.group.submit(request, completion, true)?;
-        Ok(Work { group: Arc::clone(&self.group), state })
+        Ok(Work {
+            group: Arc::clone(&self.group),
+            state,
+        })
     }
 
     /// Carries out a collective in the calling thread.
@@ -102,7 +111,10 @@ impl Communicator {
         options: PointToPoint,
     ) -> Result<Work> {
         let state = self.group.send(dtype, memory, to, tag, options)?;
-        Ok(Work { group: Arc::clone(&self.group), state })
+        Ok(Work {
+            group: Arc::clone(&self.group),
+            state,
+        })
     }
 
     /// Starts to receive into `memory`, whole elements of `dtype`, from rank `from`, or from any (`None`). The
@@ -122,7 +134,10 @@ impl Communicator {
         options: PointToPoint,
     ) -> Result<Work> {
         let state = self.group.receive(dtype, memory, from, tag, options)?;
-        Ok(Work { group: Arc::clone(&self.group), state })
+        Ok(Work {
+            group: Arc::clone(&self.group),
+            state,
+        })
     }
 
     /// Blocks until every rank has called it, like [`Request::barrier`], and on failure rank 0 names every rank

@@ -13,7 +13,12 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` or `Unsupported` before anything is sent, else what ended the operation.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        self.carry_out(Request::all_reduce(T::DTYPE, op, None, Memory::of_mut(data)))
+        self.carry_out(Request::all_reduce(
+            T::DTYPE,
+            op,
+            None,
+            Memory::of_mut(data),
+        ))
     }
 
     /// On the root, `data` becomes the reduction of every rank's `data`; elsewhere it stays as it is.
@@ -22,8 +27,11 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     pub fn reduce<T: Element>(&self, data: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
         let memory = Memory::of_mut(data);
-        let (input, output) =
-            if self.rank() == root { (None, Some(memory)) } else { (Some(memory), None) };
+        let (input, output) = if self.rank() == root {
+            (None, Some(memory))
+        } else {
+            (Some(memory), None)
+        };
         self.carry_out(Request::reduce(T::DTYPE, op, root, input, output))
     }
 
@@ -124,8 +132,7 @@ impl Communicator {
     ) -> Result<Rank> {
         let memory = Memory::of_mut(data);
         // SAFETY: `data` is borrowed until `wait` has seen the end of the operation.
-        let work =
-            unsafe { self.receive(T::DTYPE, memory, from, tag, PointToPoint::default()) }?;
+        let work = unsafe { self.receive(T::DTYPE, memory, from, tag, PointToPoint::default()) }?;
         work.wait(None)?;
         Ok(work.source().or(from).unwrap_or(self.rank()))
     }

@@ -58,7 +58,12 @@ impl Prepared {
                 last_use.insert(direction, i);
             }
         }
-        Self { plan, algorithm, waits, last_use: last_use.into_iter().collect() }
+        Self {
+            plan,
+            algorithm,
+            waits,
+            last_use: last_use.into_iter().collect(),
+        }
     }
 }
 
@@ -123,7 +128,11 @@ pub(crate) struct Operands {
 impl Operands {
     /// The element type of scratch memory.
     pub(crate) fn partial(&self) -> DataType {
-        if self.kernel.is_some() { self.dtype.accumulator() } else { self.dtype }
+        if self.kernel.is_some() {
+            self.dtype.accumulator()
+        } else {
+            self.dtype
+        }
     }
 }
 
@@ -190,7 +199,11 @@ impl Execution {
 
     /// Moves every step that may move. Returns whether anything did. `free` says whether all operations before this
     /// one are done with a link direction.
-    pub(crate) fn advance(&mut self, links: &mut LinkTable, free: &dyn Fn((Rank, Direction)) -> bool) -> Result<bool> {
+    pub(crate) fn advance(
+        &mut self,
+        links: &mut LinkTable,
+        free: &dyn Fn((Rank, Direction)) -> bool,
+    ) -> Result<bool> {
         let mut moved = false;
         let mut index = self.base;
         while index < (self.base + WINDOW).min(self.prepared.plan.steps.len()) {
@@ -223,7 +236,11 @@ impl Execution {
     }
 
     /// The peers that steps are waiting for now.
-    pub(crate) fn waiting(&self, free: &dyn Fn((Rank, Direction)) -> bool, mut visit: impl FnMut(Waiting)) {
+    pub(crate) fn waiting(
+        &self,
+        free: &dyn Fn((Rank, Direction)) -> bool,
+        mut visit: impl FnMut(Waiting),
+    ) {
         let end = (self.base + WINDOW).min(self.prepared.plan.steps.len());
         for index in self.base..end {
             if self.is_step_done(index) || !self.may_start(index, free) {
@@ -237,7 +254,12 @@ impl Execution {
                     Direction::Send => bytes.saturating_sub(HEADER),
                     Direction::Receive => bytes,
                 };
-                visit(Waiting { peer, direction, bytes, of });
+                visit(Waiting {
+                    peer,
+                    direction,
+                    bytes,
+                    of,
+                });
             }
         }
     }
@@ -247,14 +269,18 @@ impl Execution {
         let slot = index % WINDOW;
         match step {
             Step::Send { to, src } => {
-                let Some(open) = links.open(Lane::Collective, to) else { return Ok(false) };
+                let Some(open) = links.open(Lane::Collective, to) else {
+                    return Ok(false);
+                };
                 let before = self.window[slot].bytes;
                 let progress = self.send(open, src, self.window[slot])?;
                 self.window[slot] = progress;
                 Ok(progress.bytes > before || progress.done)
             }
             Step::Recv { from, dst, wire } | Step::Fold { from, dst, wire } => {
-                let Some(open) = links.open(Lane::Collective, from) else { return Ok(false) };
+                let Some(open) = links.open(Lane::Collective, from) else {
+                    return Ok(false);
+                };
                 let before = self.window[slot];
                 let fold = matches!(step, Step::Fold { .. });
                 let progress = self.receive(open, from, (dst, wire, fold), before)?;
@@ -311,11 +337,17 @@ impl Execution {
         while progress.bytes < HEADER {
             // The header and a short payload in one write: one message, one publication, one wake-up.
             let mut together = [0_u8; HEADER + TOGETHER];
-            let print = Fingerprint { length: length as u64, ..self.fingerprint };
+            let print = Fingerprint {
+                length: length as u64,
+                ..self.fingerprint
+            };
             together[..HEADER].copy_from_slice(&print.encode());
             let payload = memory.read(offset, length.min(TOGETHER));
             together[HEADER..HEADER + payload.len()].copy_from_slice(payload);
-            match open.link.try_send(&together[progress.bytes..HEADER + payload.len()])? {
+            match open
+                .link
+                .try_send(&together[progress.bytes..HEADER + payload.len()])?
+            {
                 0 => return Ok(progress),
                 n => progress.bytes += n,
             }
@@ -345,7 +377,10 @@ impl Execution {
             if !open.read_header()? {
                 return Ok(progress);
             }
-            let expected = Fingerprint { length: length as u64, ..self.fingerprint };
+            let expected = Fingerprint {
+                length: length as u64,
+                ..self.fingerprint
+            };
             compare(&expected, &open.header, self.rank, from)?;
             open.header_bytes = 0;
             progress.header_read = true;
@@ -389,7 +424,9 @@ impl Execution {
     }
 
     fn reducer(&self) -> &Kernel {
-        self.kernel.as_ref().expect("a plan that reduces has an operator")
+        self.kernel
+            .as_ref()
+            .expect("a plan that reduces has an operator")
     }
 
     fn finish(&self, src: Span, dst: Span) {
@@ -405,16 +442,13 @@ impl Execution {
             }
             return;
         }
-        self.zip(src, dst, |this, dst, src, _| kernel.finish(dst, src, this.world));
+        self.zip(src, dst, |this, dst, src, _| {
+            kernel.finish(dst, src, this.world)
+        });
     }
 
     /// Calls `f` with the matching runs of both spans, and with whether each side is in the accumulation type.
-    fn zip(
-        &self,
-        src: Span,
-        dst: Span,
-        mut f: impl FnMut(&Self, &mut [u8], &[u8], (bool, bool)),
-    ) {
+    fn zip(&self, src: Span, dst: Span, mut f: impl FnMut(&Self, &mut [u8], &[u8], (bool, bool))) {
         let (from, to) = (self.memory(src.buffer), self.memory(dst.buffer));
         let (from_size, to_size) = (self.element_size(src.buffer), self.element_size(dst.buffer));
         let wide = (self.is_wide(dst.buffer), self.is_wide(src.buffer));
@@ -424,7 +458,12 @@ impl Execution {
             let read = from.read((src.offset + done) * from_size, left * from_size);
             let written = to.write((dst.offset + done) * to_size, left * to_size);
             let elements = (read.len() / from_size).min(written.len() / to_size);
-            f(self, &mut written[..elements * to_size], &read[..elements * from_size], wide);
+            f(
+                self,
+                &mut written[..elements * to_size],
+                &read[..elements * from_size],
+                wide,
+            );
             done += elements;
         }
     }
@@ -458,12 +497,7 @@ impl Execution {
 }
 
 /// Compares the header that arrived with the one that must come next.
-fn compare(
-    expected: &Fingerprint,
-    header: &[u8; HEADER],
-    rank: Rank,
-    peer: Rank,
-) -> Result<()> {
+fn compare(expected: &Fingerprint, header: &[u8; HEADER], rank: Rank, peer: Rank) -> Result<()> {
     match Fingerprint::decode(header) {
         Some(theirs) if theirs == *expected => Ok(()),
         Some(theirs) => Err(expected.mismatch(&theirs, rank, peer)),

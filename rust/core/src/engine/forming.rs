@@ -56,9 +56,16 @@ impl Group {
                 )
             })?;
             let label = format!("host {}, pid {}", member.hostname, member.pid);
-            members.push(Member { label, address: Some(address) });
+            members.push(Member {
+                label,
+                address: Some(address),
+            });
         }
-        let hosts: Vec<&str> = roster.members.iter().map(|member| member.host.as_str()).collect();
+        let hosts: Vec<&str> = roster
+            .members
+            .iter()
+            .map(|member| member.host.as_str())
+            .collect();
         let membership = Membership {
             members,
             key: GroupKey::from_bytes(roster.secret),
@@ -74,7 +81,9 @@ impl Group {
         let endpoint = membership.endpoint.clone();
         let group = Self::assemble(rank, membership, config)?;
         if let Some(endpoint) = endpoint {
-            let door = Door { group: Arc::downgrade(&group) };
+            let door = Door {
+                group: Arc::downgrade(&group),
+            };
             endpoint.register(key, rank, group.world(), Arc::new(door))?;
         }
         Ok(group)
@@ -87,7 +96,13 @@ impl Group {
             .map(|rank| {
                 let label = format!("thread {rank} of pid {}", std::process::id());
                 let membership = Membership {
-                    members: vec![Member { label, address: None }; world],
+                    members: vec![
+                        Member {
+                            label,
+                            address: None
+                        };
+                        world
+                    ],
                     key: key.clone(),
                     endpoint: None,
                     topology: Topology::one_host(world, cores()),
@@ -99,8 +114,16 @@ impl Group {
             for lower in 0..upper {
                 for lane in [Lane::Collective, Lane::PointToPoint] {
                     let (a, b) = local::pair(config.ring_bytes.bytes())?;
-                    groups[lower].post(Mail::Established { lane, peer: upper, link: Box::new(a) });
-                    groups[upper].post(Mail::Established { lane, peer: lower, link: Box::new(b) });
+                    groups[lower].post(Mail::Established {
+                        lane,
+                        peer: upper,
+                        link: Box::new(a),
+                    });
+                    groups[upper].post(Mail::Established {
+                        lane,
+                        peer: lower,
+                        link: Box::new(b),
+                    });
                 }
             }
         }
@@ -131,15 +154,25 @@ impl Group {
         let ranks: Vec<Rank> = chosen.into_iter().map(|(_, rank)| rank).collect();
         let rank = ranks.iter().position(|rank| *rank == self.rank);
         let rank = rank.ok_or_else(|| Error::internal("a rank that is not in its own group"))?;
-        let label = [b"split".as_slice(), &number.to_le_bytes(), &color.to_le_bytes()].concat();
+        let label = [
+            b"split".as_slice(),
+            &number.to_le_bytes(),
+            &color.to_le_bytes(),
+        ]
+        .concat();
         let membership = Membership {
-            members: ranks.iter().map(|rank| self.membership.members[*rank].clone()).collect(),
+            members: ranks
+                .iter()
+                .map(|rank| self.membership.members[*rank].clone())
+                .collect(),
             key: self.membership.key.derive(&label),
             endpoint: self.membership.endpoint.clone(),
             topology: self.membership.topology.subset(&ranks),
         };
         if membership.endpoint.is_none() && membership.members.len() > 1 {
-            return Err(Error::unsupported("a group inside one process cannot be split"));
+            return Err(Error::unsupported(
+                "a group inside one process cannot be split",
+            ));
         }
         let group = Self::enter(rank, membership, self.config.clone())?;
         group.set_timeout(self.timeout());
@@ -151,13 +184,19 @@ impl Group {
         let started = Instant::now();
         let left = || timeout.saturating_sub(started.elapsed());
         // The operations outlive the deadline by a little, so that rank 0's report comes first.
-        let options =
-            || PointToPoint { timeout: Some(timeout * 2 + Duration::from_secs(1)), completion: None };
-        let signal = |to| {
-            self.send(DataType::UInt8, Memory::empty(), to, BARRIER_TAG, options())
+        let options = || PointToPoint {
+            timeout: Some(timeout * 2 + Duration::from_secs(1)),
+            completion: None,
         };
+        let signal = |to| self.send(DataType::UInt8, Memory::empty(), to, BARRIER_TAG, options());
         let await_signal = |from| {
-            self.receive(DataType::UInt8, Memory::empty(), Some(from), BARRIER_TAG, options())
+            self.receive(
+                DataType::UInt8,
+                Memory::empty(),
+                Some(from),
+                BARRIER_TAG,
+                options(),
+            )
         };
         if self.rank != 0 {
             signal(0)?;
@@ -212,7 +251,9 @@ struct Door {
 
 impl Gate for Door {
     fn admit(&self, from: Rank, lane: Lane) -> Verdict {
-        let Some(group) = self.group.upgrade() else { return Verdict::Duplicate };
+        let Some(group) = self.group.upgrade() else {
+            return Verdict::Duplicate;
+        };
         if group.is_closed() || from >= group.world() || from == group.rank() {
             return Verdict::Duplicate;
         }
@@ -224,7 +265,11 @@ impl Gate for Door {
 
     fn established(&self, from: Rank, lane: Lane, link: Box<dyn Link>) {
         if let Some(group) = self.group.upgrade() {
-            group.post(Mail::Established { lane, peer: from, link });
+            group.post(Mail::Established {
+                lane,
+                peer: from,
+                link,
+            });
         }
     }
 }

@@ -49,10 +49,18 @@ pub(crate) struct Membership {
 
 /// News from the threads that make connections.
 pub(crate) enum Mail {
-    Established { lane: Lane, peer: Rank, link: Box<dyn Link> },
+    Established {
+        lane: Lane,
+        peer: Rank,
+        link: Box<dyn Link>,
+    },
     /// The peer is making the connection; ours gave way.
     Awaited { lane: Lane, peer: Rank },
-    Failed { lane: Lane, peer: Rank, error: Error },
+    Failed {
+        lane: Lane,
+        peer: Rank,
+        error: Error,
+    },
 }
 
 /// Everything of one communicator.
@@ -147,7 +155,12 @@ impl Group {
             rank,
             world,
             membership,
-            timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, |timeout| timeout.as_millis() as u64)),
+            timeout_ms: AtomicU64::new(
+                config
+                    .timeout
+                    .0
+                    .map_or(0, |timeout| timeout.as_millis() as u64),
+            ),
             config,
             core: Mutex::new(core),
             turn: Condvar::new(),
@@ -174,7 +187,8 @@ impl Group {
     }
 
     pub(crate) fn set_timeout(&self, timeout: Duration) {
-        self.timeout_ms.store(timeout.as_millis() as u64, Ordering::Relaxed);
+        self.timeout_ms
+            .store(timeout.as_millis() as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -235,8 +249,12 @@ impl Group {
         let mut core = self.core.lock();
         self.check_alive()?;
         core.sequence += 1;
-        let work =
-            Arc::new(WorkState::new(request.collective, core.sequence, timeout, completion));
+        let work = Arc::new(WorkState::new(
+            request.collective,
+            core.sequence,
+            timeout,
+            completion,
+        ));
         core.recorder.record(&work);
         let operation = self.operation(&mut core, request, premultiplied, Arc::clone(&work))?;
         for peer in operation.execution.peers() {
@@ -291,8 +309,13 @@ impl Group {
         };
         let bytes = prepared.plan.scratch * operands.partial().size();
         let scratch = (bytes > 0).then(|| core.take_scratch(bytes));
-        let mut execution =
-            Execution::new(prepared, operands, scratch, fingerprint, (self.rank, self.world));
+        let mut execution = Execution::new(
+            prepared,
+            operands,
+            scratch,
+            fingerprint,
+            (self.rank, self.world),
+        );
         execution.premultiplied = premultiplied;
         let after = core
             .operations
@@ -300,7 +323,11 @@ impl Group {
             .filter(|earlier| earlier.execution.overlaps(&execution))
             .map(|earlier| earlier.work.sequence)
             .collect();
-        Ok(Operation { work, execution, after })
+        Ok(Operation {
+            work,
+            execution,
+            after,
+        })
     }
 
     /// The plan of a request, from the cache when it has been made before.
@@ -330,7 +357,10 @@ impl Group {
         let plan = plan::build(algorithm, &shape).ok_or_else(|| {
             Error::internal(format!("no {algorithm} plan for {}", request.collective))
         })?;
-        let number = Algorithm::ALL.iter().position(|known| *known == algorithm).unwrap_or(0);
+        let number = Algorithm::ALL
+            .iter()
+            .position(|known| *known == algorithm)
+            .unwrap_or(0);
         let prepared = Arc::new(Prepared::new(plan, number as u8));
         if let Some(key) = key {
             if core.plans.len() >= CACHED_PLANS {
@@ -353,7 +383,8 @@ impl Group {
         self.check_rank(to, "send to")?;
         check_elements(dtype, &memory, "send")?;
         self.message(Collective::Send, Some(to), options, |core, work| {
-            core.matching.send(dtype, memory, (to, tag), work, &mut core.finished)
+            core.matching
+                .send(dtype, memory, (to, tag), work, &mut core.finished)
         })
     }
 
@@ -371,7 +402,8 @@ impl Group {
         }
         check_elements(dtype, &memory, "recv")?;
         self.message(Collective::Recv, from, options, |core, work| {
-            core.matching.receive(dtype, memory, (from, tag), work, &mut core.finished)
+            core.matching
+                .receive(dtype, memory, (from, tag), work, &mut core.finished)
         })
     }
 
@@ -397,7 +429,12 @@ impl Group {
         let mut core = self.core.lock();
         self.check_alive()?;
         let sequence = core.messages + 1;
-        let work = Arc::new(WorkState::new(collective, sequence, timeout, options.completion));
+        let work = Arc::new(WorkState::new(
+            collective,
+            sequence,
+            timeout,
+            options.completion,
+        ));
         if let Err(error) = start(&mut core, &work) {
             if error.code.is_fatal() {
                 self.fail(&mut core, error.clone());
@@ -587,7 +624,10 @@ impl Group {
         }
         tracing::warn!(rank = self.rank, error = %error, "the group has failed");
         // Each operation's error names the operation itself.
-        let each = Error { operation: None, ..error };
+        let each = Error {
+            operation: None,
+            ..error
+        };
         for operation in core.operations.drain(..) {
             core.finished.push((operation.work, Err(each.clone())));
         }
@@ -603,8 +643,10 @@ impl Group {
 
     /// Ends every operation on every rank.
     pub(crate) fn abort(&self, reason: &str) {
-        let error =
-            Error::new(Code::Aborted, format!("rank {} aborted the group: {reason}", self.rank));
+        let error = Error::new(
+            Code::Aborted,
+            format!("rank {} aborted the group: {reason}", self.rank),
+        );
         self.fail(&mut self.core.lock(), error);
     }
 
@@ -650,7 +692,11 @@ impl Core {
     }
 
     fn take_scratch(&mut self, bytes: usize) -> Scratch {
-        match self.spare_scratch.iter().position(|scratch| scratch.len() >= bytes) {
+        match self
+            .spare_scratch
+            .iter()
+            .position(|scratch| scratch.len() >= bytes)
+        {
             Some(found) => self.spare_scratch.swap_remove(found),
             None => Scratch::new(bytes),
         }
@@ -669,13 +715,18 @@ impl Core {
 
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Group").field("rank", &self.rank).field("world", &self.world).finish()
+        f.debug_struct("Group")
+            .field("rank", &self.rank)
+            .field("world", &self.world)
+            .finish()
     }
 }
 
 /// Turns `premul_sum` into `sum` of an input multiplied beforehand, in memory of the operation's own.
 fn premultiplied(mut request: Request) -> (Request, Option<Scratch>) {
-    let Some(ReduceOp::PremulSum(factor)) = request.op else { return (request, None) };
+    let Some(ReduceOp::PremulSum(factor)) = request.op else {
+        return (request, None);
+    };
     let source = match request.input.as_ref().or(request.output.as_ref()) {
         Some(source) if !source.is_empty() => source,
         _ => return (request, None),

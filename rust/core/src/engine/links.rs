@@ -14,9 +14,7 @@ pub(crate) enum Slot {
     /// Nobody has needed it yet.
     Closed,
     /// A connection is being made: by us, or by the peer, whose attempt ours gave way to at that time (`awaited`).
-    Opening {
-        awaited: Option<Instant>,
-    },
+    Opening { awaited: Option<Instant> },
     /// Ready.
     Open(OpenLink),
     /// It could not be opened.
@@ -66,7 +64,9 @@ pub(crate) struct LinkTable {
 impl LinkTable {
     pub(crate) fn new(world: usize) -> Self {
         let row = || (0..world).map(|_| Slot::Closed).collect();
-        Self { slots: [row(), row()] }
+        Self {
+            slots: [row(), row()],
+        }
     }
 
     pub(crate) fn slot(&mut self, lane: Lane, peer: Rank) -> &mut Slot {

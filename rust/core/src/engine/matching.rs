@@ -85,8 +85,11 @@ impl Frame {
 }
 
 fn corrupt(peer: Rank, what: &str) -> Error {
-    Error::new(Code::Untrusted, format!("rank {peer} sent {what}; its stream is corrupt"))
-        .with_peer(peer)
+    Error::new(
+        Code::Untrusted,
+        format!("rank {peer} sent {what}; its stream is corrupt"),
+    )
+    .with_peer(peer)
 }
 
 /// A frame on its way out.
@@ -126,8 +129,17 @@ struct Kept {
 
 /// Where the payload now arriving goes.
 enum Sink {
-    Receive { memory: Memory, work: Arc<WorkState>, done: usize, eager: bool },
-    Keep { frame: Frame, payload: Vec<u8>, done: usize },
+    Receive {
+        memory: Memory,
+        work: Arc<WorkState>,
+        done: usize,
+        eager: bool,
+    },
+    Keep {
+        frame: Frame,
+        payload: Vec<u8>,
+        done: usize,
+    },
 }
 
 /// One side's view of its traffic with one peer.
@@ -202,18 +214,36 @@ impl Matching {
         let id = self.next_id;
         self.next_id += 1;
         let bytes = memory.len();
-        let frame =
-            Frame { kind: Kind::Eager, dtype: dtype as u8, tag, id, bytes: bytes as u64 };
+        let frame = Frame {
+            kind: Kind::Eager,
+            dtype: dtype as u8,
+            tag,
+            id,
+            bytes: bytes as u64,
+        };
         let peer = &mut self.peers[to];
         let work = Arc::clone(work);
         if bytes <= self.eager_bytes && peer.in_flight + bytes <= CREDIT {
             peer.in_flight += bytes;
             let header = frame.encode();
-            peer.outgoing.push_back(Outgoing { header, payload: memory, sent: 0, work: Some(work) });
+            peer.outgoing.push_back(Outgoing {
+                header,
+                payload: memory,
+                sent: 0,
+                work: Some(work),
+            });
         } else {
-            let frame = Frame { kind: Kind::Request, ..frame };
+            let frame = Frame {
+                kind: Kind::Request,
+                ..frame
+            };
             peer.push_control(frame);
-            peer.announced.push(Announced { id, payload: memory, frame, work });
+            peer.announced.push(Announced {
+                id,
+                payload: memory,
+                frame,
+                work,
+            });
         }
         Ok(())
     }
@@ -267,7 +297,13 @@ impl Matching {
         work: &Arc<WorkState>,
         finished: &mut Finished,
     ) -> Result<()> {
-        let posted = Posted { from, tag, dtype, memory, work: Arc::clone(work) };
+        let posted = Posted {
+            from,
+            tag,
+            dtype,
+            memory,
+            work: Arc::clone(work),
+        };
         let fits = |kept: &Kept| posted.fits(kept.from, kept.frame.tag);
         let Some(at) = self.kept.iter().position(fits) else {
             self.posted.push_back(posted);
@@ -309,7 +345,9 @@ impl Matching {
         links: &mut LinkTable,
         finished: &mut Finished,
     ) -> Result<bool> {
-        let Some(open) = links.open(Lane::PointToPoint, rank) else { return Ok(false) };
+        let Some(open) = links.open(Lane::PointToPoint, rank) else {
+            return Ok(false);
+        };
         let peer = &mut self.peers[rank];
         let mut moved = false;
         while let Some(frame) = peer.outgoing.front_mut() {
@@ -342,7 +380,9 @@ impl Matching {
         links: &mut LinkTable,
         finished: &mut Finished,
     ) -> Result<bool> {
-        let Some(open) = links.open(Lane::PointToPoint, rank) else { return Ok(false) };
+        let Some(open) = links.open(Lane::PointToPoint, rank) else {
+            return Ok(false);
+        };
         let mut moved = false;
         loop {
             if let Some(sink) = &mut self.peers[rank].sink {
@@ -378,24 +418,43 @@ impl Matching {
             Kind::Eager => match self.take_posted(rank, &frame)? {
                 Some(posted) => {
                     let Posted { memory, work, .. } = posted;
-                    self.peers[rank].sink =
-                        Some(Sink::Receive { memory, work, done: 0, eager: true });
+                    self.peers[rank].sink = Some(Sink::Receive {
+                        memory,
+                        work,
+                        done: 0,
+                        eager: true,
+                    });
                 }
                 None => {
                     let payload = vec![0; length];
-                    self.peers[rank].sink = Some(Sink::Keep { frame, payload, done: 0 });
+                    self.peers[rank].sink = Some(Sink::Keep {
+                        frame,
+                        payload,
+                        done: 0,
+                    });
                 }
             },
             Kind::Request => match self.take_posted(rank, &frame)? {
                 Some(posted) => self.peers[rank].make_ready(frame, posted),
-                None => self.kept.push_back(Kept { from: rank, frame, payload: None }),
+                None => self.kept.push_back(Kept {
+                    from: rank,
+                    frame,
+                    payload: None,
+                }),
             },
             Kind::Ready => {
                 let peer = &mut self.peers[rank];
-                let at = peer.announced.iter().position(|announced| announced.id == frame.id);
+                let at = peer
+                    .announced
+                    .iter()
+                    .position(|announced| announced.id == frame.id);
                 let at = at.ok_or_else(|| corrupt(rank, "an answer to a message never sent"))?;
                 let announced = peer.announced.remove(at);
-                let header = Frame { kind: Kind::Data, ..announced.frame }.encode();
+                let header = Frame {
+                    kind: Kind::Data,
+                    ..announced.frame
+                }
+                .encode();
                 peer.outgoing.push_back(Outgoing {
                     header,
                     payload: announced.payload,
@@ -410,7 +469,12 @@ impl Matching {
                 peer.ready[at].1.check(self.rank, rank, &frame)?;
                 let (_, posted) = peer.ready.remove(at);
                 let Posted { memory, work, .. } = posted;
-                peer.sink = Some(Sink::Receive { memory, work, done: 0, eager: false });
+                peer.sink = Some(Sink::Receive {
+                    memory,
+                    work,
+                    done: 0,
+                    eager: false,
+                });
             }
             Kind::Credit => {
                 let peer = &mut self.peers[rank];
@@ -423,7 +487,12 @@ impl Matching {
     /// A payload has come whole: completes its receive or keeps the message.
     fn close_sink(&mut self, rank: Rank, finished: &mut Finished) -> Result<()> {
         match self.peers[rank].sink.take() {
-            Some(Sink::Receive { memory, work, eager, .. }) => {
+            Some(Sink::Receive {
+                memory,
+                work,
+                eager,
+                ..
+            }) => {
                 work.set_source(rank);
                 finished.push((work, Ok(())));
                 if eager {
@@ -440,7 +509,11 @@ impl Matching {
                         self.peers[rank].give_back(payload.len());
                     }
                     None => {
-                        self.kept.push_back(Kept { from: rank, frame, payload: Some(payload) });
+                        self.kept.push_back(Kept {
+                            from: rank,
+                            frame,
+                            payload: Some(payload),
+                        });
                     }
                 }
             }
@@ -451,7 +524,11 @@ impl Matching {
 
     /// The receive that the message meets. One that differs in type or length stays posted, to fail with the group.
     fn take_posted(&mut self, from: Rank, frame: &Frame) -> Result<Option<Posted>> {
-        match self.posted.iter().position(|posted| posted.fits(from, frame.tag)) {
+        match self
+            .posted
+            .iter()
+            .position(|posted| posted.fits(from, frame.tag))
+        {
             Some(at) => {
                 self.posted[at].check(self.rank, from, frame)?;
                 Ok(self.posted.remove(at))
@@ -500,7 +577,11 @@ impl Matching {
     pub(crate) fn pending(&self) -> Vec<PendingMessage> {
         let mut list = Vec::new();
         let mut add = |work: &Arc<WorkState>, peer, bytes| {
-            list.push(PendingMessage { work: Arc::clone(work), peer, bytes });
+            list.push(PendingMessage {
+                work: Arc::clone(work),
+                peer,
+                bytes,
+            });
         };
         for posted in &self.posted {
             add(&posted.work, posted.from, posted.memory.len());
@@ -526,7 +607,11 @@ impl Matching {
 
     /// Forgets everything, because the group is dead; returns the works that have to fail.
     pub(crate) fn clear(&mut self) -> Vec<Arc<WorkState>> {
-        let works = self.pending().into_iter().map(|pending| pending.work).collect();
+        let works = self
+            .pending()
+            .into_iter()
+            .map(|pending| pending.work)
+            .collect();
         self.posted.clear();
         self.kept.clear();
         for peer in &mut self.peers {
@@ -539,12 +624,20 @@ impl Matching {
 impl Peer {
     fn push_control(&mut self, frame: Frame) {
         let header = frame.encode();
-        self.outgoing.push_back(Outgoing { header, payload: Memory::empty(), sent: 0, work: None });
+        self.outgoing.push_back(Outgoing {
+            header,
+            payload: Memory::empty(),
+            sent: 0,
+            work: None,
+        });
     }
 
     /// Tells the sender to go on, and remembers where the payload goes.
     fn make_ready(&mut self, frame: Frame, posted: Posted) {
-        self.push_control(Frame { kind: Kind::Ready, ..frame });
+        self.push_control(Frame {
+            kind: Kind::Ready,
+            ..frame
+        });
         self.ready.push((frame.id, posted));
     }
 
@@ -553,7 +646,13 @@ impl Peer {
         self.freed += bytes;
         if self.freed >= CREDIT / 4 {
             let bytes = std::mem::take(&mut self.freed) as u64;
-            self.push_control(Frame { kind: Kind::Credit, dtype: 0, tag: 0, id: 0, bytes });
+            self.push_control(Frame {
+                kind: Kind::Credit,
+                dtype: 0,
+                tag: 0,
+                id: 0,
+                bytes,
+            });
         }
     }
 }
@@ -568,7 +667,11 @@ impl Posted {
             return Ok(());
         }
         let theirs = DataType::from_number(frame.dtype).map_or("an unknown type", DataType::name);
-        let field = if frame.dtype == self.dtype as u8 { "length" } else { "dtype" };
+        let field = if frame.dtype == self.dtype as u8 {
+            "length"
+        } else {
+            "dtype"
+        };
         Err(Error::new(
             Code::Mismatch,
             format!(

@@ -7,8 +7,8 @@
 //! under way and nobody leading. No step blocks, so groups never block each other.
 
 mod executor;
-mod group;
 mod forming;
+mod group;
 mod links;
 mod matching;
 mod progress;
@@ -20,5 +20,5 @@ mod work;
 
 pub(crate) use group::Group;
 pub use request::{Request, Sizes};
-pub(crate) use work::WorkState;
 pub use work::Completion;
+pub(crate) use work::WorkState;

@@ -112,7 +112,11 @@ impl Request {
     /// Every rank's `buffer` becomes the root's.
     pub fn broadcast(dtype: DataType, root: Rank, buffer: Memory) -> Self {
         let sizes = Sizes::Even(buffer.len() / dtype.size());
-        Self { root, output: Some(buffer), ..Self::new(Collective::Broadcast, dtype, sizes) }
+        Self {
+            root,
+            output: Some(buffer),
+            ..Self::new(Collective::Broadcast, dtype, sizes)
+        }
     }
 
     /// Every rank's `output` becomes all inputs in rank order. `input: None`: its own block lies there already.
@@ -122,7 +126,11 @@ impl Request {
         output: Memory,
         sizes: Sizes,
     ) -> Self {
-        Self { input, output: Some(output), ..Self::new(Collective::AllGather, dtype, sizes) }
+        Self {
+            input,
+            output: Some(output),
+            ..Self::new(Collective::AllGather, dtype, sizes)
+        }
     }
 
     /// This rank's `output` becomes its block of the reduction of all inputs.
@@ -149,7 +157,12 @@ impl Request {
         output: Option<Memory>,
         sizes: Sizes,
     ) -> Self {
-        Self { root, input: Some(input), output, ..Self::new(Collective::Gather, dtype, sizes) }
+        Self {
+            root,
+            input: Some(input),
+            output,
+            ..Self::new(Collective::Gather, dtype, sizes)
+        }
     }
 
     /// This rank's `output` becomes its block of the root's `input`.
@@ -160,7 +173,12 @@ impl Request {
         output: Memory,
         sizes: Sizes,
     ) -> Self {
-        Self { root, input, output: Some(output), ..Self::new(Collective::Scatter, dtype, sizes) }
+        Self {
+            root,
+            input,
+            output: Some(output),
+            ..Self::new(Collective::Scatter, dtype, sizes)
+        }
     }
 
     /// Block r of this rank's `input` goes to rank r; block r of its `output` comes from rank r.
@@ -203,7 +221,10 @@ impl Request {
         match self.op {
             Some(op) if reduces => op.check(self.dtype)?,
             None if reduces => {
-                return Err(Error::invalid(format!("{}: no operator was given", self.collective)));
+                return Err(Error::invalid(format!(
+                    "{}: no operator was given",
+                    self.collective
+                )));
             }
             _ => {}
         }
@@ -237,7 +258,10 @@ impl Request {
             Sizes::PerPair { .. } => Some(0),
         };
         let all = all.ok_or_else(|| {
-            Error::invalid(format!("{}: the counts add up to too much", self.collective))
+            Error::invalid(format!(
+                "{}: the counts add up to too much",
+                self.collective
+            ))
         })?;
         Ok(match self.collective {
             Collective::AllReduce => (Optional(own), Exactly(own)),
@@ -289,7 +313,10 @@ impl Request {
             }
         };
         let bytes = count.checked_mul(self.dtype.size()).ok_or_else(|| {
-            Error::invalid(format!("{}: {count} elements are too many", self.collective))
+            Error::invalid(format!(
+                "{}: {count} elements are too many",
+                self.collective
+            ))
         })?;
         match memory {
             Some(memory) if memory.len() == bytes => Ok(()),
@@ -300,7 +327,10 @@ impl Request {
                 self.dtype
             ))),
             None if optional || bytes == 0 => Ok(()),
-            None => Err(Error::invalid(format!("{}: the {name} is missing", self.collective))),
+            None => Err(Error::invalid(format!(
+                "{}: the {name} is missing",
+                self.collective
+            ))),
         }
     }
 

@@ -31,7 +31,11 @@ impl Patience {
     /// For a host on which `ranks` of the group share `cores`.
     pub(crate) fn new(ranks: usize, cores: usize) -> Self {
         let spins = if ranks > cores { 0 } else { 400 };
-        Self { spins, yields: 200, looked: 0 }
+        Self {
+            spins,
+            yields: 200,
+            looked: 0,
+        }
     }
 
     /// Something moved: start anew.
@@ -69,7 +73,12 @@ impl Sleeper {
         let make = || -> rustix::io::Result<Self> {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
             let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            epoll::add(&epoll, &bell, EventData::new_u64(0), EventFlags::IN | EventFlags::ET)?;
+            epoll::add(
+                &epoll,
+                &bell,
+                EventData::new_u64(0),
+                EventFlags::IN | EventFlags::ET,
+            )?;
             Ok(Self { epoll, bell })
         };
         make().map_err(|error| Error::system("make a set of descriptors to wait on", error))
@@ -103,7 +112,9 @@ impl Sleeper {
     /// rings for is seen in the end.
     pub(crate) fn sleep(&self, until: Option<Instant>) {
         const LONGEST: Duration = Duration::from_secs(1);
-        let left = until.map_or(LONGEST, |until| until.saturating_duration_since(Instant::now()));
+        let left = until.map_or(LONGEST, |until| {
+            until.saturating_duration_since(Instant::now())
+        });
         self.wait(left.min(LONGEST));
     }
 

@@ -42,7 +42,9 @@ impl Group {
                 continue;
             }
             let free = |direction: (Rank, Direction)| {
-                earlier.iter().all(|operation| operation.execution.has_left(direction))
+                earlier
+                    .iter()
+                    .all(|operation| operation.execution.has_left(direction))
             };
             match operation.execution.advance(&mut core.links, &free) {
                 Ok(any) => moved |= any,
@@ -64,7 +66,12 @@ impl Group {
             }
         }
         if core.matching.is_busy() {
-            let Core { matching, links, finished, .. } = core;
+            let Core {
+                matching,
+                links,
+                finished,
+                ..
+            } = core;
             match matching.advance(links, finished) {
                 Ok(any) => moved |= any,
                 Err(error) => {
@@ -81,7 +88,11 @@ impl Group {
 
     fn read(&self, core: &mut Core, mail: Mail) {
         match mail {
-            Mail::Established { lane, peer, mut link } => {
+            Mail::Established {
+                lane,
+                peer,
+                mut link,
+            } => {
                 if let Some(notice) = self.notice() {
                     link.send_abort(notice);
                 }
@@ -97,7 +108,9 @@ impl Group {
             Mail::Awaited { lane, peer } => {
                 let slot = core.links.slot(lane, peer);
                 if matches!(slot, Slot::Opening { .. }) {
-                    *slot = Slot::Opening { awaited: Some(Instant::now()) };
+                    *slot = Slot::Opening {
+                        awaited: Some(Instant::now()),
+                    };
                 }
             }
             Mail::Failed { lane, peer, error } => {
@@ -115,7 +128,9 @@ impl Group {
         let stale = |since: &Instant| since.elapsed() > PEER_CONNECTS_WITHIN;
         let needed = match slot {
             Slot::Closed => true,
-            Slot::Opening { awaited: Some(since) } => stale(since),
+            Slot::Opening {
+                awaited: Some(since),
+            } => stale(since),
             _ => false,
         };
         if !needed || peer == self.rank {
@@ -268,19 +283,30 @@ impl Group {
     /// What everything under way waits for, in words.
     pub(super) fn describe_waits(&self, core: &Core) -> String {
         let mut waits = Vec::new();
-        visit_waits(core, |name, Waiting { peer, direction, bytes, of }| {
-            let (verb, preposition) = match direction {
-                Direction::Send => ("sent", "to"),
-                Direction::Receive => ("received", "from"),
-            };
-            waits.push(format!(
-                "{} has {verb} {bytes} of {of} bytes {preposition} {}",
-                name(),
-                self.name_of(peer)
-            ));
-        });
+        visit_waits(
+            core,
+            |name,
+             Waiting {
+                 peer,
+                 direction,
+                 bytes,
+                 of,
+             }| {
+                let (verb, preposition) = match direction {
+                    Direction::Send => ("sent", "to"),
+                    Direction::Receive => ("received", "from"),
+                };
+                waits.push(format!(
+                    "{} has {verb} {bytes} of {of} bytes {preposition} {}",
+                    name(),
+                    self.name_of(peer)
+                ));
+            },
+        );
         for pending in core.matching.pending() {
-            let peer = pending.peer.map_or_else(|| "any rank".to_owned(), |r| self.name_of(r));
+            let peer = pending
+                .peer
+                .map_or_else(|| "any rank".to_owned(), |r| self.name_of(r));
             waits.push(format!(
                 "{} waits for {peer} ({} bytes)",
                 pending.work.name(),
@@ -293,7 +319,11 @@ impl Group {
         if more > 0 {
             text.push_str(&format!("; and {more} more"));
         }
-        if text.is_empty() { "nothing is under way".into() } else { text }
+        if text.is_empty() {
+            "nothing is under way".into()
+        } else {
+            text
+        }
     }
 
     /// Announces on the links that matter that this thread is about to sleep, and moves `until` forward to the next
@@ -303,7 +333,9 @@ impl Group {
             open.interest = Interest::default();
         }
         let mut wanted = Vec::new();
-        visit_waits(core, |_, waiting| wanted.push((waiting.peer, waiting.direction)));
+        visit_waits(core, |_, waiting| {
+            wanted.push((waiting.peer, waiting.direction))
+        });
         for (peer, direction) in wanted {
             if let Some(open) = core.links.open(Lane::Collective, peer) {
                 match direction {
@@ -316,11 +348,17 @@ impl Group {
             for peer in 0..self.world {
                 let writable = core.matching.has_outgoing(peer);
                 if let Some(open) = core.links.open(Lane::PointToPoint, peer) {
-                    open.interest = Interest { readable: true, writable };
+                    open.interest = Interest {
+                        readable: true,
+                        writable,
+                    };
                 }
             }
         }
-        let deadlines = core.operations.iter().filter_map(|operation| operation.work.deadline);
+        let deadlines = core
+            .operations
+            .iter()
+            .filter_map(|operation| operation.work.deadline);
         let pending = core.matching.pending();
         for deadline in deadlines.chain(pending.iter().filter_map(|p| p.work.deadline)) {
             *until = Some(until.map_or(deadline, |until| until.min(deadline)));
@@ -355,7 +393,10 @@ impl Group {
 fn has_left(links: &mut LinkTable, peer: Rank) -> bool {
     matches!(
         links.open(Lane::PointToPoint, peer),
-        Some(OpenLink { ended: Some(PeerState::Left), .. })
+        Some(OpenLink {
+            ended: Some(PeerState::Left),
+            ..
+        })
     )
 }
 
@@ -367,9 +408,13 @@ fn visit_waits(core: &Core, mut visit: impl FnMut(&dyn Fn() -> String, Waiting))
         }
         let earlier = &core.operations[..index];
         let free = |direction: (Rank, Direction)| {
-            earlier.iter().all(|operation| operation.execution.has_left(direction))
+            earlier
+                .iter()
+                .all(|operation| operation.execution.has_left(direction))
         };
         let name = || operation.work.name();
-        operation.execution.waiting(&free, |waiting| visit(&name, waiting));
+        operation
+            .execution
+            .waiting(&free, |waiting| visit(&name, waiting));
     }
 }

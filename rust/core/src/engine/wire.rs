@@ -150,12 +150,26 @@ mod tests {
 
     #[test]
     fn a_difference_names_both_ranks_and_the_field() {
-        let theirs = Fingerprint { dtype: DataType::Float64 as u8, ..sample() };
+        let theirs = Fingerprint {
+            dtype: DataType::Float64 as u8,
+            ..sample()
+        };
         let error = sample().mismatch(&theirs, 0, 3);
         assert_eq!(error.code, Code::Mismatch);
         assert_eq!(error.peer, Some(3));
-        for part in ["dtype", "rank 0", "rank 3", "float32", "float64", "all_reduce #5"] {
-            assert!(error.message.contains(part), "{part} is missing in: {}", error.message);
+        for part in [
+            "dtype",
+            "rank 0",
+            "rank 3",
+            "float32",
+            "float64",
+            "all_reduce #5",
+        ] {
+            assert!(
+                error.message.contains(part),
+                "{part} is missing in: {}",
+                error.message
+            );
         }
     }
 }

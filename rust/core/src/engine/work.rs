@@ -35,8 +35,11 @@ impl WorkState {
         completion: Option<Completion>,
     ) -> Self {
         let started = Instant::now();
-        let deadline =
-            if timeout.is_zero() { None } else { started.checked_add(timeout) };
+        let deadline = if timeout.is_zero() {
+            None
+        } else {
+            started.checked_add(timeout)
+        };
         Self {
             collective,
             sequence,
@@ -59,10 +62,17 @@ impl WorkState {
             Some(_) => error,
             None => error.with_operation(self.name()),
         });
-        if self.result.set((result.clone(), self.started.elapsed())).is_err() {
+        if self
+            .result
+            .set((result.clone(), self.started.elapsed()))
+            .is_err()
+        {
             return None;
         }
-        self.completion.lock().take().map(|completion| (completion, result))
+        self.completion
+            .lock()
+            .take()
+            .map(|completion| (completion, result))
     }
 
     pub(crate) fn result(&self) -> Option<&Result<()>> {
@@ -87,6 +97,9 @@ impl WorkState {
 
 impl fmt::Debug for WorkState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Work").field("name", &self.name()).field("result", &self.result()).finish()
+        f.debug_struct("Work")
+            .field("name", &self.name())
+            .field("result", &self.result())
+            .finish()
     }
 }

@@ -17,7 +17,10 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { operations: VecDeque::with_capacity(capacity), capacity }
+        Self {
+            operations: VecDeque::with_capacity(capacity),
+            capacity,
+        }
     }
 
     pub(crate) fn record(&mut self, work: &Arc<WorkState>) {

@@ -60,9 +60,9 @@ pub(super) fn all_gather(shape: &Shape) -> Plan {
     steps.done()
 }
 
-/// `travelling` block i is the one that is i places from where it must go; first those of this rank, at last those
-/// for this rank. Round j packs the blocks with bit j in i, which lie in runs of 2^j, sends them 2^j places on
-/// and puts those that arrive in their stead.
+/// `travelling(i)` is the block that is i places from where it must go: at first this rank's block for rank + i, at
+/// last the one from rank - i. The round at distance d packs the blocks with the bit d in i, which lie in runs of d,
+/// sends them d places on and puts those that arrive in their stead.
 pub(super) fn all_to_all(shape: &Shape) -> Plan {
     let mut steps = Steps::default();
     let (world, block) = (shape.world, shape.count());
@@ -70,7 +70,8 @@ pub(super) fn all_to_all(shape: &Shape) -> Plan {
         |span: Span, first: usize, len: usize| span.part(first * block..(first + len) * block);
     let input = Span::new(Buffer::Input, 0, world * block);
     let output = Span::new(Buffer::Output, 0, world * block);
-    let travelling = steps.scratch(world * block);
+    let memory = steps.scratch((world - 1) * block);
+    let travelling = |first: usize, len: usize| blocks(memory, first - 1, len);
     // At most this many of the numbers below `world` have any one bit.
     let most = distances(world)
         .map(|distance| runs(world, distance).map(|(_, len)| len).sum())
@@ -79,38 +80,31 @@ pub(super) fn all_to_all(shape: &Shape) -> Plan {
     let sent = steps.scratch(most * block);
     let received = steps.scratch(most * block);
 
-    steps.copy(blocks(input, shape.rank, 1), blocks(output, shape.rank, 1));
-    // Block i is for rank + i: the input from this rank's own block on, then around.
-    let tail = world - shape.rank;
-    steps.copy(blocks(input, shape.rank, tail), blocks(travelling, 0, tail));
+    // From the next rank's block on, then around.
+    let tail = world - 1 - shape.rank;
+    steps.copy(blocks(input, shape.rank + 1, tail), travelling(1, tail));
     steps.copy(
         blocks(input, 0, shape.rank),
-        blocks(travelling, tail, shape.rank),
+        travelling(1 + tail, shape.rank),
     );
     for distance in distances(world) {
         let mut packed = 0;
         for (first, len) in runs(world, distance) {
-            steps.copy(blocks(travelling, first, len), blocks(sent, packed, len));
+            steps.copy(travelling(first, len), blocks(sent, packed, len));
             packed += len;
         }
+        let arriving = blocks(received, 0, packed);
         steps.send(shape.after(distance), blocks(sent, 0, packed));
-        steps.recv(
-            shape.before(distance),
-            blocks(received, 0, packed),
-            Wire::Partial,
-        );
+        steps.recv(shape.before(distance), arriving, Wire::Partial);
         let mut unpacked = 0;
         for (first, len) in runs(world, distance) {
-            steps.copy(
-                blocks(received, unpacked, len),
-                blocks(travelling, first, len),
-            );
+            steps.copy(blocks(received, unpacked, len), travelling(first, len));
             unpacked += len;
         }
     }
-    // Block i has come i places: it is from rank - i.
+    steps.copy(blocks(input, shape.rank, 1), blocks(output, shape.rank, 1));
     for i in 1..world {
-        steps.copy(blocks(travelling, i, 1), blocks(output, shape.before(i), 1));
+        steps.copy(travelling(i, 1), blocks(output, shape.before(i), 1));
     }
     steps.done()
 }

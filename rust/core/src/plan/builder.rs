@@ -100,6 +100,14 @@ impl Span {
     }
 }
 
+impl Span {
+    /// The `index`-th piece of `chunk` elements, shorter at the end of the span and empty past it.
+    pub(super) fn piece(&self, index: usize, chunk: usize) -> Span {
+        let start = self.len.min(index * chunk);
+        self.part(start..self.len.min(start + chunk))
+    }
+}
+
 /// Consecutive blocks of a span, by their boundaries.
 pub(super) struct Blocks {
     bounds: Vec<usize>,

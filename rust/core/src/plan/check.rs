@@ -18,10 +18,17 @@
 //! the same, because that argument is about [`Step::must_follow`], which is under test too. For the same reason a
 //! plan that completes within a window completes in any larger one and over links that do hold something.
 
-use std::collections::HashMap;
+mod contract;
+mod expression;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
 use std::fmt::Write as _;
 
-use super::{Buffer, Counts, Plan, Shape, Span, Step, Wire};
+use self::contract::{Want, expected, initial};
+use self::expression::{Expressions, Id, Kind, UNINITIALISED, everybody, ranks};
+use super::{Buffer, Plan, Shape, Span, Step, Wire};
 use crate::types::{Collective, Rank};
 
 /// The largest world that [`verify`] takes: contributors are bits of a `u128`.
@@ -36,6 +43,8 @@ pub struct Report {
     pub sent: Vec<usize>,
     /// Elements received.
     pub received: Vec<usize>,
+    /// Whether every result is `((x0 op x1) op x2) op ...`, in the order of the ranks.
+    pub in_rank_order: bool,
 }
 
 /// In which order transfers and local steps that can happen do happen.
@@ -89,128 +98,6 @@ pub fn verify(plans: &[Plan], shapes: &[Shape], window: usize) -> Result<Report,
     Ok(report.unwrap_or_default())
 }
 
-/// The number of an expression; 0 stands for "not initialised".
-type Id = u32;
-const UNINITIALISED: Id = 0;
-
-#[derive(Clone, Copy)]
-struct Expression {
-    /// The element of the reduction that it is about; for contributions, its place in the rank's input.
-    element: usize,
-    /// The ranks whose contributions are in it.
-    contributors: u128,
-    kind: Kind,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Contribution,
-    Sum,
-    Finished,
-}
-
-/// All expressions of a run, each once.
-struct Expressions {
-    all: Vec<Expression>,
-    contributions: HashMap<(Rank, usize), Id>,
-    sums: HashMap<(Id, Id), Id>,
-    finished: HashMap<Id, Id>,
-}
-
-impl Expressions {
-    fn new() -> Self {
-        let nothing = Expression {
-            element: 0,
-            contributors: 0,
-            kind: Kind::Contribution,
-        };
-        Self {
-            all: vec![nothing],
-            contributions: HashMap::new(),
-            sums: HashMap::new(),
-            finished: HashMap::new(),
-        }
-    }
-
-    fn get(&self, id: Id) -> Expression {
-        self.all[id as usize]
-    }
-
-    fn push(all: &mut Vec<Expression>, expression: Expression) -> Id {
-        all.push(expression);
-        Id::try_from(all.len() - 1).expect("fewer than 2^32 expressions")
-    }
-
-    fn contribution(&mut self, rank: Rank, element: usize) -> Id {
-        let all = &mut self.all;
-        *self
-            .contributions
-            .entry((rank, element))
-            .or_insert_with(|| {
-                let expression = Expression {
-                    element,
-                    contributors: 1 << rank,
-                    kind: Kind::Contribution,
-                };
-                Self::push(all, expression)
-            })
-    }
-
-    fn sum(&mut self, left: Id, right: Id) -> Result<Id, String> {
-        let (l, r) = (self.get(left), self.get(right));
-        if l.kind == Kind::Finished || r.kind == Kind::Finished {
-            return Err("reduces a sum that is finished already".into());
-        }
-        if l.element != r.element {
-            return Err(format!(
-                "reduces element {} with element {}",
-                l.element, r.element
-            ));
-        }
-        if l.contributors & r.contributors != 0 {
-            return Err(format!(
-                "reduces the contributions of ranks {:?} twice",
-                ranks(l.contributors & r.contributors)
-            ));
-        }
-        let all = &mut self.all;
-        Ok(*self.sums.entry((left, right)).or_insert_with(|| {
-            let expression = Expression {
-                element: l.element,
-                contributors: l.contributors | r.contributors,
-                kind: Kind::Sum,
-            };
-            Self::push(all, expression)
-        }))
-    }
-
-    fn finish(&mut self, sum: Id, everybody: u128) -> Result<Id, String> {
-        let expression = self.get(sum);
-        if expression.kind == Kind::Finished {
-            return Err(format!("finishes element {} twice", expression.element));
-        }
-        if expression.contributors != everybody {
-            return Err(format!(
-                "finishes element {} without the contributions of ranks {:?}",
-                expression.element,
-                ranks(everybody & !expression.contributors)
-            ));
-        }
-        let all = &mut self.all;
-        Ok(*self.finished.entry(sum).or_insert_with(|| {
-            let expression = Expression {
-                kind: Kind::Finished,
-                ..expression
-            };
-            Self::push(all, expression)
-        }))
-    }
-}
-
-fn ranks(set: u128) -> Vec<Rank> {
-    (0..MAX_WORLD).filter(|rank| set >> rank & 1 == 1).collect()
-}
-
 /// One rank's buffers and progress.
 struct RankState {
     input: Vec<Id>,
@@ -255,7 +142,7 @@ struct Run<'a> {
     /// By sender * world + receiver.
     sending: Vec<Option<Side>>,
     receiving: Vec<Option<Side>>,
-    possible: std::collections::VecDeque<Event>,
+    possible: VecDeque<Event>,
     report: Report,
 }
 
@@ -287,11 +174,12 @@ impl<'a> Run<'a> {
             ranks,
             sending: vec![None; world * world],
             receiving: vec![None; world * world],
-            possible: std::collections::VecDeque::new(),
+            possible: VecDeque::new(),
             report: Report {
                 messages: vec![0; world],
                 sent: vec![0; world],
                 received: vec![0; world],
+                in_rank_order: true,
             },
         }
     }
@@ -580,6 +468,7 @@ impl<'a> Run<'a> {
                     Want::Exactly(_) => "is not the element that belongs there".to_string(),
                     Want::SumOf(element) => {
                         let sum = self.expressions.get(got);
+                        self.report.in_rank_order &= sum.in_rank_order;
                         if sum.kind != Kind::Finished {
                             "is not a finished sum".to_string()
                         } else if sum.element != element {
@@ -608,137 +497,5 @@ fn same_length(src: usize, dst: usize) -> Result<(), String> {
         Ok(())
     } else {
         Err(format!("puts {src} elements where {dst} are expected"))
-    }
-}
-
-fn everybody(world: usize) -> u128 {
-    u128::MAX >> (MAX_WORLD - world)
-}
-
-/// The count of `rank`, as `shape` knows it.
-fn count_of(shape: &Shape, rank: Rank) -> usize {
-    match shape.counts {
-        Counts::Even(count) => count,
-        Counts::PerRank(counts) => counts[rank],
-        Counts::PerPair { .. } => unreachable!("only all_to_all has counts per pair"),
-    }
-}
-
-fn total(shape: &Shape) -> usize {
-    (0..shape.world).map(|rank| count_of(shape, rank)).sum()
-}
-
-fn before(shape: &Shape, rank: Rank) -> usize {
-    (0..rank).map(|rank| count_of(shape, rank)).sum()
-}
-
-/// To each rank, and from each rank.
-fn pair_counts(shape: &Shape) -> (Vec<usize>, Vec<usize>) {
-    match shape.counts {
-        Counts::PerPair { send, recv } => (send.to_vec(), recv.to_vec()),
-        _ => {
-            let counts: Vec<usize> = (0..shape.world).map(|rank| count_of(shape, rank)).collect();
-            (counts.clone(), counts)
-        }
-    }
-}
-
-/// The input and output of a rank before the first step.
-fn initial(shape: &Shape, expressions: &mut Expressions) -> (Vec<Id>, Vec<Id>) {
-    let rank = shape.rank;
-    let is_root = rank == shape.root;
-    let (input, output) = match shape.collective {
-        Collective::AllReduce => (count_of(shape, rank), count_of(shape, rank)),
-        Collective::Reduce => {
-            let count = count_of(shape, rank);
-            let has_output = is_root || shape.in_place;
-            (count, if has_output { count } else { 0 })
-        }
-        Collective::Broadcast => (0, count_of(shape, rank)),
-        Collective::AllGather => (count_of(shape, rank), total(shape)),
-        Collective::ReduceScatter => (total(shape), count_of(shape, rank)),
-        Collective::Gather => (
-            count_of(shape, rank),
-            if is_root { total(shape) } else { 0 },
-        ),
-        Collective::Scatter => (
-            if is_root { total(shape) } else { 0 },
-            count_of(shape, rank),
-        ),
-        Collective::AllToAll => {
-            let (sent, received) = pair_counts(shape);
-            (sent.iter().sum(), received.iter().sum())
-        }
-        Collective::Barrier | Collective::Send | Collective::Recv => (0, 0),
-    };
-    let own: Vec<Id> = (0..input)
-        .map(|element| expressions.contribution(rank, element))
-        .collect();
-    let mut outputs = vec![UNINITIALISED; output];
-    match shape.collective {
-        Collective::Broadcast if is_root => {
-            for (element, id) in outputs.iter_mut().enumerate() {
-                *id = expressions.contribution(rank, element);
-            }
-            (own, outputs)
-        }
-        Collective::AllGather if shape.in_place => {
-            let first = before(shape, rank);
-            outputs[first..first + own.len()].copy_from_slice(&own);
-            (Vec::new(), outputs)
-        }
-        Collective::AllReduce | Collective::Reduce if shape.in_place => (Vec::new(), own),
-        _ => (own, outputs),
-    }
-}
-
-/// What an output element must be at the end.
-enum Want {
-    Exactly(Id),
-    SumOf(usize),
-}
-
-/// What the output of a rank must be at the end.
-fn expected(shapes: &[Shape], rank: Rank, expressions: &mut Expressions) -> Vec<Want> {
-    let shape = &shapes[rank];
-    let mut block = |of: Rank, first: usize, len: usize| -> Vec<Want> {
-        (first..first + len)
-            .map(|element| Want::Exactly(expressions.contribution(of, element)))
-            .collect()
-    };
-    let everybodys_blocks = |block: &mut dyn FnMut(Rank, usize, usize) -> Vec<Want>| {
-        (0..shape.world)
-            .flat_map(|of| block(of, 0, count_of(shape, of)))
-            .collect()
-    };
-    match shape.collective {
-        Collective::AllReduce => (0..count_of(shape, rank)).map(Want::SumOf).collect(),
-        Collective::Reduce if rank == shape.root => {
-            (0..count_of(shape, rank)).map(Want::SumOf).collect()
-        }
-        // Whoever is not the root keeps what they have.
-        Collective::Reduce if shape.in_place => block(rank, 0, count_of(shape, rank)),
-        Collective::Reduce => Vec::new(),
-        Collective::Broadcast => block(shape.root, 0, count_of(shape, rank)),
-        Collective::AllGather => everybodys_blocks(&mut block),
-        Collective::Gather if rank == shape.root => everybodys_blocks(&mut block),
-        Collective::Gather => Vec::new(),
-        Collective::ReduceScatter => {
-            let first = before(shape, rank);
-            (first..first + count_of(shape, rank))
-                .map(Want::SumOf)
-                .collect()
-        }
-        Collective::Scatter => {
-            let first = before(&shapes[shape.root], rank);
-            block(shape.root, first, count_of(shape, rank))
-        }
-        Collective::AllToAll => (0..shape.world)
-            .flat_map(|of| {
-                let (sent, _) = pair_counts(&shapes[of]);
-                block(of, sent[..rank].iter().sum(), sent[rank])
-            })
-            .collect(),
-        Collective::Barrier | Collective::Send | Collective::Recv => Vec::new(),
     }
 }

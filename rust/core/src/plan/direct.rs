@@ -55,33 +55,57 @@ pub(super) fn alone(shape: &Shape) -> Plan {
     steps.done()
 }
 
-/// Folds what every rank sends this one into `sum`, in rank order, and sends every other rank what `outgoing`
-/// says. `own` is this rank's contribution to its own sum.
+/// One rank's part in a direct reduction.
+struct Folding {
+    /// What this rank contributes to its own result.
+    own: Span,
+    /// Where the result goes.
+    result: Span,
+    /// Whether the sum can grow where the result goes.
+    grows_in_result: bool,
+    /// The longest result of any rank: how far everybody's pieces go.
+    longest: usize,
+    /// Pieces of this many elements, so that a sum stays in the cache while all contributions are folded into it.
+    chunk: usize,
+}
+
+/// Folds what every rank sends this one, in rank order, and sends every other rank what `outgoing` says.
 fn fold_in_rank_order(
     steps: &mut Steps,
     shape: &Shape,
-    own: Span,
-    sum: Span,
+    folding: &Folding,
     outgoing: impl Fn(Rank) -> Option<Span>,
 ) {
-    for peer in 0..shape.world {
-        if peer == shape.rank {
-            if peer == 0 {
-                // Skipped by `copy` when the sum starts where this rank's contribution lies.
-                steps.copy(own, sum);
-            } else {
-                steps.reduce(own, sum);
+    let chunk = folding.chunk;
+    let sums = (!folding.grows_in_result)
+        .then(|| [(); 2].map(|()| steps.scratch(chunk.min(folding.result.len))));
+    for index in 0..folding.longest.div_ceil(chunk) {
+        let own = folding.own.piece(index, chunk);
+        let result = folding.result.piece(index, chunk);
+        let sum = match &sums {
+            None => result,
+            Some(sums) => sums[index % 2].part(0..result.len),
+        };
+        for peer in 0..shape.world {
+            if peer == shape.rank {
+                if peer == 0 {
+                    // Left out when the sum starts where this rank's contribution lies.
+                    steps.copy(own, sum);
+                } else {
+                    steps.reduce(own, sum);
+                }
+                continue;
             }
-            continue;
+            if let Some(span) = outgoing(peer) {
+                steps.send(peer, span.piece(index, chunk));
+            }
+            if peer == 0 {
+                steps.recv(peer, sum, Wire::Element);
+            } else {
+                steps.fold(peer, sum, Wire::Element);
+            }
         }
-        if let Some(part) = outgoing(peer) {
-            steps.send(peer, part);
-        }
-        if peer == 0 {
-            steps.recv(peer, sum, Wire::Element);
-        } else {
-            steps.fold(peer, sum, Wire::Element);
-        }
+        steps.finish(sum, result);
     }
 }
 
@@ -89,47 +113,48 @@ fn fold_in_rank_order(
 ///
 /// In place the output cannot be the sum, because it is still being sent when the first peer's elements arrive;
 /// rank 0 of two ranks can wait for its one send instead.
-pub(super) fn all_reduce(shape: &Shape) -> Plan {
+pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::default();
-    let (own, output) = (shape.contribution(), shape.output());
+    let (own, result) = (shape.contribution(), shape.output());
     let overwrites_own = shape.in_place && (shape.rank, shape.world) != (0, 2);
-    let sum = if shape.widen || overwrites_own {
-        steps.scratch(output.len)
-    } else {
-        output
+    let folding = Folding {
+        own,
+        result,
+        grows_in_result: !shape.widen && !overwrites_own,
+        longest: result.len,
+        chunk,
     };
-    fold_in_rank_order(&mut steps, shape, own, sum, |_| Some(own));
-    steps.finish(sum, output);
+    fold_in_rank_order(&mut steps, shape, &folding, |_| Some(own));
     steps.done()
 }
 
 /// First shot: rank r folds slice r of everybody. Second shot: everybody sends their slice to all.
-pub(super) fn all_reduce_two_shot(shape: &Shape) -> Plan {
+pub(super) fn all_reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::default();
     let slices = Blocks::split(shape.count(), shape.world);
     let result = shape.output().part(slices.range(shape.rank));
-    fold_slice(&mut steps, shape, &slices, Some(result));
+    fold_slice(&mut steps, shape, &slices, result, chunk);
     share_blocks(&mut steps, shape, &slices, result);
     steps.done()
 }
 
-/// Folds this rank's slice of everybody's contribution, in rank order, and finishes it in `result`, or in
-/// `Scratch` where there is no output to put it. Returns where it is.
-fn fold_slice(steps: &mut Steps, shape: &Shape, slices: &Blocks, result: Option<Span>) -> Span {
+/// Folds this rank's slice of everybody's contribution into `result`.
+fn fold_slice(steps: &mut Steps, shape: &Shape, slices: &Blocks, result: Span, chunk: usize) {
     let contribution = shape.contribution();
     let own = contribution.part(slices.range(shape.rank));
     // Folding starts with rank 0's elements, which must not overwrite one's own before their turn.
-    let overwrites_own = result == Some(own) && shape.rank != 0;
-    let sum = match result {
-        Some(result) if !shape.widen && !overwrites_own => result,
-        _ => steps.scratch(own.len),
+    let overwrites_own = result == own && shape.rank != 0;
+    let must_widen = shape.widen && result.buffer != Buffer::Scratch;
+    let folding = Folding {
+        own,
+        result,
+        grows_in_result: !must_widen && !overwrites_own,
+        longest: slices.longest(),
+        chunk,
     };
-    fold_in_rank_order(steps, shape, own, sum, |peer| {
+    fold_in_rank_order(steps, shape, &folding, |peer| {
         Some(contribution.part(slices.range(peer)))
     });
-    let result = result.unwrap_or(sum);
-    steps.finish(sum, result);
-    result
 }
 
 /// Sends `own`, this rank's block, to all others, and receives theirs into `Output`.
@@ -143,39 +168,44 @@ fn share_blocks(steps: &mut Steps, shape: &Shape, blocks: &Blocks, own: Span) {
 }
 
 /// Everybody sends all they have to the root, which folds it in rank order.
-pub(super) fn reduce(shape: &Shape) -> Plan {
+pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::default();
-    let (own, output) = (shape.contribution(), shape.output());
+    let (own, result) = (shape.contribution(), shape.output());
     if shape.rank != shape.root {
-        steps.send(shape.root, own);
+        for index in 0..own.len.div_ceil(chunk) {
+            steps.send(shape.root, own.piece(index, chunk));
+        }
         return steps.done();
     }
     let overwrites_own = shape.in_place && shape.rank != 0;
-    let sum = if shape.widen || overwrites_own {
-        steps.scratch(output.len)
-    } else {
-        output
+    let folding = Folding {
+        own,
+        result,
+        grows_in_result: !shape.widen && !overwrites_own,
+        longest: result.len,
+        chunk,
     };
-    fold_in_rank_order(&mut steps, shape, own, sum, |_| None);
-    steps.finish(sum, output);
+    fold_in_rank_order(&mut steps, shape, &folding, |_| None);
     steps.done()
 }
 
 /// First shot: rank r folds slice r of everybody. Second shot: everybody sends their slice to the root.
-pub(super) fn reduce_two_shot(shape: &Shape) -> Plan {
+pub(super) fn reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::default();
     let slices = Blocks::split(shape.count(), shape.world);
     let own_slice = slices.range(shape.rank);
     if shape.rank != shape.root {
-        let sum = fold_slice(&mut steps, shape, &slices, None);
-        steps.send(shape.root, sum);
+        let result = steps.scratch(own_slice.len());
+        fold_slice(&mut steps, shape, &slices, result, chunk);
+        steps.send(shape.root, result);
         return steps.done();
     }
     let result = shape.output().part(own_slice);
-    fold_slice(&mut steps, shape, &slices, Some(result));
+    fold_slice(&mut steps, shape, &slices, result, chunk);
     for distance in 1..shape.world {
         let from = shape.after(distance);
-        steps.recv(from, shape.output().part(slices.range(from)), Wire::Partial);
+        let slice = shape.output().part(slices.range(from));
+        steps.recv(from, slice, Wire::Partial);
     }
     steps.done()
 }
@@ -239,21 +269,21 @@ pub(super) fn own_block(steps: &mut Steps, shape: &Shape, blocks: &Blocks) -> Sp
 }
 
 /// Rank r folds block r of everybody, in rank order.
-pub(super) fn reduce_scatter(shape: &Shape) -> Plan {
+pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::default();
     let blocks = Blocks::of_shape(shape);
     let input = Span::new(Buffer::Input, 0, blocks.total());
     let own = input.part(blocks.range(shape.rank));
-    let output = Span::new(Buffer::Output, 0, own.len);
-    let sum = if shape.widen {
-        steps.scratch(own.len)
-    } else {
-        output
+    let folding = Folding {
+        own,
+        result: Span::new(Buffer::Output, 0, own.len),
+        grows_in_result: !shape.widen,
+        longest: blocks.longest(),
+        chunk,
     };
-    fold_in_rank_order(&mut steps, shape, own, sum, |peer| {
+    fold_in_rank_order(&mut steps, shape, &folding, |peer| {
         Some(input.part(blocks.range(peer)))
     });
-    steps.finish(sum, output);
     steps.done()
 }
 

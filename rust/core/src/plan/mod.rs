@@ -304,9 +304,9 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// The longest piece, in elements, that is received as a whole before it is forwarded, where an algorithm
-/// forwards one stream along a path (tree, chain). Long enough to hide a message's latency, short enough to be
-/// still in the cache when it is sent on.
+/// The longest piece, in elements, that is worked on as a whole where an algorithm forwards what it receives (tree,
+/// ring) or folds several contributions into one sum (direct). Long enough to hide a message's latency, short
+/// enough to be still in the cache when its turn comes again.
 pub const DEFAULT_CHUNK: usize = 32 * 1024;
 
 /// Whether `algorithm` can serve `shape`. False for every algorithm when the shape itself is malformed.
@@ -356,7 +356,8 @@ pub fn build(algorithm: Algorithm, shape: &Shape) -> Option<Plan> {
     build_chunked(algorithm, shape, DEFAULT_CHUNK)
 }
 
-/// [`build`], with pieces of at most `chunk` elements where the algorithm pipelines.
+/// [`build`], with pieces of at most `chunk` elements where the algorithm works in pieces. Must be equal on all
+/// ranks.
 pub fn build_chunked(algorithm: Algorithm, shape: &Shape, chunk: usize) -> Option<Plan> {
     if !applicable(algorithm, shape) {
         return None;
@@ -366,26 +367,26 @@ pub fn build_chunked(algorithm: Algorithm, shape: &Shape, chunk: usize) -> Optio
     }
     let chunk = chunk.max(1);
     Some(match (shape.collective, algorithm) {
-        (Collective::AllReduce, Algorithm::Direct) => direct::all_reduce(shape),
-        (Collective::AllReduce, Algorithm::TwoShot) => direct::all_reduce_two_shot(shape),
-        (Collective::AllReduce, Algorithm::Ring) => ring::all_reduce(shape),
+        (Collective::AllReduce, Algorithm::Direct) => direct::all_reduce(shape, chunk),
+        (Collective::AllReduce, Algorithm::TwoShot) => direct::all_reduce_two_shot(shape, chunk),
+        (Collective::AllReduce, Algorithm::Ring) => ring::all_reduce(shape, chunk),
         (Collective::AllReduce, Algorithm::Tree) => tree::all_reduce(shape, chunk),
         (Collective::AllReduce, Algorithm::RecursiveDoubling) => doubling::all_reduce(shape),
         (Collective::AllReduce, Algorithm::Halving) => halving::all_reduce(shape),
-        (Collective::Reduce, Algorithm::Direct) => direct::reduce(shape),
-        (Collective::Reduce, Algorithm::TwoShot) => direct::reduce_two_shot(shape),
-        (Collective::Reduce, Algorithm::Ring) => ring::reduce(shape),
+        (Collective::Reduce, Algorithm::Direct) => direct::reduce(shape, chunk),
+        (Collective::Reduce, Algorithm::TwoShot) => direct::reduce_two_shot(shape, chunk),
+        (Collective::Reduce, Algorithm::Ring) => ring::reduce(shape, chunk),
         (Collective::Reduce, Algorithm::Tree) => tree::reduce(shape, chunk),
         (Collective::Broadcast, Algorithm::Direct) => direct::broadcast(shape),
         (Collective::Broadcast, Algorithm::TwoShot) => direct::broadcast_two_shot(shape),
         (Collective::Broadcast, Algorithm::Ring) => ring::broadcast(shape, chunk),
         (Collective::Broadcast, Algorithm::Tree) => tree::broadcast(shape, chunk),
         (Collective::AllGather, Algorithm::Direct) => direct::all_gather(shape),
-        (Collective::AllGather, Algorithm::Ring) => ring::all_gather(shape),
+        (Collective::AllGather, Algorithm::Ring) => ring::all_gather(shape, chunk),
         (Collective::AllGather, Algorithm::Bruck) => bruck::all_gather(shape),
         (Collective::AllGather, Algorithm::RecursiveDoubling) => doubling::all_gather(shape),
-        (Collective::ReduceScatter, Algorithm::Direct) => direct::reduce_scatter(shape),
-        (Collective::ReduceScatter, Algorithm::Ring) => ring::reduce_scatter(shape),
+        (Collective::ReduceScatter, Algorithm::Direct) => direct::reduce_scatter(shape, chunk),
+        (Collective::ReduceScatter, Algorithm::Ring) => ring::reduce_scatter(shape, chunk),
         (Collective::ReduceScatter, Algorithm::Halving) => halving::reduce_scatter(shape),
         (Collective::Gather, Algorithm::Direct) => direct::gather(shape),
         (Collective::Gather, Algorithm::Tree) => tree::gather(shape),

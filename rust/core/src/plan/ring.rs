@@ -13,6 +13,9 @@
 //! elements per phase, which no algorithm can beat (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
 //! for clusters of workstations", 2009), and every rank talks to two neighbours only; but there are n-1 rounds.
 //!
+//! Blocks go in pieces, so that a piece is sent on while the next one arrives, and one's own contribution is still in
+//! the cache when the piece it is added to comes.
+//!
 //! A block is completed by one rank, in one order, so all ranks get the same bits.
 
 use super::builder::{Blocks, Steps, wire_from};
@@ -51,13 +54,16 @@ impl Accumulator {
     }
 }
 
-/// The reducing half. `contribution` holds all blocks; returns where this rank's block is complete.
+/// The reducing half. `contribution` holds all blocks. This rank's block ends, finished, in `result`, or where it was
+/// summed up when there is no output for it; returns where it is.
 fn reduce_blocks(
     steps: &mut Steps,
     shape: &Shape,
     blocks: &Blocks,
     contribution: Span,
     accumulator: &Accumulator,
+    result: Option<Span>,
+    chunk: usize,
 ) -> Span {
     let (left, right) = (shape.before(1), shape.after(1));
     let rounds = shape.world - 1;
@@ -66,84 +72,83 @@ fn reduce_blocks(
     for round in 0..rounds {
         let taken = (shape.rank + 2 * shape.world - 2 - round) % shape.world;
         let sum = accumulator.place(blocks, taken, round, round + 1 == rounds);
-        steps.copy(contribution.part(blocks.range(taken)), sum);
-        steps.send(right, given);
-        steps.fold(left, sum, wire);
+        let own = contribution.part(blocks.range(taken));
+        for index in 0..given.len.max(sum.len).div_ceil(chunk) {
+            let sum = sum.piece(index, chunk);
+            steps.copy(own.piece(index, chunk), sum);
+            steps.send(right, given.piece(index, chunk));
+            steps.fold(left, sum, wire);
+            if round + 1 == rounds {
+                let result = result.map_or(sum, |result| result.piece(index, chunk));
+                steps.finish(sum, result);
+            }
+        }
         given = sum;
         wire = match accumulator {
             Accumulator::Output => Wire::Element,
             Accumulator::Alternating { .. } => Wire::Partial,
         };
     }
-    given
+    result.unwrap_or(given)
 }
 
 /// The gathering half: `own` is this rank's block, complete; all blocks end in `Output`.
-fn share_blocks(steps: &mut Steps, shape: &Shape, blocks: &Blocks, own: Span) {
+fn share_blocks(steps: &mut Steps, shape: &Shape, blocks: &Blocks, own: Span, chunk: usize) {
     let output = Span::new(Buffer::Output, 0, blocks.total());
     let mut given = own;
     for round in 0..shape.world - 1 {
         let taken = output.part(blocks.range(shape.before(round + 1)));
-        steps.send(shape.after(1), given);
-        steps.recv(shape.before(1), taken, Wire::Element);
+        for index in 0..given.len.max(taken.len).div_ceil(chunk) {
+            steps.send(shape.after(1), given.piece(index, chunk));
+            steps.recv(shape.before(1), taken.piece(index, chunk), Wire::Element);
+        }
         given = taken;
     }
 }
 
 /// Reduce the blocks, then share them.
-pub(super) fn all_reduce(shape: &Shape) -> Plan {
+pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::default();
     let blocks = Blocks::split(shape.count(), shape.world);
+    let own = shape.contribution();
     let accumulator = if shape.widen {
         Accumulator::alternating(&mut steps, &blocks, None)
     } else {
         Accumulator::Output
     };
-    let sum = reduce_blocks(
-        &mut steps,
-        shape,
-        &blocks,
-        shape.contribution(),
-        &accumulator,
-    );
-    let own = shape.output().part(blocks.range(shape.rank));
-    steps.finish(sum, own);
-    share_blocks(&mut steps, shape, &blocks, own);
+    let result = Some(shape.output().part(blocks.range(shape.rank)));
+    let result = reduce_blocks(&mut steps, shape, &blocks, own, &accumulator, result, chunk);
+    share_blocks(&mut steps, shape, &blocks, result, chunk);
     steps.done()
 }
 
 /// Reduce the blocks.
-pub(super) fn reduce_scatter(shape: &Shape) -> Plan {
+pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::default();
     let blocks = Blocks::of_shape(shape);
-    let input = Span::new(Buffer::Input, 0, blocks.total());
+    let own = Span::new(Buffer::Input, 0, blocks.total());
     let output = Span::new(Buffer::Output, 0, blocks.range(shape.rank).len());
     let last = (!shape.widen).then_some(output);
     let accumulator = Accumulator::alternating(&mut steps, &blocks, last);
-    let sum = reduce_blocks(&mut steps, shape, &blocks, input, &accumulator);
-    steps.finish(sum, output);
+    let result = Some(output);
+    reduce_blocks(&mut steps, shape, &blocks, own, &accumulator, result, chunk);
     steps.done()
 }
 
 /// Reduce the blocks, then everybody sends theirs to the root.
-pub(super) fn reduce(shape: &Shape) -> Plan {
+pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::default();
     let blocks = Blocks::split(shape.count(), shape.world);
+    let own = shape.contribution();
     let accumulator = Accumulator::alternating(&mut steps, &blocks, None);
-    let sum = reduce_blocks(
-        &mut steps,
-        shape,
-        &blocks,
-        shape.contribution(),
-        &accumulator,
-    );
-    if shape.rank != shape.root {
-        steps.finish(sum, sum);
-        steps.send(shape.root, sum);
+    let place = |rank: Rank| shape.output().part(blocks.range(rank));
+    let is_root = shape.rank == shape.root;
+    let result = is_root.then(|| place(shape.rank));
+    let result = reduce_blocks(&mut steps, shape, &blocks, own, &accumulator, result, chunk);
+    if !is_root {
+        steps.send(shape.root, result);
         return steps.done();
     }
-    let place = |rank: Rank| shape.output().part(blocks.range(rank));
-    steps.finish(sum, place(shape.rank));
     for distance in 1..shape.world {
         let from = shape.after(distance);
         steps.recv(from, place(from), Wire::Partial);
@@ -152,12 +157,12 @@ pub(super) fn reduce(shape: &Shape) -> Plan {
 }
 
 /// Share the blocks.
-pub(super) fn all_gather(shape: &Shape) -> Plan {
+pub(super) fn all_gather(shape: &Shape, chunk: usize) -> Plan {
     debug_assert_eq!(shape.collective, Collective::AllGather);
     let mut steps = Steps::default();
     let blocks = Blocks::of_shape(shape);
     let own = own_block(&mut steps, shape, &blocks);
-    share_blocks(&mut steps, shape, &blocks, own);
+    share_blocks(&mut steps, shape, &blocks, own, chunk);
     steps.done()
 }
 

@@ -69,17 +69,26 @@ impl Topology {
     pub fn spans_hosts(&self) -> bool {
         self.host_of.windows(2).any(|pair| pair[0] != pair[1])
     }
+
+    /// Whether any two ranks are on the same host.
+    pub fn shares_hosts(&self) -> bool {
+        let mut hosts = self.host_of.clone();
+        hosts.sort_unstable();
+        hosts.windows(2).any(|pair| pair[0] == pair[1])
+    }
 }
 
 const KIB: usize = 1024;
 
-/// Up to this world size on one host, everyone talks to everyone at any message size.
+/// Up to this world size on one host, everyone talks to everyone when bytes matter more than messages.
 const SMALL_WORLD: usize = 16;
 
 /// What the choice is made from.
 struct Situation {
     world: usize,
     across: bool,
+    /// Ranks share a host, so between hosts they share its network interface.
+    crowded: bool,
     widen: bool,
     /// Bytes of the whole vector that is reduced, broadcast or gathered; of one block for the others.
     bytes: usize,
@@ -101,6 +110,7 @@ pub fn select(shape: &Shape, element_size: usize, topology: &Topology) -> Algori
     let situation = Situation {
         world: shape.world,
         across: topology.spans_hosts(),
+        crowded: topology.shares_hosts(),
         widen: shape.widen,
         bytes: elements.saturating_mul(element_size),
     };
@@ -128,6 +138,16 @@ impl Situation {
         !self.across && self.world <= SMALL_WORLD
     }
 
+    /// Whether every rank may talk to every other at length: on one host, or each from its own.
+    fn may_mesh(&self) -> bool {
+        !self.across || !self.crowded
+    }
+
+    /// Bytes per rank.
+    fn slice(&self) -> usize {
+        self.bytes / self.world
+    }
+
     /// What a rank sends when it sends `bytes` to everybody.
     fn to_everybody(&self) -> usize {
         self.bytes.saturating_mul(self.world - 1)
@@ -135,23 +155,24 @@ impl Situation {
 }
 
 fn all_reduce(at: &Situation) -> Algorithm {
-    if at.is_close() {
+    let halving_up_to = if at.world.is_power_of_two() {
+        64 * KIB
+    } else {
+        8 * KIB
+    };
+    if at.is_close() && at.world <= 8 {
         if at.to_everybody() <= 48 * KIB {
             Algorithm::Direct
         } else {
             Algorithm::TwoShot
         }
-    } else if at.bytes <= 8 * KIB {
+    } else if at.bytes <= if at.across { 8 * KIB } else { 2 * KIB } {
         Algorithm::RecursiveDoubling
-    } else if at.widen && at.bytes / at.world >= 4 * KIB {
-        Algorithm::TwoShot
-    } else if at.bytes / at.world
-        < if at.world.is_power_of_two() {
-            64 * KIB
-        } else {
-            8 * KIB
-        }
+    } else if (at.is_close() && at.slice() >= KIB)
+        || (at.widen && at.may_mesh() && at.slice() >= 4 * KIB)
     {
+        Algorithm::TwoShot
+    } else if at.slice() < halving_up_to || (at.widen && at.world.is_power_of_two()) {
         Algorithm::Halving
     } else {
         Algorithm::Ring
@@ -159,15 +180,13 @@ fn all_reduce(at: &Situation) -> Algorithm {
 }
 
 fn reduce(at: &Situation) -> Algorithm {
-    if at.is_close() {
-        if at.to_everybody() <= 48 * KIB {
-            Algorithm::Direct
-        } else {
-            Algorithm::TwoShot
-        }
-    } else if at.bytes / at.world < 16 * KIB {
+    if at.world <= SMALL_WORLD && at.to_everybody() <= if at.across { 8 * KIB } else { 48 * KIB } {
+        Algorithm::Direct
+    } else if at.is_close() {
+        Algorithm::TwoShot
+    } else if at.slice() < 16 * KIB {
         Algorithm::Tree
-    } else if at.widen {
+    } else if at.widen && at.may_mesh() {
         Algorithm::TwoShot
     } else {
         Algorithm::Ring
@@ -175,9 +194,9 @@ fn reduce(at: &Situation) -> Algorithm {
 }
 
 fn broadcast(at: &Situation) -> Algorithm {
-    if !at.across && (at.world <= 4 || at.to_everybody() <= 32 * KIB) {
+    if !at.across && (at.world <= 4 || at.to_everybody() <= 2 * KIB * KIB) {
         Algorithm::Direct
-    } else if at.bytes / at.world < 256 * KIB {
+    } else if at.slice() < 256 * KIB {
         Algorithm::Tree
     } else {
         Algorithm::Ring
@@ -185,20 +204,37 @@ fn broadcast(at: &Situation) -> Algorithm {
 }
 
 fn all_gather(at: &Situation) -> Algorithm {
-    if at.is_close() {
-        Algorithm::Direct
-    } else if at.bytes / at.world < 8 * KIB {
-        Algorithm::Bruck
+    let bruck_up_to = if at.across && at.crowded {
+        KIB
     } else {
+        8 * KIB
+    };
+    if at.is_close() || (!at.crowded && at.world <= 32 && (8 * KIB..64 * KIB).contains(&at.slice()))
+    {
+        Algorithm::Direct
+    } else if at.slice() >= bruck_up_to {
         Algorithm::Ring
+    } else if at.world.is_power_of_two() {
+        Algorithm::RecursiveDoubling
+    } else {
+        Algorithm::Bruck
     }
 }
 
 fn reduce_scatter(at: &Situation) -> Algorithm {
-    if at.is_close() || at.widen {
+    let halving_up_to = if at.across && at.crowded {
+        KIB
+    } else if at.is_close() {
+        512
+    } else {
+        8 * KIB
+    };
+    if at.is_close() && at.world <= 8 {
         Algorithm::Direct
-    } else if at.bytes / at.world < 16 * KIB {
+    } else if at.slice() < halving_up_to {
         Algorithm::Halving
+    } else if at.is_close() || (at.widen && at.may_mesh()) {
+        Algorithm::Direct
     } else {
         Algorithm::Ring
     }

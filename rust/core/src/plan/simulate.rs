@@ -9,6 +9,9 @@
 //!   then, the latency later, the receiver's.
 //! - When a host has more ranks than cores, what its threads do takes that much longer.
 
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 

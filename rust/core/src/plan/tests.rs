@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::check::{Report, verify};
+use super::select::{Topology, select};
 use super::*;
 
 /// Counts of a request for all ranks, from which each rank's shape borrows.
@@ -182,12 +183,271 @@ fn prove_world(collective: Collective, world: usize) -> usize {
     proved
 }
 
+/// One test per collective, so that they run side by side.
+macro_rules! right_in_worlds_up_to_16 {
+    ($($name:ident: $collective:ident),* $(,)?) => {$(
+        #[test]
+        fn $name() {
+            for world in 1..=16 {
+                let proved = prove_world(Collective::$collective, world);
+                assert!(proved > 0, "nothing proved in a world of {world}");
+            }
+        }
+    )*};
+}
+
+right_in_worlds_up_to_16! {
+    all_reduce_is_right: AllReduce,
+    reduce_is_right: Reduce,
+    broadcast_is_right: Broadcast,
+    all_gather_is_right: AllGather,
+    reduce_scatter_is_right: ReduceScatter,
+    gather_is_right: Gather,
+    scatter_is_right: Scatter,
+    all_to_all_is_right: AllToAll,
+    barrier_is_right: Barrier,
+}
+
+/// A counts vector of `world` entries, many of them zero.
+fn some_counts(world: usize) -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(prop_oneof![2 => Just(0usize), 3 => 1..6usize], world)
+}
+
+fn any_request() -> impl Strategy<Value = Request> {
+    let collective = prop::sample::select(PLANNED.to_vec());
+    (
+        collective,
+        1..=64usize,
+        any::<[bool; 3]>(),
+        any::<prop::sample::Index>(),
+    )
+        .prop_flat_map(|(collective, world, [in_place, widen, even], root)| {
+            let counts = match collective {
+                Collective::AllToAll if !even => prop::collection::vec(some_counts(world), world)
+                    .prop_map(AllCounts::PerPair)
+                    .boxed(),
+                _ if !even && uneven(collective, world, 0).is_some() => {
+                    some_counts(world).prop_map(AllCounts::PerRank).boxed()
+                }
+                // What n ranks gather is n times as long, so the blocks are kept short.
+                Collective::AllReduce | Collective::Reduce | Collective::Broadcast => {
+                    (0..=3 * world).prop_map(AllCounts::Even).boxed()
+                }
+                _ => (0..=3usize).prop_map(AllCounts::Even).boxed(),
+            };
+            let root = if has_root(collective) {
+                root.index(world)
+            } else {
+                0
+            };
+            counts.prop_map(move |counts| Request {
+                collective,
+                world,
+                counts,
+                root,
+                in_place: in_place && may_be_in_place(collective),
+                widen: widen && reduces(collective),
+            })
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_algorithm_is_right_in_worlds_up_to_64(
+        request in any_request(),
+        chunk in 1..40usize,
+        window in prop::sample::select(vec![2usize, 3, 8]),
+    ) {
+        let proved = Algorithm::ALL
+            .into_iter()
+            .filter(|&algorithm| request.prove(algorithm, chunk, window).is_some())
+            .count();
+        prop_assert!(proved > 0);
+    }
+
+    #[test]
+    fn the_selected_algorithm_applies_and_is_the_same_on_all_ranks(
+        request in any_request(),
+        element_size in 1..=16usize,
+        ranks_per_host in 1..=8usize,
+        scale in prop::sample::select(vec![1usize, 1000, 1_000_000]),
+    ) {
+        let topology = Topology {
+            host_of: (0..request.world).map(|rank| rank / ranks_per_host).collect(),
+            cores_per_host: 4,
+        };
+        let mut request = request;
+        if let AllCounts::Even(count) = &mut request.counts {
+            *count *= scale;
+        }
+        request.with_shapes(|shapes| {
+            let first = select(&shapes[0], element_size, &topology);
+            for shape in shapes {
+                prop_assert!(applicable(first, shape));
+                prop_assert_eq!(select(shape, element_size, &topology), first);
+            }
+            Ok(())
+        })?;
+    }
+}
+
 #[test]
-fn every_algorithm_is_right_in_worlds_up_to_16() {
-    for collective in PLANNED {
-        for world in 1..=16 {
-            let proved = prove_world(collective, world);
-            assert!(proved > 0, "nothing proved for {collective} of {world}");
+fn larger_worlds_complete_too() {
+    for world in [65, 96, 128] {
+        for collective in [
+            Collective::AllReduce,
+            Collective::Broadcast,
+            Collective::Barrier,
+        ] {
+            let request = Request::even(collective, world, 5);
+            for algorithm in Algorithm::ALL {
+                request.prove(algorithm, 2, MIN_WINDOW);
+            }
+        }
+    }
+}
+
+/// The elements that each rank sends and receives.
+fn volume(collective: Collective, algorithm: Algorithm, world: usize, count: usize) -> Report {
+    Request::even(collective, world, count)
+        .prove(algorithm, 16, MIN_WINDOW)
+        .expect("the algorithm applies")
+}
+
+#[test]
+fn volumes_equal_theory() {
+    for world in 2..=16 {
+        let (block, count) = (6, 6 * world);
+        let most = |values: &[usize]| values.iter().copied().max().unwrap_or(0);
+
+        for algorithm in [Algorithm::Ring, Algorithm::TwoShot] {
+            let report = volume(Collective::AllReduce, algorithm, world, count);
+            assert_eq!(
+                report.sent,
+                vec![2 * (world - 1) * block; world],
+                "{algorithm}"
+            );
+            assert_eq!(report.received, report.sent, "{algorithm}");
+        }
+        let direct = volume(Collective::AllReduce, Algorithm::Direct, world, count);
+        assert_eq!(direct.sent, vec![(world - 1) * count; world]);
+        for algorithm in [Algorithm::Ring, Algorithm::Direct] {
+            for collective in [Collective::ReduceScatter, Collective::AllGather] {
+                let report = volume(collective, algorithm, world, block);
+                assert_eq!(report.sent, vec![(world - 1) * block; world], "{algorithm}");
+            }
+        }
+        let tree = volume(Collective::AllReduce, Algorithm::Tree, world, count);
+        assert!(
+            most(&tree.sent) <= 2 * count,
+            "no rank forwards more than its share"
+        );
+        assert!(most(&tree.received) <= 2 * count);
+        let chain = volume(Collective::Broadcast, Algorithm::Ring, world, count);
+        assert!(most(&chain.sent) <= count && most(&chain.received) <= count);
+        let bruck = volume(Collective::AllGather, Algorithm::Bruck, world, block);
+        assert_eq!(bruck.received, vec![(world - 1) * block; world]);
+
+        let rounds = world.next_power_of_two().ilog2() as usize;
+        assert_eq!(
+            volume(Collective::Barrier, Algorithm::Bruck, world, 0).messages,
+            vec![rounds; world]
+        );
+        let bruck = volume(Collective::AllToAll, Algorithm::Bruck, world, block);
+        assert_eq!(bruck.messages, vec![rounds; world]);
+        if world.is_power_of_two() {
+            let halving = volume(Collective::AllReduce, Algorithm::Halving, world, 16 * world);
+            assert_eq!(halving.sent, vec![2 * (world - 1) * 16; world]);
+            assert_eq!(halving.messages, vec![2 * rounds; world]);
+            let doubling = volume(
+                Collective::AllReduce,
+                Algorithm::RecursiveDoubling,
+                world,
+                count,
+            );
+            assert_eq!(doubling.sent, vec![rounds * count; world]);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_sent_for_nothing() {
+    for collective in PLANNED
+        .into_iter()
+        .filter(|&one| one != Collective::Barrier)
+    {
+        for algorithm in Algorithm::ALL {
+            for plan in Request::even(collective, 5, 0)
+                .plans(algorithm, 1)
+                .into_iter()
+                .flatten()
+            {
+                assert_eq!(plan, Plan::default(), "{collective} by {algorithm}");
+            }
+        }
+    }
+}
+
+#[test]
+fn direct_algorithms_reduce_in_rank_order() {
+    for collective in PLANNED
+        .into_iter()
+        .filter(|&collective| reduces(collective))
+    {
+        for request in variants(collective, 7, &AllCounts::Even(9)) {
+            for algorithm in [Algorithm::Direct, Algorithm::TwoShot] {
+                if let Some(report) = request.prove(algorithm, 1, MIN_WINDOW) {
+                    assert!(report.in_rank_order, "{algorithm}: {request:?}");
+                }
+            }
+        }
+    }
+    let ring = Request::even(Collective::AllReduce, 7, 9).prove(Algorithm::Ring, 1, 2);
+    assert!(
+        !ring.expect("applies").in_rank_order,
+        "a ring begins elsewhere"
+    );
+}
+
+#[test]
+fn malformed_shapes_have_no_plan() {
+    let shape = Shape {
+        collective: Collective::AllGather,
+        rank: 0,
+        world: 3,
+        counts: Counts::PerRank(&[1, 2]),
+        root: 0,
+        in_place: false,
+        widen: false,
+    };
+    let malformed = [
+        shape,
+        Shape {
+            counts: Counts::Even(1),
+            rank: 3,
+            ..shape
+        },
+        Shape {
+            counts: Counts::Even(1),
+            root: 3,
+            ..shape
+        },
+        Shape {
+            collective: Collective::AllReduce,
+            counts: Counts::PerRank(&[1, 2, 3]),
+            ..shape
+        },
+        Shape {
+            collective: Collective::Send,
+            counts: Counts::Even(1),
+            ..shape
+        },
+    ];
+    for shape in malformed {
+        for algorithm in Algorithm::ALL {
+            assert_eq!(build(algorithm, &shape), None, "{algorithm}: {shape:?}");
         }
     }
 }

@@ -42,6 +42,9 @@ use crate::types::Rank;
 /// How many pieces of each tree a rank may have partial sums of at once.
 const SLOTS: usize = 4;
 
+/// Up to this many elements go through the first tree only: two messages would cost more than they save.
+const SHORT: usize = 1024;
+
 /// This rank's neighbours in one of the two trees.
 struct Neighbours {
     /// `None` for the root.
@@ -83,7 +86,7 @@ fn children_of(position: usize, last: usize) -> impl Iterator<Item = usize> {
 fn position_of(v: usize, tree: usize, last: usize) -> usize {
     match tree {
         0 => v,
-        _ if last % 2 == 0 => last + 1 - v,
+        _ if last.is_multiple_of(2) => last + 1 - v,
         _ if v == 1 => last,
         _ => v - 1,
     }
@@ -93,7 +96,7 @@ fn position_of(v: usize, tree: usize, last: usize) -> usize {
 fn number_at(position: usize, tree: usize, last: usize) -> usize {
     match tree {
         0 => position,
-        _ if last % 2 == 0 => last + 1 - position,
+        _ if last.is_multiple_of(2) => last + 1 - position,
         _ if position == last => 1,
         _ => position + 1,
     }
@@ -132,7 +135,11 @@ struct Pieces {
 
 impl Pieces {
     fn of(count: usize, chunk: usize) -> Self {
-        let middle = count.div_ceil(2);
+        let middle = if count <= chunk.min(SHORT) {
+            count
+        } else {
+            count.div_ceil(2)
+        };
         Self {
             halves: [0..middle, middle..count],
             chunk: chunk.min(middle).max(1),
@@ -173,7 +180,8 @@ impl<'a> Climber<'a> {
 
     /// Gives this rank memory for partial sums, if it adds any in either tree.
     fn with_slots(mut self, steps: &mut Steps) -> Self {
-        if self.trees.iter().any(|tree| !tree.children.is_empty()) {
+        let forwards = self.trees.iter().any(|tree| !tree.children.is_empty());
+        if forwards && self.pieces.len() > 0 {
             self.slots = Some(steps.scratch(2 * SLOTS * self.pieces.chunk));
         }
         self

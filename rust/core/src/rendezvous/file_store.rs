@@ -433,12 +433,17 @@ fn kernel() -> String {
     format!("{}:{}", boot.trim(), space.display())
 }
 
-/// When process `pid` began, in clock ticks since boot: a reused process id has another one.
+/// When process `pid` began, in clock ticks since boot: a reused process id has another one. `None`: it has ended,
+/// though its parent may not have noticed yet.
 fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is the command in parentheses and may hold anything; the start time is the 22nd.
-    let rest = &stat[stat.rfind(')')? + 1..];
-    rest.split_whitespace().nth(19).map(str::to_owned)
+    let mut rest = stat[stat.rfind(')')? + 1..].split_whitespace();
+    let state = rest.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    rest.nth(18).map(str::to_owned)
 }
 
 /// Whether the process described by `creator` is known to be gone.

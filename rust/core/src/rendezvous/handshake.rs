@@ -30,6 +30,7 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
 use crate::error::{Code, Error, Result};
+use crate::types::Rank;
 
 /// The first bytes of every connection.
 pub const MAGIC: [u8; 8] = *b"unisono\n";
@@ -325,6 +326,11 @@ impl Stranger {
     /// The group it claims to belong to: 16 opaque bytes to look up.
     pub fn group(&self) -> [u8; 16] {
         array(&self.hello[12..28])
+    }
+
+    /// The rank it wants to speak to: four more opaque bytes for the look-up.
+    pub fn rank(&self) -> Rank {
+        u32::from_le_bytes(array(&self.hello[32..36])) as Rank
     }
 
     /// Proves this side's membership and asks for the other's, with a fresh nonce.

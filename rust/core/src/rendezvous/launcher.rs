@@ -172,12 +172,12 @@ impl Launcher {
         }
         let local_rank = variables.first_number(self.local_rank)?;
         let local_world = variables.first_number(self.local_world)?;
-        if let (Some(local_rank), Some(local_world)) = (local_rank, local_world) {
-            if local_rank >= local_world || local_world > world {
-                return Err(variables.wrong(&format!(
-                    "local rank {local_rank} of {local_world} does not fit into a world of {world}"
-                )));
-            }
+        if let (Some(local_rank), Some(local_world)) = (local_rank, local_world)
+            && (local_rank >= local_world || local_world > world)
+        {
+            return Err(variables.wrong(&format!(
+                "local rank {local_rank} of {local_world} does not fit into a world of {world}"
+            )));
         }
         let job = self.job(variables, parent, local_world == Some(world));
         let master = self.master(variables, world, local_world, job.as_deref())?;

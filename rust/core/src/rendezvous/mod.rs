@@ -1,18 +1,20 @@
 //! How the ranks of a job find and trust each other.
 //!
 //! A [`launcher`] says who this process is and where rank 0 is. Through a [`store`] there (the built-in
-//! [TCP store](tcp_store), a [shared file](file_store), the [memory](memory) of one process, or torch's) the ranks
+//! [TCP store](tcp_store), a [shared file](file_store), the [memory] of one process, or torch's) the ranks
 //! [introduce](roster) themselves to each other and get the group's secret, with which every later connection
 //! proves that it belongs to the group.
 
 pub mod file_store;
 pub mod handshake;
+pub mod introduction;
 pub mod launcher;
 pub mod memory;
 mod records;
 pub mod roster;
 pub mod store;
 pub mod tcp_server;
+mod tcp_service;
 pub mod tcp_store;
 
 use std::sync::Arc;

@@ -133,8 +133,10 @@ impl Seal<'_> {
                 let peer = error.peer.map_or(NO_PEER, |peer| peer as u32);
                 bytes.extend([1, error.code as u8]);
                 bytes.extend(peer.to_le_bytes());
-                let end = error.message.floor_char_boundary(MAX_MESSAGE);
-                put(&mut bytes, &error.message.as_bytes()[..end]);
+                put(
+                    &mut bytes,
+                    shortened(&error.message, MAX_MESSAGE).as_bytes(),
+                );
             }
         }
         self.end(bytes)
@@ -260,6 +262,15 @@ fn read_verdict(reader: &mut Reader<'_>) -> Option<Verdict> {
     }
 }
 
+/// The beginning of `text`, at most `most` bytes of it.
+fn shortened(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// Appends `bytes` with its length. Lengths were checked when the introduction was.
 fn put(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend((bytes.len() as u16).to_le_bytes());
@@ -329,10 +340,7 @@ mod tests {
     };
 
     fn text() -> impl Strategy<Value = String> {
-        ".{0,40}".prop_map(|mut text| {
-            text.truncate(text.floor_char_boundary(MAX_TEXT));
-            text
-        })
+        ".{0,40}"
     }
 
     prop_compose! {

@@ -13,12 +13,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::records::{Entry, MAX_ADDRESS, MAX_TEXT, Refused, Row, Seal, Uuid, Verdict, keyed};
+use super::introduction::fill_random;
+pub use super::introduction::{Introduction, host_label, hostname, read_secret};
+use super::records::{Entry, Refused, Row, Seal, Verdict, keyed};
 use super::store::{MAX_VALUE, Store};
-use crate::config::Config;
 use crate::error::{Code, Error, Result};
 use crate::types::Rank;
 
@@ -35,115 +35,6 @@ const TROUBLE: &str = "trouble";
 
 fn entry_key(rank: Rank) -> String {
     format!("rank/{rank}")
-}
-
-/// What a rank says about itself to join a group.
-#[derive(Clone)]
-pub struct Introduction {
-    /// This rank.
-    pub rank: Rank,
-    /// How many ranks the group has.
-    pub world: usize,
-    /// What counts as one host: ranks with the same label try to share memory.
-    pub host: String,
-    /// The host's name, for messages.
-    pub hostname: String,
-    /// The process, for messages.
-    pub pid: u32,
-    /// Where the others reach this rank; opaque here, at most 4096 bytes.
-    pub address: Vec<u8>,
-    /// The settings that must be the same on every rank.
-    pub settings: Vec<(String, String)>,
-    /// The version of unisono.
-    pub version: String,
-    /// The user's secret, if there is one.
-    pub secret: Option<Vec<u8>>,
-}
-
-impl Introduction {
-    /// This process as rank `rank` of `world`, reachable at `address`, with the settings of `config`.
-    ///
-    /// # Errors
-    /// As [`read_secret`], when the configuration names a secret file.
-    pub fn new(rank: Rank, world: usize, address: Vec<u8>, config: &Config) -> Result<Self> {
-        let settings = config.agreed().into_iter();
-        Ok(Self {
-            rank,
-            world,
-            host: config.host.clone().unwrap_or_else(host_label),
-            hostname: hostname(),
-            pid: std::process::id(),
-            address,
-            settings: settings
-                .map(|(name, value)| (name.to_owned(), value))
-                .collect(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            secret: config.secret_file.as_deref().map(read_secret).transpose()?,
-        })
-    }
-
-    fn seal(&self) -> Seal<'_> {
-        Seal {
-            version: &self.version,
-            secret: self.secret.as_deref(),
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        let Self { rank, world, .. } = self;
-        if rank >= world || u32::try_from(*world).is_err() {
-            return Err(Error::invalid(format!(
-                "rank {rank} is not below the world size {world}"
-            )));
-        }
-        let texts = [&self.host, &self.hostname, &self.version];
-        let settings = self.settings.iter().flat_map(|(name, value)| [name, value]);
-        for text in texts.into_iter().chain(settings) {
-            if text.len() > MAX_TEXT {
-                return Err(Error::invalid(format!(
-                    "{text:?} is longer than the {MAX_TEXT} bytes that a rank may say about itself at once"
-                )));
-            }
-        }
-        if self.address.len() > MAX_ADDRESS {
-            return Err(Error::internal(format!(
-                "the address of rank {rank} has {} bytes, more than {MAX_ADDRESS}",
-                self.address.len()
-            )));
-        }
-        Ok(())
-    }
-
-    fn entry(&self) -> Result<Entry> {
-        let mut uuid = Uuid::default();
-        fill_random(&mut uuid)?;
-        Ok(Entry {
-            rank: self.rank as u32,
-            world: self.world as u32,
-            uuid,
-            pid: self.pid,
-            host: self.host.clone(),
-            hostname: self.hostname.clone(),
-            address: self.address.clone(),
-            settings: self.settings.clone(),
-        })
-    }
-}
-
-impl fmt::Debug for Introduction {
-    /// Everything but the secret.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Introduction")
-            .field("rank", &self.rank)
-            .field("world", &self.world)
-            .field("host", &self.host)
-            .field("hostname", &self.hostname)
-            .field("pid", &self.pid)
-            .field("settings", &self.settings)
-            .field("version", &self.version)
-            .field("has_secret", &self.secret.is_some())
-            .finish_non_exhaustive()
-    }
 }
 
 /// A rank of the group, as it introduced itself.
@@ -229,47 +120,6 @@ pub fn join(store: &dyn Store, me: &Introduction, timeout: Duration) -> Result<R
     }
 }
 
-/// The user's secret in the file at `path`, without white space at its end.
-///
-/// # Errors
-/// `System` when it cannot be read, `InvalidArgument` when it is shorter than 16 bytes.
-pub fn read_secret(path: &Path) -> Result<Vec<u8>> {
-    let bytes = std::fs::read(path)
-        .map_err(|cause| Error::system(format!("read secret file {}", path.display()), cause))?;
-    let secret = bytes.trim_ascii_end();
-    if secret.len() < 16 {
-        return Err(Error::invalid(format!(
-            "secret file {} holds {} bytes, but 16 or more random ones are needed, such as those of \
-             `openssl rand -hex 32`",
-            path.display(),
-            secret.len()
-        )));
-    }
-    Ok(secret.to_vec())
-}
-
-/// The label of the host that this process runs on: the running kernel, told by its boot id. Containers of one
-/// host have the same; whether their ranks can share memory they find out by trying.
-pub fn host_label() -> String {
-    match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
-        Ok(id) if !id.trim().is_empty() => id.trim().to_owned(),
-        _ => hostname(),
-    }
-}
-
-/// The host's name.
-pub fn hostname() -> String {
-    let name = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
-    name.chars().take(64).collect()
-}
-
-fn fill_random(bytes: &mut [u8]) -> Result<()> {
-    getrandom::fill(bytes).map_err(|cause| Error::system("read random bytes", cause))
-}
-
 /// One rank on its way into the group.
 struct Joining<'a> {
     store: &'a dyn Store,
@@ -291,11 +141,12 @@ impl Joining<'_> {
             }));
         }
         self.store.set(&key, &self.seal.write_entry(&self.entry))?;
-        if self.me.rank != 0 {
-            if let Some(first) = self.store.get(&entry_key(0))? {
-                let checked = self.read(0, &first).and_then(|first| self.compare(&first));
-                checked.map_err(|error| self.in_trouble(error))?;
-            }
+        if self.me.rank == 0 {
+            return Ok(());
+        }
+        if let Some(first) = self.store.get(&entry_key(0))? {
+            let checked = self.read(0, &first).and_then(|first| self.compare(&first));
+            checked.map_err(|error| self.in_trouble(error))?;
         }
         Ok(())
     }
@@ -364,10 +215,7 @@ impl Joining<'_> {
 
     /// Waits for one missing rank after the other until `end`.
     fn await_entries(&self, rows: &mut BTreeMap<Rank, Row>, end: Instant) -> Result<()> {
-        for rank in 0..self.me.world {
-            if rows.contains_key(&rank) {
-                continue;
-            }
+        for rank in self.missing(|rank| rows.contains_key(&rank)) {
             let left = end.saturating_duration_since(Instant::now());
             match self.store.wait(&entry_key(rank), left) {
                 Ok(bytes) => {
@@ -382,11 +230,9 @@ impl Joining<'_> {
 
     /// Looks whether any missing rank has come in the meantime.
     fn look_at_all(&self, rows: &mut BTreeMap<Rank, Row>) -> Result<()> {
-        for rank in 0..self.me.world {
-            if !rows.contains_key(&rank) {
-                if let Some(bytes) = self.store.get(&entry_key(rank))? {
-                    rows.insert(rank, self.accept(rank, &bytes)?);
-                }
+        for rank in self.missing(|rank| rows.contains_key(&rank)) {
+            if let Some(bytes) = self.store.get(&entry_key(rank))? {
+                rows.insert(rank, self.accept(rank, &bytes)?);
             }
         }
         Ok(())

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::thread;
 
 use super::*;
+use crate::config::Config;
 use crate::rendezvous::file_store::FileStore;
 use crate::rendezvous::memory::MemoryStore;
+use crate::rendezvous::records::MAX_TEXT;
 use crate::rendezvous::tcp_server::TcpStoreServer;
 use crate::rendezvous::tcp_store::TcpStore;
 
@@ -306,21 +308,4 @@ fn lists_are_short() {
     assert_eq!(list(&[2, 3, 4, 9]), "2-4, 9");
     let odd: Vec<Rank> = (0..100).map(|i| 2 * i + 1).collect();
     assert!(list(&odd).ends_with("31 and 84 more"), "{}", list(&odd));
-}
-
-#[test]
-fn a_secret_file_is_read_and_a_short_one_refused() {
-    let path = std::env::temp_dir().join(format!("unisono-secret-{}", std::process::id()));
-    std::fs::write(&path, "0123456789abcdef\n").expect("write");
-    assert_eq!(
-        read_secret(&path).expect("long enough"),
-        b"0123456789abcdef"
-    );
-    std::fs::write(&path, "short\n").expect("write");
-    assert_eq!(
-        read_secret(&path).expect_err("short").code,
-        Code::InvalidArgument
-    );
-    std::fs::remove_file(&path).expect("remove");
-    assert_eq!(read_secret(&path).expect_err("gone").code, Code::System);
 }

@@ -4,7 +4,14 @@
 //! that is never behind data: it carries the peer's farewell or abort notice, and ends when the peer's process
 //! ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`].
 
+pub mod control;
 pub mod endpoint;
+pub mod local;
+pub mod shm;
+pub mod tcp;
+
+#[cfg(test)]
+mod suite;
 
 use std::os::fd::BorrowedFd;
 
@@ -63,7 +70,7 @@ pub trait Link: Send {
     /// Consumes what it lent and returns the total. The slices need not be aligned in memory.
     fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize>;
 
-    /// Announces that this side is about to sleep on [`Link::fd`] until one of `interest` can be served. Returns
+    /// Announces that this side is about to sleep on [`Link::fds`] until one of `interest` can be served. Returns
     /// true when that is already so (then do not sleep). Must be followed by [`Link::disarm`].
     fn arm(&mut self, interest: Interest) -> bool;
 

@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 
+use super::Shared;
 use super::membership::{Claim, Membership};
 use super::wire::{Cut, Patience, has_ended, timespec};
-use super::{Shared, links};
 use crate::error::Error;
 use crate::rendezvous::handshake::{
     Answer, Answers, CHALLENGE_BYTES, HELLO_BYTES, Hello, Hex, PROOF_BYTES, Purpose, Stranger,
 };
+use crate::transport::shm::ShmLink;
+use crate::transport::tcp::TcpLink;
 
 /// How often the accepting thread looks for parked streams that nobody came for.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -222,18 +224,11 @@ impl AsFd for Stream {
 }
 
 impl Stream {
-    /// Who is there, for logs. The credentials of a Unix socket are shown but prove nothing.
+    /// Who is there, for logs.
     fn peer(&self) -> String {
         match self {
             Self::Tcp(stream) => peer_of(stream),
-            Self::Unix(stream) => match rustix::net::sockopt::socket_peercred(stream) {
-                Ok(who) => format!(
-                    "local process {}, user {}",
-                    who.pid.as_raw_nonzero(),
-                    who.uid.as_raw()
-                ),
-                Err(_) => "a local process".to_owned(),
-            },
+            Self::Unix(_) => "a process of this host".to_owned(),
         }
     }
 }
@@ -285,7 +280,9 @@ fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason>
     patience.read(&stream, &mut hello)?;
     let stranger = Stranger::new(hello)?;
     let group = stranger.group();
-    let Some(membership) = shared.group(&group, &patience, || has_ended(&stream))? else {
+    let Some(membership) =
+        shared.group((group, stranger.rank()), &patience, || has_ended(&stream))?
+    else {
         return Err(Reason(format!(
             "it belongs to group {}, which this process is not in (or not yet)",
             Hex(&group)
@@ -367,10 +364,10 @@ impl Visit<'_> {
         self.answer(&stream, Answer::Accept)?;
         let segment = self.patience.receive_fd(&stream)?;
         let channel = stream.try_clone().map_err(Cut::from)?;
-        match links::open_shm(stream, segment) {
+        match ShmLink::open(stream, segment) {
             Ok(link) => {
                 self.answer(&channel, Answer::Accept)?;
-                claim.deliver(link);
+                claim.deliver(Box::new(link));
                 Ok(())
             }
             Err(error) => {
@@ -423,10 +420,10 @@ impl Visit<'_> {
         };
         let channel = control.try_clone().map_err(Cut::from)?;
         let peer = peer_of(&data);
-        match links::tcp(data, control, peer) {
+        match TcpLink::new(data, control, peer) {
             Ok(link) => {
                 self.answer(&channel, Answer::Accept)?;
-                claim.deliver(link);
+                claim.deliver(Box::new(link));
                 Ok(())
             }
             Err(error) => {

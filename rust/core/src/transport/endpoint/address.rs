@@ -32,12 +32,13 @@ impl HostId {
     /// # Errors
     /// `InvalidArgument` when the label is empty, too long or has control characters.
     pub fn this(label: Option<&str>) -> Result<Self> {
-        if let Some(label) = label {
-            if label.is_empty() || label.len() > MAX_NAME || label.chars().any(char::is_control) {
-                return Err(Error::invalid(format!(
-                    "host label {label:?} must have 1 to {MAX_NAME} bytes and no control characters"
-                )));
-            }
+        let fits = |label: &&str| {
+            (1..=MAX_NAME).contains(&label.len()) && !label.contains(char::is_control)
+        };
+        if let Some(label) = label.filter(|label| !fits(label)) {
+            return Err(Error::invalid(format!(
+                "host label {label:?} must have 1 to {MAX_NAME} bytes and no control characters"
+            )));
         }
         Ok(Self {
             boot: boot_id(),

@@ -9,31 +9,22 @@ use std::time::{Duration, Instant};
 
 use super::membership::Membership;
 use super::wire::{Cut, Patience};
-use super::{Address, Shared, links};
+use super::{Address, Shared};
+use crate::config::TransportChoice;
 use crate::error::{Code, Error, Result};
 use crate::rendezvous::handshake::{
     ANSWER_BYTES, Answer, CHALLENGE_BYTES, GroupKey, Hello, Initiator, Lane, Proven, Purpose,
     random_bytes,
 };
 use crate::transport::Link;
+use crate::transport::shm::ShmLink;
+use crate::transport::tcp::TcpLink;
 use crate::types::Rank;
 
 /// How long a refused TCP connection is tried again: the listener may be about to come back.
 const REFUSED_GRACE: Duration = Duration::from_millis(200);
 /// How long a listener that hangs up on us is tried again: it may not have registered the group yet.
 const UNKNOWN_GRACE: Duration = Duration::from_secs(30);
-
-/// What carries the links between two processes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TransportChoice {
-    /// Shared memory inside a host where possible, else TCP.
-    #[default]
-    Auto,
-    /// Shared memory or nothing.
-    Shm,
-    /// TCP, even inside a host.
-    Tcp,
-}
 
 /// Which link to open, to whom, and for how long to try.
 #[derive(Debug)]
@@ -60,7 +51,9 @@ pub struct ConnectRequest<'a> {
 pub enum Outcome {
     /// The link.
     Link(Box<dyn Link>),
-    /// The peer is opening this link at this moment, or has opened it: wait for it at the gate.
+    /// The peer is opening this link at this moment, or has opened it: wait for it at the gate. Its attempt may
+    /// still fail for a reason that only the peer learns; connecting again after a while is harmless and finds
+    /// that out.
     Crossing,
 }
 
@@ -207,7 +200,7 @@ impl Attempt<'_> {
         let channel = control
             .try_clone()
             .map_err(|error| unusable("a descriptor cannot be duplicated", error.to_string()))?;
-        let (link, segment) = links::create_shm(control, self.shared.ring_bytes)
+        let (link, segment) = ShmLink::create(control, self.shared.ring_bytes)
             .map_err(|error| unusable("a segment cannot be made", error.message))?;
         let hand_over = || {
             self.patience.send_fd(&channel, segment.as_fd())?;
@@ -226,7 +219,7 @@ impl Attempt<'_> {
             .answer(&frame)
             .map_err(|error| self.untrusted(&error.message))?
         {
-            Answer::Accept => Ok(Reached::Link(link)),
+            Answer::Accept => Ok(Reached::Link(Box::new(link))),
             Answer::Failed => Err(Setback::Unusable("it could not map the segment".to_owned())),
             answer => Ok(Reached::Answer(answer)),
         }
@@ -283,8 +276,8 @@ impl Attempt<'_> {
                 ),
             )));
         }
-        links::tcp(data, control, place)
-            .map(Reached::Link)
+        TcpLink::new(data, control, place)
+            .map(|link| Reached::Link(Box::new(link)))
             .map_err(|error| Setback::Fatal(error.with_peer(self.request.to)))
     }
 

@@ -18,7 +18,6 @@ mod accept;
 mod address;
 mod connect;
 mod interface;
-mod links;
 mod membership;
 #[cfg(test)]
 mod tests;
@@ -38,7 +37,8 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use self::address::{Address, HostId};
-pub use self::connect::{ConnectRequest, Outcome, TransportChoice};
+pub use self::connect::{ConnectRequest, Outcome};
+pub use crate::config::TransportChoice;
 pub use crate::rendezvous::handshake::{GroupKey, Lane};
 
 use self::accept::{Listeners, Parked};
@@ -60,7 +60,7 @@ pub struct EndpointOptions {
     pub towards: Option<SocketAddr>,
     /// The job is known to span hosts: a loopback address is published only when there is no other.
     pub several_hosts: bool,
-    /// Bytes of each direction's ring in a shared memory link.
+    /// Bytes of each direction's ring in a shared memory link; a power of two.
     pub ring_bytes: usize,
 }
 
@@ -128,7 +128,8 @@ struct Shared {
     address: Address,
     ring_bytes: usize,
     limits: Limits,
-    groups: Mutex<HashMap<[u8; 16], Arc<Membership>>>,
+    /// By group id and by the rank that this process has in it: threads of one process may be several ranks.
+    groups: Mutex<HashMap<([u8; 16], Rank), Arc<Membership>>>,
     registered: Condvar,
     /// Streams of TCP links that wait for their control connections.
     parked: Mutex<Vec<Parked>>,
@@ -251,21 +252,21 @@ impl Endpoint {
         let id = key.id;
         let membership = Arc::new(Membership::new(key, rank, world_size, gate)?);
         let mut groups = self.shared.groups.lock();
-        if groups.contains_key(&id) {
+        if groups.contains_key(&(id, rank)) {
             return Err(Error::invalid(format!(
                 "group {} is registered already",
                 Hex(&id)
             )));
         }
-        groups.insert(id, membership);
+        groups.insert((id, rank), membership);
         self.shared.registered.notify_all();
         Ok(())
     }
 
-    /// Lets nobody in any more for the group with this id. Its links live on; its gate is not called again once
+    /// Lets nobody in any more for `rank` of the group with this id. Its links live on; its gate is not called again once
     /// calls that have begun are over.
-    pub fn unregister(&self, id: &[u8; 16]) {
-        let membership = self.shared.groups.lock().remove(id);
+    pub fn unregister(&self, id: &[u8; 16], rank: Rank) {
+        let membership = self.shared.groups.lock().remove(&(*id, rank));
         if let Some(membership) = membership {
             membership.close();
             let parked = {
@@ -284,7 +285,8 @@ impl Endpoint {
     /// `PeerLost` when the peer cannot be reached, `Untrusted` when what is there does not know the group,
     /// `Timeout` at the deadline, `Aborted` when called off; the peer is named in each.
     pub fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome> {
-        let membership = self.shared.groups.lock().get(&request.key.id).cloned();
+        let own = (request.key.id, request.from);
+        let membership = self.shared.groups.lock().get(&own).cloned();
         let membership = membership.ok_or_else(|| {
             Error::internal(format!(
                 "connect in group {}, which is not registered",
@@ -326,11 +328,12 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// The group with this id; waits a little for it to be registered. `None` when it is not, or when `gone` says
+    /// Rank `to` of the group with this id; waits a little for it to be registered, and then takes any rank of the
+    /// group that is here, whose answer will be that it is another. `None` when it is not, or when `gone` says
     /// that nobody is interested any more.
     fn group(
         &self,
-        id: &[u8; 16],
+        (id, to): ([u8; 16], Rank),
         patience: &Patience<'_>,
         gone: impl Fn() -> bool,
     ) -> Result<Option<Arc<Membership>>, Cut> {
@@ -338,12 +341,16 @@ impl Shared {
         let until = Instant::now() + self.limits.unknown_group;
         let mut groups = self.groups.lock();
         loop {
-            if let Some(membership) = groups.get(id) {
+            if let Some(membership) = groups.get(&(id, to)) {
                 return Ok(Some(Arc::clone(membership)));
             }
             patience.left()?;
-            if Instant::now() >= until || gone() {
+            if gone() {
                 return Ok(None);
+            }
+            if Instant::now() >= until {
+                let other = groups.iter().find(|((other, _), _)| *other == id);
+                return Ok(other.map(|(_, membership)| Arc::clone(membership)));
             }
             self.registered.wait_for(&mut groups, LOOK);
         }

@@ -1,8 +1,8 @@
 //! Endpoints of one process talking through real sockets.
 
-use std::io::{Read, Write};
+mod strangers;
+
 use std::net::TcpStream;
-use std::os::fd::AsFd;
 use std::sync::Barrier;
 use std::thread;
 
@@ -10,9 +10,6 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::*;
 use crate::error::Code;
-use crate::rendezvous::handshake::{
-    ANSWER_BYTES, Answer, CHALLENGE_BYTES, HELLO_BYTES, Hello, Initiator, MAGIC, Proven, Purpose,
-};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
@@ -100,15 +97,27 @@ impl Member {
         within: Duration,
     ) -> Result<Outcome> {
         self.endpoint.connect(&ConnectRequest {
+            deadline: Instant::now() + within,
+            ..self.request(to, target, transport)
+        })
+    }
+
+    fn request<'a>(
+        &'a self,
+        to: Rank,
+        target: &'a Address,
+        transport: TransportChoice,
+    ) -> ConnectRequest<'a> {
+        ConnectRequest {
             key: &self.key,
             from: self.rank,
             to,
             lane: Lane::Collective,
             target,
-            deadline: Instant::now() + within,
+            deadline: Instant::now() + Duration::from_secs(60),
             transport,
             cancelled: &NEVER,
-        })
+        }
     }
 
     fn arrival(&self) -> (Rank, Lane, Box<dyn Link>) {
@@ -232,6 +241,61 @@ fn crossing_attempts_make_one_link() {
     }
 }
 
+/// Every rank opens every link at once, through acceptors with few places.
+#[test]
+fn everybody_connects_to_everybody_at_once() {
+    for transport in [TransportChoice::Auto, TransportChoice::Tcp] {
+        let key = GroupKey::random().unwrap();
+        let members: Vec<Member> = (0..4).map(|rank| Member::new(&key, rank)).collect();
+        let attempts = || {
+            let pairs = (0..16).map(|pair| (pair / 4, pair % 4));
+            let pairs = pairs.filter(|(from, to)| from != to);
+            pairs.flat_map(|(from, to)| {
+                [Lane::Collective, Lane::PointToPoint].map(|lane| (from, to, lane))
+            })
+        };
+        let opened: Vec<_> = thread::scope(|scope| {
+            let members = &members;
+            let threads: Vec<_> = attempts()
+                .map(|(from, to, lane)| {
+                    scope.spawn(move || {
+                        let target = members[to].endpoint.address();
+                        let request = members[from].request(to, target, transport);
+                        let request = ConnectRequest { lane, ..request };
+                        members[from].endpoint.connect(&request).unwrap()
+                    })
+                })
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        let mut ends = HashMap::new();
+        for ((from, to, lane), outcome) in attempts().zip(opened) {
+            if let Outcome::Link(link) = outcome {
+                assert!(ends.insert((from, to, lane), link).is_none());
+            }
+        }
+        assert_eq!(ends.len(), 12, "one link per pair of ranks and lane");
+        for member in &members {
+            while ends.len() < 24
+                && attempts().any(|(at, from, lane)| {
+                    at == member.rank && !ends.contains_key(&(at, from, lane))
+                })
+            {
+                let (from, lane, link) = member.arrival();
+                assert!(ends.insert((member.rank, from, lane), link).is_none());
+            }
+        }
+        for (from, to, lane) in attempts().filter(|(from, to, _)| from < to) {
+            let mut near = ends.remove(&(from, to, lane)).unwrap();
+            let mut far = ends.remove(&(to, from, lane)).unwrap();
+            converse(&mut *near, &mut *far);
+        }
+    }
+}
+
 #[test]
 fn a_link_that_exists_is_not_opened_again() {
     let (zero, one) = pair();
@@ -287,43 +351,6 @@ fn a_wrong_rank_is_named() {
 }
 
 #[test]
-fn another_group_s_secret_opens_nothing() {
-    let (zero, one) = pair();
-    let stranger = Member::new(&GroupKey::random().unwrap(), 0);
-    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
-        let error = stranger
-            .connect_at(
-                1,
-                one.endpoint.address(),
-                transport,
-                Duration::from_millis(700),
-            )
-            .unwrap_err();
-        assert_eq!(
-            (error.code, error.peer),
-            (Code::Untrusted, Some(1)),
-            "{error}"
-        );
-        assert!(error.message.contains("secret"), "{error}");
-    }
-    // One who learned the id, which is public, gets no further.
-    let forged = GroupKey {
-        id: zero.key.id,
-        secret: [0; 32],
-    };
-    let forger = Member::new(&forged, 0);
-    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
-        let error = forger.connect(&one, transport).unwrap_err();
-        assert_eq!(
-            (error.code, error.peer),
-            (Code::Untrusted, Some(1)),
-            "{error}"
-        );
-    }
-    assert!(one.arrivals.try_recv().is_err());
-}
-
-#[test]
 fn a_group_registered_late_is_waited_for() {
     let key = GroupKey::random().unwrap();
     let zero = Member::new(&key, 0);
@@ -347,156 +374,6 @@ fn tcp_to(member: &Member) -> TcpStream {
         .set_read_timeout(Some(Duration::from_secs(10)))
         .unwrap();
     stream
-}
-
-/// The other side hangs up without a word.
-fn assert_shown_out(mut stream: TcpStream) {
-    let mut bytes = Vec::new();
-    // A reset is as good as an end of file.
-    let _ = stream.read_to_end(&mut bytes);
-    assert!(
-        bytes.is_empty(),
-        "a stranger was told {} bytes",
-        bytes.len()
-    );
-}
-
-#[test]
-fn garbage_truncation_and_silence_do_not_hurt_others() {
-    let (zero, one) = pair();
-    let mut garbage = tcp_to(&one);
-    garbage.write_all(&[0xa5; 300]).unwrap();
-    let mut version = tcp_to(&one);
-    let mut hello = [0; HELLO_BYTES];
-    hello[..8].copy_from_slice(&MAGIC);
-    hello[8] = 0xff;
-    version.write_all(&hello).unwrap();
-    let mut cut = tcp_to(&one);
-    cut.write_all(&hello[..20]).unwrap();
-    cut.shutdown(std::net::Shutdown::Write).unwrap();
-    // More than there are places.
-    let silent: Vec<TcpStream> = (0..20).map(|_| tcp_to(&one)).collect();
-    let mut near = link(zero.connect(&one, TransportChoice::Tcp));
-    converse(&mut *near, &mut *one.arrival().2);
-    let two = Member::new(&zero.key, 2);
-    let mut near = link(two.connect(&one, TransportChoice::Shm));
-    converse(&mut *near, &mut *one.arrival().2);
-    for stranger in [garbage, version, cut] {
-        assert_shown_out(stranger);
-    }
-    for stranger in silent {
-        assert_shown_out(stranger);
-    }
-}
-
-/// A hand-made member, for what an honest endpoint never does.
-struct Puppet<S> {
-    stream: S,
-    proven: Proven,
-}
-
-impl<S: Read + Write> Puppet<S> {
-    fn enter(mut stream: S, key: &GroupKey, hello: &Hello) -> (Self, Answer) {
-        let initiator = Initiator::new(key, hello).unwrap();
-        stream.write_all(initiator.hello()).unwrap();
-        let mut challenge = [0; CHALLENGE_BYTES];
-        stream.read_exact(&mut challenge).unwrap();
-        let (proof, proven) = initiator.prove(&challenge).unwrap();
-        stream.write_all(&proof).unwrap();
-        let mut puppet = Self { stream, proven };
-        let answer = puppet.answer();
-        (puppet, answer)
-    }
-
-    fn answer(&mut self) -> Answer {
-        let mut frame = [0; ANSWER_BYTES];
-        self.stream.read_exact(&mut frame).unwrap();
-        self.proven.answer(&frame).unwrap()
-    }
-}
-
-fn hello(purpose: Purpose) -> Hello {
-    Hello {
-        purpose,
-        lane: Lane::Collective,
-        from: 0,
-        to: 1,
-        link: [7; 16],
-    }
-}
-
-#[test]
-fn a_recorded_conversation_is_refused() {
-    let (zero, one) = pair();
-    let initiator = Initiator::new(&zero.key, &hello(Purpose::TcpData)).unwrap();
-    let recorded_hello = *initiator.hello();
-    let mut stream = tcp_to(&one);
-    let mut challenge = [0; CHALLENGE_BYTES];
-    stream.write_all(&recorded_hello).unwrap();
-    stream.read_exact(&mut challenge).unwrap();
-    let (recorded_proof, _) = initiator.prove(&challenge).unwrap();
-    drop(stream);
-
-    let mut replay = tcp_to(&one);
-    replay.write_all(&recorded_hello).unwrap();
-    replay.write_all(&recorded_proof).unwrap();
-    replay.read_exact(&mut challenge).unwrap();
-    assert_shown_out(replay);
-}
-
-#[test]
-fn a_control_connection_needs_its_stream() {
-    let (zero, one) = pair();
-    let control = hello(Purpose::TcpControl);
-    let (_, answer) = Puppet::enter(tcp_to(&one), &zero.key, &control);
-    assert_eq!(answer, Answer::Failed);
-    let (_data, answer) = Puppet::enter(tcp_to(&one), &zero.key, &hello(Purpose::TcpData));
-    assert_eq!(answer, Answer::Accept);
-    for other in [
-        Hello {
-            link: [8; 16],
-            ..control
-        },
-        Hello { from: 2, ..control },
-    ] {
-        let (_, answer) = Puppet::enter(tcp_to(&one), &zero.key, &other);
-        assert_eq!(answer, Answer::Failed);
-    }
-    let (_control, answer) = Puppet::enter(tcp_to(&one), &zero.key, &control);
-    assert_eq!(answer, Answer::Accept);
-    assert_eq!(one.arrival().0, 0);
-}
-
-#[test]
-fn a_bad_segment_is_refused_and_tcp_still_works() {
-    let (zero, one) = pair();
-    let name = UnixAddr::from_abstract_name(&one.endpoint.address().unix_name).unwrap();
-    let stream = std::os::unix::net::UnixStream::connect_addr(&name).unwrap();
-    let (mut puppet, answer) = Puppet::enter(stream, &zero.key, &hello(Purpose::SharedMemory));
-    assert_eq!(answer, Answer::Accept);
-    let patience = Patience {
-        deadline: Instant::now() + Duration::from_secs(5),
-        called_off: [&NEVER, &NEVER],
-    };
-    let file = std::fs::File::open("/dev/null").unwrap();
-    patience.send_fd(&puppet.stream, file.as_fd()).unwrap();
-    assert_eq!(puppet.answer(), Answer::Failed);
-    let mut near = link(zero.connect(&one, TransportChoice::Tcp));
-    converse(&mut *near, &mut *one.arrival().2);
-}
-
-#[test]
-fn a_member_that_breaks_off_can_come_back() {
-    let (zero, one) = pair();
-    let name = UnixAddr::from_abstract_name(&one.endpoint.address().unix_name).unwrap();
-    for _ in 0..10 {
-        let stream = std::os::unix::net::UnixStream::connect_addr(&name).unwrap();
-        let (puppet, answer) = Puppet::enter(stream, &zero.key, &hello(Purpose::SharedMemory));
-        assert_eq!(answer, Answer::Accept);
-        drop(puppet);
-    }
-    let mut near = link(zero.connect(&one, TransportChoice::Tcp));
-    converse(&mut *near, &mut *one.arrival().2);
 }
 
 #[test]
@@ -573,15 +450,10 @@ fn a_listener_that_does_not_answer_runs_into_the_deadline_or_is_called_off() {
     let cancelled = AtomicBool::new(false);
     thread::scope(|scope| {
         let attempt = scope.spawn(|| {
+            let request = zero.request(1, &target, TransportChoice::Tcp);
             zero.endpoint.connect(&ConnectRequest {
-                key: &zero.key,
-                from: 0,
-                to: 1,
-                lane: Lane::Collective,
-                target: &target,
-                deadline: Instant::now() + Duration::from_secs(600),
-                transport: TransportChoice::Tcp,
                 cancelled: &cancelled,
+                ..request
             })
         });
         thread::sleep(Duration::from_millis(100));
@@ -598,13 +470,13 @@ fn a_listener_that_does_not_answer_runs_into_the_deadline_or_is_called_off() {
 #[test]
 fn an_unregistered_group_is_closed() {
     let (zero, one) = pair();
-    one.endpoint.unregister(&one.key.id);
+    one.endpoint.unregister(&one.key.id, 1);
     let within = Duration::from_millis(700);
     let error = zero
         .connect_at(1, one.endpoint.address(), TransportChoice::Auto, within)
         .unwrap_err();
     assert_eq!(error.code, Code::Untrusted, "{error}");
-    zero.endpoint.unregister(&zero.key.id);
+    zero.endpoint.unregister(&zero.key.id, 0);
     let error = zero.connect(&one, TransportChoice::Auto).unwrap_err();
     assert_eq!(error.code, Code::Internal);
 }
@@ -652,7 +524,7 @@ fn dropping_ends_the_accepting_thread_promptly() {
         "took {:?}",
         since.elapsed()
     );
-    silent.into_iter().for_each(assert_shown_out);
+    silent.into_iter().for_each(strangers::assert_shown_out);
 }
 
 #[test]

@@ -1,0 +1,141 @@
+//! Values as expressions, each made once and known by its number.
+
+use std::collections::HashMap;
+
+use super::MAX_WORLD;
+use crate::types::Rank;
+
+/// The number of an expression; 0 stands for "not initialised".
+pub(super) type Id = u32;
+pub(super) const UNINITIALISED: Id = 0;
+
+#[derive(Clone, Copy)]
+pub(super) struct Expression {
+    /// The element of the reduction that it is about; for contributions, its place in the rank's input.
+    pub(super) element: usize,
+    /// The ranks whose contributions are in it.
+    pub(super) contributors: u128,
+    pub(super) kind: Kind,
+    /// Whether it is `((a op b) op c) op ...` with ranks ascending.
+    pub(super) in_rank_order: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Contribution,
+    Sum,
+    Finished,
+}
+
+/// All expressions of a run, each once.
+pub(super) struct Expressions {
+    all: Vec<Expression>,
+    contributions: HashMap<(Rank, usize), Id>,
+    sums: HashMap<(Id, Id), Id>,
+    finished: HashMap<Id, Id>,
+}
+
+impl Expressions {
+    pub(super) fn new() -> Self {
+        let nothing = Expression {
+            element: 0,
+            contributors: 0,
+            kind: Kind::Contribution,
+            in_rank_order: true,
+        };
+        Self {
+            all: vec![nothing],
+            contributions: HashMap::new(),
+            sums: HashMap::new(),
+            finished: HashMap::new(),
+        }
+    }
+
+    pub(super) fn get(&self, id: Id) -> Expression {
+        self.all[id as usize]
+    }
+
+    fn push(all: &mut Vec<Expression>, expression: Expression) -> Id {
+        all.push(expression);
+        Id::try_from(all.len() - 1).expect("fewer than 2^32 expressions")
+    }
+
+    pub(super) fn contribution(&mut self, rank: Rank, element: usize) -> Id {
+        let all = &mut self.all;
+        *self
+            .contributions
+            .entry((rank, element))
+            .or_insert_with(|| {
+                let expression = Expression {
+                    element,
+                    contributors: 1 << rank,
+                    kind: Kind::Contribution,
+                    in_rank_order: true,
+                };
+                Self::push(all, expression)
+            })
+    }
+
+    pub(super) fn sum(&mut self, left: Id, right: Id) -> Result<Id, String> {
+        let (l, r) = (self.get(left), self.get(right));
+        if l.kind == Kind::Finished || r.kind == Kind::Finished {
+            return Err("reduces a sum that is finished already".into());
+        }
+        if l.element != r.element {
+            return Err(format!(
+                "reduces element {} with element {}",
+                l.element, r.element
+            ));
+        }
+        if l.contributors & r.contributors != 0 {
+            return Err(format!(
+                "reduces the contributions of ranks {:?} twice",
+                ranks(l.contributors & r.contributors)
+            ));
+        }
+        let all = &mut self.all;
+        Ok(*self.sums.entry((left, right)).or_insert_with(|| {
+            let expression = Expression {
+                element: l.element,
+                contributors: l.contributors | r.contributors,
+                kind: Kind::Sum,
+                in_rank_order: l.in_rank_order
+                    && r.kind == Kind::Contribution
+                    && l.contributors < r.contributors,
+            };
+            Self::push(all, expression)
+        }))
+    }
+
+    pub(super) fn finish(&mut self, sum: Id, everybody: u128) -> Result<Id, String> {
+        let expression = self.get(sum);
+        if expression.kind == Kind::Finished {
+            return Err(format!("finishes element {} twice", expression.element));
+        }
+        if expression.contributors != everybody {
+            return Err(format!(
+                "finishes element {} without the contributions of ranks {:?}",
+                expression.element,
+                ranks(everybody & !expression.contributors)
+            ));
+        }
+        let all = &mut self.all;
+        Ok(*self.finished.entry(sum).or_insert_with(|| {
+            let expression = Expression {
+                kind: Kind::Finished,
+                ..expression
+            };
+            Self::push(all, expression)
+        }))
+    }
+}
+
+/// The members of a set of ranks.
+pub(super) fn ranks(set: u128) -> Vec<Rank> {
+    (0..MAX_WORLD).filter(|rank| set >> rank & 1 == 1).collect()
+}
+
+/// The set of all ranks.
+pub(super) fn everybody(world: usize) -> u128 {
+    u128::MAX >> (MAX_WORLD - world)
+}

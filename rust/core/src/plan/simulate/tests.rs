@@ -1,0 +1,161 @@
+//! The simulation agrees with arithmetic where arithmetic is easy, and with `select` everywhere.
+
+use super::{CostModel, simulate};
+use crate::plan::select::{Topology, select};
+use crate::plan::{Algorithm, Buffer, Counts, Plan, Shape, Span, Step, Wire, applicable, build};
+use crate::types::Collective;
+
+fn shapes(collective: Collective, world: usize, count: usize, widen: bool) -> Vec<Shape<'static>> {
+    (0..world)
+        .map(|rank| Shape {
+            collective,
+            rank,
+            world,
+            counts: Counts::Even(count),
+            root: 0,
+            in_place: matches!(collective, Collective::AllReduce | Collective::Reduce),
+            widen,
+        })
+        .collect()
+}
+
+fn seconds(algorithm: Algorithm, shapes: &[Shape], cost: &CostModel) -> f64 {
+    let plans: Vec<Plan> = shapes
+        .iter()
+        .map(|shape| build(algorithm, shape).expect("the algorithm applies"))
+        .collect();
+    simulate(&plans, cost)
+}
+
+fn close_to(got: f64, want: f64, tolerance: f64) {
+    assert!(
+        (got / want - 1.0).abs() < tolerance,
+        "{got:e} instead of {want:e} seconds"
+    );
+}
+
+#[test]
+fn one_message_costs_what_it_should() {
+    let cost = CostModel::typical(Topology::even(2, 1, 1), 4, 4);
+    let span = Span::new(Buffer::Input, 0, 300);
+    let into = Span::new(Buffer::Output, 0, 300);
+    let plans = [
+        Plan {
+            steps: vec![Step::Send { to: 1, src: span }],
+            scratch: 0,
+        },
+        Plan {
+            steps: vec![Step::Recv {
+                from: 0,
+                dst: into,
+                wire: Wire::Element,
+            }],
+            scratch: 0,
+        },
+    ];
+    let link = cost.across;
+    let want = 2.0 * link.per_message + link.latency + 1200.0 * link.per_byte + 2.0 * cost.per_step;
+    close_to(simulate(&plans, &cost), want, 1e-9);
+}
+
+#[test]
+fn plans_that_wait_forever_take_forever() {
+    let into = Span::new(Buffer::Output, 0, 1);
+    let plan = |from| Plan {
+        steps: vec![Step::Recv {
+            from,
+            dst: into,
+            wire: Wire::Element,
+        }],
+        scratch: 0,
+    };
+    let cost = CostModel::typical(Topology::one_host(2, 2), 4, 4);
+    assert_eq!(simulate(&[plan(1), plan(0)], &cost), f64::INFINITY);
+}
+
+#[test]
+fn a_long_ring_between_hosts_runs_at_the_speed_of_the_wire() {
+    for world in [2, 5, 16] {
+        let cost = CostModel::typical(Topology::even(world, 1, 4), 4, 4);
+        let count = 16 << 20;
+        let shapes = shapes(Collective::AllReduce, world, count, false);
+        let bytes = 2.0 * (world - 1) as f64 / world as f64 * (4 * count) as f64;
+        let got = seconds(Algorithm::Ring, &shapes, &cost);
+        close_to(got, bytes * cost.across.per_byte, 0.25);
+    }
+}
+
+#[test]
+fn a_thousand_ranks_meet_in_ten_rounds() {
+    let cost = CostModel::typical(Topology::even(1024, 1, 4), 1, 1);
+    let shapes = shapes(Collective::Barrier, 1024, 0, false);
+    let round = cost.across.latency + 2.0 * (cost.across.per_message + cost.per_step);
+    close_to(
+        seconds(Algorithm::Bruck, &shapes, &cost),
+        10.0 * round,
+        0.01,
+    );
+}
+
+/// What `select` chooses is never far slower than the best there is, in worlds of many kinds.
+#[test]
+fn the_selected_algorithm_is_near_the_best() {
+    let collectives = [
+        Collective::AllReduce,
+        Collective::Reduce,
+        Collective::Broadcast,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Gather,
+        Collective::Scatter,
+        Collective::AllToAll,
+        Collective::Barrier,
+    ];
+    let topologies = [
+        Topology::one_host(2, 2),
+        Topology::one_host(4, 4),
+        Topology::one_host(8, 8),
+        Topology::one_host(12, 12),
+        Topology::one_host(16, 16),
+        Topology::one_host(32, 32),
+        Topology::even(2, 1, 8),
+        Topology::even(4, 1, 8),
+        Topology::even(2, 4, 8),
+        Topology::even(4, 8, 8),
+        Topology::even(16, 1, 8),
+        Topology::even(24, 1, 8),
+    ];
+    let mut far_off = Vec::new();
+    for collective in collectives {
+        for topology in &topologies {
+            let world = topology.host_of.len();
+            for count in [1usize, 64, 1 << 10, 1 << 14, 1 << 18, 1 << 22] {
+                for element_size in [4, 2] {
+                    let cost = CostModel::typical(topology.clone(), element_size, 4);
+                    let count = match collective {
+                        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => count,
+                        _ => count.div_ceil(world),
+                    };
+                    let shapes = shapes(collective, world, count, element_size < 4);
+                    let (best, fastest) = Algorithm::ALL
+                        .into_iter()
+                        .filter(|&algorithm| applicable(algorithm, &shapes[0]))
+                        .map(|algorithm| (seconds(algorithm, &shapes, &cost), algorithm))
+                        .min_by(|a, b| a.0.total_cmp(&b.0))
+                        .expect("some algorithm applies");
+                    let chosen = select(&shapes[0], element_size, topology);
+                    let ratio = seconds(chosen, &shapes, &cost) / best;
+                    if ratio > 2.0 {
+                        let hosts = topology.host_of.last().map_or(0, |last| last + 1);
+                        far_off.push(format!(
+                            "{collective} of {count} x {element_size} B, {world} ranks on {hosts} \
+                             hosts: {chosen} takes {ratio:.1} times as long as {fastest} ({:.1} us)",
+                            best * 1e6
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    assert!(far_off.is_empty(), "{}", far_off.join("\n"));
+}

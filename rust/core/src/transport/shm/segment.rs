@@ -1,0 +1,300 @@
+//! The memory two ranks of a host share: a header and two rings, one for each direction.
+//!
+//! The segment is a memfd: it has no name, and goes when the last process that maps it does, however that
+//! ends. It is sealed against changing its size before the peer sees it, and the peer checks the seals before
+//! it maps it, so that no access to it can fault because the other side cut it short.
+
+use std::os::fd::OwnedFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::fs::{self, MemfdFlags, SealFlags};
+use rustix::mm::{self, MapFlags, ProtFlags};
+
+use super::ring::Memory;
+use crate::error::{Code, Error, Result};
+
+/// The smallest ring: an element of 16 bytes fits whatever room the consumer holds back.
+pub const MIN_CAPACITY: usize = 64;
+/// The largest ring.
+pub const MAX_CAPACITY: usize = 1 << 30;
+
+/// `unisono` and the version of this layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x01");
+/// Where the first ring's bytes begin: a page, for the header and both rings' words.
+const DATA: usize = 4096;
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
+
+/// A word on cache lines of its own (two, since processors fetch them in pairs).
+#[repr(C, align(128))]
+struct Line(AtomicU64);
+
+/// The words of one ring. Each has one writer in the common case, and the flags are written only around sleeps,
+/// so that looking at them costs nothing while nobody sleeps.
+#[repr(C)]
+struct Words {
+    tail: Line,
+    head: Line,
+    producer_asleep: Line,
+    consumer_asleep: Line,
+}
+
+/// The first page.
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    capacity: AtomicU64,
+    /// From the side that made the segment, and to it.
+    rings: [Words; 2],
+}
+
+const _: () = assert!(size_of::<Header>() <= DATA);
+
+/// A mapped segment.
+pub(super) struct Segment {
+    base: NonNull<u8>,
+    capacity: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, on drop. What is shared
+// in it is atomic words, and bytes that the rings hand from one side to the other by those words.
+unsafe impl Send for Segment {}
+// SAFETY: as above; `Segment` itself has no interior that changes.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// A segment for another process, and the descriptor to give it.
+    pub(super) fn create(capacity: usize) -> Result<(Arc<Self>, OwnedFd)> {
+        check_capacity(capacity)?;
+        let doing = "make a shared memory segment";
+        let length = length_of(capacity);
+        let file = fs::memfd_create("unisono", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|errno| Error::system(doing, errno))?;
+        fs::ftruncate(&file, length as u64).map_err(|errno| Error::system(doing, errno))?;
+        fs::fcntl_add_seals(&file, SEALS).map_err(|errno| Error::system(doing, errno))?;
+        let segment = Self::map(Some(&file), capacity)?;
+        segment.write_header();
+        Ok((Arc::new(segment), file))
+    }
+
+    /// A segment for two threads of this process.
+    pub(super) fn anonymous(capacity: usize) -> Result<Arc<Self>> {
+        check_capacity(capacity)?;
+        let segment = Self::map(None, capacity)?;
+        segment.write_header();
+        Ok(Arc::new(segment))
+    }
+
+    /// The segment that a peer made. Its size and seals are the kernel's word; only its header is the peer's.
+    pub(super) fn open(file: &OwnedFd) -> Result<Arc<Self>> {
+        let untrusted = |what: String| {
+            Err(Error::new(
+                Code::Untrusted,
+                format!("the peer's shared memory segment is refused: {what}"),
+            ))
+        };
+        let seals = match fs::fcntl_get_seals(file) {
+            Ok(seals) => seals,
+            Err(errno) => return untrusted(format!("it cannot be sealed ({errno})")),
+        };
+        if !seals.contains(SEALS) {
+            return untrusted(format!("its size can still be changed (seals {seals:?})"));
+        }
+        let size = fs::fstat(file)
+            .map_err(|errno| Error::system("look at the peer's shared memory segment", errno))?
+            .st_size;
+        let capacity = usize::try_from(size).unwrap_or(0).saturating_sub(DATA) / 2;
+        if check_capacity(capacity).is_err() || length_of(capacity) as i64 != size {
+            return untrusted(format!("no segment has {size} bytes"));
+        }
+        let segment = Self::map(Some(file), capacity)?;
+        let magic = segment.header().magic.load(Ordering::Acquire);
+        let stated = segment.header().capacity.load(Ordering::Relaxed);
+        if magic != MAGIC {
+            return untrusted(format!("it begins with {magic:#018x}, not {MAGIC:#018x}"));
+        }
+        if stated != capacity as u64 {
+            return untrusted(format!(
+                "it states rings of {stated} bytes, its size {capacity}"
+            ));
+        }
+        Ok(Arc::new(segment))
+    }
+
+    fn map(file: Option<&OwnedFd>, capacity: usize) -> Result<Self> {
+        let length = length_of(capacity);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let place = ptr::null_mut();
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+        let mapped = unsafe {
+            match file {
+                Some(file) => mm::mmap(place, length, access, MapFlags::SHARED, file, 0),
+                None => mm::mmap_anonymous(place, length, access, MapFlags::SHARED),
+            }
+        };
+        let base = mapped.map_err(|errno| {
+            Error::system(format_args!("map {length} bytes of shared memory"), errno)
+        })?;
+        match NonNull::new(base.cast()) {
+            Some(base) => Ok(Self { base, capacity }),
+            None => Err(Error::internal("shared memory was mapped at address zero")),
+        }
+    }
+
+    fn write_header(&self) {
+        let header = self.header();
+        header
+            .capacity
+            .store(self.capacity as u64, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: the mapping is page-aligned, longer than a header (asserted above) and lives as long as
+        // `self`. A header is atomic words only, for which any bytes are a value and which the peer may
+        // change at any time.
+        unsafe { self.base.cast::<Header>().as_ref() }
+    }
+
+    /// One of the two rings: 0 from the side that made the segment, 1 to it.
+    pub(super) fn ring(self: &Arc<Self>, index: usize) -> RingMemory {
+        let words = NonNull::from(&self.header().rings[index]);
+        // SAFETY: the offset is within the mapping, whose length is `length_of(capacity)`.
+        let data = unsafe { self.base.add(DATA + index * self.capacity) };
+        RingMemory {
+            words,
+            data,
+            capacity: self.capacity,
+            _segment: Arc::clone(self),
+        }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: this is the mapping that `map` made, whole; the rings that point into it hold the `Arc`
+        // around `self`, so none is left.
+        let result = unsafe { mm::munmap(self.base.as_ptr().cast(), length_of(self.capacity)) };
+        debug_assert!(result.is_ok());
+    }
+}
+
+fn length_of(capacity: usize) -> usize {
+    DATA + 2 * capacity
+}
+
+fn check_capacity(capacity: usize) -> Result<()> {
+    if !capacity.is_power_of_two() || !(MIN_CAPACITY..=MAX_CAPACITY).contains(&capacity) {
+        return Err(Error::invalid(format!(
+            "a ring of {capacity} bytes: the capacity is a power of two from {MIN_CAPACITY} to {MAX_CAPACITY}"
+        )));
+    }
+    Ok(())
+}
+
+/// One ring of a segment.
+pub(super) struct RingMemory {
+    words: NonNull<Words>,
+    data: NonNull<u8>,
+    capacity: usize,
+    /// Keeps the mapping.
+    _segment: Arc<Segment>,
+}
+
+// SAFETY: the pointers lead into a mapping that belongs to the process and that the `Arc` keeps.
+unsafe impl Send for RingMemory {}
+
+impl RingMemory {
+    #[inline]
+    fn words(&self) -> &Words {
+        // SAFETY: it came from a reference into the segment, which `_segment` keeps mapped.
+        unsafe { self.words.as_ref() }
+    }
+}
+
+impl Memory for RingMemory {
+    type Word = AtomicU64;
+
+    #[inline]
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    #[inline]
+    fn tail(&self) -> &AtomicU64 {
+        &self.words().tail.0
+    }
+
+    #[inline]
+    fn head(&self) -> &AtomicU64 {
+        &self.words().head.0
+    }
+
+    #[inline]
+    fn producer_asleep(&self) -> &AtomicU64 {
+        &self.words().producer_asleep.0
+    }
+
+    #[inline]
+    fn consumer_asleep(&self) -> &AtomicU64 {
+        &self.words().consumer_asleep.0
+    }
+
+    #[inline]
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    #[inline]
+    unsafe fn write(&self, at: usize, bytes: &[u8]) {
+        // SAFETY: the caller keeps the destination within the ring and on bytes that are not published. The
+        // only slices of the ring are those `lend` makes, of published bytes, so `bytes` cannot overlap it.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.data.add(at).as_ptr(), bytes.len()) }
+    }
+
+    #[inline]
+    unsafe fn read(&self, at: usize, bytes: &mut [u8]) {
+        // SAFETY: the caller keeps the source within the ring; an exclusive slice cannot overlap it. No
+        // reference to the peer's bytes is formed. A peer that writes them meanwhile breaks the ring's rules
+        // and spoils numbers, nothing else.
+        unsafe {
+            ptr::copy_nonoverlapping(self.data.add(at).as_ptr(), bytes.as_mut_ptr(), bytes.len());
+        }
+    }
+
+    #[inline]
+    unsafe fn lend(&self, at: usize, length: usize, fold: &mut dyn FnMut(&[u8])) {
+        // SAFETY: the caller keeps the run within the ring, which stays mapped at its full size (sealed).
+        // The bytes are published and not released: a peer that keeps the protocol does not write them while
+        // the slice lives, and only peers that proved membership of the job get this memory at all. Should
+        // one break the protocol, the fold reads other bytes than were sent; it uses them as numbers to
+        // reduce, for which every pattern is valid, and never as lengths, addresses or conditions on them.
+        fold(unsafe { std::slice::from_raw_parts(self.data.add(at).as_ptr(), length) });
+    }
+}
+
+/// Writes raw words into a segment, as a broken peer would.
+#[cfg(test)]
+impl Segment {
+    pub(super) fn corrupt_header(&self, magic: Option<u64>, capacity: Option<u64>) {
+        if let Some(magic) = magic {
+            self.header().magic.store(magic, Ordering::Release);
+        }
+        if let Some(capacity) = capacity {
+            self.header().capacity.store(capacity, Ordering::Release);
+        }
+    }
+
+    pub(super) fn corrupt_ring(&self, index: usize, tail: Option<u64>, head: Option<u64>) {
+        let words = &self.header().rings[index];
+        if let Some(tail) = tail {
+            words.tail.0.store(tail, Ordering::Release);
+        }
+        if let Some(head) = head {
+            words.head.0.store(head, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! A link over two TCP connections: one for the bytes, which it carries as they are, and one for control.
+//!
+//! Small receives go through a buffer, so that a message's header and what follows it cost one system call;
+//! large ones go from the kernel straight into their destination. A fold lends the buffer.
+//!
+//! The two connections end independently, and the network may show the end of one while bytes or a farewell
+//! are still on their way on the other. So the link's end is reported when both have ended, or [`SETTLE`] after
+//! the first: whoever sees it can receive all that came before, and a peer that said farewell is not taken for
+//! lost. An abort is reported at once.
+
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use crate::error::{Error, Result};
+use crate::transport::control::{Control, Frame, describe};
+use crate::transport::{Interest, Link, Notice, PeerState};
+
+/// How long the end of one connection waits for the end of the other.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// Size of the receive buffer: what a loopback or a 100 Gb/s link delivers between two looks at it.
+const BUFFER: usize = 256 << 10;
+/// From this size on a receive bypasses the buffer.
+const DIRECT: usize = 32 << 10;
+/// The most one call moves, so that a caller with several links comes round to all of them.
+const FAIR: usize = 4 << 20;
+
+/// One end of a link over TCP.
+pub struct TcpLink {
+    data: TcpStream,
+    control: Control,
+    peer: String,
+    buffer: Buffer,
+    /// Receiving has come to its end.
+    drained: bool,
+    /// What ended the data connection, as first seen by sending or receiving.
+    broken: Option<String>,
+    /// When the first of the two connections was seen to have ended.
+    ending_since: Option<Instant>,
+    /// Whether something was seen that [`Link::peer_state`] has not told yet. While an end settles this keeps
+    /// the caller from sleeping, since no descriptor announces that the time is up.
+    news: bool,
+}
+
+impl TcpLink {
+    /// This side's end of a link over two connections to the same peer, of which `control` is its control
+    /// channel. `peer` is the peer's address, for messages.
+    ///
+    /// # Errors
+    /// `System` when a socket does not take its options.
+    pub fn new(data: TcpStream, control: TcpStream, peer: String) -> Result<Self> {
+        for socket in [&data, &control] {
+            socket
+                .set_nonblocking(true)
+                .and_then(|()| socket.set_nodelay(true))
+                .map_err(|cause| Error::system(format_args!("set up tcp {peer}"), cause))?;
+        }
+        Ok(Self {
+            data,
+            control: Control::new(control),
+            peer,
+            buffer: Buffer::default(),
+            drained: false,
+            broken: None,
+            ending_since: None,
+            news: false,
+        })
+    }
+
+    /// Receives into the buffer, as much as it has room for. True when something came.
+    fn fill(&mut self) -> bool {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let count = self.receive(buffer.room());
+        buffer.end += count;
+        self.buffer = buffer;
+        count > 0
+    }
+
+    /// Receives into `bytes` by one system call.
+    fn receive(&mut self, bytes: &mut [u8]) -> usize {
+        while !self.drained {
+            match recv(&self.data, &mut *bytes, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => self.end_receiving("connection closed".to_owned()),
+                Ok((_, count)) => return count,
+                Err(Errno::AGAIN) => return 0,
+                Err(Errno::INTR) => {}
+                Err(errno) => self.end_receiving(describe(errno)),
+            }
+        }
+        0
+    }
+
+    fn end_receiving(&mut self, what: String) {
+        self.drained = true;
+        self.end(what);
+    }
+
+    fn end(&mut self, what: String) {
+        if self.broken.is_none() {
+            self.broken = Some(what);
+            self.news = true;
+        }
+    }
+
+    /// Whether nothing more will arrive on the data connection than what is here already.
+    fn data_has_ended(&self) -> bool {
+        let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        self.broken.is_some() || self.ready(PollFlags::RDHUP).intersects(end)
+    }
+
+    /// Which of `wanted` the data connection is ready for now; also `HUP` and `ERR`.
+    fn ready(&self, wanted: PollFlags) -> PollFlags {
+        let mut fds = [PollFd::from_borrowed_fd(self.data.as_fd(), wanted)];
+        match poll(&mut fds, Some(&Timespec::default())) {
+            Ok(_) => fds[0].revents(),
+            Err(_) => PollFlags::empty(),
+        }
+    }
+}
+
+impl Link for TcpLink {
+    fn try_send(&mut self, bytes: &[u8]) -> Result<usize> {
+        let bytes = &bytes[..bytes.len().min(FAIR)];
+        while self.broken.is_none() && !bytes.is_empty() {
+            match send(&self.data, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(count) => return Ok(count),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(errno) => self.end(describe(errno)),
+            }
+        }
+        Ok(0)
+    }
+
+    fn try_recv(&mut self, bytes: &mut [u8]) -> Result<usize> {
+        let mut received = self.buffer.take(bytes);
+        if received == bytes.len() {
+            return Ok(received);
+        }
+        if bytes.len() - received >= DIRECT {
+            let limit = bytes.len().min(received + FAIR);
+            received += self.receive(&mut bytes[received..limit]);
+        } else if self.fill() {
+            received += self.buffer.take(&mut bytes[received..]);
+        }
+        Ok(received)
+    }
+
+    fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize> {
+        assert!(
+            (1..=16).contains(&align) && max.is_multiple_of(align),
+            "a fold of at most {max} bytes in elements of {align}"
+        );
+        let mut folded = 0;
+        while folded < max.min(FAIR) {
+            let run = self.buffer.bytes().len().min(max - folded) / align * align;
+            if run > 0 {
+                fold(&self.buffer.bytes()[..run]);
+                self.buffer.start += run;
+                folded += run;
+            } else if !self.fill() {
+                break;
+            }
+        }
+        Ok(folded)
+    }
+
+    fn arm(&mut self, interest: Interest) -> bool {
+        if self.news || self.control.has_news() {
+            return true;
+        }
+        if interest.readable && !self.buffer.bytes().is_empty() {
+            return true;
+        }
+        // Readiness is watched by its edges, and this asks for its level: what an earlier wake-up announced
+        // and nobody has taken since is not slept through.
+        let mut wanted = PollFlags::empty();
+        wanted.set(PollFlags::IN, interest.readable && !self.drained);
+        wanted.set(PollFlags::OUT, interest.writable && self.broken.is_none());
+        !wanted.is_empty() && self.ready(wanted).intersects(wanted)
+    }
+
+    fn disarm(&mut self) {}
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.data.as_fd(), self.control.fd()]
+    }
+
+    fn peer_state(&mut self) -> PeerState {
+        self.news = false;
+        let said = self.control.peer_state();
+        if matches!(said, PeerState::Aborted(_)) {
+            return said;
+        }
+        let control_ended = said != PeerState::Present;
+        let data_ended = self.data_has_ended();
+        if !control_ended && !data_ended {
+            return PeerState::Present;
+        }
+        let since = *self.ending_since.get_or_insert_with(Instant::now);
+        if control_ended != data_ended && since.elapsed() < SETTLE {
+            self.news = true;
+            return PeerState::Present;
+        }
+        match said {
+            PeerState::Present => PeerState::Lost(
+                self.broken
+                    .clone()
+                    .unwrap_or_else(|| "connection closed".to_owned()),
+            ),
+            said => said,
+        }
+    }
+
+    fn send_abort(&mut self, notice: &Notice) {
+        self.control.send(&Frame::Abort(notice.clone()));
+    }
+
+    fn send_farewell(&mut self) {
+        self.control.send(&Frame::Farewell);
+    }
+
+    fn describe(&self) -> String {
+        format!("tcp {}", self.peer)
+    }
+}
+
+/// Bytes that were received ahead of the calls that want them. Its memory is made when first needed.
+#[derive(Default)]
+struct Buffer {
+    memory: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Buffer {
+    /// What is in it.
+    fn bytes(&self) -> &[u8] {
+        &self.memory[self.start..self.end]
+    }
+
+    /// Moves as much of it into `bytes` as fits.
+    fn take(&mut self, bytes: &mut [u8]) -> usize {
+        let count = bytes.len().min(self.end - self.start);
+        bytes[..count].copy_from_slice(&self.bytes()[..count]);
+        self.start += count;
+        count
+    }
+
+    /// The free room after its content, which moves to the front: at most part of an element, since more is
+    /// received only when what is here does not suffice.
+    fn room(&mut self) -> &mut [u8] {
+        self.memory.resize(BUFFER, 0);
+        self.memory.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        &mut self.memory[self.end..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::transport::suite;
+
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (ours, listener.accept().unwrap().0)
+    }
+
+    fn links() -> (TcpLink, TcpLink) {
+        let (data, control) = (connection(), connection());
+        (
+            TcpLink::new(data.0, control.0, "a".to_owned()).unwrap(),
+            TcpLink::new(data.1, control.1, "b".to_owned()).unwrap(),
+        )
+    }
+
+    fn make(capacity: usize) -> (Box<dyn Link>, Box<dyn Link>) {
+        let (a, b) = links();
+        for link in [&a, &b] {
+            let socket = socket2::SockRef::from(&link.data);
+            socket.set_send_buffer_size(capacity).unwrap();
+            socket.set_recv_buffer_size(capacity).unwrap();
+        }
+        (Box::new(a), Box::new(b))
+    }
+
+    suite::conformance!(make);
+
+    #[test]
+    fn garbage_on_the_control_connection_is_a_loss() {
+        let (data, control) = (connection(), connection());
+        let mut link = TcpLink::new(data.0, control.0, "peer".to_owned()).unwrap();
+        (&control.1).write_all(b"GET / HTTP/1.1\r\n").unwrap();
+        drop(data.1);
+        let what = "unknown frame kind 0x47 on the control channel".to_owned();
+        assert_eq!(suite::end_of(&mut link), PeerState::Lost(what));
+    }
+
+    #[test]
+    fn a_lone_end_is_reported_once_it_has_settled() {
+        let (data, control) = (connection(), connection());
+        let mut link = TcpLink::new(data.0, control.0, "peer".to_owned()).unwrap();
+        drop(data.1);
+        let start = Instant::now();
+        assert_eq!(
+            suite::end_of(&mut link),
+            PeerState::Lost("connection closed".to_owned())
+        );
+        assert!(start.elapsed() >= SETTLE);
+        drop(control.1);
+    }
+
+    #[test]
+    fn sending_into_a_closed_connection_leaves_received_bytes() {
+        let (mut a, mut b) = links();
+        assert_eq!(b.try_send(b"last words").unwrap(), 10);
+        drop(b);
+        while a.broken.is_none() {
+            a.try_send(&[0; 1000]).unwrap();
+        }
+        assert!(matches!(suite::end_of(&mut a), PeerState::Lost(_)));
+        let mut bytes = [0; 100];
+        assert_eq!(a.try_recv(&mut bytes).unwrap(), 10);
+        assert_eq!(&bytes[..10], b"last words");
+        assert!(!a.arm(Interest {
+            readable: true,
+            writable: true
+        }));
+    }
+}

@@ -1,0 +1,5 @@
+//! Links between hosts: see [`link`].
+
+pub mod link;
+
+pub use link::TcpLink;
