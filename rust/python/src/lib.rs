@@ -6,6 +6,8 @@
 mod arrays;
 mod collectives;
 mod communicator;
+mod counts;
+mod dlpack;
 mod errors;
 mod operator;
 mod point_to_point;
