@@ -203,6 +203,11 @@ impl Group {
         self.core.lock().sequence
     }
 
+    /// What operations under way wait for, in words.
+    pub(crate) fn waits(&self) -> String {
+        self.describe_waits(&self.core.lock())
+    }
+
     pub(crate) fn recent_operations(&self) -> Vec<String> {
         self.core.lock().recorder.lines()
     }
