@@ -83,7 +83,7 @@ pub(crate) fn tell(completion: Completion, result: Result<()>) {
 impl Progress {
     fn run(&self) {
         let mut groups: Vec<Arc<Group>> = Vec::new();
-        let mut patience = Patience::new(1, 0, None);
+        let mut patience = Patience::of_background();
         loop {
             for group in self.adopted.lock().drain(..) {
                 self.sleeper.watch_set(group.sleeper());
