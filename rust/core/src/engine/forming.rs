@@ -94,15 +94,12 @@ impl Group {
         let key = GroupKey::random()?;
         let groups = (0..world)
             .map(|rank| {
-                let label = format!("thread {rank} of pid {}", std::process::id());
+                let member = |rank| Member {
+                    label: format!("thread {rank} of pid {}", std::process::id()),
+                    address: None,
+                };
                 let membership = Membership {
-                    members: vec![
-                        Member {
-                            label,
-                            address: None
-                        };
-                        world
-                    ],
+                    members: (0..world).map(member).collect(),
                     key: key.clone(),
                     endpoint: None,
                     topology: Topology::one_host(world, cores()),
@@ -185,7 +182,11 @@ impl Group {
         let left = || timeout.saturating_sub(started.elapsed());
         // The operations outlive the deadline by a little, so that rank 0's report comes first.
         let options = || PointToPoint {
-            timeout: Some(timeout * 2 + Duration::from_secs(1)),
+            timeout: Some(
+                timeout
+                    .saturating_mul(2)
+                    .saturating_add(Duration::from_secs(1)),
+            ),
             completion: None,
         };
         let signal = |to| self.send(DataType::UInt8, Memory::empty(), to, BARRIER_TAG, options());
