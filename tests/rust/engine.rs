@@ -209,6 +209,25 @@ fn leaving_ends_the_waits_of_the_others() {
 }
 
 #[test]
+fn who_comes_too_late_learns_that_the_other_has_left() {
+    let _beside = beside_others();
+    for transport in TRANSPORTS {
+        let start = Instant::now();
+        run(transport, 2, |comm| {
+            if comm.rank() == 0 {
+                return;
+            }
+            pause(100);
+            let error = comm.barrier().unwrap_err();
+            assert_eq!(error.code, Code::PeerLost, "{transport:?}: {error}");
+            assert_eq!(error.peer, Some(0), "{transport:?}: {error}");
+            assert!(error.message.contains("left"), "{transport:?}: {error}");
+        });
+        assert!(start.elapsed() < Duration::from_secs(2), "{transport:?}");
+    }
+}
+
+#[test]
 fn a_receive_from_any_ends_when_all_have_left() {
     let _beside = beside_others();
     for transport in TRANSPORTS {

@@ -252,10 +252,10 @@ struct Door {
 
 impl Gate for Door {
     fn admit(&self, from: Rank, lane: Lane) -> Verdict {
-        let Some(group) = self.group.upgrade() else {
-            return Verdict::Duplicate;
+        let Some(group) = self.group.upgrade().filter(|group| !group.is_closed()) else {
+            return Verdict::Left;
         };
-        if group.is_closed() || from >= group.world() || from == group.rank() {
+        if from >= group.world() || from == group.rank() {
             return Verdict::Duplicate;
         }
         match group.core.lock().links.slot(lane, from) {
@@ -264,13 +264,14 @@ impl Gate for Door {
         }
     }
 
-    fn established(&self, from: Rank, lane: Lane, link: Box<dyn Link>) {
-        if let Some(group) = self.group.upgrade() {
-            group.post(Mail::Established {
+    fn established(&self, from: Rank, lane: Lane, mut link: Box<dyn Link>) {
+        match self.group.upgrade() {
+            Some(group) => group.post(Mail::Established {
                 lane,
                 peer: from,
                 link,
-            });
+            }),
+            None => link.send_farewell(),
         }
     }
 }
