@@ -103,8 +103,8 @@ pub(crate) struct Execution {
     scratch: Memory,
     /// Owns what `scratch` views.
     pub(crate) scratch_owner: Option<Scratch>,
-    /// Owns what `input` views, when it was multiplied beforehand.
-    pub(crate) premultiplied: Option<Scratch>,
+    /// What the input is multiplied with beforehand.
+    pub(crate) factor: Option<Factor>,
     kernel: Option<Kernel>,
     /// The same operator on the type of scratch memory.
     partial_kernel: Option<Kernel>,
@@ -117,6 +117,16 @@ pub(crate) struct Execution {
     /// The first unfinished step.
     base: usize,
     window: [Progress; WINDOW],
+}
+
+/// A multiplication of the input, done when the execution begins.
+pub(crate) struct Factor {
+    /// The caller's input.
+    pub(crate) source: Memory,
+    pub(crate) factor: f64,
+    pub(crate) applied: bool,
+    /// Owns what the execution's input views.
+    pub(crate) _scratch: Scratch,
 }
 
 /// What an execution works on.
@@ -159,7 +169,7 @@ impl Execution {
             output: operands.output,
             scratch,
             scratch_owner,
-            premultiplied: None,
+            factor: None,
             kernel: operands.kernel,
             partial_kernel: operands.partial_kernel,
             dtype: operands.dtype,
@@ -180,8 +190,30 @@ impl Execution {
     /// Whether the operation writes bytes that `other` touches, or the other way round.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.output.overlaps(&other.output)
-            || self.output.overlaps(&other.input)
-            || self.input.overlaps(&other.output)
+            || self.output.overlaps(other.source())
+            || self.source().overlaps(&other.output)
+    }
+
+    /// The caller's input.
+    fn source(&self) -> &Memory {
+        self.factor
+            .as_ref()
+            .map_or(&self.input, |factor| &factor.source)
+    }
+
+    /// Multiplies the input, once.
+    fn apply_factor(&mut self) {
+        let Some(factor) = self.factor.as_mut().filter(|factor| !factor.applied) else {
+            return;
+        };
+        let (mut done, bytes) = (0, factor.source.len());
+        while done < bytes {
+            let run = factor.source.read(done, bytes - done);
+            let target = self.input.write(done, run.len());
+            reduce::scale(self.dtype, target, run, factor.factor);
+            done += run.len();
+        }
+        factor.applied = true;
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -208,6 +240,7 @@ impl Execution {
         links: &mut LinkTable,
         free: &dyn Fn((Rank, Direction)) -> bool,
     ) -> Result<bool> {
+        self.apply_factor();
         let mut moved = false;
         let mut index = self.base;
         while index < (self.base + WINDOW).min(self.prepared.plan.steps.len()) {

@@ -120,7 +120,6 @@ impl Progress {
         let mut until = None;
         let mut ready = false;
         for group in groups {
-            group.sleeper().clear();
             ready |= group.prepare_sleep(&mut until);
         }
         if !ready && self.adopted.lock().is_empty() {

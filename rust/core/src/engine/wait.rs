@@ -21,10 +21,12 @@ impl Group {
         let mut core = self.core.lock();
         loop {
             if let Some(result) = work.result() {
+                self.stop_waiting(&mut core);
                 return result.clone();
             }
             if until.is_some_and(|until| Instant::now() >= until) {
                 let waits = self.describe_waits(&core);
+                self.stop_waiting(&mut core);
                 return Err(Error::new(
                     Code::Timeout,
                     format!(
@@ -50,9 +52,14 @@ impl Group {
             core.leader = false;
             if core.followers > 0 {
                 self.turn.notify_all();
-            } else {
-                self.hand_over(&mut core);
             }
+        }
+    }
+
+    /// The last of those who waited leaves what is still under way to the progress thread.
+    fn stop_waiting(&self, core: &mut Core) {
+        if core.followers == 0 {
+            self.hand_over(core);
         }
     }
 
@@ -62,10 +69,15 @@ impl Group {
         while work.result().is_none() {
             if self.step(core) {
                 core.patience.reset();
+                // Who wants to submit or to abort meanwhile gets its turn.
+                MutexGuard::bump(core);
                 continue;
             }
             match core.patience.next() {
-                Next::Spin => std::hint::spin_loop(),
+                Next::Spin => {
+                    std::hint::spin_loop();
+                    MutexGuard::bump(core);
+                }
                 Next::Yield => MutexGuard::unlocked(core, std::thread::yield_now),
                 Next::Sleep => {
                     let mut wake = until;
@@ -106,13 +118,27 @@ impl Group {
     /// Announces on all links that the progress thread is about to sleep. Returns true when it must not.
     pub(crate) fn prepare_sleep(&self, until: &mut Option<Instant>) -> bool {
         let mut core = self.core.lock();
+        if core.leader {
+            // It sleeps on the same descriptors, and its announcements are not ours to change.
+            return true;
+        }
+        // What is forgotten here is looked at afterwards.
+        self.sleeper().clear();
+        self.look_around(&mut core);
+        if !core.is_busy() {
+            return true;
+        }
+        core.dozing = true;
         self.arm(&mut core, until)
     }
 
     /// The progress thread is awake again.
     pub(crate) fn finish_sleep(&self) {
         let mut core = self.core.lock();
-        self.disarm(&mut core);
-        self.look_around(&mut core);
+        core.dozing = false;
+        if !core.leader {
+            self.disarm(&mut core);
+            self.look_around(&mut core);
+        }
     }
 }
