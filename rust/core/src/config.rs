@@ -108,7 +108,7 @@ settings! {
     ring_bytes: RingBytes, "UNISONO_RING_BYTES", "256K", "a power of two, 4K to 64M", true,
         "Shared memory per direction and peer: more lets large messages stream, less fits the cache.";
     algorithm: Option<Algorithm>, "UNISONO_ALGORITHM", "auto",
-        "auto, direct, ring, tree, recursive_doubling, halving or bruck", true,
+        "auto, direct, two_shot, ring, tree, recursive_doubling, halving or bruck", true,
         "Collectives that know this algorithm use it instead of the one that is predicted fastest.";
     eager_bytes: Bytes, "UNISONO_EAGER_BYTES", "64K", "bytes, such as 65536 or 64K", true,
         "A send up to this size leaves at once; a larger one waits until its receive is posted.";

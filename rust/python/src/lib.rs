@@ -13,6 +13,8 @@ mod operator;
 mod point_to_point;
 mod running;
 mod settings;
+#[cfg(feature = "torch")]
+mod torch;
 mod work;
 
 use pyo3::prelude::*;
@@ -25,5 +27,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     settings::add_to(module)?;
     module.add_class::<operator::ReduceOp>()?;
     module.add_class::<work::Work>()?;
+    #[cfg(feature = "torch")]
+    torch::add_to(module)?;
     Ok(())
 }

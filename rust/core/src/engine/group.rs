@@ -4,31 +4,26 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
-use crate::buffer::{Memory, Scratch};
-use crate::communicator::PointToPoint;
+use crate::buffer::Scratch;
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
 use crate::health::{self, Recorder};
 use crate::plan::select::Topology;
-use crate::plan::{self, Algorithm};
-use crate::reduce::{self, Kernel};
 use crate::rendezvous::handshake::GroupKey;
 use crate::transport::endpoint::{Address, Endpoint, Lane};
 use crate::transport::{Link, Notice};
-use crate::types::{Collective, DataType, Rank, ReduceOp};
+use crate::types::{Collective, Rank};
 
-use super::executor::{Execution, Operands, Prepared};
+use super::executor::{Execution, Prepared};
 use super::links::LinkTable;
 use super::matching::{Finished, Matching};
 use super::progress;
-use super::request::{Request, Sizes};
-use super::sleep::{Next, Patience, Sleeper};
-use super::wire::Fingerprint;
-use super::work::{Completion, WorkState};
+use super::sleep::{Patience, Sleeper};
+use super::work::WorkState;
 
 /// A rank as errors name it and links reach it.
 #[derive(Clone, Debug)]
@@ -71,15 +66,14 @@ pub(crate) struct Group {
     pub(super) config: Config,
     pub(super) core: Mutex<Core>,
     /// Signalled when an operation ends and when the leader leaves.
-    turn: Condvar,
+    pub(super) turn: Condvar,
     mailbox: Mutex<Vec<Mail>>,
     has_mail: AtomicBool,
-    sleeper: Sleeper,
+    pub(super) sleeper: Sleeper,
     /// The first cause, once the group is dead, and the notice of it for others.
     failure: OnceLock<(Error, Notice)>,
     pub(super) closed: Arc<AtomicBool>,
     timeout_ms: AtomicU64,
-    patience: Patience,
     pub(super) this: Weak<Self>,
 }
 
@@ -91,17 +85,19 @@ pub(crate) struct Core {
     pub(super) matching: Matching,
     pub(super) finished: Finished,
     /// A caller leads; the progress thread keeps away.
-    leader: bool,
+    pub(super) leader: bool,
     /// The leader or the progress thread sleeps and must be rung for.
-    sleeping: bool,
-    followers: usize,
+    pub(super) sleeping: bool,
+    pub(super) followers: usize,
     /// The progress thread has the group on its list.
-    watched: bool,
-    sequence: u64,
-    messages: u64,
-    plans: HashMap<PlanKey, Arc<Prepared>>,
-    spare_scratch: Vec<Scratch>,
-    recorder: Recorder,
+    pub(super) watched: bool,
+    /// How the leader waits.
+    pub(super) patience: Patience,
+    pub(super) sequence: u64,
+    pub(super) messages: u64,
+    pub(super) plans: HashMap<PlanKey, Arc<Prepared>>,
+    pub(super) spare_scratch: Vec<Scratch>,
+    pub(super) recorder: Recorder,
 }
 
 /// A collective under way.
@@ -112,18 +108,16 @@ pub(super) struct Operation {
     pub(super) after: Vec<u64>,
 }
 
+/// What a cached plan depends on.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct PlanKey {
-    collective: Collective,
-    count: usize,
-    size: usize,
-    root: Rank,
-    in_place: bool,
-    widen: bool,
+pub(super) struct PlanKey {
+    pub(super) collective: Collective,
+    pub(super) count: usize,
+    pub(super) size: usize,
+    pub(super) root: Rank,
+    pub(super) in_place: bool,
+    pub(super) widen: bool,
 }
-
-/// Plans kept for reuse; beyond it the cache starts anew.
-const CACHED_PLANS: usize = 512;
 
 impl Group {
     pub(super) fn assemble(
@@ -134,6 +128,7 @@ impl Group {
         progress::start()?;
         super::forming::note_process();
         let world = membership.members.len();
+        let spin = config.spin_us.map(Duration::from_micros);
         let neighbours = membership.topology.ranks_beside(rank);
         let core = Core {
             links: LinkTable::new(world),
@@ -144,6 +139,7 @@ impl Group {
             sleeping: false,
             followers: 0,
             watched: false,
+            patience: Patience::new(neighbours, super::forming::cores(), spin),
             sequence: 0,
             messages: 0,
             plans: HashMap::new(),
@@ -169,7 +165,6 @@ impl Group {
             sleeper,
             failure: OnceLock::new(),
             closed: Arc::new(AtomicBool::new(false)),
-            patience: Patience::new(neighbours, super::forming::cores()),
             this: Weak::clone(this),
         }))
     }
@@ -223,7 +218,7 @@ impl Group {
     }
 
     /// Refuses work on a group that is dead, closed, or inherited by a fork.
-    fn check_alive(&self) -> Result<()> {
+    pub(super) fn check_alive(&self) -> Result<()> {
         super::forming::check_process()?;
         if let Some((first, _)) = self.failure.get() {
             let mut error = first.clone();
@@ -238,351 +233,6 @@ impl Group {
             return Err(Error::invalid("this communicator has been closed"));
         }
         Ok(())
-    }
-
-    /// Starts a collective. With `background` somebody drives it although nobody waits.
-    pub(crate) fn submit(
-        &self,
-        request: Request,
-        completion: Option<Completion>,
-        background: bool,
-    ) -> Result<Arc<WorkState>> {
-        self.check_alive()?;
-        request.check(self.rank, self.world)?;
-        let (request, premultiplied) = premultiplied(request);
-        let timeout = request.timeout.unwrap_or_else(|| self.timeout());
-        let mut core = self.core.lock();
-        self.check_alive()?;
-        core.sequence += 1;
-        let work = Arc::new(WorkState::new(
-            request.collective,
-            core.sequence,
-            timeout,
-            completion,
-        ));
-        core.recorder.record(&work);
-        let operation = self.operation(&mut core, request, premultiplied, Arc::clone(&work))?;
-        for peer in operation.execution.peers() {
-            self.ensure_link(&mut core.links, Lane::Collective, peer);
-        }
-        core.operations.push(operation);
-        self.step(&mut core);
-        self.after_submit(&mut core, background);
-        Ok(work)
-    }
-
-    fn operation(
-        &self,
-        core: &mut Core,
-        request: Request,
-        premultiplied: Option<Scratch>,
-        work: Arc<WorkState>,
-    ) -> Result<Operation> {
-        let prepared = self.prepared(core, &request)?;
-        let kernel = match request.op {
-            Some(op) => Some(Kernel::new(op, request.dtype)?),
-            None => None,
-        };
-        let count = match &request.sizes {
-            Sizes::Even(count) => *count,
-            // Everybody knows all counts of these; of the others each rank knows its own only.
-            Sizes::PerRank(counts)
-                if matches!(
-                    request.collective,
-                    Collective::AllGather | Collective::ReduceScatter
-                ) =>
-            {
-                counts.iter().sum()
-            }
-            _ => 0,
-        };
-        let fingerprint = Fingerprint {
-            sequence: work.sequence,
-            collective: request.collective as u8,
-            dtype: request.dtype as u8,
-            op: request.op.map_or(0, ReduceOp::number),
-            algorithm: prepared.algorithm,
-            root: request.root as u32,
-            count: count as u64,
-            length: 0,
-        };
-        let operands = Operands {
-            input: request.input.unwrap_or_else(Memory::empty),
-            output: request.output.unwrap_or_else(Memory::empty),
-            dtype: request.dtype,
-            kernel,
-        };
-        let bytes = prepared.plan.scratch * operands.partial().size();
-        let scratch = (bytes > 0).then(|| core.take_scratch(bytes));
-        let mut execution = Execution::new(
-            prepared,
-            operands,
-            scratch,
-            fingerprint,
-            (self.rank, self.world),
-        );
-        execution.premultiplied = premultiplied;
-        let after = core
-            .operations
-            .iter()
-            .filter(|earlier| earlier.execution.overlaps(&execution))
-            .map(|earlier| earlier.work.sequence)
-            .collect();
-        Ok(Operation {
-            work,
-            execution,
-            after,
-        })
-    }
-
-    /// The plan of a request, from the cache when it has been made before.
-    fn prepared(&self, core: &mut Core, request: &Request) -> Result<Arc<Prepared>> {
-        let shape = request.shape(self.rank, self.world);
-        let key = match &request.sizes {
-            Sizes::Even(count) => Some(PlanKey {
-                collective: request.collective,
-                count: *count,
-                size: request.dtype.size(),
-                root: request.root,
-                in_place: shape.in_place,
-                widen: shape.widen,
-            }),
-            _ => None,
-        };
-        if let Some(found) = key.as_ref().and_then(|key| core.plans.get(key)) {
-            return Ok(Arc::clone(found));
-        }
-        let mut algorithm =
-            plan::select::select(&shape, request.dtype.size(), &self.membership.topology);
-        if let Some(wanted) = self.config.algorithm
-            && plan::applicable(wanted, &shape)
-        {
-            algorithm = wanted;
-        }
-        let plan = plan::build(algorithm, &shape).ok_or_else(|| {
-            Error::internal(format!("no {algorithm} plan for {}", request.collective))
-        })?;
-        let number = Algorithm::ALL
-            .iter()
-            .position(|known| *known == algorithm)
-            .unwrap_or(0);
-        let prepared = Arc::new(Prepared::new(plan, number as u8));
-        if let Some(key) = key {
-            if core.plans.len() >= CACHED_PLANS {
-                core.plans.clear();
-            }
-            core.plans.insert(key, Arc::clone(&prepared));
-        }
-        Ok(prepared)
-    }
-
-    /// Starts a send.
-    pub(crate) fn send(
-        &self,
-        dtype: DataType,
-        memory: Memory,
-        to: Rank,
-        tag: u64,
-        options: PointToPoint,
-    ) -> Result<Arc<WorkState>> {
-        self.check_rank(to, "send to")?;
-        check_elements(dtype, &memory, "send")?;
-        self.message(Collective::Send, Some(to), options, |core, work| {
-            core.matching
-                .send(dtype, memory, (to, tag), work, &mut core.finished)
-        })
-    }
-
-    /// Starts a receive.
-    pub(crate) fn receive(
-        &self,
-        dtype: DataType,
-        memory: Memory,
-        from: Option<Rank>,
-        tag: u64,
-        options: PointToPoint,
-    ) -> Result<Arc<WorkState>> {
-        if let Some(from) = from {
-            self.check_rank(from, "receive from")?;
-        }
-        check_elements(dtype, &memory, "recv")?;
-        self.message(Collective::Recv, from, options, |core, work| {
-            core.matching
-                .receive(dtype, memory, (from, tag), work, &mut core.finished)
-        })
-    }
-
-    fn check_rank(&self, rank: Rank, what: &str) -> Result<()> {
-        if rank >= self.world {
-            return Err(Error::invalid(format!(
-                "{what} rank {rank}: the group has {} ranks",
-                self.world
-            )));
-        }
-        Ok(())
-    }
-
-    fn message(
-        &self,
-        collective: Collective,
-        peer: Option<Rank>,
-        options: PointToPoint,
-        start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<()>,
-    ) -> Result<Arc<WorkState>> {
-        self.check_alive()?;
-        let timeout = options.timeout.unwrap_or_else(|| self.timeout());
-        let mut core = self.core.lock();
-        self.check_alive()?;
-        let sequence = core.messages + 1;
-        let work = Arc::new(WorkState::new(
-            collective,
-            sequence,
-            timeout,
-            options.completion,
-        ));
-        if let Err(error) = start(&mut core, &work) {
-            if error.code.is_fatal() {
-                self.fail(&mut core, error.clone());
-            }
-            return Err(error);
-        }
-        core.messages = sequence;
-        core.recorder.record(&work);
-        match peer {
-            Some(peer) => self.ensure_link(&mut core.links, Lane::PointToPoint, peer),
-            None => (0..self.world)
-                .for_each(|peer| self.ensure_link(&mut core.links, Lane::PointToPoint, peer)),
-        }
-        self.step(&mut core);
-        self.after_submit(&mut core, true);
-        Ok(work)
-    }
-
-    /// Sees to it that somebody drives what was just submitted.
-    fn after_submit(&self, core: &mut Core, background: bool) {
-        if core.sleeping {
-            self.sleeper.ring();
-        }
-        if background {
-            self.hand_over(core);
-        }
-    }
-
-    /// Gives the group to the progress thread if it needs driving and nobody does it.
-    fn hand_over(&self, core: &mut Core) {
-        if core.is_busy()
-            && !core.leader
-            && !core.watched
-            && let Some(this) = self.this.upgrade()
-        {
-            core.watched = true;
-            progress::adopt(this);
-        }
-    }
-
-    /// Waits for the end of an operation, leading the group meanwhile if nobody else does.
-    pub(crate) fn wait(&self, work: &WorkState, timeout: Option<Duration>) -> Result<()> {
-        if let Some(result) = work.result() {
-            return result.clone();
-        }
-        super::forming::check_process()?;
-        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut core = self.core.lock();
-        loop {
-            if let Some(result) = work.result() {
-                return result.clone();
-            }
-            if until.is_some_and(|until| Instant::now() >= until) {
-                let waits = self.describe_waits(&core);
-                return Err(Error::new(
-                    Code::Timeout,
-                    format!(
-                        "the wait ended after {:.3} s, before the operation: {waits}",
-                        timeout.unwrap_or_default().as_secs_f64()
-                    ),
-                )
-                .with_operation(work.name()));
-            }
-            if core.leader {
-                core.followers += 1;
-                match until {
-                    Some(until) => {
-                        let _ = self.turn.wait_until(&mut core, until);
-                    }
-                    None => self.turn.wait(&mut core),
-                }
-                core.followers -= 1;
-                continue;
-            }
-            core.leader = true;
-            self.lead(&mut core, work, until);
-            core.leader = false;
-            if core.followers > 0 {
-                self.turn.notify_all();
-            } else {
-                self.hand_over(&mut core);
-            }
-        }
-    }
-
-    /// Steps the group until `work` has ended or the time is up.
-    fn lead(&self, core: &mut MutexGuard<'_, Core>, work: &WorkState, until: Option<Instant>) {
-        let mut patience = self.patience;
-        while work.result().is_none() {
-            if self.step(core) {
-                patience.reset();
-                continue;
-            }
-            match patience.next() {
-                Next::Spin => std::hint::spin_loop(),
-                Next::Yield => MutexGuard::unlocked(core, std::thread::yield_now),
-                Next::Sleep => {
-                    let mut wake = until;
-                    if !self.arm(core, &mut wake) {
-                        core.sleeping = true;
-                        MutexGuard::unlocked(core, || self.sleeper.sleep(wake));
-                        core.sleeping = false;
-                    }
-                    self.disarm(core);
-                    self.look_around(core);
-                    patience.reset();
-                }
-            }
-            if patience.is_time_to_look_around() {
-                self.look_around(core);
-            }
-            if until.is_some_and(|until| Instant::now() >= until) {
-                return;
-            }
-        }
-    }
-
-    /// One turn of the progress thread. Returns whether the group stays on its list.
-    pub(crate) fn drive(&self, moved: &mut bool, look_around: bool) -> bool {
-        let mut core = self.core.lock();
-        if core.leader {
-            core.watched = false;
-            return false;
-        }
-        *moved |= self.step(&mut core);
-        if look_around {
-            self.look_around(&mut core);
-        }
-        core.watched = core.is_busy();
-        core.watched
-    }
-
-    /// Announces on all links that the progress thread is about to sleep. Returns true when it must not.
-    pub(crate) fn prepare_sleep(&self, until: &mut Option<Instant>) -> bool {
-        let mut core = self.core.lock();
-        self.arm(&mut core, until)
-    }
-
-    /// The progress thread is awake again.
-    pub(crate) fn finish_sleep(&self) {
-        let mut core = self.core.lock();
-        self.disarm(&mut core);
-        self.look_around(&mut core);
     }
 
     /// Posts news for whoever steps the group next.
@@ -696,7 +346,7 @@ impl Core {
         !self.operations.is_empty() || self.matching.is_busy()
     }
 
-    fn take_scratch(&mut self, bytes: usize) -> Scratch {
+    pub(super) fn take_scratch(&mut self, bytes: usize) -> Scratch {
         match self
             .spare_scratch
             .iter()
@@ -725,36 +375,4 @@ impl fmt::Debug for Group {
             .field("world", &self.world)
             .finish()
     }
-}
-
-/// Turns `premul_sum` into `sum` of an input multiplied beforehand, in memory of the operation's own.
-fn premultiplied(mut request: Request) -> (Request, Option<Scratch>) {
-    let Some(ReduceOp::PremulSum(factor)) = request.op else {
-        return (request, None);
-    };
-    let source = match request.input.as_ref().or(request.output.as_ref()) {
-        Some(source) if !source.is_empty() => source,
-        _ => return (request, None),
-    };
-    let bytes = source.len();
-    let scratch = Scratch::new(bytes);
-    let target = scratch.view(bytes);
-    let mut done = 0;
-    while done < bytes {
-        let run = source.read(done, bytes - done);
-        reduce::scale(request.dtype, target.write(done, run.len()), run, factor);
-        done += run.len();
-    }
-    request.input = Some(target);
-    (request, Some(scratch))
-}
-
-fn check_elements(dtype: DataType, memory: &Memory, operation: &str) -> Result<()> {
-    if memory.len() % dtype.size() != 0 {
-        return Err(Error::invalid(format!(
-            "{operation}: {} bytes are not a whole number of {dtype} elements",
-            memory.len()
-        )));
-    }
-    Ok(())
 }

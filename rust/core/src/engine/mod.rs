@@ -15,6 +15,9 @@ mod progress;
 mod request;
 mod sleep;
 mod step;
+mod submit;
+mod traffic;
+mod wait;
 mod wire;
 mod work;
 

@@ -22,7 +22,10 @@ pub(crate) struct Progress {
 }
 
 static PROGRESS: OnceLock<Option<Arc<Progress>>> = OnceLock::new();
-static COMPLETER: OnceLock<Option<Sender<(Completion, Result<()>)>>> = OnceLock::new();
+static COMPLETER: OnceLock<Option<Sender<Told>>> = OnceLock::new();
+
+/// A completion and what it is to be told.
+type Told = (Completion, Result<()>);
 
 /// Starts both threads if they do not run yet, so that a failure to start them is an error of the call that needs
 /// them.
@@ -40,7 +43,7 @@ pub(crate) fn start() -> Result<()> {
             .map(|_| progress)
     });
     let completer = COMPLETER.get_or_init(|| {
-        let (sender, receiver) = crossbeam_channel::unbounded::<(Completion, Result<()>)>();
+        let (sender, receiver) = crossbeam_channel::unbounded::<Told>();
         std::thread::Builder::new()
             .name("unisono-tell".into())
             .spawn(move || {
@@ -80,7 +83,7 @@ pub(crate) fn tell(completion: Completion, result: Result<()>) {
 impl Progress {
     fn run(&self) {
         let mut groups: Vec<Arc<Group>> = Vec::new();
-        let mut patience = Patience::new(1, 0);
+        let mut patience = Patience::new(1, 0, None);
         loop {
             for group in self.adopted.lock().drain(..) {
                 self.sleeper.watch_set(group.sleeper());

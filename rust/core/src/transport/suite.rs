@@ -1,8 +1,7 @@
-//! What every transport passes: functions over a constructor of two connected ends, and a macro that makes
-//! tests of them. The constructor takes the capacity that the link should have in each direction; a transport
-//! whose capacity is the kernel's business comes as near as it can.
+//! What every transport passes: functions over a constructor of two connected ends, and a macro
+//! that makes tests of them. The constructor takes the capacity that the link should have in each
+//! direction; a transport whose capacity is the kernel's business comes as near as it can.
 
-use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -363,7 +362,8 @@ fn both((mut a, mut b): Pair, body: impl Fn(&mut dyn Link, u64) + Send + Sync) {
     });
 }
 
-/// Sends one pattern and receives the other's, in pieces of random sizes; `wait`s when neither moves.
+/// Sends one pattern and receives the other's, in pieces of random sizes; `wait`s when neither
+/// moves.
 fn exchange(
     link: &mut dyn Link,
     seed: u64,
@@ -469,8 +469,6 @@ impl Sleeper {
             | epoll::EventFlags::OUT
             | epoll::EventFlags::RDHUP;
         for fd in link.fds() {
-            // SAFETY: the link owns the descriptor and is borrowed meanwhile.
-            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             epoll::add(&epoll, fd, epoll::EventData::new_u64(0), edges).unwrap();
         }
         Self(epoll)

@@ -242,9 +242,7 @@ impl Attempt<'_> {
                     return Err(error);
                 }
                 Err(Setback::Fatal(error)) => tried.push(error.message),
-                Err(Setback::Refused) => tried.push(format!(
-                    "{address}: connection refused; its process has probably ended"
-                )),
+                Err(Setback::Refused) => tried.push(self.refused(*address)),
                 Err(Setback::Unusable(reason)) => tried.push(format!("{address}: {reason}")),
             }
         }
@@ -253,6 +251,19 @@ impl Attempt<'_> {
             false => format!("cannot be reached at {}", tried.join(", nor at ")),
         };
         Err(Error::new(Code::PeerLost, format!("{} {what}", self.who())).with_peer(self.request.to))
+    }
+
+    /// What a refused connection probably means.
+    fn refused(&self, address: SocketAddr) -> String {
+        let here = self.shared.address.host == self.request.target.host;
+        let hint = match address.ip().is_loopback() && !here {
+            true => {
+                ", or it is on another host: there it listens on loopback only, as it does when it is told \
+                 that the master is localhost"
+            }
+            false => "",
+        };
+        format!("{address}: connection refused; its process has probably ended{hint}")
     }
 
     fn tcp_to(

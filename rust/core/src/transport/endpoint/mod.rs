@@ -2,7 +2,7 @@
 //!
 //! A process publishes one [`Address`]: an abstract Unix socket (a name without a file, gone with its process) and one
 //! TCP address. Links are opened when first needed, by whichever side needs one first; when both do at once, the
-//! attempt of the lower rank wins. [`membership`] keeps who is doing what and decides that in one place, so that both
+//! attempt of the lower rank wins. `membership.rs` keeps who is doing what and decides that in one place, so that both
 //! sides come to the same single link:
 //!
 //! - a side begins to connect only while it has neither this link nor an accepted attempt of the peer in hand;
@@ -123,13 +123,15 @@ impl Default for Limits {
     }
 }
 
+type Groups = HashMap<([u8; 16], Rank), Arc<Membership>>;
+
 /// What the endpoint, its accepting thread and its handshakes share.
 struct Shared {
     address: Address,
     ring_bytes: usize,
     limits: Limits,
     /// By group id and by the rank that this process has in it: threads of one process may be several ranks.
-    groups: Mutex<HashMap<([u8; 16], Rank), Arc<Membership>>>,
+    groups: Mutex<Groups>,
     registered: Condvar,
     /// Streams of TCP links that wait for their control connections.
     parked: Mutex<Vec<Parked>>,

@@ -1,0 +1,140 @@
+// How a backend comes into being: an operator that Python calls with a boxed process group, whose store the ranks
+// meet through. No pybind11, and so no dependence on the version of Python.
+#include <torch/headeronly/version.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "backend.hpp"
+#include "convert.hpp"
+#include "registry.hpp"
+
+namespace unisono {
+namespace {
+
+Fetched fetched(Status status, bool found = false, rust::Vec<uint8_t> value = {}) {
+  return Fetched{std::move(status), found, std::move(value)};
+}
+
+Status failure(Code code, const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string text =
+      torch_error ? torch_error->what_without_backtrace() : std::string(error.what());
+  return Status{.code = static_cast<uint8_t>(code), .message = "torch's store: " + text};
+}
+
+// torch's store as the core uses it. Keys get a prefix of our own, as torch may hand the same store to others.
+class TorchStore final : public Store {
+ public:
+  explicit TorchStore(const c10::intrusive_ptr<c10d::Store>& store)
+      : store_(c10::make_intrusive<c10d::PrefixStore>("unisono", store)) {}
+
+  Status set(rust::Str key, rust::Slice<const uint8_t> value) const noexcept override {
+    try {
+      store_->set(std::string(key), std::vector<uint8_t>(value.begin(), value.end()));
+      return Status{};
+    } catch (const std::exception& error) {
+      return failure(Code::System, error);
+    }
+  }
+
+  Fetched wait(rust::Str key, uint64_t timeout_ms) const noexcept override {
+    const std::string name(key);
+    try {
+      store_->wait({name}, std::chrono::milliseconds(timeout_ms));
+      return found(store_->get(name));
+    } catch (const c10::DistNetworkError& error) {
+      return fetched(failure(Code::System, error));
+    } catch (const std::exception& error) {
+      // Each store throws its own exception when the time is up, and has no other reason to.
+      return fetched(failure(Code::Timeout, error));
+    }
+  }
+
+  Fetched fetch(rust::Str key) const noexcept override {
+    const std::string name(key);
+    try {
+      return store_->check({name}) ? found(store_->get(name)) : fetched(Status{});
+    } catch (const std::exception& error) {
+      return fetched(failure(Code::System, error));
+    }
+  }
+
+ private:
+  static Fetched found(const std::vector<uint8_t>& bytes) {
+    rust::Vec<uint8_t> value;
+    value.reserve(bytes.size());
+    std::copy(bytes.begin(), bytes.end(), std::back_inserter(value));
+    return fetched(Status{}, true, std::move(value));
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+};
+
+// Joins the group whose ranks meet through the store of `pg`, and makes it the backend of `pg`.
+void attach(const c10::intrusive_ptr<c10d::ProcessGroup>& pg,
+            const c10::Dict<std::string, std::string>& settings, int64_t timeout_ms,
+            const std::vector<int64_t>& global_ranks) {
+  std::vector<Setting> list;
+  for (const auto& entry : settings) list.push_back(Setting{entry.key(), entry.value()});
+  const int rank = pg->getRank();
+  const int size = pg->getSize();
+  Joined joined = join(TorchStore(pg->getStore()), rank, size, {list.data(), list.size()});
+  raise(joined.status);
+  auto options = c10::make_intrusive<c10d::Backend::Options>("unisono",
+                                                             std::chrono::milliseconds(timeout_ms));
+  options->global_ranks_in_group.assign(global_ranks.begin(), global_ranks.end());
+  auto backend =
+      c10::make_intrusive<Backend>(std::move(joined.group), rank, size, std::move(options));
+  pg->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
+                 c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Handle>> handles;
+};
+
+// Leaked: backends may be destroyed after static objects.
+Registry& registry() {
+  static auto* instance = new Registry;
+  return *instance;
+}
+
+}  // namespace
+
+void remember(const std::shared_ptr<Handle>& handle) {
+  std::lock_guard lock(registry().mutex);
+  auto& handles = registry().handles;
+  std::erase_if(handles, [](const auto& known) { return known.expired(); });
+  handles.push_back(handle);
+}
+
+void close_all() noexcept {
+  std::vector<std::weak_ptr<Handle>> handles;
+  {
+    std::lock_guard lock(registry().mutex);
+    handles.swap(registry().handles);
+  }
+  for (const auto& known : handles) {
+    if (const auto handle = known.lock()) handle->group->close();
+  }
+  // Completions may run Python callbacks; after this the interpreter may go.
+  drain_completions(std::chrono::seconds(5));
+}
+
+rust::String torch_version() noexcept {
+  return rust::String(c10::str(TORCH_VERSION_MAJOR, ".", TORCH_VERSION_MINOR));
+}
+
+TORCH_LIBRARY(unisono, library) {
+  library.def(
+      "attach(__torch__.torch.classes.c10d.ProcessGroup pg, Dict(str, str) settings, "
+      "int timeout_ms, int[] global_ranks) -> ()",
+      attach);
+}
+
+}  // namespace unisono

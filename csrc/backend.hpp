@@ -1,0 +1,119 @@
+// The c10d backend "unisono".
+//
+// Each method checks its tensors, says which memory the core is to use and forwards. A blocking call (asyncOp false)
+// is carried out in the calling thread; an asynchronous one is started with a completion that owns the tensors.
+//
+// Where torch renamed a method (2.14: all_gather_single and others) the older name is overridden: it exists in every
+// version, and the new names forward to it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "buffers.hpp"
+#include "work.hpp"
+
+namespace unisono {
+
+class Backend final : public c10d::Backend {
+ public:
+  using TensorLists = std::vector<Tensors>;
+  using WorkPointer = c10::intrusive_ptr<c10d::Work>;
+
+  Backend(rust::Box<Group> group, int rank, int size, c10::intrusive_ptr<Options> options);
+  ~Backend() override;
+
+  const std::string getBackendName() const override { return "unisono"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+
+  WorkPointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPointer allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPointer allreduce_coalesced(Tensors& tensors,
+                                  const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPointer reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPointer allgather(TensorLists& outputs, Tensors& inputs,
+                        const c10d::AllgatherOptions& opts) override;
+  WorkPointer _allgather_base(at::Tensor& output, at::Tensor& input,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPointer allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                  const c10d::AllgatherOptions& opts) override;
+  WorkPointer allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                              const c10d::AllgatherOptions& opts) override;
+  WorkPointer gather(TensorLists& outputs, Tensors& inputs,
+                     const c10d::GatherOptions& opts) override;
+  WorkPointer scatter(Tensors& outputs, TensorLists& inputs,
+                      const c10d::ScatterOptions& opts) override;
+  WorkPointer reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                             const c10d::ReduceScatterOptions& opts) override;
+  WorkPointer _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                   const c10d::ReduceScatterOptions& opts) override;
+  WorkPointer reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                              const c10d::ReduceScatterOptions& opts) override;
+  WorkPointer alltoall_base(at::Tensor& output, at::Tensor& input,
+                            std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                            const c10d::AllToAllOptions& opts) override;
+  WorkPointer alltoall(Tensors& outputs, Tensors& inputs,
+                       const c10d::AllToAllOptions& opts) override;
+  WorkPointer send(Tensors& tensors, int to, int tag) override;
+  WorkPointer recv(Tensors& tensors, int from, int tag) override;
+  WorkPointer recvAnysource(Tensors& tensors, int tag) override;
+  WorkPointer barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+#ifdef C10D_BACKEND_HAS_HOOKS
+  WorkPointer gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                                 const c10d::GatherOptions& opts) override;
+#endif
+
+  // Numbers start at 0 on every rank; there is nothing to agree on.
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return handle_->group->sequence(); }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override { close(); }
+
+  // Leaves the group: what is still under way here fails. Idempotent.
+  void close() { handle_->group->close(); }
+
+ private:
+  // How a call appears to c10d and its profiler.
+  struct Label {
+    c10d::OpType type;
+    const char* title;
+  };
+  struct Mode {
+    bool async;
+    std::chrono::milliseconds timeout;
+  };
+
+  c10::intrusive_ptr<Work> make_work(Label label, const Tensors& inputs, Tensors results,
+                                     std::chrono::milliseconds timeout) const;
+  // Carries the jobs out, or starts them.
+  WorkPointer launch(Label label, std::vector<Job> jobs, const Tensors& inputs, Tensors results,
+                     Mode mode);
+  WorkPointer launch(Label label, Job job, const Tensors& inputs, Tensors results, Mode mode);
+  WorkPointer exchange(Label label, const at::Tensor& tensor, int64_t peer, int tag);
+  // Carries a job out here and now, for operations of several steps.
+  void run_here(const Job& job, std::chrono::milliseconds timeout) const;
+
+  Job all_gather_job(const Tensors& outputs, const at::Tensor& input) const;
+  Job all_gather_job(const at::Tensor& output, const at::Tensor& input) const;
+  Job reduce_scatter_job(const at::Tensor& output, const at::Tensor& input,
+                         const c10d::ReduceOp& op) const;
+  std::vector<Job> all_reduce_jobs(const Tensors& tensors, const c10d::ReduceOp& op) const;
+  at::Tensor sum_sparse(const at::Tensor& tensor, std::chrono::milliseconds timeout) const;
+
+  const at::Tensor& only(const Tensors& tensors, const char* argument) const;
+  const Tensors& only(const TensorLists& lists, const char* argument) const;
+  void check_length(size_t length, const char* argument) const;
+  void check_rank(int64_t rank, const char* argument) const;
+
+  const std::shared_ptr<Handle> handle_;
+  const c10::intrusive_ptr<Options> options_;
+};
+
+}  // namespace unisono

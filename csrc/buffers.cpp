@@ -1,0 +1,165 @@
+#include "buffers.hpp"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+
+#include "convert.hpp"
+
+namespace unisono {
+namespace {
+
+// Whether the tensor's bytes in memory are its elements in order.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+Piece piece(const at::Tensor& tensor) {
+  return {reinterpret_cast<uintptr_t>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+at::Tensor beside(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+}
+
+// Whether two pieces share a byte.
+bool overlap(const Piece& a, const Piece& b) {
+  return a.bytes > 0 && b.bytes > 0 && a.address < b.address + b.bytes &&
+         b.address < a.address + a.bytes;
+}
+
+bool same(const Piece& a, const Piece& b) { return a.address == b.address && a.bytes == b.bytes; }
+
+rust::Slice<const Piece> slice(const c10::SmallVector<Piece, 2>& pieces) {
+  return {pieces.data(), pieces.size()};
+}
+
+rust::Slice<const size_t> slice(const std::vector<size_t>& counts) {
+  return {counts.data(), counts.size()};
+}
+
+}  // namespace
+
+void wrong_value(const char* argument, const std::string& what) {
+  C10_THROW_ERROR(ValueError, c10::str("unisono: ", argument, ": ", what));
+}
+
+void check_tensor(const at::Tensor& tensor, const char* argument) {
+  if (!tensor.defined()) wrong_value(argument, "an undefined tensor was given");
+  if (!tensor.device().is_cpu()) {
+    wrong_value(argument, c10::str("the tensor is on ", tensor.device(),
+                                   ", but this backend carries CPU tensors only; move it to the "
+                                   "CPU, or use another backend for that device"));
+  }
+  if (tensor.layout() != at::kStrided) {
+    C10_THROW_ERROR(TypeError, c10::str("unisono: ", argument, ": the tensor has layout ",
+                                        tensor.layout(), ", but must be dense"));
+  }
+}
+
+void Job::accept(const at::Tensor& tensor, const char* argument) {
+  check_tensor(tensor, argument);
+  if (!typed_) {
+    data_type(tensor.scalar_type());  // Throws for a type that is not carried.
+    type_ = tensor.scalar_type();
+    typed_ = true;
+  } else if (type_ != tensor.scalar_type()) {
+    C10_THROW_ERROR(TypeError, c10::str("unisono: ", argument, ": a tensor has type ",
+                                        tensor.scalar_type(), " where others have ", type_,
+                                        "; all tensors of a call must have one type"));
+  }
+}
+
+void Job::read(const at::Tensor& tensor, const char* argument) {
+  accept(tensor, argument);
+  has_input_ = true;
+  const at::Tensor& source = is_plain(tensor) ? tensor : beside(tensor).copy_(tensor);
+  input_.push_back(piece(source));
+  kept_.tensors.push_back(source);
+}
+
+void Job::write(const at::Tensor& tensor, const char* argument) {
+  accept(tensor, argument);
+  has_output_ = true;
+  if (is_plain(tensor)) {
+    output_.push_back(piece(tensor));
+    kept_.tensors.push_back(tensor);
+    return;
+  }
+  const auto stand_in = beside(tensor);
+  output_.push_back(piece(stand_in));
+  kept_.copies.emplace_back(tensor, stand_in);
+}
+
+void Job::update(const at::Tensor& tensor, const char* argument) {
+  const auto before = kept_.copies.size();
+  write(tensor, argument);
+  if (kept_.copies.size() > before) kept_.copies.back().second.copy_(tensor);
+}
+
+void Job::part_overlap(int block) {
+  const bool shared = std::any_of(input_.begin(), input_.end(), [&](const Piece& in) {
+    return std::any_of(output_.begin(), output_.end(),
+                       [&](const Piece& out) { return overlap(in, out); });
+  });
+  if (!shared) return;
+  if (block >= 0 && input_.size() == 1) {
+    const auto index = static_cast<size_t>(block);
+    const Piece own = output_.size() == 1
+                          ? Piece{output_[0].address + index * input_[0].bytes, input_[0].bytes}
+                          : output_[index];
+    if (same(input_[0], own)) {
+      input_.clear();
+      has_input_ = false;
+      return;
+    }
+  }
+  size_t bytes = 0;
+  for (const Piece& in : input_) bytes += in.bytes;
+  const auto copy = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+  auto* to = static_cast<uint8_t*>(copy.mutable_data_ptr());
+  for (const Piece& in : input_) {
+    std::copy_n(reinterpret_cast<const uint8_t*>(in.address), in.bytes, to);
+    to += in.bytes;
+  }
+  input_.assign(1, piece(copy));
+  kept_.tensors.push_back(copy);
+}
+
+void Job::check_outputs(const char* argument) const {
+  if (output_.size() < 2) return;
+  std::vector<Piece> sorted(output_.begin(), output_.end());
+  const auto empty = [](const Piece& piece) { return piece.bytes == 0; };
+  sorted.erase(std::remove_if(sorted.begin(), sorted.end(), empty), sorted.end());
+  std::sort(sorted.begin(), sorted.end(),
+            [](const Piece& a, const Piece& b) { return a.address < b.address; });
+  for (size_t i = 1; i < sorted.size(); ++i) {
+    if (overlap(sorted[i - 1], sorted[i])) wrong_value(argument, "two tensors share memory");
+  }
+}
+
+Call Job::call(int64_t timeout_ms) const {
+  return Call{.collective = collective_,
+              .dtype = data_type(type_),
+              .op = op_,
+              .factor = factor_,
+              .root = static_cast<size_t>(root_),
+              .input = slice(input_),
+              .has_input = has_input_,
+              .output = slice(output_),
+              .has_output = has_output_,
+              .layout = layout_,
+              .count = count_,
+              .counts = slice(counts_),
+              .recv_counts = slice(recv_counts_),
+              .timeout_ms = timeout_ms};
+}
+
+Message Job::message(int64_t peer, uint64_t tag) const {
+  return Message{.dtype = data_type(type_),
+                 .pieces = slice(has_input_ ? input_ : output_),
+                 .peer = peer,
+                 .tag = tag};
+}
+
+}  // namespace unisono

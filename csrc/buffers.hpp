@@ -1,0 +1,87 @@
+// The memory of one operation, made from tensors that have been checked.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "unisono/src/torch/bridge.rs.h"
+
+namespace unisono {
+
+using Tensors = std::vector<at::Tensor>;
+
+// What must stay alive until an operation has ended, and what must be copied back then.
+struct Kept {
+  Tensors tensors;
+  // Where to, where from: outputs that are not contiguous are received beside and copied into place.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+};
+
+// One operation: how the core is to carry it out, over which memory.
+//
+// Tensors are added as what they are to the operation. A tensor that is not contiguous is replaced by a contiguous
+// one, in the order of its elements, so that ranks with other strides still agree.
+class Job {
+ public:
+  explicit Job(Collective collective) : collective_(collective) {}
+
+  // All of a job's tensors have one element type; `argument` names the tensor in errors.
+  void read(const at::Tensor& tensor, const char* argument);
+  void write(const at::Tensor& tensor, const char* argument);
+  // Read and written: the tensor's own contribution lies in it.
+  void update(const at::Tensor& tensor, const char* argument);
+  // An input or output that is there, if empty.
+  void has_input() { has_input_ = true; }
+  void has_output() { has_output_ = true; }
+
+  // If inputs and outputs share bytes, reads the inputs from a copy. With `block`: unless the input is exactly the
+  // block-th piece of the output, or begins there when the output is one piece; then the operation is in place.
+  void part_overlap(int block = -1);
+  // The outputs must be disjoint: the core writes to them at the same time.
+  void check_outputs(const char* argument) const;
+
+  void op(Operator op, double factor) { op_ = op, factor_ = factor; }
+  void root(int64_t root) { root_ = root; }
+  void even(int64_t count) { layout_ = Layout::Even, count_ = static_cast<size_t>(count); }
+  void per_rank(std::vector<size_t> counts) {
+    layout_ = Layout::PerRank, counts_ = std::move(counts);
+  }
+  void per_pair(std::vector<size_t> send, std::vector<size_t> recv) {
+    layout_ = Layout::PerPair, counts_ = std::move(send), recv_counts_ = std::move(recv);
+  }
+
+  // Valid while the job stays where it is.
+  Call call(int64_t timeout_ms) const;
+  Message message(int64_t peer, uint64_t tag) const;
+  Kept& kept() { return kept_; }
+
+ private:
+  void accept(const at::Tensor& tensor, const char* argument);
+  size_t itemsize() const { return c10::elementSize(type_); }
+
+  Collective collective_;
+  at::ScalarType type_ = at::kByte;
+  bool typed_ = false;
+  Operator op_ = Operator::None;
+  double factor_ = 1.0;
+  int64_t root_ = 0;
+  c10::SmallVector<Piece, 2> input_;
+  c10::SmallVector<Piece, 2> output_;
+  bool has_input_ = false;
+  bool has_output_ = false;
+  Layout layout_ = Layout::Even;
+  size_t count_ = 0;
+  std::vector<size_t> counts_;
+  std::vector<size_t> recv_counts_;
+  Kept kept_;
+};
+
+// Refuses a tensor that this backend cannot carry: another device, another layout, an unknown type.
+void check_tensor(const at::Tensor& tensor, const char* argument);
+
+[[noreturn]] void wrong_value(const char* argument, const std::string& what);
+
+}  // namespace unisono

@@ -1,0 +1,166 @@
+// How a backend carries out what the methods in backend.cpp have prepared; point-to-point; its life.
+#include <utility>
+
+#include "backend.hpp"
+#include "convert.hpp"
+#include "registry.hpp"
+
+namespace unisono {
+
+using c10d::OpType;
+
+Backend::Backend(rust::Box<Group> group, int rank, int size, c10::intrusive_ptr<Options> options)
+    : c10d::Backend(rank, size),
+      handle_(std::make_shared<Handle>(Handle{std::move(group)})),
+      options_(std::move(options)) {
+  init();
+  remember(handle_);
+}
+
+Backend::~Backend() { close(); }
+
+c10::intrusive_ptr<Work> Backend::make_work(Label label, const Tensors& inputs, Tensors results,
+                                            std::chrono::milliseconds timeout) const {
+  return c10::make_intrusive<Work>(getRank(), label.type, label.title, inputs, std::move(results),
+                                   timeout == c10d::kUnsetTimeout ? options_->timeout : timeout,
+                                   handle_);
+}
+
+Backend::WorkPointer Backend::launch(Label label, Job job, const Tensors& inputs, Tensors results,
+                                     Mode mode) {
+  std::vector<Job> jobs;
+  jobs.push_back(std::move(job));
+  return launch(label, std::move(jobs), inputs, std::move(results), mode);
+}
+
+Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const Tensors& inputs,
+                                     Tensors results, Mode mode) {
+  auto work = make_work(label, inputs, std::move(results), mode.timeout);
+  for (Job& job : jobs) work->keep(std::move(job.kept()));
+  const int64_t timeout = milliseconds(mode.timeout);
+  if (!mode.async || jobs.empty()) {
+    std::exception_ptr error;
+    for (auto job = jobs.begin(); job != jobs.end() && !error; ++job) {
+      const Status status = run(*handle_->group, job->call(timeout));
+      if (status.code != 0) error = exception(status);
+    }
+    work->settle(error);
+    if (error) std::rethrow_exception(error);
+    return work;
+  }
+  work->expect(jobs.size());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    Started started = start(*handle_->group, jobs[i].call(timeout), completion(work));
+    if (started.status.code == 0) {
+      work->attach(std::move(started.operation));
+      continue;
+    }
+    // None of the rest is started. If nothing was, the caller hears of it at once.
+    const auto error = exception(started.status);
+    for (size_t left = i; left < jobs.size(); ++left) work->part(error);
+    if (i == 0) std::rethrow_exception(error);
+    break;
+  }
+  return work;
+}
+
+void Backend::run_here(const Job& job, std::chrono::milliseconds timeout) const {
+  raise(run(*handle_->group, job.call(milliseconds(timeout))));
+}
+
+Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, int64_t peer,
+                                       int tag) {
+  if (tag < 0) wrong_value("tag", c10::str(tag, " is negative"));
+  const bool sends = label.type == OpType::SEND;
+  Job job(sends ? Collective::Send : Collective::Recv);
+  if (sends) {
+    job.read(tensor, "tensor");
+  } else {
+    job.write(tensor, "tensor");
+  }
+  auto work = make_work(label, {tensor}, {tensor}, options_->timeout);
+  work->keep(std::move(job.kept()));
+  work->expect(1);
+  const Message message = job.message(peer, static_cast<uint64_t>(tag));
+  Started started = sends ? unisono::send(*handle_->group, message, completion(work))
+                          : unisono::receive(*handle_->group, message, completion(work));
+  if (started.status.code != 0) {
+    const auto error = exception(started.status);
+    work->settle(error);
+    std::rethrow_exception(error);
+  }
+  work->attach(std::move(started.operation));
+  return work;
+}
+
+Backend::WorkPointer Backend::send(Tensors& tensors, int to, int tag) {
+  check_rank(to, "dst");
+  return exchange({OpType::SEND, "unisono:send"}, only(tensors, "tensors"), to, tag);
+}
+
+Backend::WorkPointer Backend::recv(Tensors& tensors, int from, int tag) {
+  check_rank(from, "src");
+  return exchange({OpType::RECV, "unisono:recv"}, only(tensors, "tensors"), from, tag);
+}
+
+Backend::WorkPointer Backend::recvAnysource(Tensors& tensors, int tag) {
+  return exchange({OpType::RECVANYSOURCE, "unisono:recvAnySource"}, only(tensors, "tensors"), -1,
+                  tag);
+}
+
+Backend::WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
+  return launch({OpType::BARRIER, "unisono:barrier"}, Job(Collective::Barrier), {}, {},
+                {opts.asyncOp, opts.timeout});
+}
+
+void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
+  raise(handle_->group->monitored_barrier(timeout.count(), wait_all_ranks));
+}
+
+void Backend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  handle_->group->set_timeout(timeout.count());
+}
+
+c10d::ErrorType Backend::getError() {
+  const Status status = handle_->group->error();
+  switch (static_cast<Code>(status.code)) {
+    case Code::Success: return c10d::ErrorType::SUCCESS;
+    case Code::Timeout: return c10d::ErrorType::TIMEOUT;
+    case Code::PeerLost: return c10d::ErrorType::REMOTE_ERROR;
+    default: return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+void Backend::abort() { handle_->group->abort("the process group was aborted"); }
+
+const at::Tensor& Backend::only(const Tensors& tensors, const char* argument) const {
+  if (tensors.size() != 1) {
+    wrong_value(argument, c10::str(tensors.size(), " tensors were given; it takes one per rank"));
+  }
+  return tensors.front();
+}
+
+const Tensors& Backend::only(const TensorLists& lists, const char* argument) const {
+  if (lists.size() != 1) {
+    wrong_value(argument, c10::str(lists.size(), " lists were given; it takes one per rank"));
+  }
+  return lists.front();
+}
+
+void Backend::check_length(size_t length, const char* argument) const {
+  if (length != static_cast<size_t>(getSize())) {
+    wrong_value(argument,
+                c10::str("it has ", length, " entries for a group of ", getSize(), " ranks"));
+  }
+}
+
+void Backend::check_rank(int64_t rank, const char* argument) const {
+  if (rank < 0 || rank >= getSize()) {
+    wrong_value(argument,
+                c10::str("rank ", rank, " is out of range; the group has ", getSize(), " ranks"));
+  }
+}
+
+}  // namespace unisono

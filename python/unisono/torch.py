@@ -1,0 +1,96 @@
+"""The torch door: ``torch.distributed.init_process_group("unisono")``.
+
+torch finds the backend by itself, through the entry points ``torch.distributed.backends`` (2.14 and newer) and
+``torch.backends`` (older). Importing this module is cheap: native code is loaded when the first group is made.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+__all__ = ["create_backend", "register"]
+
+_DEVICES = ["cpu", "cuda"]
+_ready = False
+
+
+def register() -> None:
+    """Make ``"unisono"`` known to ``torch.distributed``. Called by torch; harmless to call again."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or "UNISONO" in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend("unisono", create_backend, extended_api=True, devices=_DEVICES)
+
+
+def create_backend(opts: Any, pg_options: Any = None) -> Any:
+    """Join a process group and return its backend: the creator that ``register_backend`` takes.
+
+    Parameters
+    ----------
+    opts
+        torch's ``_DistributedBackendOptions``: store, rank, size, timeout of the group.
+    pg_options
+        A mapping of settings by name, such as ``{"transport": "tcp"}``, for this group alone; or a
+        ``Backend.Options``, of which torch itself has taken the timeout; or None.
+
+    Raises
+    ------
+    ValueError
+        A setting that does not exist or a value it does not take.
+    DistBackendError, DistNetworkError
+        Not all ranks came within the timeout, or one could not be reached.
+    ImportError
+        No build for this version of torch is installed.
+    """
+    import torch
+    from torch.distributed import ProcessGroup
+
+    _prepare()
+    settings, milliseconds = _settings(opts.timeout, pg_options)
+    group = ProcessGroup(opts.store, opts.group_rank, opts.group_size)
+    torch.ops.unisono.attach(
+        group.boxed(), settings, milliseconds, list(opts.global_ranks_in_group)
+    )
+    return group._get_backend(torch.device("cpu"))
+
+
+def _settings(timeout: timedelta, pg_options: Any) -> tuple[dict[str, str], int]:
+    seconds = timeout.total_seconds()
+    settings = {"timeout": str(seconds)}
+    if "UNISONO_JOIN_TIMEOUT" not in os.environ:
+        settings["join_timeout"] = str(seconds)
+    if isinstance(pg_options, Mapping):
+        settings |= {str(name): str(value) for name, value in pg_options.items()}
+    return settings, round(seconds * 1000)
+
+
+def _prepare() -> None:
+    """Load the native module, once, and see to a quiet exit."""
+    global _ready  # noqa: PLW0603
+    if _ready:
+        return
+    from unisono._native import load_for_torch
+
+    core = load_for_torch()
+    # Before the interpreter goes: callbacks of operations under way need it, peers wait for our farewell.
+    atexit.register(core.close_torch_groups)
+    _ready = True
+
+
+def _autoload() -> None:
+    """Register with a torch that has no other way to find us; runs at ``import torch``.
+
+    An exception here would break ``import torch``, and so would slowness: nothing native is loaded.
+    """
+    try:
+        register()
+    except Exception:
+        # init_process_group will say that it knows no such backend, where somebody can act on it.
+        return

@@ -1,0 +1,295 @@
+//! Submitting: from a request to an operation under way.
+
+use std::sync::Arc;
+
+use crate::buffer::{Memory, Scratch};
+use crate::communicator::PointToPoint;
+use crate::error::{Error, Result};
+use crate::plan::{self, Algorithm};
+use crate::reduce::{self, Kernel};
+use crate::transport::endpoint::Lane;
+use crate::types::{Collective, DataType, Rank, ReduceOp};
+
+use super::executor::{Execution, Operands, Prepared};
+use super::group::{Core, Group, Operation, PlanKey};
+use super::progress;
+use super::request::{Request, Sizes};
+use super::wire::Fingerprint;
+use super::work::{Completion, WorkState};
+
+/// Plans kept for reuse; beyond it the cache starts anew.
+const CACHED_PLANS: usize = 512;
+
+impl Group {
+    /// Starts a collective. With `background` somebody drives it although nobody waits.
+    pub(crate) fn submit(
+        &self,
+        request: Request,
+        completion: Option<Completion>,
+        background: bool,
+    ) -> Result<Arc<WorkState>> {
+        self.check_alive()?;
+        request.check(self.rank, self.world)?;
+        let (request, premultiplied) = premultiplied(request);
+        let timeout = request.timeout.unwrap_or_else(|| self.timeout());
+        let mut core = self.core.lock();
+        self.check_alive()?;
+        core.sequence += 1;
+        let work = Arc::new(WorkState::new(
+            request.collective,
+            core.sequence,
+            timeout,
+            completion,
+        ));
+        core.recorder.record(&work);
+        let operation = self.operation(&mut core, request, premultiplied, Arc::clone(&work))?;
+        for peer in operation.execution.peers() {
+            self.ensure_link(&mut core.links, Lane::Collective, peer);
+        }
+        core.operations.push(operation);
+        self.step(&mut core);
+        self.after_submit(&mut core, background);
+        Ok(work)
+    }
+
+    fn operation(
+        &self,
+        core: &mut Core,
+        request: Request,
+        premultiplied: Option<Scratch>,
+        work: Arc<WorkState>,
+    ) -> Result<Operation> {
+        let prepared = self.prepared(core, &request)?;
+        let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();
+        let partial_kernel = kernel(request.dtype.accumulator())?;
+        let kernel = kernel(request.dtype)?;
+        let count = match &request.sizes {
+            Sizes::Even(count) => *count,
+            // Everybody knows all counts of these; of the others each rank knows its own only.
+            Sizes::PerRank(counts)
+                if matches!(
+                    request.collective,
+                    Collective::AllGather | Collective::ReduceScatter
+                ) =>
+            {
+                counts.iter().sum()
+            }
+            _ => 0,
+        };
+        let fingerprint = Fingerprint {
+            sequence: work.sequence,
+            collective: request.collective as u8,
+            dtype: request.dtype as u8,
+            op: request.op.map_or(0, ReduceOp::number),
+            algorithm: prepared.algorithm,
+            root: request.root as u32,
+            count: count as u64,
+            length: 0,
+        };
+        let operands = Operands {
+            input: request.input.unwrap_or_else(Memory::empty),
+            output: request.output.unwrap_or_else(Memory::empty),
+            dtype: request.dtype,
+            kernel,
+            partial_kernel,
+        };
+        let bytes = prepared.plan.scratch * operands.partial().size();
+        let scratch = (bytes > 0).then(|| core.take_scratch(bytes));
+        let mut execution = Execution::new(
+            prepared,
+            operands,
+            scratch,
+            fingerprint,
+            (self.rank, self.world),
+        );
+        execution.premultiplied = premultiplied;
+        let after = core
+            .operations
+            .iter()
+            .filter(|earlier| earlier.execution.overlaps(&execution))
+            .map(|earlier| earlier.work.sequence)
+            .collect();
+        Ok(Operation {
+            work,
+            execution,
+            after,
+        })
+    }
+
+    /// The plan of a request, from the cache when it has been made before.
+    fn prepared(&self, core: &mut Core, request: &Request) -> Result<Arc<Prepared>> {
+        let shape = request.shape(self.rank, self.world);
+        let key = match &request.sizes {
+            Sizes::Even(count) => Some(PlanKey {
+                collective: request.collective,
+                count: *count,
+                size: request.dtype.size(),
+                root: request.root,
+                in_place: shape.in_place,
+                widen: shape.widen,
+            }),
+            _ => None,
+        };
+        if let Some(found) = key.as_ref().and_then(|key| core.plans.get(key)) {
+            return Ok(Arc::clone(found));
+        }
+        let mut algorithm =
+            plan::select::select(&shape, request.dtype.size(), &self.membership.topology);
+        if let Some(wanted) = self.config.algorithm
+            && plan::applicable(wanted, &shape)
+        {
+            algorithm = wanted;
+        }
+        let plan = plan::build(algorithm, &shape).ok_or_else(|| {
+            Error::internal(format!("no {algorithm} plan for {}", request.collective))
+        })?;
+        let number = Algorithm::ALL
+            .iter()
+            .position(|known| *known == algorithm)
+            .unwrap_or(0);
+        let prepared = Arc::new(Prepared::new(plan, number as u8));
+        if let Some(key) = key {
+            if core.plans.len() >= CACHED_PLANS {
+                core.plans.clear();
+            }
+            core.plans.insert(key, Arc::clone(&prepared));
+        }
+        Ok(prepared)
+    }
+
+    /// Starts a send.
+    pub(crate) fn send(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        to: Rank,
+        tag: u64,
+        options: PointToPoint,
+    ) -> Result<Arc<WorkState>> {
+        self.check_rank(to, "send to")?;
+        check_elements(dtype, &memory, "send")?;
+        self.message(Collective::Send, Some(to), options, |core, work| {
+            core.matching
+                .send(dtype, memory, (to, tag), work, &mut core.finished)
+        })
+    }
+
+    /// Starts a receive.
+    pub(crate) fn receive(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        from: Option<Rank>,
+        tag: u64,
+        options: PointToPoint,
+    ) -> Result<Arc<WorkState>> {
+        if let Some(from) = from {
+            self.check_rank(from, "receive from")?;
+        }
+        check_elements(dtype, &memory, "recv")?;
+        self.message(Collective::Recv, from, options, |core, work| {
+            core.matching
+                .receive(dtype, memory, (from, tag), work, &mut core.finished)
+        })
+    }
+
+    fn check_rank(&self, rank: Rank, what: &str) -> Result<()> {
+        if rank >= self.world {
+            return Err(Error::invalid(format!(
+                "{what} rank {rank}: the group has {} ranks",
+                self.world
+            )));
+        }
+        Ok(())
+    }
+
+    fn message(
+        &self,
+        collective: Collective,
+        peer: Option<Rank>,
+        options: PointToPoint,
+        start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<()>,
+    ) -> Result<Arc<WorkState>> {
+        self.check_alive()?;
+        let timeout = options.timeout.unwrap_or_else(|| self.timeout());
+        let mut core = self.core.lock();
+        self.check_alive()?;
+        let sequence = core.messages + 1;
+        let work = Arc::new(WorkState::new(
+            collective,
+            sequence,
+            timeout,
+            options.completion,
+        ));
+        if let Err(error) = start(&mut core, &work) {
+            if error.code.is_fatal() {
+                self.fail(&mut core, error.clone());
+            }
+            return Err(error);
+        }
+        core.messages = sequence;
+        core.recorder.record(&work);
+        match peer {
+            Some(peer) => self.ensure_link(&mut core.links, Lane::PointToPoint, peer),
+            None => (0..self.world)
+                .for_each(|peer| self.ensure_link(&mut core.links, Lane::PointToPoint, peer)),
+        }
+        self.step(&mut core);
+        self.after_submit(&mut core, true);
+        Ok(work)
+    }
+
+    /// Sees to it that somebody drives what was just submitted.
+    fn after_submit(&self, core: &mut Core, background: bool) {
+        if core.sleeping {
+            self.sleeper.ring();
+        }
+        if background {
+            self.hand_over(core);
+        }
+    }
+
+    /// Gives the group to the progress thread if it needs driving and nobody does it.
+    pub(super) fn hand_over(&self, core: &mut Core) {
+        if core.is_busy()
+            && !core.leader
+            && !core.watched
+            && let Some(this) = self.this.upgrade()
+        {
+            core.watched = true;
+            progress::adopt(this);
+        }
+    }
+}
+
+/// Turns `premul_sum` into `sum` of an input multiplied beforehand, in memory of the operation's own.
+fn premultiplied(mut request: Request) -> (Request, Option<Scratch>) {
+    let Some(ReduceOp::PremulSum(factor)) = request.op else {
+        return (request, None);
+    };
+    let source = match request.input.as_ref().or(request.output.as_ref()) {
+        Some(source) if !source.is_empty() => source,
+        _ => return (request, None),
+    };
+    let bytes = source.len();
+    let scratch = Scratch::new(bytes);
+    let target = scratch.view(bytes);
+    let mut done = 0;
+    while done < bytes {
+        let run = source.read(done, bytes - done);
+        reduce::scale(request.dtype, target.write(done, run.len()), run, factor);
+        done += run.len();
+    }
+    request.input = Some(target);
+    (request, Some(scratch))
+}
+
+fn check_elements(dtype: DataType, memory: &Memory, operation: &str) -> Result<()> {
+    if !memory.len().is_multiple_of(dtype.size()) {
+        return Err(Error::invalid(format!(
+            "{operation}: {} bytes are not a whole number of {dtype} elements",
+            memory.len()
+        )));
+    }
+    Ok(())
+}

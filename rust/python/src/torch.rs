@@ -1,0 +1,435 @@
+//! The Rust half of the torch door: the bridge over which `csrc/` calls the core.
+//!
+//! One call goes down per operation (buffers as addresses, operator, timeout, a completion that owns the tensors)
+//! and one call comes up when it ends. Codes and numbers cross instead of exceptions, because cxx keeps only the
+//! text of an error; a panic becomes an `Internal` error in [`guard`], since it would otherwise end the process.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use cxx::UniquePtr;
+use pyo3::prelude::*;
+use unisono::buffer::Memory;
+use unisono::communicator::{Communicator, PointToPoint, Work};
+use unisono::config::Config;
+use unisono::engine::{Completion, Request, Sizes};
+use unisono::error::{Code, Error, Result};
+use unisono::rendezvous::store::Store;
+use unisono::types::{Collective, DataType, ReduceOp};
+
+#[expect(unreachable_pub, reason = "cxx makes every item of a bridge public")]
+mod bridge;
+
+use bridge::ffi;
+
+/// Puts what Python needs of the torch door into the module.
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("TORCH_VERSION", ffi::torch_version())?;
+    module.add_function(wrap_pyfunction!(close_torch_groups, module)?)
+}
+
+/// Closes every process group that is still alive; called before the interpreter goes.
+#[pyfunction]
+fn close_torch_groups(py: Python<'_>) {
+    py.detach(ffi::close_all);
+}
+
+/// A joined group; empty when joining failed, which the status beside it says.
+struct Group(Option<Communicator>);
+
+/// A started operation; empty when starting failed, which the status beside it says.
+struct Operation(Option<Work>);
+
+fn join(store: &ffi::Store, rank: usize, world: usize, settings: &[ffi::Setting]) -> ffi::Joined {
+    let joined = guard(|| {
+        let mut config = Config::from_env()?;
+        for setting in settings {
+            config.set(&setting.name, &setting.value)?;
+        }
+        Communicator::join(&TorchStore(store), rank, world, config)
+    });
+    match joined {
+        Ok(communicator) => ffi::Joined {
+            status: ok(),
+            group: Box::new(Group(Some(communicator))),
+        },
+        Err(error) => ffi::Joined {
+            status: status(&error),
+            group: Box::new(Group(None)),
+        },
+    }
+}
+
+/// # Safety
+/// The memory of `call` keeps the promise of [`Memory::from_raw_parts`] until `completion` has been called.
+unsafe fn start(
+    group: &Group,
+    call: &ffi::Call<'_>,
+    completion: UniquePtr<ffi::Completion>,
+) -> ffi::Started {
+    started(group.guard(|communicator| {
+        // SAFETY: the caller's promise is the one asked for here.
+        unsafe { communicator.start(request(call)?, Some(upcall(completion))) }
+    }))
+}
+
+/// # Safety
+/// The memory of `call` keeps the promise of [`Memory::from_raw_parts`] until this returns.
+unsafe fn run(group: &Group, call: &ffi::Call<'_>) -> ffi::Status {
+    outcome(group.guard(|communicator| {
+        // SAFETY: the operation has completed when `run` returns, and the caller vouches until then.
+        unsafe { communicator.run(request(call)?) }
+    }))
+}
+
+/// # Safety
+/// As for [`start`].
+unsafe fn send(
+    group: &Group,
+    message: &ffi::Message<'_>,
+    completion: UniquePtr<ffi::Completion>,
+) -> ffi::Started {
+    started(group.guard(|communicator| {
+        let to = usize::try_from(message.peer)
+            .map_err(|_| Error::invalid(format!("send: rank {} is out of range", message.peer)))?;
+        let options = PointToPoint {
+            completion: Some(upcall(completion)),
+            timeout: None,
+        };
+        // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
+        unsafe {
+            let memory = memory(message.pieces);
+            communicator.send(data_type(message.dtype)?, memory, to, message.tag, options)
+        }
+    }))
+}
+
+/// # Safety
+/// As for [`start`].
+unsafe fn receive(
+    group: &Group,
+    message: &ffi::Message<'_>,
+    completion: UniquePtr<ffi::Completion>,
+) -> ffi::Started {
+    started(group.guard(|communicator| {
+        let from = usize::try_from(message.peer).ok();
+        let options = PointToPoint {
+            completion: Some(upcall(completion)),
+            timeout: None,
+        };
+        // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
+        unsafe {
+            let memory = memory(message.pieces);
+            communicator.receive(
+                data_type(message.dtype)?,
+                memory,
+                from,
+                message.tag,
+                options,
+            )
+        }
+    }))
+}
+
+impl Group {
+    fn guard<T>(&self, body: impl FnOnce(&Communicator) -> Result<T>) -> Result<T> {
+        let communicator = self
+            .0
+            .as_ref()
+            .ok_or_else(|| Error::internal("the group was never joined"))?;
+        let result = guard(|| body(communicator));
+        if let Err(Error {
+            code: Code::Internal,
+            message,
+            ..
+        }) = &result
+        {
+            // After a defect nobody knows what the peers wait for; better that they learn of it.
+            communicator.abort(message);
+        }
+        result
+    }
+
+    fn monitored_barrier(&self, timeout_ms: u64, report_all: bool) -> ffi::Status {
+        let timeout = Duration::from_millis(timeout_ms);
+        outcome(self.guard(|communicator| communicator.monitored_barrier(timeout, report_all)))
+    }
+
+    fn set_timeout(&self, timeout_ms: u64) {
+        self.quietly(|communicator| communicator.set_timeout(Duration::from_millis(timeout_ms)));
+    }
+
+    fn sequence(&self) -> u64 {
+        self.guard(|communicator| Ok(communicator.sequence()))
+            .unwrap_or(0)
+    }
+
+    fn error(&self) -> ffi::Status {
+        outcome(self.guard(|communicator| communicator.error().map_or(Ok(()), Err)))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.quietly(|communicator| communicator.abort(reason));
+    }
+
+    fn close(&self) {
+        self.quietly(Communicator::close);
+    }
+
+    /// For what cannot fail but by a defect, which the group's next operation reports.
+    fn quietly(&self, body: impl FnOnce(&Communicator)) {
+        let _ = self.guard(|communicator| {
+            body(communicator);
+            Ok(())
+        });
+    }
+}
+
+impl Operation {
+    fn is_done(&self) -> bool {
+        self.0.as_ref().is_none_or(Work::is_done)
+    }
+
+    /// Waits for at most `timeout_ms`, for ever when it is negative.
+    fn wait(&self, timeout_ms: i64) -> ffi::Status {
+        outcome(guard(|| match &self.0 {
+            Some(work) => work.wait(timeout(timeout_ms)),
+            None => Err(Error::internal("the operation was never started")),
+        }))
+    }
+
+    /// The rank a message came from, or -1.
+    fn source(&self) -> i64 {
+        self.0
+            .as_ref()
+            .and_then(Work::source)
+            .map_or(-1, |rank| rank as i64)
+    }
+
+    fn sequence(&self) -> u64 {
+        self.0.as_ref().map_or(0, Work::sequence)
+    }
+
+    /// How long it took, or a negative number while it goes on.
+    fn milliseconds(&self) -> f64 {
+        self.0
+            .as_ref()
+            .and_then(Work::duration)
+            .map_or(-1.0, |took| took.as_secs_f64() * 1e3)
+    }
+}
+
+/// torch's store as the core sees it.
+struct TorchStore<'a>(&'a ffi::Store);
+
+// SAFETY: the adapter in attach.cpp holds a `c10d::Store` and nothing else; c10d's stores take a lock of their own
+// in every operation, and torch itself shares one between threads.
+unsafe impl Send for TorchStore<'_> {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for TorchStore<'_> {}
+
+impl Store for TorchStore<'_> {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        result(self.0.set(key, value))
+    }
+
+    fn wait(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        let fetched = self.0.wait(key, milliseconds.clamp(1, i64::MAX as u64));
+        result(fetched.status).map(|()| fetched.value)
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        let fetched = self.0.fetch(key);
+        result(fetched.status).map(|()| fetched.found.then_some(fetched.value))
+    }
+}
+
+/// A completion on its way to the thread that will call it.
+struct Upcall(UniquePtr<ffi::Completion>);
+
+// SAFETY: the C++ class behind it holds references to a `Work`, whose counts are atomic, and its `finish` takes the
+// lock of that `Work`; it is called once, from one thread.
+unsafe impl Send for Upcall {}
+
+impl Upcall {
+    fn finish(mut self, result: Result<()>) {
+        if let Some(completion) = self.0.as_mut() {
+            completion.finish(&outcome(result));
+        }
+    }
+}
+
+fn upcall(completion: UniquePtr<ffi::Completion>) -> Completion {
+    let upcall = Upcall(completion);
+    Box::new(move |result| upcall.finish(result))
+}
+
+/// # Safety
+/// As for [`start`].
+unsafe fn request(call: &ffi::Call<'_>) -> Result<Request> {
+    let collective = Collective::from_number(call.collective.repr)
+        .ok_or_else(|| Error::internal("an unknown collective"))?;
+    let sizes = match call.layout {
+        ffi::Layout::PerRank => Sizes::PerRank(call.counts.to_vec()),
+        ffi::Layout::PerPair => Sizes::PerPair {
+            send: call.counts.to_vec(),
+            recv: call.recv_counts.to_vec(),
+        },
+        _ => Sizes::Even(call.count),
+    };
+    // SAFETY: the caller vouches for both.
+    let (input, output) = unsafe {
+        (
+            call.has_input.then(|| memory(call.input)),
+            call.has_output.then(|| memory(call.output)),
+        )
+    };
+    Ok(Request {
+        collective,
+        dtype: data_type(call.dtype)?,
+        op: operator(call.op, call.factor),
+        root: call.root,
+        input,
+        output,
+        sizes,
+        timeout: timeout(call.timeout_ms),
+    })
+}
+
+/// # Safety
+/// The pieces keep the promise of [`Memory::from_raw_parts`].
+unsafe fn memory(pieces: &[ffi::Piece]) -> Memory {
+    let mut parts = pieces
+        .iter()
+        .map(|piece| (piece.address as *mut u8, piece.bytes));
+    // SAFETY: the caller's promise is the one asked for here.
+    unsafe {
+        match (parts.next(), pieces.len()) {
+            (None, _) => Memory::empty(),
+            (Some((start, bytes)), 1) => Memory::from_raw_parts(start, bytes),
+            (Some(first), _) => Memory::from_pieces(std::iter::once(first).chain(parts)),
+        }
+    }
+}
+
+fn data_type(dtype: ffi::DataType) -> Result<DataType> {
+    DataType::from_number(dtype.repr).ok_or_else(|| Error::internal("an unknown element type"))
+}
+
+fn operator(op: ffi::Operator, factor: f64) -> Option<ReduceOp> {
+    if op == ffi::Operator::PremulSum {
+        return Some(ReduceOp::PremulSum(factor));
+    }
+    ReduceOp::ALL
+        .get(usize::from(op.repr).checked_sub(1)?)
+        .copied()
+}
+
+/// A limit in milliseconds, none when it is negative.
+fn timeout(milliseconds: i64) -> Option<Duration> {
+    u64::try_from(milliseconds).ok().map(Duration::from_millis)
+}
+
+fn started(result: Result<Work>) -> ffi::Started {
+    match result {
+        Ok(work) => ffi::Started {
+            status: ok(),
+            operation: Box::new(Operation(Some(work))),
+        },
+        Err(error) => ffi::Started {
+            status: status(&error),
+            operation: Box::new(Operation(None)),
+        },
+    }
+}
+
+fn outcome(result: Result<()>) -> ffi::Status {
+    result.map_or_else(|error| status(&error), |()| ok())
+}
+
+fn ok() -> ffi::Status {
+    ffi::Status {
+        code: 0,
+        message: String::new(),
+    }
+}
+
+fn status(error: &Error) -> ffi::Status {
+    ffi::Status {
+        code: error.code as u8,
+        message: error.to_string(),
+    }
+}
+
+fn result(status: ffi::Status) -> Result<()> {
+    match Code::from_number(status.code) {
+        None => Ok(()),
+        Some(code) => Err(Error::new(code, status.message)),
+    }
+}
+
+/// Runs `body`; a panic in it becomes an `Internal` error.
+fn guard<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no message");
+        Err(Error::internal(format!("a defect in unisono: {text}")))
+    })
+}
+
+/// The numbers that cross the bridge are the core's.
+macro_rules! same_numbers {
+    ($($bridged:ident::$name:ident == $number:expr;)+) => {
+        const _: () = { $(assert!(ffi::$bridged::$name.repr == $number as u8);)+ };
+    };
+}
+
+same_numbers! {
+    DataType::Float16 == DataType::Float16;
+    DataType::BFloat16 == DataType::BFloat16;
+    DataType::Float32 == DataType::Float32;
+    DataType::Float64 == DataType::Float64;
+    DataType::Float8E4M3 == DataType::Float8E4M3;
+    DataType::Float8E5M2 == DataType::Float8E5M2;
+    DataType::Int8 == DataType::Int8;
+    DataType::Int16 == DataType::Int16;
+    DataType::Int32 == DataType::Int32;
+    DataType::Int64 == DataType::Int64;
+    DataType::UInt8 == DataType::UInt8;
+    DataType::UInt16 == DataType::UInt16;
+    DataType::UInt32 == DataType::UInt32;
+    DataType::UInt64 == DataType::UInt64;
+    DataType::Bool == DataType::Bool;
+    DataType::Complex64 == DataType::Complex64;
+    DataType::Complex128 == DataType::Complex128;
+    Operator::Sum == ReduceOp::Sum.number();
+    Operator::Avg == ReduceOp::Avg.number();
+    Operator::Prod == ReduceOp::Prod.number();
+    Operator::Min == ReduceOp::Min.number();
+    Operator::Max == ReduceOp::Max.number();
+    Operator::Band == ReduceOp::Band.number();
+    Operator::Bor == ReduceOp::Bor.number();
+    Operator::Bxor == ReduceOp::Bxor.number();
+    Operator::PremulSum == ReduceOp::PremulSum(1.0).number();
+    Collective::AllReduce == Collective::AllReduce;
+    Collective::Reduce == Collective::Reduce;
+    Collective::Broadcast == Collective::Broadcast;
+    Collective::AllGather == Collective::AllGather;
+    Collective::ReduceScatter == Collective::ReduceScatter;
+    Collective::Gather == Collective::Gather;
+    Collective::Scatter == Collective::Scatter;
+    Collective::AllToAll == Collective::AllToAll;
+    Collective::Barrier == Collective::Barrier;
+    Collective::Send == Collective::Send;
+    Collective::Recv == Collective::Recv;
+    Code::InvalidArgument == Code::InvalidArgument;
+    Code::Unsupported == Code::Unsupported;
+    Code::Timeout == Code::Timeout;
+    Code::PeerLost == Code::PeerLost;
+    Code::System == Code::System;
+    Code::Internal == Code::Internal;
+}

@@ -1,0 +1,186 @@
+//! What crosses between Rust and C++. `build.rs` makes the C++ side of it from this file.
+
+use super::{Group, Operation, join, receive, run, send, start};
+
+#[cxx::bridge(namespace = "unisono")]
+pub(super) mod ffi {
+    /// How something ended: 0, or the number of an error code and its text.
+    struct Status {
+        code: u8,
+        message: String,
+    }
+
+    /// What a store answered.
+    struct Fetched {
+        status: Status,
+        found: bool,
+        value: Vec<u8>,
+    }
+
+    /// A setting by name.
+    struct Setting {
+        name: String,
+        value: String,
+    }
+
+    /// One contiguous piece of a buffer.
+    #[derive(Clone, Copy)]
+    struct Piece {
+        address: usize,
+        bytes: usize,
+    }
+
+    /// `unisono::types::DataType` by number.
+    #[repr(u8)]
+    enum DataType {
+        Float16 = 1,
+        BFloat16 = 2,
+        Float32 = 3,
+        Float64 = 4,
+        Float8E4M3 = 5,
+        Float8E5M2 = 6,
+        Int8 = 7,
+        Int16 = 8,
+        Int32 = 9,
+        Int64 = 10,
+        UInt8 = 11,
+        UInt16 = 12,
+        UInt32 = 13,
+        UInt64 = 14,
+        Bool = 15,
+        Complex64 = 16,
+        Complex128 = 17,
+    }
+
+    /// `unisono::types::ReduceOp` by number, and 0 for operations without one.
+    #[repr(u8)]
+    enum Operator {
+        None = 0,
+        Sum = 1,
+        Avg = 2,
+        Prod = 3,
+        Min = 4,
+        Max = 5,
+        Band = 6,
+        Bor = 7,
+        Bxor = 8,
+        PremulSum = 12,
+    }
+
+    /// `unisono::types::Collective` by number.
+    #[repr(u8)]
+    enum Collective {
+        AllReduce = 1,
+        Reduce = 2,
+        Broadcast = 3,
+        AllGather = 4,
+        ReduceScatter = 5,
+        Gather = 6,
+        Scatter = 7,
+        AllToAll = 8,
+        Barrier = 9,
+        Send = 10,
+        Recv = 11,
+    }
+
+    /// The kinds of error that torch tells apart, by the number of `unisono::error::Code`.
+    #[repr(u8)]
+    enum Code {
+        Success = 0,
+        InvalidArgument = 1,
+        Unsupported = 2,
+        Timeout = 3,
+        PeerLost = 4,
+        System = 7,
+        Internal = 9,
+    }
+
+    /// How the blocks of an operation are sized.
+    enum Layout {
+        Even,
+        PerRank,
+        PerPair,
+    }
+
+    /// A collective with its buffers.
+    struct Call<'a> {
+        collective: Collective,
+        dtype: DataType,
+        op: Operator,
+        factor: f64,
+        root: usize,
+        input: &'a [Piece],
+        has_input: bool,
+        output: &'a [Piece],
+        has_output: bool,
+        layout: Layout,
+        count: usize,
+        counts: &'a [usize],
+        recv_counts: &'a [usize],
+        timeout_ms: i64,
+    }
+
+    /// A send, or a receive (`peer` below 0: from any rank).
+    struct Message<'a> {
+        dtype: DataType,
+        pieces: &'a [Piece],
+        peer: i64,
+        tag: u64,
+    }
+
+    struct Joined {
+        status: Status,
+        group: Box<Group>,
+    }
+
+    struct Started {
+        status: Status,
+        operation: Box<Operation>,
+    }
+
+    extern "Rust" {
+        type Group;
+        type Operation;
+
+        fn join(store: &Store, rank: usize, world: usize, settings: &[Setting]) -> Joined;
+        unsafe fn start(group: &Group, call: &Call, completion: UniquePtr<Completion>) -> Started;
+        unsafe fn run(group: &Group, call: &Call) -> Status;
+        unsafe fn send(
+            group: &Group,
+            message: &Message,
+            completion: UniquePtr<Completion>,
+        ) -> Started;
+        unsafe fn receive(
+            group: &Group,
+            message: &Message,
+            completion: UniquePtr<Completion>,
+        ) -> Started;
+        fn monitored_barrier(self: &Group, timeout_ms: u64, report_all: bool) -> Status;
+        fn set_timeout(self: &Group, timeout_ms: u64);
+        fn sequence(self: &Group) -> u64;
+        fn error(self: &Group) -> Status;
+        fn abort(self: &Group, reason: &str);
+        fn close(self: &Group);
+
+        fn is_done(self: &Operation) -> bool;
+        fn wait(self: &Operation, timeout_ms: i64) -> Status;
+        fn source(self: &Operation) -> i64;
+        fn sequence(self: &Operation) -> u64;
+        fn milliseconds(self: &Operation) -> f64;
+    }
+
+    unsafe extern "C++" {
+        include!("bridge.hpp");
+
+        type Completion;
+        fn finish(self: Pin<&mut Completion>, status: &Status);
+
+        type Store;
+        fn set(self: &Store, key: &str, value: &[u8]) -> Status;
+        fn wait(self: &Store, key: &str, timeout_ms: u64) -> Fetched;
+        fn fetch(self: &Store, key: &str) -> Fetched;
+
+        fn torch_version() -> String;
+        fn close_all();
+    }
+}
