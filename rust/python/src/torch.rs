@@ -10,12 +10,11 @@ use std::time::Duration;
 use cxx::UniquePtr;
 use pyo3::prelude::*;
 use unisono::buffer::Memory;
-use unisono::communicator::{Communicator, PointToPoint, Work};
 use unisono::config::Config;
-use unisono::engine::{Completion, Request, Sizes};
 use unisono::error::{Code, Error, Result};
 use unisono::rendezvous::store::Store;
 use unisono::types::{Collective, DataType, ReduceOp};
+use unisono::{Communicator, Completion, PointToPoint, Request, Sizes, Work};
 
 #[expect(unreachable_pub, reason = "cxx makes every item of a bridge public")]
 mod bridge;
@@ -129,7 +128,10 @@ impl Group {
 
     fn monitored_barrier(&self, timeout_ms: u64, report_all: bool) -> ffi::Status {
         let timeout = Duration::from_millis(timeout_ms);
-        outcome(self.guard(|communicator| communicator.monitored_barrier(timeout, report_all)))
+        outcome(self.guard(|communicator| {
+            let result = communicator.monitored_barrier(timeout, report_all);
+            result.map_err(|error| in_torchs_words(communicator.rank(), timeout, error))
+        }))
     }
 
     fn set_timeout(&self, timeout_ms: u64) {
@@ -294,6 +296,21 @@ fn operator(op: ffi::Operator, factor: f64) -> Option<ReduceOp> {
 /// A limit in milliseconds, none when it is negative.
 fn timeout(milliseconds: i64) -> Option<Duration> {
     u64::try_from(milliseconds).ok().map(Duration::from_millis)
+}
+
+/// The error of a monitored barrier, beginning with the sentence that users of torch look for.
+fn in_torchs_words(rank: usize, timeout: Duration, mut error: Error) -> Error {
+    let sentence = match (rank, error.peer) {
+        (0, _) if timeout.is_zero() => "Rank 0 timed out in monitoredBarrier".to_owned(),
+        (0, Some(peer)) => format!("Rank {peer} failed to pass monitoredBarrier"),
+        (0, None) => return error,
+        _ => format!(
+            "Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for \
+             send/recv from rank 0"
+        ),
+    };
+    error.message = format!("{sentence}: {}", error.message);
+    error
 }
 
 fn started(result: Result<Work>) -> ffi::Started {
