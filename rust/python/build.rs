@@ -45,7 +45,10 @@ mod torch {
             .compile("unisono_torch");
 
         // No rpath: whoever loads the module has imported torch, whose libraries are then found by their names.
-        println!("cargo:rustc-link-search=native={}", torch.join("lib").display());
+        println!(
+            "cargo:rustc-link-search=native={}",
+            torch.join("lib").display()
+        );
         println!("cargo:rustc-link-lib=dylib=torch_cpu");
         println!("cargo:rustc-link-lib=dylib=c10");
         println!("cargo:rustc-link-arg-cdylib=-Wl,--exclude-libs,ALL");
@@ -55,10 +58,15 @@ mod torch {
     fn check_version(torch: &Path) -> Result<(), String> {
         let path = torch.join("include/torch/headeronly/version.h");
         let header = fs::read_to_string(&path).map_err(|cause| {
-            format!("{VARIABLE} does not point to a torch with headers: {}: {cause}", path.display())
+            format!(
+                "{VARIABLE} does not point to a torch with headers: {}: {cause}",
+                path.display()
+            )
         })?;
         let number = |name: &str| -> Option<u32> {
-            let line = header.lines().find(|l| l.starts_with(&format!("#define {name} ")))?;
+            let line = header
+                .lines()
+                .find(|l| l.starts_with(&format!("#define {name} ")))?;
             line.rsplit(' ').next()?.parse().ok()
         };
         match (number("TORCH_VERSION_MAJOR"), number("TORCH_VERSION_MINOR")) {

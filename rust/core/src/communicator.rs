@@ -80,6 +80,22 @@ impl Communicator {
         })
     }
 
+    /// As [`Communicator::start`], for a caller that drives the operation itself: it calls [`Work::wait`] at once.
+    /// Until then, and between two calls of it, nobody may drive the operation on this rank.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`].
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`].
+    pub unsafe fn begin(&self, request: Request) -> Result<Work> {
+        let state = self.group.submit(request, None, false)?;
+        Ok(Work {
+            group: Arc::clone(&self.group),
+            state,
+        })
+    }
+
     /// Carries out a collective in the calling thread.
     ///
     /// # Errors
@@ -235,6 +251,11 @@ impl Work {
     /// The operation's own; or `Timeout` when `timeout` runs out first, after which the operation goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         self.group.wait(&self.state, timeout)
+    }
+
+    /// What the group waits for on this rank now, in words, for reports of a wait that was given up.
+    pub fn waits_for(&self) -> String {
+        self.group.waits()
     }
 
     /// The rank a message came from, once a receive has completed.

@@ -3,8 +3,19 @@
 //! Built twice from one source: plain, for arrays; and with the feature `torch`, once per torch minor version,
 //! with the c10d backend in `csrc/` inside. Python picks the one that fits the process (`_native.py`).
 
+mod arrays;
+mod collectives;
+mod communicator;
+mod counts;
+mod dlpack;
+mod errors;
+mod operator;
+mod point_to_point;
+mod running;
+mod settings;
 #[cfg(feature = "torch")]
 mod torch;
+mod work;
 
 use pyo3::prelude::*;
 
@@ -14,5 +25,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     #[cfg(feature = "torch")]
     torch::add_to(module)?;
+    communicator::add_to(module)?;
+    settings::add_to(module)?;
+    module.add_class::<operator::ReduceOp>()?;
+    module.add_class::<work::Work>()?;
     Ok(())
 }

@@ -48,10 +48,14 @@ fn join(store: &ffi::Store, rank: usize, world: usize, settings: &[ffi::Setting]
         Communicator::join(&TorchStore(store), rank, world, config)
     });
     match joined {
-        Ok(communicator) => {
-            ffi::Joined { status: ok(), group: Box::new(Group(Some(communicator))) }
-        }
-        Err(error) => ffi::Joined { status: status(&error), group: Box::new(Group(None)) },
+        Ok(communicator) => ffi::Joined {
+            status: ok(),
+            group: Box::new(Group(Some(communicator))),
+        },
+        Err(error) => ffi::Joined {
+            status: status(&error),
+            group: Box::new(Group(None)),
+        },
     }
 }
 
@@ -87,7 +91,10 @@ unsafe fn send(
     started(group.guard(|communicator| {
         let to = usize::try_from(message.peer)
             .map_err(|_| Error::invalid(format!("send: rank {} is out of range", message.peer)))?;
-        let options = PointToPoint { completion: Some(upcall(completion)), timeout: None };
+        let options = PointToPoint {
+            completion: Some(upcall(completion)),
+            timeout: None,
+        };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {
             let memory = memory(message.pieces);
@@ -105,21 +112,37 @@ unsafe fn receive(
 ) -> ffi::Started {
     started(group.guard(|communicator| {
         let from = usize::try_from(message.peer).ok();
-        let options = PointToPoint { completion: Some(upcall(completion)), timeout: None };
+        let options = PointToPoint {
+            completion: Some(upcall(completion)),
+            timeout: None,
+        };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {
             let memory = memory(message.pieces);
-            communicator.receive(data_type(message.dtype)?, memory, from, message.tag, options)
+            communicator.receive(
+                data_type(message.dtype)?,
+                memory,
+                from,
+                message.tag,
+                options,
+            )
         }
     }))
 }
 
 impl Group {
     fn guard<T>(&self, body: impl FnOnce(&Communicator) -> Result<T>) -> Result<T> {
-        let communicator =
-            self.0.as_ref().ok_or_else(|| Error::internal("the group was never joined"))?;
+        let communicator = self
+            .0
+            .as_ref()
+            .ok_or_else(|| Error::internal("the group was never joined"))?;
         let result = guard(|| body(communicator));
-        if let Err(Error { code: Code::Internal, message, .. }) = &result {
+        if let Err(Error {
+            code: Code::Internal,
+            message,
+            ..
+        }) = &result
+        {
             // After a defect nobody knows what the peers wait for; better that they learn of it.
             communicator.abort(message);
         }
@@ -139,7 +162,8 @@ impl Group {
     }
 
     fn sequence(&self) -> u64 {
-        self.guard(|communicator| Ok(communicator.sequence())).unwrap_or(0)
+        self.guard(|communicator| Ok(communicator.sequence()))
+            .unwrap_or(0)
     }
 
     fn error(&self) -> ffi::Status {
@@ -178,7 +202,10 @@ impl Operation {
 
     /// The rank a message came from, or -1.
     fn source(&self) -> i64 {
-        self.0.as_ref().and_then(Work::source).map_or(-1, |rank| rank as i64)
+        self.0
+            .as_ref()
+            .and_then(Work::source)
+            .map_or(-1, |rank| rank as i64)
     }
 
     fn sequence(&self) -> u64 {
@@ -187,7 +214,10 @@ impl Operation {
 
     /// How long it took, or a negative number while it goes on.
     fn milliseconds(&self) -> f64 {
-        self.0.as_ref().and_then(Work::duration).map_or(-1.0, |took| took.as_secs_f64() * 1e3)
+        self.0
+            .as_ref()
+            .and_then(Work::duration)
+            .map_or(-1.0, |took| took.as_secs_f64() * 1e3)
     }
 }
 
@@ -244,9 +274,10 @@ unsafe fn request(call: &ffi::Call<'_>) -> Result<Request> {
         .ok_or_else(|| Error::internal("an unknown collective"))?;
     let sizes = match call.layout {
         ffi::Layout::PerRank => Sizes::PerRank(call.counts.to_vec()),
-        ffi::Layout::PerPair => {
-            Sizes::PerPair { send: call.counts.to_vec(), recv: call.recv_counts.to_vec() }
-        }
+        ffi::Layout::PerPair => Sizes::PerPair {
+            send: call.counts.to_vec(),
+            recv: call.recv_counts.to_vec(),
+        },
         _ => Sizes::Even(call.count),
     };
     // SAFETY: the caller vouches for both.
@@ -271,7 +302,9 @@ unsafe fn request(call: &ffi::Call<'_>) -> Result<Request> {
 /// # Safety
 /// The pieces keep the promise of [`Memory::from_raw_parts`].
 unsafe fn memory(pieces: &[ffi::Piece]) -> Memory {
-    let mut parts = pieces.iter().map(|piece| (piece.address as *mut u8, piece.bytes));
+    let mut parts = pieces
+        .iter()
+        .map(|piece| (piece.address as *mut u8, piece.bytes));
     // SAFETY: the caller's promise is the one asked for here.
     unsafe {
         match (parts.next(), pieces.len()) {
@@ -290,7 +323,9 @@ fn operator(op: ffi::Operator, factor: f64) -> Option<ReduceOp> {
     if op == ffi::Operator::PremulSum {
         return Some(ReduceOp::PremulSum(factor));
     }
-    ReduceOp::ALL.get(usize::from(op.repr).checked_sub(1)?).copied()
+    ReduceOp::ALL
+        .get(usize::from(op.repr).checked_sub(1)?)
+        .copied()
 }
 
 /// A limit in milliseconds, none when it is negative.
@@ -315,10 +350,14 @@ fn in_torchs_words(rank: usize, timeout: Duration, mut error: Error) -> Error {
 
 fn started(result: Result<Work>) -> ffi::Started {
     match result {
-        Ok(work) => ffi::Started { status: ok(), operation: Box::new(Operation(Some(work))) },
-        Err(error) => {
-            ffi::Started { status: status(&error), operation: Box::new(Operation(None)) }
-        }
+        Ok(work) => ffi::Started {
+            status: ok(),
+            operation: Box::new(Operation(Some(work))),
+        },
+        Err(error) => ffi::Started {
+            status: status(&error),
+            operation: Box::new(Operation(None)),
+        },
     }
 }
 
@@ -327,11 +366,17 @@ fn outcome(result: Result<()>) -> ffi::Status {
 }
 
 fn ok() -> ffi::Status {
-    ffi::Status { code: 0, message: String::new() }
+    ffi::Status {
+        code: 0,
+        message: String::new(),
+    }
 }
 
 fn status(error: &Error) -> ffi::Status {
-    ffi::Status { code: error.code as u8, message: error.to_string() }
+    ffi::Status {
+        code: error.code as u8,
+        message: error.to_string(),
+    }
 }
 
 fn result(status: ffi::Status) -> Result<()> {

@@ -106,6 +106,8 @@ pub(crate) struct Execution {
     /// Owns what `input` views, when it was multiplied beforehand.
     pub(crate) premultiplied: Option<Scratch>,
     kernel: Option<Kernel>,
+    /// The same operator on the type of scratch memory.
+    partial_kernel: Option<Kernel>,
     dtype: DataType,
     /// The type of scratch memory: wider than `dtype` in reductions of 16-bit and 8-bit floats only.
     partial: DataType,
@@ -123,6 +125,7 @@ pub(crate) struct Operands {
     pub(crate) output: Memory,
     pub(crate) dtype: DataType,
     pub(crate) kernel: Option<Kernel>,
+    pub(crate) partial_kernel: Option<Kernel>,
 }
 
 impl Operands {
@@ -158,6 +161,7 @@ impl Execution {
             scratch_owner,
             premultiplied: None,
             kernel: operands.kernel,
+            partial_kernel: operands.partial_kernel,
             dtype: operands.dtype,
             partial,
             fingerprint,
@@ -294,7 +298,7 @@ impl Execution {
                     match (wide_dst, wide_src) {
                         (true, false) => reduce::widen(this.dtype, dst, src),
                         (false, true) => reduce::narrow(this.dtype, dst, src),
-                        _ => dst.copy_from_slice(src),
+                        _ => reduce::copy(dst, src),
                     }
                 });
                 self.window[slot].done = true;
@@ -419,7 +423,7 @@ impl Execution {
             (true, true) => self.reducer().fold_element(target, run),
             (true, false) => self.reducer().fold(target, run),
             (false, true) => reduce::widen(self.dtype, target, run),
-            (false, false) => target.copy_from_slice(run),
+            (false, false) => reduce::copy(target, run),
         }
     }
 
@@ -430,21 +434,27 @@ impl Execution {
     }
 
     fn finish(&self, src: Span, dst: Span) {
-        let kernel = self.reducer();
-        if src == dst {
-            let size = self.element_size(dst.buffer);
-            let memory = self.memory(dst.buffer);
-            let (mut at, end) = (dst.offset * size, (dst.offset + dst.len) * size);
-            while at < end {
-                let run = memory.write(at, end - at);
-                kernel.finish_in_place(run, self.world);
-                at += run.len();
-            }
+        // A result that stays in scratch memory is divided but not rounded yet.
+        let kernel = if self.is_wide(dst.buffer) {
+            self.partial_kernel
+        } else {
+            self.kernel
+        };
+        let kernel = kernel.expect("a plan that reduces has an operator");
+        if src != dst {
+            self.zip(src, dst, |this, dst, src, _| {
+                kernel.finish(dst, src, this.world)
+            });
             return;
         }
-        self.zip(src, dst, |this, dst, src, _| {
-            kernel.finish(dst, src, this.world)
-        });
+        let size = self.element_size(dst.buffer);
+        let memory = self.memory(dst.buffer);
+        let (mut at, end) = (dst.offset * size, (dst.offset + dst.len) * size);
+        while at < end {
+            let run = memory.write(at, end - at);
+            kernel.finish_in_place(run, self.world);
+            at += run.len();
+        }
     }
 
     /// Calls `f` with the matching runs of both spans, and with whether each side is in the accumulation type.

@@ -74,7 +74,6 @@ pub(crate) struct Group {
     failure: OnceLock<(Error, Notice)>,
     pub(super) closed: Arc<AtomicBool>,
     timeout_ms: AtomicU64,
-    pub(super) patience: Patience,
     pub(super) this: Weak<Self>,
 }
 
@@ -92,6 +91,8 @@ pub(crate) struct Core {
     pub(super) followers: usize,
     /// The progress thread has the group on its list.
     pub(super) watched: bool,
+    /// How the leader waits.
+    pub(super) patience: Patience,
     pub(super) sequence: u64,
     pub(super) messages: u64,
     pub(super) plans: HashMap<PlanKey, Arc<Prepared>>,
@@ -138,6 +139,7 @@ impl Group {
             sleeping: false,
             followers: 0,
             watched: false,
+            patience: Patience::new(neighbours, super::forming::cores(), spin),
             sequence: 0,
             messages: 0,
             plans: HashMap::new(),
@@ -163,7 +165,6 @@ impl Group {
             sleeper,
             failure: OnceLock::new(),
             closed: Arc::new(AtomicBool::new(false)),
-            patience: Patience::new(neighbours, super::forming::cores(), spin),
             this: Weak::clone(this),
         }))
     }
@@ -200,6 +201,11 @@ impl Group {
 
     pub(crate) fn sequence(&self) -> u64 {
         self.core.lock().sequence
+    }
+
+    /// What operations under way wait for, in words.
+    pub(crate) fn waits(&self) -> String {
+        self.describe_waits(&self.core.lock())
     }
 
     pub(crate) fn recent_operations(&self) -> Vec<String> {

@@ -19,9 +19,13 @@ pub(crate) enum Next {
     Sleep,
 }
 
-/// How long to look again before sleeping, by whether there is a core to spare.
+/// How long to look again before sleeping: learned from whether looking helped.
+///
+/// A spin that ends with news doubles the time that the next one may take, one that ends without halves it. So ranks
+/// that sit on cores of their own spin, and a rank whose peer waits for the same core soon gives it away at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
+    longest_spin: Duration,
     spin: Duration,
     yields: u32,
     looked: u32,
@@ -29,21 +33,23 @@ pub(crate) struct Patience {
     since: Option<Instant>,
 }
 
-/// How long a wait spins when there is a core for every rank: some tens of times what a message takes.
+/// How long a wait spins at most when there is a core for every rank: some tens of times what a message takes.
 const SPIN: Duration = Duration::from_micros(30);
 
 /// How often a wait gives its core away before it sleeps.
 const YIELDS: u32 = 200;
 
 /// Looks between two readings of the clock.
-const LOOKS_PER_READING: u32 = 16;
+const LOOKS_PER_READING: u32 = 8;
 
 impl Patience {
-    /// For a host on which `ranks` of the group share `cores`; `spin` overrides how long to spin.
+    /// For a host on which `ranks` of the group share `cores`; `spin` overrides how long to spin at most.
     pub(crate) fn new(ranks: usize, cores: usize, spin: Option<Duration>) -> Self {
         let usual = if ranks > cores { Duration::ZERO } else { SPIN };
+        let spin = spin.unwrap_or(usual);
         Self {
-            spin: spin.unwrap_or(usual),
+            longest_spin: spin,
+            spin,
             yields: YIELDS,
             looked: 0,
             yielded: 0,
@@ -53,13 +59,16 @@ impl Patience {
 
     /// Something moved: start anew.
     pub(crate) fn reset(&mut self) {
+        if self.since.is_some() && self.yielded == 0 {
+            self.spin = (self.spin * 2).min(self.longest_spin);
+        }
         (self.looked, self.yielded, self.since) = (0, 0, None);
     }
 
     /// Nothing moved.
     pub(crate) fn next(&mut self) -> Next {
         self.looked += 1;
-        if self.yielded == 0 && !self.spin.is_zero() {
+        if self.yielded == 0 && !self.longest_spin.is_zero() {
             if !self.looked.is_multiple_of(LOOKS_PER_READING) {
                 return Next::Spin;
             }
@@ -67,6 +76,7 @@ impl Patience {
             if since.elapsed() < self.spin {
                 return Next::Spin;
             }
+            self.spin = (self.spin / 2).max(self.longest_spin / 64);
         }
         self.yielded += 1;
         if self.yielded <= self.yields {
@@ -161,5 +171,49 @@ impl Sleeper {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 16];
         // Interrupted or not, the caller looks again.
         let _ = epoll::wait(self.epoll.as_fd(), &mut events, time);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_ranks_than_cores_never_spin() {
+        let mut patience = Patience::new(3, 2, None);
+        assert_eq!(patience.next(), Next::Yield);
+        for _ in 1..YIELDS {
+            assert_eq!(patience.next(), Next::Yield);
+        }
+        assert_eq!(patience.next(), Next::Sleep);
+        patience.reset();
+        assert_eq!(patience.next(), Next::Yield);
+    }
+
+    #[test]
+    fn a_spin_in_vain_makes_the_next_shorter() {
+        let mut patience = Patience::new(2, 2, Some(Duration::from_millis(2)));
+        let until_yield = |patience: &mut Patience| {
+            while patience.next() == Next::Spin {}
+            patience.reset();
+            patience.spin
+        };
+        let first = until_yield(&mut patience);
+        let second = until_yield(&mut patience);
+        assert!(second < first, "{second:?} after {first:?}");
+        while patience.since.is_none() {
+            assert_eq!(patience.next(), Next::Spin);
+        }
+        patience.reset();
+        assert_eq!(patience.spin, first);
+    }
+
+    #[test]
+    fn a_bell_rung_before_the_sleep_ends_it() {
+        let sleeper = Sleeper::new().expect("descriptors");
+        sleeper.ring();
+        let started = Instant::now();
+        sleeper.sleep(None);
+        assert!(started.elapsed() < Duration::from_millis(900));
     }
 }

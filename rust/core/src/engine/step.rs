@@ -16,7 +16,7 @@ use super::links::{LinkTable, OpenLink, Slot, loss};
 const CONCURRENT: usize = 64;
 
 /// How long to wait for the link that a peer is making before trying to make one ourselves.
-const PEER_CONNECTS_WITHIN: Duration = Duration::from_secs(5);
+const PEER_CONNECTS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Waits named in a report, beyond which only their number is given.
 const WAITS_NAMED: usize = 4;

@@ -60,10 +60,9 @@ impl Group {
         work: Arc<WorkState>,
     ) -> Result<Operation> {
         let prepared = self.prepared(core, &request)?;
-        let kernel = match request.op {
-            Some(op) => Some(Kernel::new(op, request.dtype)?),
-            None => None,
-        };
+        let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();
+        let partial_kernel = kernel(request.dtype.accumulator())?;
+        let kernel = kernel(request.dtype)?;
         let count = match &request.sizes {
             Sizes::Even(count) => *count,
             // Everybody knows all counts of these; of the others each rank knows its own only.
@@ -92,6 +91,7 @@ impl Group {
             output: request.output.unwrap_or_else(Memory::empty),
             dtype: request.dtype,
             kernel,
+            partial_kernel,
         };
         let bytes = prepared.plan.scratch * operands.partial().size();
         let scratch = (bytes > 0).then(|| core.take_scratch(bytes));

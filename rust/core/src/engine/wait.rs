@@ -58,13 +58,13 @@ impl Group {
 
     /// Steps the group until `work` has ended or the time is up.
     fn lead(&self, core: &mut MutexGuard<'_, Core>, work: &WorkState, until: Option<Instant>) {
-        let mut patience = self.patience;
+        core.patience.reset();
         while work.result().is_none() {
             if self.step(core) {
-                patience.reset();
+                core.patience.reset();
                 continue;
             }
-            match patience.next() {
+            match core.patience.next() {
                 Next::Spin => std::hint::spin_loop(),
                 Next::Yield => MutexGuard::unlocked(core, std::thread::yield_now),
                 Next::Sleep => {
@@ -76,10 +76,10 @@ impl Group {
                     }
                     self.disarm(core);
                     self.look_around(core);
-                    patience.reset();
+                    core.patience.reset();
                 }
             }
-            if patience.is_time_to_look_around() {
+            if core.patience.is_time_to_look_around() {
                 self.look_around(core);
             }
             if until.is_some_and(|until| Instant::now() >= until) {

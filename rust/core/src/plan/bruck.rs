@@ -1,11 +1,12 @@
-//! Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997:
-//! ceil(log2(n)) rounds for any world size, by talking to the ranks at distance 1, 2, 4, ... around the circle.
+//! Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
+//! 1997: ceil(log2(n)) rounds for any world size, by talking to the ranks at distance 1, 2, 4, ... around the
+//! circle.
 //!
-//! - barrier: each round doubles the number of ranks one has heard from (the dissemination barrier of Hensgen,
-//!   Finkel and Manber, 1988).
+//! - barrier: each round doubles the number of ranks one has heard from (the dissemination barrier of
+//!   Hensgen, Finkel and Manber, 1988).
 //! - all_gather: each round doubles the number of blocks one has.
-//! - all_to_all: a block that must travel i places around the circle travels 2^j places in round j for each bit j
-//!   of i. Each block is sent up to log2(n) times: for blocks whose length costs less than a message.
+//! - all_to_all: a block that must travel i places around the circle travels 2^j places in round j for each
+//!   bit j of i. Each block is sent up to log2(n) times: for blocks whose length costs less than a message.
 
 use super::builder::{Blocks, Steps};
 use super::direct::own_block;
@@ -28,15 +29,15 @@ pub(super) fn barrier(shape: &Shape) -> Plan {
     steps.done()
 }
 
-/// Before the round at distance d, rank r has the d blocks that begin with its own. It sends them to r - d and
-/// receives those of r + d, of which the last round takes only what is missing:
+/// Before the round at distance d, rank r has the d blocks that begin with its own. It sends them to r - d
+/// and receives those of r + d, of which the last round takes only what is missing:
 ///
 /// ```text
 /// world 5, rank 3:  has 3  | from 4: 4  | from 0: 0 1  | from 2 (= 3 + 4): 2
 /// ```
 ///
-/// Blocks lie in their places in `Output` from the start, so nothing is rotated at the end; a run that passes the
-/// end of the world is sent as two messages instead.
+/// Blocks lie in their places in `Output` from the start, so nothing is rotated at the end; a run that passes
+/// the end of the world is sent as two messages instead.
 pub(super) fn all_gather(shape: &Shape) -> Plan {
     let mut steps = Steps::default();
     let world = shape.world;
@@ -60,9 +61,9 @@ pub(super) fn all_gather(shape: &Shape) -> Plan {
     steps.done()
 }
 
-/// `travelling(i)` is the block that is i places from where it must go: at first this rank's block for rank + i, at
-/// last the one from rank - i. The round at distance d packs the blocks with the bit d in i, which lie in runs of d,
-/// sends them d places on and puts those that arrive in their stead.
+/// `travelling(i)` is the block that is i places from where it must go: at first this rank's block for rank +
+/// i, at last the one from rank - i. The round at distance d packs the blocks with the bit d in i, which lie
+/// in runs of d, sends them d places on and puts those that arrive in their stead.
 pub(super) fn all_to_all(shape: &Shape) -> Plan {
     let mut steps = Steps::default();
     let (world, block) = (shape.world, shape.count());

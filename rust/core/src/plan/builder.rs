@@ -1,13 +1,13 @@
-//! What every algorithm is written with: a list of steps that grows, blocks of a buffer, and where a rank's own
-//! contribution lies.
+//! What every algorithm is written with: a list of steps that grows, blocks of a buffer, and where a rank's
+//! own contribution lies.
 
 use std::ops::Range;
 
 use super::{Buffer, Counts, Plan, Shape, Span, Step, Wire};
 use crate::types::{Collective, Rank};
 
-/// A plan being written. Steps over empty spans are left out here, once for all algorithms: sender and receiver
-/// know the same length, so both leave out the same messages.
+/// A plan being written. Steps over empty spans are left out here, once for all algorithms: sender and
+/// receiver know the same length, so both leave out the same messages.
 #[derive(Default)]
 pub(super) struct Steps {
     plan: Plan,

@@ -1,22 +1,23 @@
 //! Proves plans, by running them on symbols.
 //!
 //! [`verify`] executes the plans of all ranks of a world together. A buffer's element is not a number but an
-//! *expression*: a contribution (rank, element), `left op right`, or a finished sum. Expressions are made once and
-//! known by number, so that two ranks hold the same expression exactly when the numbers are equal: same
-//! contributions, same order, hence the same bits.
+//! *expression*: a contribution (rank, element), `left op right`, or a finished sum. Expressions are made
+//! once and known by number, so that two ranks hold the same expression exactly when the numbers are equal:
+//! same contributions, same order, hence the same bits.
 //!
 //! What is proved, for the given window:
-//! - every output element is right, every contribution is in it exactly once, every sum was finished exactly once
-//!   and all ranks have the same expression; nothing else was written;
+//! - every output element is right, every contribution is in it exactly once, every sum was finished exactly
+//!   once and all ranks have the same expression; nothing else was written;
 //! - nothing is read before it is written; spans lie inside their buffers; the input is never written;
 //! - partial sums are never rounded when [`Shape::widen`] is set;
 //! - messages pair in order, length and wire type, and none is left over;
 //! - the plans complete over links that hold nothing: a transfer happens only when both its steps are active.
 //!
-//! Which transfers happen first is up to an [`Order`]. Completing one step never disables another and messages pair by
-//! their position on a link, so if the plans complete in one order they complete in all; several orders are run all
-//! the same, because that argument is about [`Step::must_follow`], which is under test too. For the same reason a
-//! plan that completes within a window completes in any larger one and over links that do hold something.
+//! Which transfers happen first is up to an [`Order`]. Completing one step never disables another and
+//! messages pair by their position on a link, so if the plans complete in one order they complete in all;
+//! several orders are run all the same, because that argument is about [`Step::must_follow`], which is under
+//! test too. For the same reason a plan that completes within a window completes in any larger one and over
+//! links that do hold something.
 
 mod contract;
 mod expression;
@@ -58,8 +59,8 @@ pub enum Order {
     Random(u64),
 }
 
-/// Runs the plans of all ranks together, in several orders, and proves the result. `plans[r]` and `shapes[r]` are rank
-/// r's; an executor with a window of `window` steps or more is covered.
+/// Runs the plans of all ranks together, in several orders, and proves the result. `plans[r]` and `shapes[r]`
+/// are rank r's; an executor with a window of `window` steps or more is covered.
 ///
 /// # Errors
 /// The first thing that is wrong, in words: the rank, the step, the element.

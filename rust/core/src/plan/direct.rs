@@ -5,12 +5,12 @@
 //!
 //! # The order of exchanges
 //!
-//! Moving collectives go around a circle: in step k a rank sends to rank + k and receives from rank - k, so that
-//! in no step two ranks send to the same one.
+//! Moving collectives go around a circle: in step k a rank sends to rank + k and receives from rank - k, so
+//! that in no step two ranks send to the same one.
 //!
-//! Reducing collectives fold in rank order, `((x0 op x1) op x2) op ...`, whatever the size and the world, which
-//! makes their result the reference for reproducible sums. A rank therefore meets its peers in ascending order,
-//! and in each meeting both send and both receive:
+//! Reducing collectives fold in rank order, `((x0 op x1) op x2) op ...`, whatever the size and the world,
+//! which makes their result the reference for reproducible sums. A rank therefore meets its peers in
+//! ascending order, and in each meeting both send and both receive:
 //!
 //! ```text
 //! rank 0:  0-1  0-2  0-3               a pair (a, b) with a < b meets after all pairs before it in
@@ -65,7 +65,8 @@ struct Folding {
     grows_in_result: bool,
     /// The longest result of any rank: how far everybody's pieces go.
     longest: usize,
-    /// Pieces of this many elements, so that a sum stays in the cache while all contributions are folded into it.
+    /// Pieces of this many elements, so that a sum stays in the cache while all contributions are folded into
+    /// it.
     chunk: usize,
 }
 
@@ -111,8 +112,8 @@ fn fold_in_rank_order(
 
 /// Every rank sends all it has to all others and folds all it gets.
 ///
-/// In place the output cannot be the sum, because it is still being sent when the first peer's elements arrive;
-/// rank 0 of two ranks can wait for its one send instead.
+/// In place the output cannot be the sum, because it is still being sent when the first peer's elements
+/// arrive; rank 0 of two ranks can wait for its one send instead.
 pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::default();
     let (own, result) = (shape.contribution(), shape.output());
@@ -223,8 +224,8 @@ pub(super) fn broadcast(shape: &Shape) -> Plan {
     steps.done()
 }
 
-/// First shot: the root sends slice r to rank r. Second shot: everybody sends their slice to all but the root,
-/// which has it.
+/// First shot: the root sends slice r to rank r. Second shot: everybody sends their slice to all but the
+/// root, which has it.
 pub(super) fn broadcast_two_shot(shape: &Shape) -> Plan {
     let mut steps = Steps::default();
     let slices = Blocks::split(shape.count(), shape.world);
@@ -350,7 +351,8 @@ pub(super) fn all_to_all(shape: &Shape) -> Plan {
     steps.done()
 }
 
-/// Everybody reports to rank 0, which has heard from all when it answers. Two messages deep at any world size.
+/// Everybody reports to rank 0, which has heard from all when it answers. Two messages deep at any world
+/// size.
 pub(super) fn barrier(shape: &Shape) -> Plan {
     let mut steps = Steps::default();
     if shape.rank == 0 {

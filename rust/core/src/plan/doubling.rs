@@ -1,8 +1,8 @@
 //! Recursive doubling: log2(n) exchanges with partners at distance 1, 2, 4, ...
 //!
-//! After the exchange at distance d, each aligned group of 2d ranks knows the same. Everything a rank knows is
-//! sent every time, so this is for messages whose latency matters more than their length (Thakur, Rabenseifner
-//! and Gropp, "Optimization of collective communication operations in MPICH", 2005).
+//! After the exchange at distance d, each aligned group of 2d ranks knows the same. Everything a rank knows
+//! is sent every time, so this is for messages whose latency matters more than their length (Thakur,
+//! Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005).
 //!
 //! ```text
 //! 0---1   2---3   4---5   6---7      distance 1
@@ -12,9 +12,9 @@
 //!
 //! # The same bits
 //!
-//! Both partners of an exchange compute `low op high`, with the sum of the lower rank's group on the left: the
-//! lower one folds what arrives into its sum, the upper one receives it into fresh memory and reduces its own
-//! sum into that. So all ranks evaluate one expression, in rank order.
+//! Both partners of an exchange compute `low op high`, with the sum of the lower rank's group on the left:
+//! the lower one folds what arrives into its sum, the upper one receives it into fresh memory and reduces its
+//! own sum into that. So all ranks evaluate one expression, in rank order.
 //!
 //! # Any world size
 //!
@@ -67,7 +67,8 @@ impl Core {
         }
     }
 
-    /// The first rank that `member` answers for: its guest or itself. With `member` one past the last, the world.
+    /// The first rank that `member` answers for: its guest or itself. With `member` one past the last, the
+    /// world.
     pub(super) fn first_rank(&self, member: usize) -> Rank {
         member + member.min(self.guests)
     }

@@ -1,9 +1,9 @@
-//! Recursive halving to reduce, recursive doubling to share (Rabenseifner, "Optimization of collective reduction
-//! operations", 2004).
+//! Recursive halving to reduce, recursive doubling to share (Rabenseifner, "Optimization of collective
+//! reduction operations", 2004).
 //!
-//! In each exchange two partners cut the range they are both responsible for in two: each keeps one half, gives
-//! its partial sums of the other half away and folds what it gets. After log2(n) exchanges every rank holds
-//! 1/n of the elements, complete; the same exchanges backwards collect the whole again:
+//! In each exchange two partners cut the range they are both responsible for in two: each keeps one half,
+//! gives its partial sums of the other half away and folds what it gets. After log2(n) exchanges every rank
+//! holds 1/n of the elements, complete; the same exchanges backwards collect the whole again:
 //!
 //! ```text
 //! rank 0  [abcd] -> [ab..] -> [a...]  |  [a...] -> [ab..] -> [abcd]
@@ -12,8 +12,8 @@
 //! rank 3  [abcd] -> [..cd] -> [...d]  |  [...d] -> [..cd] -> [abcd]
 //! ```
 //!
-//! The volume is the ring's in 2 log2(n) rounds instead of 2(n-1). For other world sizes than powers of two, see
-//! [`Core`]; a guest costs its host the whole message once more each way.
+//! The volume is the ring's in 2 log2(n) rounds instead of 2(n-1). For other world sizes than powers of two,
+//! see [`Core`]; a guest costs its host the whole message once more each way.
 //!
 //! Each element is completed by one rank, in one order, so all ranks get the same bits.
 
@@ -123,8 +123,8 @@ pub(super) fn all_reduce(shape: &Shape) -> Plan {
     steps.done()
 }
 
-/// Halve along the boundaries of the ranks' blocks, farthest partners first, so that what a member is left with
-/// is its own block and its guest's.
+/// Halve along the boundaries of the ranks' blocks, farthest partners first, so that what a member is left
+/// with is its own block and its guest's.
 pub(super) fn reduce_scatter(shape: &Shape) -> Plan {
     let mut steps = Steps::default();
     let core = Core::of(shape.world);

@@ -1,26 +1,26 @@
 //! A collective, on one rank, as data: a list of steps over spans of three buffers.
 //!
 //! A plan is made by a pure function of the [`Shape`] of the request, so that it can be proved correct,
-//! simulated and cached without a socket (see [`check`]). It is *sequential*: its meaning is that of running its
-//! steps one after the other. The executor may overlap a step with earlier unfinished ones when they share no
-//! link direction and no bytes (two reads are fine), within a window of at least [`MIN_WINDOW`] steps. Pipelining
-//! falls out of that; authors of algorithms never write it. With a window of one, exchanges deadlock on links
-//! that hold nothing, which is why the window is at least two: the usual `Send` then `Recv` pair of an exchange
-//! progresses at once.
+//! simulated and cached without a socket (see [`check`]). It is *sequential*: its meaning is that of running
+//! its steps one after the other. The executor may overlap a step with earlier unfinished ones when they
+//! share no link direction and no bytes (two reads are fine), within a window of at least [`MIN_WINDOW`]
+//! steps. Pipelining falls out of that; authors of algorithms never write it. With a window of one, exchanges
+//! deadlock on links that hold nothing, which is why the window is at least two: the usual `Send` then `Recv`
+//! pair of an exchange progresses at once.
 //!
 //! # Buffers and element types
 //!
-//! `Input` and `Output` hold elements of the request's type. `Scratch` belongs to the plan and holds elements of
-//! the *accumulation* type. In a collective that reduces, that is float32 for the 16-bit and 8-bit floats and the
-//! same type for all others; in one that only moves elements it is the request's own type, always, so that the
-//! detour through `Scratch` keeps every bit (a NaN's payload too).
-//! A message carries the elements of the span it was sent from: [`Wire::Element`] from `Input` and `Output`,
-//! [`Wire::Partial`] from `Scratch`. `Copy` between `Scratch` and the others converts.
+//! `Input` and `Output` hold elements of the request's type. `Scratch` belongs to the plan and holds elements
+//! of the *accumulation* type. In a collective that reduces, that is float32 for the 16-bit and 8-bit floats
+//! and the same type for all others; in one that only moves elements it is the request's own type, always, so
+//! that the detour through `Scratch` keeps every bit (a NaN's payload too). A message carries the elements of
+//! the span it was sent from: [`Wire::Element`] from `Input` and `Output`, [`Wire::Partial`] from `Scratch`.
+//! `Copy` between `Scratch` and the others converts.
 //!
 //! # Making one
 //!
-//! [`select::select`] names an algorithm, [`build`] makes this rank's plan by it; [`check::verify`] proves a new
-//! algorithm. Zero-length messages are left out on both sides, except in a barrier, which has no others.
+//! [`select::select`] names an algorithm, [`build`] makes this rank's plan by it; [`check::verify`] proves a
+//! new algorithm. Zero-length messages are left out on both sides, except in a barrier, which has no others.
 #![forbid(unsafe_code)]
 
 mod bruck;
@@ -114,8 +114,8 @@ pub enum Step {
         /// What the message carries.
         wire: Wire,
     },
-    /// `dst = dst op incoming`, with the next message of rank `from`. When `wire` is `Element` and `dst` is in
-    /// `Scratch`, the incoming elements are widened.
+    /// `dst = dst op incoming`, with the next message of rank `from`. When `wire` is `Element` and `dst` is
+    /// in `Scratch`, the incoming elements are widened.
     Fold {
         /// The sending rank.
         from: Rank,
@@ -180,7 +180,8 @@ impl Step {
     /// - both use the same direction of the same link, or
     /// - one writes bytes that the other reads or writes, or
     /// - this is a `Send` of no elements and `earlier` a `Recv` of none. Such messages carry no bytes to tell
-    ///   that one depends on the other, and a barrier consists of them: "I have heard from ..." is what they say.
+    ///   that one depends on the other, and a barrier consists of them: "I have heard from ..." is what they
+    ///   say.
     pub fn must_follow(&self, earlier: &Self) -> bool {
         match (self, earlier) {
             (Self::Send { to, .. }, Self::Send { to: other, .. }) if to == other => return true,
@@ -219,7 +220,8 @@ pub enum Counts<'a> {
     /// The same number everywhere.
     ///
     /// all_reduce, reduce, broadcast: the length of the buffer. all_gather, gather: the length of each
-    /// contribution. reduce_scatter, scatter: the length of each result. all_to_all: the length of each block.
+    /// contribution. reduce_scatter, scatter: the length of each result. all_to_all: the length of each
+    /// block.
     Even(usize),
     /// One number per rank (all_gather, gather, reduce_scatter, scatter).
     PerRank(&'a [usize]),
@@ -304,9 +306,9 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// The longest piece, in elements, that is worked on as a whole where an algorithm forwards what it receives (tree,
-/// ring) or folds several contributions into one sum (direct). Long enough to hide a message's latency, short
-/// enough to be still in the cache when its turn comes again.
+/// The longest piece, in elements, that is worked on as a whole where an algorithm forwards what it receives
+/// (tree, ring) or folds several contributions into one sum (direct). Long enough to hide a message's
+/// latency, short enough to be still in the cache when its turn comes again.
 pub const DEFAULT_CHUNK: usize = 32 * 1024;
 
 /// Whether `algorithm` can serve `shape`. False for every algorithm when the shape itself is malformed.
@@ -356,8 +358,8 @@ pub fn build(algorithm: Algorithm, shape: &Shape) -> Option<Plan> {
     build_chunked(algorithm, shape, DEFAULT_CHUNK)
 }
 
-/// [`build`], with pieces of at most `chunk` elements where the algorithm works in pieces. Must be equal on all
-/// ranks.
+/// [`build`], with pieces of at most `chunk` elements where the algorithm works in pieces. Must be equal on
+/// all ranks.
 pub fn build_chunked(algorithm: Algorithm, shape: &Shape, chunk: usize) -> Option<Plan> {
     if !applicable(algorithm, shape) {
         return None;

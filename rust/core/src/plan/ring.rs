@@ -4,17 +4,18 @@
 //! adds its own contribution as the block comes by; all blocks travel at once, one behind the other:
 //!
 //! ```text
-//! round      rank 0           rank 1           rank 2           (r: takes block r-2-round from the left,
-//!   0        c0 -> 1, +b2     a1 -> 2, +c0     b2 -> 0, +a1         gives block r-1-round to the right,
-//!   1        b2+ -> 1, +a..   c0+ -> 2, +b2+   a1+ -> 0, +c0+       ends with block r complete)
+//!             rank 0        rank 1        rank 2       blocks a b c; "c -> 1" sends c, "+b" adds to b
+//! round 0     c -> 1, +b    a -> 2, +c    b -> 0, +a
+//! round 1     b -> 1, +a    c -> 2, +b    a -> 0, +c   rank r ends with block r complete
 //! ```
 //!
 //! To gather, each complete block travels once around likewise. Every link direction carries (n-1)/n of the
-//! elements per phase, which no algorithm can beat (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
-//! for clusters of workstations", 2009), and every rank talks to two neighbours only; but there are n-1 rounds.
+//! elements per phase, which no algorithm can beat (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+//! algorithms for clusters of workstations", 2009), and every rank talks to two neighbours only; but there
+//! are n-1 rounds.
 //!
-//! Blocks go in pieces, so that a piece is sent on while the next one arrives, and one's own contribution is still in
-//! the cache when the piece it is added to comes.
+//! Blocks go in pieces, so that a piece is sent on while the next one arrives, and one's own contribution is
+//! still in the cache when the piece it is added to comes.
 //!
 //! A block is completed by one rank, in one order, so all ranks get the same bits.
 
@@ -27,8 +28,8 @@ use crate::types::{Collective, Rank};
 enum Accumulator {
     /// In the block's own place in `Output`.
     Output,
-    /// In two block-long buffers in turn: one is being sent while the other is folded into. The last block may
-    /// go elsewhere, as it is not sent on as a partial result.
+    /// In two block-long buffers in turn: one is being sent while the other is folded into. The last block
+    /// may go elsewhere, as it is not sent on as a partial result.
     Alternating {
         buffers: [Span; 2],
         last: Option<Span>,
@@ -54,8 +55,8 @@ impl Accumulator {
     }
 }
 
-/// The reducing half. `contribution` holds all blocks. This rank's block ends, finished, in `result`, or where it was
-/// summed up when there is no output for it; returns where it is.
+/// The reducing half. `contribution` holds all blocks. This rank's block ends, finished, in `result`, or
+/// where it was summed up when there is no output for it; returns where it is.
 fn reduce_blocks(
     steps: &mut Steps,
     shape: &Shape,

@@ -1,16 +1,17 @@
 //! Which algorithm serves which request.
 //!
-//! All ranks must choose alike, so the choice depends only on what is equal on all of them: the collective, the world,
-//! where the ranks are, and sizes, where every rank knows them all. (In gather, scatter and all_to_all with a count per
-//! rank or pair, a rank may know only its own; there the algorithm is fixed.)
+//! All ranks must choose alike, so the choice depends only on what is equal on all of them: the collective,
+//! the world, where the ranks are, and sizes, where every rank knows them all. (In gather, scatter and
+//! all_to_all with a count per rank or pair, a rank may know only its own; there the algorithm is fixed.)
 //!
-//! The thresholds are bytes, measured and simulated (see [`super::simulate`]), and coarse on purpose: near a threshold
-//! both sides are about as good. What they trade:
+//! The thresholds are bytes, found by simulation ([`super::simulate`]; a test compares), and coarse on purpose:
+//! near a threshold both sides are about as good. What they trade:
 //!
 //! - few rounds while a message costs more than its bytes: direct, trees, recursive doubling, Bruck;
 //! - few bytes when it does not: two-shot, halving, ring;
 //! - few messages per rank in large worlds, and neighbours rather than everyone between hosts;
-//! - for halves ([`Shape::widen`]), few hops of partial sums, which are twice as long as elements: two-shot has none.
+//! - for halves ([`Shape::widen`]), few hops of partial sums, which are twice as long as elements: two-shot
+//!   has none.
 
 use super::{Algorithm, Counts, Shape, applicable};
 use crate::types::{Collective, Rank};
@@ -94,8 +95,8 @@ struct Situation {
     bytes: usize,
 }
 
-/// The algorithm for `shape`, whose elements are `element_size` bytes long. Always applicable, and equal on all
-/// ranks.
+/// The algorithm for `shape`, whose elements are `element_size` bytes long. Always applicable, and equal on
+/// all ranks.
 pub fn select(shape: &Shape, element_size: usize, topology: &Topology) -> Algorithm {
     let elements = match (shape.collective, shape.counts) {
         (Collective::AllGather | Collective::ReduceScatter, Counts::Even(count)) => {

@@ -1,12 +1,13 @@
 //! How long plans would take, on machines that one does not have.
 //!
-//! A discrete-event simulation of [`super::Plan`]s under the executor's own rule ([`super::Step::must_follow`]), with
-//! a cost for messages, bytes and passes over memory. The costs are few, so that their meaning stays clear:
+//! A discrete-event simulation of [`super::Plan`]s under the executor's own rule
+//! ([`super::Step::must_follow`]), with a cost for messages, bytes and passes over memory. The costs are few,
+//! so that their meaning stays clear:
 //!
-//! - A rank has one thread. Each message costs it a fixed time on either side, and bytes cost it time per byte when it
-//!   copies, reduces, or receives from a rank of the same host.
-//! - A host has one network interface with one lane out and one in. Bytes to other hosts occupy first the sender's,
-//!   then, the latency later, the receiver's.
+//! - A rank has one thread. Each message costs it a fixed time on either side, and bytes cost it time per
+//!   byte when it copies, reduces, or receives from a rank of the same host.
+//! - A host has one network interface with one lane out and one in. Bytes to other hosts occupy first the
+//!   sender's, then, the latency later, the receiver's.
 //! - When a host has more ranks than cores, what its threads do takes that much longer.
 
 #[cfg(test)]
@@ -52,7 +53,8 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// Shared memory inside hosts at 8 GB/s and half a microsecond, 10 Gbit/s and 20 microseconds between them.
+    /// Shared memory inside hosts at 8 GB/s and half a microsecond, 10 Gbit/s and 20 microseconds between
+    /// them.
     pub fn typical(topology: Topology, element_size: usize, accumulator_size: usize) -> Self {
         Self {
             topology,
@@ -83,7 +85,8 @@ impl CostModel {
     }
 }
 
-/// Seconds from the start until the last rank has done its last step; infinite when the plans do not complete.
+/// Seconds from the start until the last rank has done its last step; infinite when the plans do not
+/// complete.
 pub fn simulate(plans: &[Plan], cost: &CostModel) -> f64 {
     let mut machine = Machine::new(plans, cost);
     for rank in 0..plans.len() {
@@ -93,6 +96,10 @@ pub fn simulate(plans: &[Plan], cost: &CostModel) -> f64 {
     while let Some(Reverse((Time(now), _, event))) = machine.events.pop() {
         match event {
             Event::Receive { rank, step, bytes } => machine.receive(rank, step, bytes, now),
+            Event::Arrived { rank, step } => {
+                let done = machine.work(rank, now, cost.across.per_message);
+                machine.at(done, Event::Done { rank, step });
+            }
             Event::Done { rank, step } => {
                 end = now;
                 machine.progress[rank][step] = Progress::Done;
@@ -133,6 +140,11 @@ enum Event {
         rank: Rank,
         step: usize,
         bytes: f64,
+    },
+    /// The last byte of a message from another host is here.
+    Arrived {
+        rank: Rank,
+        step: usize,
     },
     Done {
         rank: Rank,
@@ -312,18 +324,17 @@ impl<'a> Machine<'a> {
         else {
             unreachable!("only receives receive");
         };
-        let end = match self.hosts(from, rank) {
+        match self.hosts(from, rank) {
             None => {
                 let cost = self.cost.inside;
-                self.work(rank, now, cost.per_message + bytes * cost.per_byte)
+                let end = self.work(rank, now, cost.per_message + bytes * cost.per_byte);
+                self.at(end, Event::Done { rank, step });
             }
             Some((_, host)) => {
-                let cost = self.cost.across;
-                let arrived = now.max(self.in_free[host]) + bytes * cost.per_byte;
+                let arrived = now.max(self.in_free[host]) + bytes * self.cost.across.per_byte;
                 self.in_free[host] = arrived;
-                self.work(rank, arrived, cost.per_message)
+                self.at(arrived, Event::Arrived { rank, step });
             }
-        };
-        self.at(end, Event::Done { rank, step });
+        }
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! # Two trees
 //!
-//! In one binary tree the leaves, half of the ranks, never forward anything. So there are two, and each carries half
-//! of the elements: whoever forwards in one is a leaf of the other (Sanders, Speck and Träff, "Two-tree algorithms
-//! for full bandwidth broadcast, reduction and scan", 2009). The root is the source of both and no node of either.
-//! The others, 1 to m by their distance from the root around the circle, stand in each tree at a *position*:
+//! In one binary tree the leaves, half of the ranks, never forward anything. So there are two, and each
+//! carries half of the elements: whoever forwards in one is a leaf of the other (Sanders, Speck and Träff,
+//! "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009). The root is the source of
+//! both and no node of either. The others, 1 to m by their distance from the root around the circle, stand in
+//! each tree at a *position*:
 //!
 //! ```text
 //! first tree, position = number          second tree for even m: mirrored,
@@ -19,15 +20,16 @@
 //!       1   3   5                           6   4       2
 //! ```
 //!
-//! Positions are numbered in order, so odd positions are leaves and the children of an even position p whose lowest
-//! set bit is b are p - b/2 and p + b/2 (or the nearest below it that exists).
+//! Positions are numbered in order, so odd positions are leaves and the children of an even position p whose
+//! lowest set bit is b are p - b/2 and p + b/2 (or the nearest below it that exists).
 //!
 //! # The pipeline
 //!
-//! Each half goes in pieces. Upwards, a rank folds its children's sums of a piece into its own contribution and sends
-//! the sum to its parent; downwards it receives a piece from its parent and sends it to its children. all_reduce does
-//! both, the downward pieces following `log2(n)` pieces behind, so that both directions of the links are in use. The
-//! plan of every rank goes through (piece, up before down, tree) in the same order, hence nobody waits in a circle.
+//! Each half goes in pieces. Upwards, a rank folds its children's sums of a piece into its own contribution
+//! and sends the sum to its parent; downwards it receives a piece from its parent and sends it to its
+//! children. all_reduce does both, the downward pieces following `log2(n)` pieces behind, so that both
+//! directions of the links are in use. The plan of every rank goes through (piece, up before down, tree) in
+//! the same order, hence nobody waits in a circle.
 //!
 //! One rank, the root, completes every sum, so all ranks get the same bits.
 //!
@@ -199,7 +201,8 @@ impl<'a> Climber<'a> {
         }
     }
 
-    /// Piece `index` of both trees, from the children to the parent. `inner` is what ranks with children send.
+    /// Piece `index` of both trees, from the children to the parent. `inner` is what ranks with children
+    /// send.
     fn up(&self, steps: &mut Steps, index: usize, inner: Wire) {
         for (tree, Neighbours { parent, children }) in self.trees.iter().enumerate() {
             let piece = self.pieces.get(tree, index);
@@ -338,8 +341,8 @@ impl Binomial {
         })
     }
 
-    /// Numbers that are next to each other are ranks that are, except where ranks pass the end of the world: there
-    /// a run is cut in two, because the root keeps its blocks by rank.
+    /// Numbers that are next to each other are ranks that are, except where ranks pass the end of the world:
+    /// there a run is cut in two, because the root keeps its blocks by rank.
     fn cut(&self, run: Range<usize>) -> [Range<usize>; 2] {
         let wrap = (self.world - self.root).clamp(run.start, run.end);
         [run.start..wrap, wrap..run.end]
@@ -400,8 +403,8 @@ fn wire_of_subtree(run: &Range<usize>) -> Wire {
     })
 }
 
-/// Down the binomial tree: each rank gets the blocks of its subtree and passes on all but its own. The largest
-/// subtrees are served first, they have the longest way to go.
+/// Down the binomial tree: each rank gets the blocks of its subtree and passes on all but its own. The
+/// largest subtrees are served first, they have the longest way to go.
 pub(super) fn scatter(shape: &Shape) -> Plan {
     let mut steps = Steps::default();
     let (tree, block) = (Binomial::of(shape), shape.count());

@@ -24,12 +24,20 @@ const LONG: usize = 4 << 20;
 /// If the lengths differ.
 pub fn copy(dst: &mut [u8], src: &[u8]) {
     assert_eq!(dst.len(), src.len(), "a copy between different lengths");
-    let ahead = dst.as_ptr().addr().wrapping_sub(src.as_ptr().addr()) % PAGE;
-    if ahead >= NEAR || src.len() <= PIECE || src.len() > LONG {
-        return dst.copy_from_slice(src);
-    }
-    for (dst, src) in dst.chunks_mut(PIECE).zip(src.chunks(PIECE)) {
+    let piece = piece(dst.as_ptr().addr(), src.as_ptr().addr(), src.len());
+    for (dst, src) in dst.chunks_mut(piece).zip(src.chunks(piece)) {
         dst.copy_from_slice(src);
+    }
+}
+
+/// In pieces of how many bytes to copy `len` bytes between these addresses: all at once, outside the slow case. Never
+/// 0.
+pub(crate) fn piece(dst: usize, src: usize, len: usize) -> usize {
+    let ahead = dst.wrapping_sub(src) % PAGE;
+    if ahead >= NEAR || len <= PIECE || len > LONG {
+        len.max(1)
+    } else {
+        PIECE
     }
 }
 

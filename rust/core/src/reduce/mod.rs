@@ -32,6 +32,7 @@ mod small_float;
 mod tests;
 
 pub use copy::copy;
+pub(crate) use copy::piece;
 
 use crate::error::Result;
 use crate::types::{DataType, ReduceOp};

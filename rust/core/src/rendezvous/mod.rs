@@ -18,7 +18,7 @@ mod tcp_service;
 pub mod tcp_store;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::file_store::FileStore;
 use self::launcher::Launch;
@@ -83,6 +83,24 @@ pub fn open_launch(launch: &Launch, timeout: Duration) -> Result<Arc<dyn Store>>
             "{} does not say where its {} ranks meet: set MASTER_ADDR and MASTER_PORT",
             launch.source, launch.world
         ))),
+    }
+}
+
+/// Says that this rank needs the store no longer, its attempt to join having ended well or not. On rank 0, whose end
+/// may be the end of the store, waits until all ranks that came to it have said so, at most `patience`.
+pub fn leave(store: &dyn Store, rank: Rank, world: usize, patience: Duration) {
+    let done = |rank: Rank| format!("left/{rank}");
+    if rank != 0 {
+        // If the store is gone, there is nobody who waits.
+        let _ = store.set(&done(rank), b"");
+        return;
+    }
+    let begun = Instant::now();
+    for other in 1..world {
+        let came = matches!(store.get(&roster::entry_key(other)), Ok(Some(_)));
+        if came {
+            let _ = store.wait(&done(other), patience.saturating_sub(begun.elapsed()));
+        }
     }
 }
 

@@ -33,7 +33,7 @@ const GRACE: Duration = Duration::from_millis(300);
 const VERDICT: &str = "verdict";
 const TROUBLE: &str = "trouble";
 
-fn entry_key(rank: Rank) -> String {
+pub(super) fn entry_key(rank: Rank) -> String {
     format!("rank/{rank}")
 }
 

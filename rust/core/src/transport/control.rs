@@ -1,13 +1,14 @@
 //! The control channel: a stream socket beside a link's data, never behind it.
 //!
-//! It carries four kinds of frame. A doorbell is one byte and wakes a peer that sleeps on the socket; the
-//! others are `{kind: u8, length: u16 little-endian, payload}`. Everything read from it is treated as hostile:
-//! a frame has a bounded length, and the first byte that no member would send ends the channel with a
-//! description of it, since nothing after it can be trusted to be a frame.
+//! It carries four kinds of frame. A doorbell is one byte and wakes a peer that sleeps on the
+//! socket; the others are `{kind: u8, length: u16 little-endian, payload}`. Everything read from it
+//! is treated as hostile: a frame has a bounded length, and the first byte that no member would
+//! send ends the channel with a description of it, since nothing after it can be trusted to be a
+//! frame.
 //!
-//! Nothing here blocks. What the socket does not take is kept and tried again on the next call, and once more
-//! when the channel is dropped. The end of the socket is the end of the peer: an orderly one announces it with
-//! a farewell, so an end without it means that the process is gone.
+//! Nothing here blocks. What the socket does not take is kept and tried again on the next call, and
+//! once more when the channel is dropped. The end of the socket is the end of the peer: an orderly
+//! one announces it with a farewell, so an end without it means that the process is gone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -42,12 +43,14 @@ pub enum Frame {
     Abort(Notice),
     /// The sender closes in good order and will send no more.
     Farewell,
-    /// The sender is alive. Nothing sends it yet; it is accepted so that older ranks understand newer ones.
+    /// The sender is alive. Nothing sends it yet; it is accepted so that older ranks understand
+    /// newer ones.
     Heartbeat,
 }
 
 impl Frame {
-    /// Reads the frame at the start of `bytes` and says how long it is; `None` when more bytes are needed.
+    /// Reads the frame at the start of `bytes` and says how long it is; `None` when more bytes are
+    /// needed.
     ///
     /// # Errors
     /// A description of the bytes when they are no frame.
@@ -159,7 +162,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// A control channel over a connected stream socket, Unix or TCP, that carries nothing else from here on.
+    /// A control channel over a connected stream socket, Unix or TCP, that carries nothing else
+    /// from here on.
     pub fn new(socket: impl Into<OwnedFd>) -> Self {
         Self {
             socket: socket.into(),
@@ -188,7 +192,8 @@ impl Control {
         self.flush();
     }
 
-    /// Reads what has arrived and says how the peer is. An abort outranks a farewell, a farewell a loss.
+    /// Reads what has arrived and says how the peer is. An abort outranks a farewell, a farewell a
+    /// loss.
     pub fn peer_state(&mut self) -> PeerState {
         self.flush();
         self.drain();
@@ -196,7 +201,8 @@ impl Control {
         self.state.clone()
     }
 
-    /// Whether the last [`Control::drain`] learned something that [`Control::peer_state`] has not told yet.
+    /// Whether the last [`Control::drain`] learned something that [`Control::peer_state`] has not
+    /// told yet.
     pub fn has_news(&self) -> bool {
         self.news
     }
@@ -456,7 +462,8 @@ mod tests {
 
         #[test]
         fn any_text_travels(message in ".{0,2000}", code in 1u8..=9, culprit: Option<u32>) {
-            let notice = Notice { code: Code::from_number(code).unwrap(), origin: 1, culprit, message };
+            let code = Code::from_number(code).unwrap();
+            let notice = Notice { code, origin: 1, culprit, message };
             let mut bytes = Vec::new();
             Frame::Abort(notice.clone()).write(&mut bytes);
             let Ok(Some((Frame::Abort(seen), _))) = Frame::parse(&bytes) else {

@@ -1,5 +1,5 @@
-//! Links inside one process, between threads that act as ranks: the rings of [`shm`](super::shm) over memory
-//! that no other process sees.
+//! Links inside one process, between threads that act as ranks: the rings of [`shm`](super::shm)
+//! over memory that no other process sees.
 
 use super::shm::ShmLink;
 use crate::error::Result;

@@ -1,6 +1,6 @@
-//! What every transport passes: functions over a constructor of two connected ends, and a macro that makes
-//! tests of them. The constructor takes the capacity that the link should have in each direction; a transport
-//! whose capacity is the kernel's business comes as near as it can.
+//! What every transport passes: functions over a constructor of two connected ends, and a macro
+//! that makes tests of them. The constructor takes the capacity that the link should have in each
+//! direction; a transport whose capacity is the kernel's business comes as near as it can.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -362,7 +362,8 @@ fn both((mut a, mut b): Pair, body: impl Fn(&mut dyn Link, u64) + Send + Sync) {
     });
 }
 
-/// Sends one pattern and receives the other's, in pieces of random sizes; `wait`s when neither moves.
+/// Sends one pattern and receives the other's, in pieces of random sizes; `wait`s when neither
+/// moves.
 fn exchange(
     link: &mut dyn Link,
     seed: u64,

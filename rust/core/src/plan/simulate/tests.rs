@@ -81,7 +81,7 @@ fn a_long_ring_between_hosts_runs_at_the_speed_of_the_wire() {
         let shapes = shapes(Collective::AllReduce, world, count, false);
         let bytes = 2.0 * (world - 1) as f64 / world as f64 * (4 * count) as f64;
         let got = seconds(Algorithm::Ring, &shapes, &cost);
-        close_to(got, bytes * cost.across.per_byte, 0.25);
+        close_to(got, bytes * cost.across.per_byte, 0.1);
     }
 }
 
@@ -97,20 +97,40 @@ fn a_thousand_ranks_meet_in_ten_rounds() {
     );
 }
 
-/// What `select` chooses is never far slower than the best there is, in worlds of many kinds.
+/// Says so when what `select` chooses takes more than twice as long as the best algorithm there is.
+fn far_off(
+    collective: Collective,
+    topology: &Topology,
+    count: usize,
+    element_size: usize,
+) -> Option<String> {
+    let world = topology.host_of.len();
+    let cost = CostModel::typical(topology.clone(), element_size, 4);
+    let count = match collective {
+        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => count,
+        _ => count.div_ceil(world),
+    };
+    let shapes = shapes(collective, world, count, element_size < 4);
+    let (best, fastest) = Algorithm::ALL
+        .into_iter()
+        .filter(|&algorithm| applicable(algorithm, &shapes[0]))
+        .map(|algorithm| (seconds(algorithm, &shapes, &cost), algorithm))
+        .min_by(|a, b| a.0.total_cmp(&b.0))
+        .expect("some algorithm applies");
+    let chosen = select(&shapes[0], element_size, topology);
+    let ratio = seconds(chosen, &shapes, &cost) / best;
+    let hosts = topology.host_of.last().map_or(0, |last| last + 1);
+    (ratio > 2.0).then(|| {
+        format!(
+            "{collective} of {count} x {element_size} B, {world} ranks on {hosts} hosts: {chosen} takes \
+             {ratio:.1} times as long as {fastest} ({:.1} us)",
+            best * 1e6
+        )
+    })
+}
+
 #[test]
 fn the_selected_algorithm_is_near_the_best() {
-    let collectives = [
-        Collective::AllReduce,
-        Collective::Reduce,
-        Collective::Broadcast,
-        Collective::AllGather,
-        Collective::ReduceScatter,
-        Collective::Gather,
-        Collective::Scatter,
-        Collective::AllToAll,
-        Collective::Barrier,
-    ];
     let topologies = [
         Topology::one_host(2, 2),
         Topology::one_host(4, 4),
@@ -125,37 +145,18 @@ fn the_selected_algorithm_is_near_the_best() {
         Topology::even(16, 1, 8),
         Topology::even(24, 1, 8),
     ];
-    let mut far_off = Vec::new();
-    for collective in collectives {
+    let mut problems = Vec::new();
+    for collective in Collective::ALL {
+        if matches!(collective, Collective::Send | Collective::Recv) {
+            continue;
+        }
         for topology in &topologies {
-            let world = topology.host_of.len();
-            for count in [1usize, 64, 1 << 10, 1 << 14, 1 << 18, 1 << 22] {
+            for count in [1, 64, 1 << 10, 1 << 14, 1 << 18, 1 << 22] {
                 for element_size in [4, 2] {
-                    let cost = CostModel::typical(topology.clone(), element_size, 4);
-                    let count = match collective {
-                        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => count,
-                        _ => count.div_ceil(world),
-                    };
-                    let shapes = shapes(collective, world, count, element_size < 4);
-                    let (best, fastest) = Algorithm::ALL
-                        .into_iter()
-                        .filter(|&algorithm| applicable(algorithm, &shapes[0]))
-                        .map(|algorithm| (seconds(algorithm, &shapes, &cost), algorithm))
-                        .min_by(|a, b| a.0.total_cmp(&b.0))
-                        .expect("some algorithm applies");
-                    let chosen = select(&shapes[0], element_size, topology);
-                    let ratio = seconds(chosen, &shapes, &cost) / best;
-                    if ratio > 2.0 {
-                        let hosts = topology.host_of.last().map_or(0, |last| last + 1);
-                        far_off.push(format!(
-                            "{collective} of {count} x {element_size} B, {world} ranks on {hosts} \
-                             hosts: {chosen} takes {ratio:.1} times as long as {fastest} ({:.1} us)",
-                            best * 1e6
-                        ));
-                    }
+                    problems.extend(far_off(collective, topology, count, element_size));
                 }
             }
         }
     }
-    assert!(far_off.is_empty(), "{}", far_off.join("\n"));
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
 }

@@ -1,11 +1,13 @@
-//! Links between processes of one host: a ring of shared memory for each direction, and a Unix socket as
-//! control channel.
+//! Links between processes of one host: a ring of shared memory for each direction, and a Unix
+//! socket as control channel.
 //!
-//! While both sides are awake nothing but memory moves: no system call, lock or allocation. A side that sleeps
-//! waits on the control socket, where the peer rings a doorbell if it finds the sleeper's flag raised
-//! ([`ring`] says why no wake-up is lost). The kernel closes that socket when the peer's process ends, which
-//! wakes the sleeper too.
+//! While both sides are awake nothing but memory moves: no system call, lock or allocation. A side
+//! that sleeps waits on the control socket, where the peer rings a doorbell if it finds the
+//! sleeper's flag raised (`ring.rs` says why no wake-up is lost). The kernel closes that socket
+//! when the peer's process ends, which wakes the sleeper too.
 
+#[cfg(all(test, loom))]
+mod model;
 mod ring;
 mod segment;
 
@@ -29,22 +31,24 @@ pub struct ShmLink {
 }
 
 impl ShmLink {
-    /// Makes a segment with two rings of `capacity` bytes (a power of two) and this side's end of the link. The
-    /// descriptor is for the peer, who gets it by `SCM_RIGHTS` before `control` carries anything else.
+    /// Makes a segment with two rings of `capacity` bytes (a power of two) and this side's end of
+    /// the link. The descriptor is for the peer, who gets it by `SCM_RIGHTS` before `control`
+    /// carries anything else.
     ///
     /// # Errors
-    /// `InvalidArgument` for a capacity outside [`MIN_CAPACITY`]`..=`[`MAX_CAPACITY`]; `System` when the kernel
-    /// refuses the memory.
+    /// `InvalidArgument` for a capacity outside [`MIN_CAPACITY`]`..=`[`MAX_CAPACITY`]; `System`
+    /// when the kernel refuses the memory.
     pub fn create(control: UnixStream, capacity: usize) -> Result<(Self, OwnedFd)> {
         let (segment, file) = Segment::create(capacity)?;
         Ok((Self::new(&segment, Side::Maker, control, NAME), file))
     }
 
-    /// The peer's end of the link that `segment` belongs to. The descriptor may be closed afterwards.
+    /// The peer's end of the link that `segment` belongs to. The descriptor may be closed
+    /// afterwards.
     ///
     /// # Errors
-    /// `Untrusted` when the segment's size, seals or header are not what [`ShmLink::create`] makes; `System` when
-    /// the kernel refuses to map it.
+    /// `Untrusted` when the segment's size, seals or header are not what [`ShmLink::create`] makes;
+    /// `System` when the kernel refuses to map it.
     pub fn open(control: UnixStream, segment: OwnedFd) -> Result<Self> {
         let segment = Segment::open(&segment)?;
         Ok(Self::new(&segment, Side::Opener, control, NAME))

@@ -1,27 +1,29 @@
 //! One direction of a link in memory: a ring of bytes with one producer and one consumer.
 //!
-//! `tail` counts the bytes ever published, `head` those ever released; both only grow, and their difference is
-//! what the ring holds. The producer alone writes `tail`, the consumer alone writes `head`, and each keeps its
-//! own index privately and the other's as last seen, so that a small message costs one store and, most of the
-//! time, no look at the other side's cache line. What is read from the other side is checked: an impossible
-//! index is an error and never an address.
+//! `tail` counts the bytes ever published, `head` those ever released; both only grow, and their
+//! difference is what the ring holds. The producer alone writes `tail`, the consumer alone writes
+//! `head`, and each keeps its own index privately and the other's as last seen, so that a small
+//! message costs one store and, most of the time, no look at the other side's cache line. What is
+//! read from the other side is checked: an impossible index is an error and never an address.
 //!
 //! # Overlap
-//! A large transfer is published and released in chunks, so that one side copies into the ring while the other
-//! copies out of it. A release costs the producer a cache miss, so small ones are saved up to [`lag`] bytes.
-//! That much room may be held back while the consumer has emptied the ring, and never more, so a sender is
-//! never stuck before the bytes its receiver waits for: those fit into the room that is left.
+//! A large transfer is published and released in chunks, so that one side copies into the ring
+//! while the other copies out of it. A release costs the producer a cache miss, so small ones are
+//! saved up to [`lag`] bytes. That much room may be held back while the consumer has emptied the
+//! ring, and never more, so a sender is never stuck before the bytes its receiver waits for: those
+//! fit into the room that is left.
 //!
 //! # Sleeping
-//! Before it sleeps, a side raises its flag, issues a sequentially consistent fence and looks at the other
-//! side's index once more. After it has moved its index, a side issues such a fence and looks at the other's
-//! flag. One of the two fences comes first. If the sleeper's does, the mover sees the flag and rings the
-//! doorbell; if the mover's does, the sleeper sees the index and stays awake. Both may happen, which costs a
-//! needless doorbell; neither cannot. (This is the store-buffering shape of Dekker's algorithm.) The mover
-//! takes the flag down by a swap, so a sleep costs at most one doorbell.
+//! Before it sleeps, a side raises its flag, issues a sequentially consistent fence and looks at
+//! the other side's index once more. After it has moved its index, a side issues such a fence and
+//! looks at the other's flag. One of the two fences comes first. If the sleeper's does, the mover
+//! sees the flag and rings the doorbell; if the mover's does, the sleeper sees the index and stays
+//! awake. Both may happen, which costs a needless doorbell; neither cannot. (This is the
+//! store-buffering shape of Dekker's algorithm.) The mover takes the flag down by a swap, so a
+//! sleep costs at most one doorbell.
 //!
-//! The ring is generic over its [`Memory`]: the tests model-check the same code with loom over memory that
-//! reports every unordered access.
+//! The ring is generic over its [`Memory`]: the tests model-check the same code with loom over
+//! memory that reports every unordered access.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -67,9 +69,11 @@ pub(super) trait Memory {
     fn tail(&self) -> &Self::Word;
     /// Bytes ever released. Written by the consumer.
     fn head(&self) -> &Self::Word;
-    /// 1 while the producer sleeps until there is room. Raised by the producer, taken down by either.
+    /// 1 while the producer sleeps until there is room. Raised by the producer, taken down by
+    /// either.
     fn producer_asleep(&self) -> &Self::Word;
-    /// 1 while the consumer sleeps until there are bytes. Raised by the consumer, taken down by either.
+    /// 1 while the consumer sleeps until there are bytes. Raised by the consumer, taken down by
+    /// either.
     fn consumer_asleep(&self) -> &Self::Word;
     /// A sequentially consistent fence.
     fn fence(&self);
@@ -118,8 +122,8 @@ fn corrupt(tail: u64, head: u64, capacity: usize) -> Error {
     Error::new(
         Code::Untrusted,
         format!(
-            "impossible indices in a shared memory ring of {capacity} bytes (published {tail}, released \
-             {head}): the peer's memory is damaged or its version of unisono differs"
+            "impossible indices in a shared memory ring of {capacity} bytes (published {tail}, \
+             released {head}): the peer's memory is damaged or its version of unisono differs"
         ),
     )
 }
@@ -144,8 +148,8 @@ impl<M: Memory> Producer<M> {
         }
     }
 
-    /// Copies in as much of `bytes` as there is room for, at most one ring's worth, so that a caller with
-    /// several links comes round to all of them. Calls `wake` when the consumer sleeps.
+    /// Copies in as much of `bytes` as there is room for, at most one ring's worth, so that a
+    /// caller with several links comes round to all of them. Calls `wake` when the consumer sleeps.
     #[inline]
     pub(super) fn send(&mut self, bytes: &[u8], mut wake: impl FnMut()) -> Result<usize> {
         let capacity = self.memory.capacity();
@@ -165,8 +169,8 @@ impl<M: Memory> Producer<M> {
         Ok(sent)
     }
 
-    /// Announces a sleep until there is room. True when there is some already; also when the indices are
-    /// corrupt, which the next [`Producer::send`] reports.
+    /// Announces a sleep until there is room. True when there is some already; also when the
+    /// indices are corrupt, which the next [`Producer::send`] reports.
     pub(super) fn arm(&mut self) -> bool {
         self.armed = true;
         self.memory.producer_asleep().store(1, Ordering::Relaxed);
@@ -174,13 +178,15 @@ impl<M: Memory> Producer<M> {
         self.room(usize::MAX).map_or(true, |room| room > 0)
     }
 
-    /// Takes the announcement back. True when the peer has seen it, and rings or has rung the doorbell.
+    /// Takes the announcement back. True when the peer has seen it, and rings or has rung the
+    /// doorbell.
     pub(super) fn disarm(&mut self) -> bool {
         let armed = std::mem::take(&mut self.armed);
         armed && self.memory.producer_asleep().swap(0, Ordering::AcqRel) == 0
     }
 
-    /// The room there is; looks at the consumer's index only when what is known of it leaves less than `wanted`.
+    /// The room there is; looks at the consumer's index only when what is known of it leaves less
+    /// than `wanted`.
     #[inline]
     fn room(&mut self, wanted: usize) -> Result<usize> {
         let capacity = self.memory.capacity();
@@ -199,8 +205,9 @@ impl<M: Memory> Producer<M> {
         let capacity = self.memory.capacity();
         let at = self.tail as usize & (capacity - 1);
         let (first, rest) = bytes.split_at(bytes.len().min(capacity - at));
-        // SAFETY: both parts end within the ring by the split, and `room` found the bytes from `tail` on
-        // released, so that the consumer is done with them and does not look before `tail` is published.
+        // SAFETY: both parts end within the ring by the split, and `room` found the bytes from
+        // `tail` on released, so that the consumer is done with them and does not look before
+        // `tail` is published.
         unsafe {
             self.memory.write(at, first);
             if !rest.is_empty() {
@@ -245,8 +252,8 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
-    /// Copies out as many bytes as have arrived and fit, at most one ring's worth. Calls `wake` when the
-    /// producer sleeps.
+    /// Copies out as many bytes as have arrived and fit, at most one ring's worth. Calls `wake`
+    /// when the producer sleeps.
     #[inline]
     pub(super) fn recv(&mut self, bytes: &mut [u8], mut wake: impl FnMut()) -> Result<usize> {
         let capacity = self.memory.capacity();
@@ -265,8 +272,9 @@ impl<M: Memory> Consumer<M> {
         Ok(received)
     }
 
-    /// Lends arrived bytes to `fold` in runs of multiples of `align`, in total at most `max` and one ring's
-    /// worth. An element that lies across the end of the memory is put together outside it.
+    /// Lends arrived bytes to `fold` in runs of multiples of `align`, in total at most `max` and
+    /// one ring's worth. An element that lies across the end of the memory is put together outside
+    /// it.
     pub(super) fn fold(
         &mut self,
         max: usize,
@@ -295,8 +303,9 @@ impl<M: Memory> Consumer<M> {
                 fold(&element[..align]);
                 align
             } else {
-                // SAFETY: the run ends within the ring by the minimum above, and `available` found that many
-                // bytes from `head` on published; the producer leaves them alone until they are released.
+                // SAFETY: the run ends within the ring by the minimum above, and `available` found
+                // that many bytes from `head` on published; the producer leaves them alone until
+                // they are released.
                 unsafe { self.memory.lend(at, run, fold) };
                 run
             };
@@ -306,8 +315,8 @@ impl<M: Memory> Consumer<M> {
         Ok(folded)
     }
 
-    /// Announces a sleep until there are bytes. True when there are some already; also when the indices are
-    /// corrupt, which the next call that receives reports.
+    /// Announces a sleep until there are bytes. True when there are some already; also when the
+    /// indices are corrupt, which the next call that receives reports.
     pub(super) fn arm(&mut self) -> bool {
         self.armed = true;
         self.memory.consumer_asleep().store(1, Ordering::Relaxed);
@@ -315,13 +324,15 @@ impl<M: Memory> Consumer<M> {
         self.available(usize::MAX).map_or(true, |bytes| bytes > 0)
     }
 
-    /// Takes the announcement back. True when the peer has seen it, and rings or has rung the doorbell.
+    /// Takes the announcement back. True when the peer has seen it, and rings or has rung the
+    /// doorbell.
     pub(super) fn disarm(&mut self) -> bool {
         let armed = std::mem::take(&mut self.armed);
         armed && self.memory.consumer_asleep().swap(0, Ordering::AcqRel) == 0
     }
 
-    /// The bytes that have arrived; looks at the producer's index only when fewer than `wanted` are known of.
+    /// The bytes that have arrived; looks at the producer's index only when fewer than `wanted` are
+    /// known of.
     #[inline]
     fn available(&mut self, wanted: usize) -> Result<usize> {
         let capacity = self.memory.capacity();
@@ -329,7 +340,8 @@ impl<M: Memory> Consumer<M> {
         if available < wanted {
             // Acquire: the bytes before the tail are as the producer wrote them.
             let tail = self.memory.tail().load(Ordering::Acquire);
-            // More than the producer was told it may have is as impossible as more than the ring holds.
+            // More than the producer was told it may have is as impossible as more than the ring
+            // holds.
             held(tail, self.released, capacity)?;
             available = held(tail, self.head, capacity)?;
             self.tail = tail;
@@ -343,8 +355,8 @@ impl<M: Memory> Consumer<M> {
         let at = self.head as usize & (capacity - 1);
         let length = bytes.len();
         let (first, rest) = bytes.split_at_mut(length.min(capacity - at));
-        // SAFETY: both parts end within the ring by the split, and `available` found that many bytes from
-        // `head` on published; the producer leaves them alone until they are released.
+        // SAFETY: both parts end within the ring by the split, and `available` found that many
+        // bytes from `head` on published; the producer leaves them alone until they are released.
         unsafe {
             self.memory.read(at, first);
             if !rest.is_empty() {
@@ -367,227 +379,5 @@ impl<M: Memory> Consumer<M> {
         if flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::AcqRel) != 0 {
             wake();
         }
-    }
-}
-
-#[cfg(all(test, loom))]
-mod model {
-    //! The ring under every interleaving and every weak ordering that loom can produce. The doorbell is a
-    //! condition variable: a lost wake-up leaves a thread asleep for good, which loom reports as a deadlock.
-
-    use loom::cell::UnsafeCell;
-    use loom::sync::atomic::{AtomicU64, fence};
-    use loom::sync::{Arc, Condvar, Mutex};
-    use loom::thread;
-
-    use super::*;
-
-    impl Word for AtomicU64 {
-        fn load(&self, order: Ordering) -> u64 {
-            self.load(order)
-        }
-
-        fn store(&self, value: u64, order: Ordering) {
-            self.store(value, order);
-        }
-
-        fn swap(&self, value: u64, order: Ordering) -> u64 {
-            self.swap(value, order)
-        }
-    }
-
-    struct Cells {
-        bytes: Vec<UnsafeCell<u8>>,
-        tail: AtomicU64,
-        head: AtomicU64,
-        producer_asleep: AtomicU64,
-        consumer_asleep: AtomicU64,
-    }
-
-    impl Cells {
-        fn new(capacity: usize) -> Arc<Self> {
-            Arc::new(Self {
-                bytes: (0..capacity).map(|_| UnsafeCell::new(0)).collect(),
-                tail: AtomicU64::new(0),
-                head: AtomicU64::new(0),
-                producer_asleep: AtomicU64::new(0),
-                consumer_asleep: AtomicU64::new(0),
-            })
-        }
-    }
-
-    impl Memory for Arc<Cells> {
-        type Word = AtomicU64;
-
-        fn capacity(&self) -> usize {
-            self.bytes.len()
-        }
-
-        fn tail(&self) -> &AtomicU64 {
-            &self.tail
-        }
-
-        fn head(&self) -> &AtomicU64 {
-            &self.head
-        }
-
-        fn producer_asleep(&self) -> &AtomicU64 {
-            &self.producer_asleep
-        }
-
-        fn consumer_asleep(&self) -> &AtomicU64 {
-            &self.consumer_asleep
-        }
-
-        fn fence(&self) {
-            fence(Ordering::SeqCst);
-        }
-
-        unsafe fn write(&self, at: usize, bytes: &[u8]) {
-            for (cell, &byte) in self.bytes[at..].iter().zip(bytes) {
-                // SAFETY: loom checks that nobody else looks at the cell meanwhile.
-                cell.with_mut(|cell| unsafe { *cell = byte });
-            }
-        }
-
-        unsafe fn read(&self, at: usize, bytes: &mut [u8]) {
-            for (cell, byte) in self.bytes[at..].iter().zip(bytes) {
-                // SAFETY: loom checks that nobody writes the cell meanwhile.
-                *byte = cell.with(|cell| unsafe { *cell });
-            }
-        }
-
-        unsafe fn lend(&self, at: usize, length: usize, fold: &mut dyn FnMut(&[u8])) {
-            let mut bytes = vec![0; length];
-            // SAFETY: as the caller says.
-            unsafe { self.read(at, &mut bytes) };
-            fold(&bytes);
-        }
-    }
-
-    /// The wake-up of one side.
-    #[derive(Clone)]
-    struct Bell(Arc<(Mutex<bool>, Condvar)>);
-
-    impl Bell {
-        fn new() -> Self {
-            Self(Arc::new((Mutex::new(false), Condvar::new())))
-        }
-
-        fn ring(&self) {
-            *self.0.0.lock().unwrap() = true;
-            self.0.1.notify_one();
-        }
-
-        fn wait(&self) {
-            let mut rung = self.0.0.lock().unwrap();
-            while !*rung {
-                rung = self.0.1.wait(rung).unwrap();
-            }
-            *rung = false;
-        }
-    }
-
-    /// Sends `bytes`, sleeping whenever there is no room.
-    fn send_all(memory: Arc<Cells>, bytes: &[u8], ours: &Bell, theirs: &Bell) {
-        let mut producer = Producer::new(memory);
-        let mut sent = 0;
-        while sent < bytes.len() {
-            let count = producer.send(&bytes[sent..], || theirs.ring()).unwrap();
-            sent += count;
-            if count == 0 {
-                if !producer.arm() {
-                    ours.wait();
-                }
-                producer.disarm();
-            }
-        }
-    }
-
-    /// Receives `count` bytes by `step`, sleeping whenever none have arrived.
-    fn receive_all(
-        memory: Arc<Cells>,
-        count: usize,
-        ours: &Bell,
-        mut step: impl FnMut(&mut Consumer<Arc<Cells>>, &mut Vec<u8>, usize) -> usize,
-    ) -> Vec<u8> {
-        let mut consumer = Consumer::new(memory);
-        let mut received = Vec::new();
-        while received.len() < count {
-            let wanted = count - received.len();
-            if step(&mut consumer, &mut received, wanted) == 0 {
-                if consumer.arm() {
-                    // Part of an element may be all there is.
-                    thread::yield_now();
-                } else {
-                    ours.wait();
-                }
-                consumer.disarm();
-            }
-        }
-        received
-    }
-
-    fn check(capacity: usize, bytes: &'static [u8], fold: bool, preemptions: Option<usize>) {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = preemptions;
-        builder.check(move || {
-            let memory = Cells::new(capacity);
-            let (room, data) = (Bell::new(), Bell::new());
-            let producer = thread::spawn({
-                let (memory, room, data) = (memory.clone(), room.clone(), data.clone());
-                move || send_all(memory, bytes, &room, &data)
-            });
-            let received = receive_all(memory, bytes.len(), &data, |consumer, received, wanted| {
-                if fold {
-                    let mut take = |run: &[u8]| received.extend_from_slice(run);
-                    return consumer
-                        .fold(wanted / 2 * 2, 2, &mut take, || room.ring())
-                        .unwrap();
-                }
-                let mut piece = vec![0; wanted];
-                let count = consumer.recv(&mut piece, || room.ring()).unwrap();
-                received.extend_from_slice(&piece[..count]);
-                count
-            });
-            producer.join().unwrap();
-            assert_eq!(received, bytes);
-        });
-    }
-
-    #[test]
-    fn loom_a_sleeping_consumer_is_woken() {
-        check(4, &[1], false, None);
-    }
-
-    #[test]
-    fn loom_a_sleeping_producer_is_woken() {
-        check(1, &[1, 2], false, Some(3));
-    }
-
-    #[test]
-    fn loom_bytes_arrive_once_and_in_order_across_the_wrap() {
-        check(2, &[1, 2, 3, 4, 5], false, Some(2));
-    }
-
-    #[test]
-    fn loom_folds_lend_each_element_once() {
-        check(4, &[1, 2, 3, 4, 5, 6], true, Some(2));
-    }
-
-    #[test]
-    fn loom_polling_sees_published_bytes_whole() {
-        loom::model(|| {
-            let memory = Cells::new(4);
-            let sender = thread::spawn({
-                let memory = memory.clone();
-                move || Producer::new(memory).send(&[1, 2, 3], || {}).unwrap()
-            });
-            let mut consumer = Consumer::new(memory);
-            let mut bytes = [0; 3];
-            let count = consumer.recv(&mut bytes, || {}).unwrap();
-            assert_eq!(bytes[..count], [1, 2, 3][..count]);
-            assert_eq!(sender.join().unwrap(), 3);
-        });
     }
 }

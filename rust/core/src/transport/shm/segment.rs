@@ -1,8 +1,9 @@
 //! The memory two ranks of a host share: a header and two rings, one for each direction.
 //!
-//! The segment is a memfd: it has no name, and goes when the last process that maps it does, however that
-//! ends. It is sealed against changing its size before the peer sees it, and the peer checks the seals before
-//! it maps it, so that no access to it can fault because the other side cut it short.
+//! The segment is a memfd: it has no name, and goes when the last process that maps it does,
+//! however that ends. It is sealed against changing its size before the peer sees it, and the peer
+//! checks the seals before it maps it, so that no access to it can fault because the other side cut
+//! it short.
 
 use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
@@ -14,6 +15,7 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::ring::Memory;
 use crate::error::{Code, Error, Result};
+use crate::reduce::piece;
 
 /// The smallest ring: an element of 16 bytes fits whatever room the consumer holds back.
 pub const MIN_CAPACITY: usize = 64;
@@ -32,8 +34,8 @@ const SEALS: SealFlags = SealFlags::SHRINK
 #[repr(C, align(128))]
 struct Line(AtomicU64);
 
-/// The words of one ring. Each has one writer in the common case, and the flags are written only around sleeps,
-/// so that looking at them costs nothing while nobody sleeps.
+/// The words of one ring. Each has one writer in the common case, and the flags are written only
+/// around sleeps, so that looking at them costs nothing while nobody sleeps.
 #[repr(C)]
 struct Words {
     tail: Line,
@@ -59,8 +61,9 @@ pub(super) struct Segment {
     capacity: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, on drop. What is shared
-// in it is atomic words, and bytes that the rings hand from one side to the other by those words.
+// SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, on drop. What
+// is shared in it is atomic words, and bytes that the rings hand from one side to the other by
+// those words.
 unsafe impl Send for Segment {}
 // SAFETY: as above; `Segment` itself has no interior that changes.
 unsafe impl Sync for Segment {}
@@ -88,7 +91,8 @@ impl Segment {
         Ok(Arc::new(segment))
     }
 
-    /// The segment that a peer made. Its size and seals are the kernel's word; only its header is the peer's.
+    /// The segment that a peer made. Its size and seals are the kernel's word; only its header is
+    /// the peer's.
     pub(super) fn open(file: &OwnedFd) -> Result<Arc<Self>> {
         let untrusted = |what: String| {
             Err(Error::new(
@@ -153,9 +157,9 @@ impl Segment {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping is page-aligned, longer than a header (asserted above) and lives as long as
-        // `self`. A header is atomic words only, for which any bytes are a value and which the peer may
-        // change at any time.
+        // SAFETY: the mapping is page-aligned, longer than a header (asserted above) and lives as
+        // long as `self`. A header is atomic words only, for which any bytes are a value and which
+        // the peer may change at any time.
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 
@@ -175,8 +179,8 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `map` made, whole; the rings that point into it hold the `Arc`
-        // around `self`, so none is left.
+        // SAFETY: this is the mapping that `map` made, whole; the rings that point into it hold the
+        // `Arc` around `self`, so none is left.
         let result = unsafe { mm::munmap(self.base.as_ptr().cast(), length_of(self.capacity)) };
         debug_assert!(result.is_ok());
     }
@@ -189,7 +193,8 @@ fn length_of(capacity: usize) -> usize {
 fn check_capacity(capacity: usize) -> Result<()> {
     if !capacity.is_power_of_two() || !(MIN_CAPACITY..=MAX_CAPACITY).contains(&capacity) {
         return Err(Error::invalid(format!(
-            "a ring of {capacity} bytes: the capacity is a power of two from {MIN_CAPACITY} to {MAX_CAPACITY}"
+            "a ring of {capacity} bytes: the capacity is a power of two from {MIN_CAPACITY} to \
+             {MAX_CAPACITY}"
         )));
     }
     Ok(())
@@ -252,7 +257,7 @@ impl Memory for RingMemory {
     unsafe fn write(&self, at: usize, bytes: &[u8]) {
         // SAFETY: the caller keeps the destination within the ring and on bytes that are not published. The
         // only slices of the ring are those `lend` makes, of published bytes, so `bytes` cannot overlap it.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.data.add(at).as_ptr(), bytes.len()) }
+        unsafe { copy(bytes.as_ptr(), self.data.add(at).as_ptr(), bytes.len()) }
     }
 
     #[inline]
@@ -260,19 +265,31 @@ impl Memory for RingMemory {
         // SAFETY: the caller keeps the source within the ring; an exclusive slice cannot overlap it. No
         // reference to the peer's bytes is formed. A peer that writes them meanwhile breaks the ring's rules
         // and spoils numbers, nothing else.
-        unsafe {
-            ptr::copy_nonoverlapping(self.data.add(at).as_ptr(), bytes.as_mut_ptr(), bytes.len());
-        }
+        unsafe { copy(self.data.add(at).as_ptr(), bytes.as_mut_ptr(), bytes.len()) }
     }
 
     #[inline]
     unsafe fn lend(&self, at: usize, length: usize, fold: &mut dyn FnMut(&[u8])) {
-        // SAFETY: the caller keeps the run within the ring, which stays mapped at its full size (sealed).
-        // The bytes are published and not released: a peer that keeps the protocol does not write them while
-        // the slice lives, and only peers that proved membership of the job get this memory at all. Should
-        // one break the protocol, the fold reads other bytes than were sent; it uses them as numbers to
-        // reduce, for which every pattern is valid, and never as lengths, addresses or conditions on them.
+        // SAFETY: the caller keeps the run within the ring, which stays mapped at its full size
+        // (sealed). The bytes are published and not released: a peer that keeps the protocol does
+        // not write them while the slice lives, and only peers that proved membership of the job
+        // get this memory at all. Should one break the protocol, the fold reads other bytes than
+        // were sent; it uses them as numbers to reduce, for which every pattern is valid, and never
+        // as lengths, addresses or conditions on them.
         fold(unsafe { std::slice::from_raw_parts(self.data.add(at).as_ptr(), length) });
+    }
+}
+
+/// Copies `len` bytes, in pieces where the C library would be slow (see [`piece`]).
+///
+/// # Safety
+/// As for [`ptr::copy_nonoverlapping`].
+#[inline]
+unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
+    let piece = piece(dst.addr(), src.addr(), len);
+    for at in (0..len).step_by(piece) {
+        // SAFETY: a part of what the caller vouches for.
+        unsafe { ptr::copy_nonoverlapping(src.add(at), dst.add(at), piece.min(len - at)) };
     }
 }
 

@@ -1,14 +1,16 @@
-//! A link over two TCP connections: one for the bytes, which it carries as they are, and one for control.
+//! A link over two TCP connections: one for the bytes, which it carries as they are, and one for
+//! control.
 //!
-//! Small receives go through a buffer, so that a message's header and what follows it cost one system call;
-//! large ones go from the kernel straight into their destination. A fold lends the buffer.
+//! Small receives go through a buffer, so that a message's header and what follows it cost one
+//! system call; large ones go from the kernel straight into their destination. A fold lends the
+//! buffer.
 //!
-//! The two connections end independently, and the network may show the end of one while bytes or a farewell
-//! are still on their way on the other. So the link's end is reported when both have ended, or [`SETTLE`] after
-//! the first: whoever sees it can receive all that came before, and a peer that said farewell is not taken for
-//! lost. An abort is reported at once.
+//! The two connections end independently, and the network may show the end of one while bytes or a
+//! farewell are still on their way on the other. So the link's end is reported when both have
+//! ended, or `SETTLE` after the first: whoever sees it can receive all that came before, and a peer
+//! that said farewell is not taken for lost. An abort is reported at once.
 
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -38,18 +40,20 @@ pub struct TcpLink {
     buffer: Buffer,
     /// Receiving has come to its end.
     drained: bool,
+    /// This side has said farewell.
+    leaving: bool,
     /// What ended the data connection, as first seen by sending or receiving.
     broken: Option<String>,
     /// When the first of the two connections was seen to have ended.
     ending_since: Option<Instant>,
-    /// Whether something was seen that [`Link::peer_state`] has not told yet. While an end settles this keeps
-    /// the caller from sleeping, since no descriptor announces that the time is up.
+    /// Whether something was seen that [`Link::peer_state`] has not told yet. While an end settles
+    /// this keeps the caller from sleeping, since no descriptor announces that the time is up.
     news: bool,
 }
 
 impl TcpLink {
-    /// This side's end of a link over two connections to the same peer, of which `control` is its control
-    /// channel. `peer` is the peer's address, for messages.
+    /// This side's end of a link over two connections to the same peer, of which `control` is its
+    /// control channel. `peer` is the peer's address, for messages.
     ///
     /// # Errors
     /// `System` when a socket does not take its options.
@@ -66,6 +70,7 @@ impl TcpLink {
             peer,
             buffer: Buffer::default(),
             drained: false,
+            leaving: false,
             broken: None,
             ending_since: None,
             news: false,
@@ -126,7 +131,7 @@ impl TcpLink {
 impl Link for TcpLink {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize> {
         let bytes = &bytes[..bytes.len().min(FAIR)];
-        while self.broken.is_none() && !bytes.is_empty() {
+        while self.broken.is_none() && !self.leaving && !bytes.is_empty() {
             match send(&self.data, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(count) => return Ok(count),
                 Err(Errno::AGAIN) => break,
@@ -177,11 +182,12 @@ impl Link for TcpLink {
         if interest.readable && !self.buffer.bytes().is_empty() {
             return true;
         }
-        // Readiness is watched by its edges, and this asks for its level: what an earlier wake-up announced
-        // and nobody has taken since is not slept through.
+        // Readiness is watched by its edges, and this asks for its level: what an earlier wake-up
+        // announced and nobody has taken since is not slept through.
         let mut wanted = PollFlags::empty();
         wanted.set(PollFlags::IN, interest.readable && !self.drained);
-        wanted.set(PollFlags::OUT, interest.writable && self.broken.is_none());
+        let may_send = self.broken.is_none() && !self.leaving;
+        wanted.set(PollFlags::OUT, interest.writable && may_send);
         !wanted.is_empty() && self.ready(wanted).intersects(wanted)
     }
 
@@ -223,6 +229,10 @@ impl Link for TcpLink {
 
     fn send_farewell(&mut self) {
         self.control.send(&Frame::Farewell);
+        // The peer sees the end of the bytes at once, also where this side keeps the link for a
+        // while. Failing to say so costs the peer the time to settle.
+        self.leaving = true;
+        let _ = self.data.shutdown(Shutdown::Write);
     }
 
     fn describe(&self) -> String {
@@ -230,7 +240,8 @@ impl Link for TcpLink {
     }
 }
 
-/// Bytes that were received ahead of the calls that want them. Its memory is made when first needed.
+/// Bytes that were received ahead of the calls that want them. Its memory is made when first
+/// needed.
 #[derive(Default)]
 struct Buffer {
     memory: Vec<u8>,
@@ -252,8 +263,8 @@ impl Buffer {
         count
     }
 
-    /// The free room after its content, which moves to the front: at most part of an element, since more is
-    /// received only when what is here does not suffice.
+    /// The free room after its content, which moves to the front: at most part of an element, since
+    /// more is received only when what is here does not suffice.
     fn room(&mut self) -> &mut [u8] {
         self.memory.resize(BUFFER, 0);
         self.memory.copy_within(self.start..self.end, 0);
@@ -323,6 +334,23 @@ mod tests {
         );
         assert!(start.elapsed() >= SETTLE);
         drop(control.1);
+    }
+
+    #[test]
+    fn farewells_are_seen_while_both_keep_the_link() {
+        let (mut a, mut b) = links();
+        assert_eq!(a.try_send(b"last words").unwrap(), 10);
+        a.send_farewell();
+        assert_eq!(suite::end_of(&mut b), PeerState::Left);
+        assert_eq!(a.peer_state(), PeerState::Present);
+        assert_eq!(b.try_send(b"answer").unwrap(), 6);
+        b.send_farewell();
+        assert_eq!(b.try_send(b"more").unwrap(), 0);
+        assert_eq!(suite::end_of(&mut a), PeerState::Left);
+        let mut bytes = [0; 100];
+        assert_eq!(a.try_recv(&mut bytes).unwrap(), 6);
+        assert_eq!(b.try_recv(&mut bytes).unwrap(), 10);
+        assert_eq!(&bytes[..10], b"last words");
     }
 
     #[test]

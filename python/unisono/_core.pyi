@@ -1,0 +1,457 @@
+"""Types of the native module; what each thing does is in the docstrings of the module itself."""
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from os import PathLike
+from types import GenericAlias
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, final, overload
+
+from numpy import generic
+from numpy.typing import NDArray
+
+from unisono.errors import Error
+
+__all__ = [
+    "ANY_SOURCE",
+    "Communicator",
+    "Options",
+    "ReduceOp",
+    "Setting",
+    "Work",
+    "__version__",
+    "init",
+    "settings",
+]
+
+__version__: Final[str]
+ANY_SOURCE: Final = -1
+
+class _DLPack(Protocol):
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+_Writable: TypeAlias = NDArray[Any] | _DLPack | bytearray | memoryview
+_Array: TypeAlias = _Writable | bytes | generic
+_Seconds: TypeAlias = float | timedelta
+_A = TypeVar("_A", bound=_Array)
+_W = TypeVar("_W", bound=_Writable)
+_T_co = TypeVar("_T_co", covariant=True)
+
+def init(
+    url: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    timeout: _Seconds | None = None,
+    options: Options | None = None,
+) -> Communicator: ...
+def settings() -> list[Setting]: ...
+
+@final
+class Setting:
+    @property
+    def name(self) -> str: ...
+    @property
+    def variable(self) -> str: ...
+    @property
+    def accepts(self) -> str: ...
+    @property
+    def default(self) -> str: ...
+    @property
+    def must_agree(self) -> bool: ...
+    @property
+    def consequence(self) -> str: ...
+
+@final
+class Options:
+    def __new__(
+        cls,
+        *,
+        timeout: _Seconds | str | None = None,
+        join_timeout: _Seconds | str | None = None,
+        transport: Literal["auto", "shm", "tcp"] | None = None,
+        interface: str | None = None,
+        host: str | None = None,
+        ring_bytes: int | str | None = None,
+        algorithm: str | None = None,
+        eager_bytes: int | str | None = None,
+        spin_us: int | str | None = None,
+        secret_file: str | PathLike[str] | None = None,
+        flight_records: int | str | None = None,
+    ) -> Options: ...
+    def keys(self) -> list[str]: ...
+    def __getitem__(self, name: str, /) -> str: ...
+    def __len__(self, /) -> int: ...
+    def __iter__(self, /) -> Iterator[str]: ...
+
+@final
+class ReduceOp:
+    SUM: Final[ReduceOp]
+    AVG: Final[ReduceOp]
+    PROD: Final[ReduceOp]
+    MIN: Final[ReduceOp]
+    MAX: Final[ReduceOp]
+    BAND: Final[ReduceOp]
+    BOR: Final[ReduceOp]
+    BXOR: Final[ReduceOp]
+    LAND: Final[ReduceOp]
+    LOR: Final[ReduceOp]
+    LXOR: Final[ReduceOp]
+    @staticmethod
+    def premul_sum(factor: float) -> ReduceOp: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def factor(self) -> float | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+
+@final
+class Work(Generic[_T_co]):
+    @classmethod
+    def __class_getitem__(cls, key: Any) -> GenericAlias: ...
+    def wait(self, timeout: _Seconds | None = None) -> None: ...
+    def result(self, timeout: _Seconds | None = None) -> _T_co: ...
+    def done(self) -> bool: ...
+    def exception(self) -> Error | None: ...
+    @property
+    def source(self) -> int | None: ...
+    @property
+    def duration(self) -> float | None: ...
+    @property
+    def operation(self) -> str: ...
+
+@final
+class Communicator:
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def timeout(self) -> float | None: ...
+    @timeout.setter
+    def timeout(self, value: _Seconds | None, /) -> None: ...
+    @property
+    def error(self) -> Error | None: ...
+    @overload
+    def all_reduce(
+        self,
+        array: _W,
+        op: ReduceOp | str = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> _W: ...
+    @overload
+    def all_reduce(
+        self,
+        array: _W,
+        op: ReduceOp | str = "sum",
+        *,
+        out: None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[_W]: ...
+    @overload
+    def all_reduce(
+        self,
+        array: _Array,
+        op: ReduceOp | str = "sum",
+        *,
+        out: _W,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> _W: ...
+    @overload
+    def all_reduce(
+        self,
+        array: _Array,
+        op: ReduceOp | str = "sum",
+        *,
+        out: _W,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[_W]: ...
+    @overload
+    def reduce(
+        self,
+        array: _Array,
+        op: ReduceOp | str = "sum",
+        root: int = 0,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> Any: ...
+    @overload
+    def reduce(
+        self,
+        array: _Array,
+        op: ReduceOp | str = "sum",
+        root: int = 0,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[Any]: ...
+    @overload
+    def broadcast(
+        self,
+        array: _A,
+        root: int = 0,
+        *,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> _A: ...
+    @overload
+    def broadcast(
+        self,
+        array: _A,
+        root: int = 0,
+        *,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def all_gather(
+        self,
+        array: _Array,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> Any: ...
+    @overload
+    def all_gather(
+        self,
+        array: _Array,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[Any]: ...
+    @overload
+    def all_gather_v(
+        self,
+        array: _Array,
+        counts: Iterable[int],
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> Any: ...
+    @overload
+    def all_gather_v(
+        self,
+        array: _Array,
+        counts: Iterable[int],
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[Any]: ...
+    @overload
+    def reduce_scatter(
+        self,
+        array: _Array,
+        op: ReduceOp | str = "sum",
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> Any: ...
+    @overload
+    def reduce_scatter(
+        self,
+        array: _Array,
+        op: ReduceOp | str = "sum",
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[Any]: ...
+    @overload
+    def reduce_scatter_v(
+        self,
+        array: _Array,
+        counts: Iterable[int],
+        op: ReduceOp | str = "sum",
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> Any: ...
+    @overload
+    def reduce_scatter_v(
+        self,
+        array: _Array,
+        counts: Iterable[int],
+        op: ReduceOp | str = "sum",
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[Any]: ...
+    @overload
+    def gather(
+        self,
+        array: _Array,
+        root: int = 0,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> Any: ...
+    @overload
+    def gather(
+        self,
+        array: _Array,
+        root: int = 0,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[Any]: ...
+    @overload
+    def gather_v(
+        self,
+        array: _Array,
+        counts: Iterable[int] | None = None,
+        root: int = 0,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> Any: ...
+    @overload
+    def gather_v(
+        self,
+        array: _Array,
+        counts: Iterable[int] | None = None,
+        root: int = 0,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[Any]: ...
+    @overload
+    def scatter(
+        self,
+        array: _Array | None = None,
+        root: int = 0,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> Any: ...
+    @overload
+    def scatter(
+        self,
+        array: _Array | None = None,
+        root: int = 0,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[Any]: ...
+    @overload
+    def scatter_v(
+        self,
+        array: _Array | None = None,
+        counts: Iterable[int] | None = None,
+        root: int = 0,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> Any: ...
+    @overload
+    def scatter_v(
+        self,
+        array: _Array | None = None,
+        counts: Iterable[int] | None = None,
+        root: int = 0,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[Any]: ...
+    @overload
+    def all_to_all(
+        self,
+        array: _Array,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> Any: ...
+    @overload
+    def all_to_all(
+        self,
+        array: _Array,
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[Any]: ...
+    @overload
+    def all_to_all_v(
+        self,
+        array: _Array,
+        send_counts: Iterable[int],
+        recv_counts: Iterable[int],
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> Any: ...
+    @overload
+    def all_to_all_v(
+        self,
+        array: _Array,
+        send_counts: Iterable[int],
+        recv_counts: Iterable[int],
+        *,
+        out: _Writable | None = None,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[Any]: ...
+    @overload
+    def barrier(
+        self,
+        *,
+        async_op: Literal[False] = False,
+        timeout: _Seconds | None = None,
+    ) -> None: ...
+    @overload
+    def barrier(
+        self,
+        *,
+        async_op: Literal[True],
+        timeout: _Seconds | None = None,
+    ) -> Work[None]: ...
+    def send(
+        self, array: _Array, dest: int, tag: int = 0, *, timeout: _Seconds | None = None
+    ) -> None: ...
+    def isend(
+        self, array: _Array, dest: int, tag: int = 0, *, timeout: _Seconds | None = None
+    ) -> Work[None]: ...
+    def recv(
+        self, array: _Writable, source: int = -1, tag: int = 0, *, timeout: _Seconds | None = None
+    ) -> int: ...
+    def irecv(
+        self, array: _Writable, source: int = -1, tag: int = 0, *, timeout: _Seconds | None = None
+    ) -> Work[int]: ...
+    def split(self, color: int | None, key: int = 0) -> Communicator | None: ...
+    def monitored_barrier(
+        self, timeout: _Seconds | None = None, report_all: bool = True
+    ) -> None: ...
+    def recent_operations(self) -> list[str]: ...
+    def abort(self, reason: str = "abort() was called") -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Communicator: ...
+    def __exit__(self, *exception: object) -> None: ...

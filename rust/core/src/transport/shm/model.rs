@@ -1,0 +1,221 @@
+//! The ring under every interleaving and every weak ordering that loom can produce. The doorbell is
+//! a condition variable: a lost wake-up leaves a thread asleep for good, which loom reports as a
+//! deadlock.
+
+use std::sync::atomic::Ordering;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU64, fence};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+use super::ring::{Consumer, Memory, Producer, Word};
+
+impl Word for AtomicU64 {
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
+    }
+
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.swap(value, order)
+    }
+}
+
+struct Cells {
+    bytes: Vec<UnsafeCell<u8>>,
+    tail: AtomicU64,
+    head: AtomicU64,
+    producer_asleep: AtomicU64,
+    consumer_asleep: AtomicU64,
+}
+
+impl Cells {
+    fn new(capacity: usize) -> Arc<Self> {
+        Arc::new(Self {
+            bytes: (0..capacity).map(|_| UnsafeCell::new(0)).collect(),
+            tail: AtomicU64::new(0),
+            head: AtomicU64::new(0),
+            producer_asleep: AtomicU64::new(0),
+            consumer_asleep: AtomicU64::new(0),
+        })
+    }
+}
+
+impl Memory for Arc<Cells> {
+    type Word = AtomicU64;
+
+    fn capacity(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn tail(&self) -> &AtomicU64 {
+        &self.tail
+    }
+
+    fn head(&self) -> &AtomicU64 {
+        &self.head
+    }
+
+    fn producer_asleep(&self) -> &AtomicU64 {
+        &self.producer_asleep
+    }
+
+    fn consumer_asleep(&self) -> &AtomicU64 {
+        &self.consumer_asleep
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    unsafe fn write(&self, at: usize, bytes: &[u8]) {
+        for (cell, &byte) in self.bytes[at..].iter().zip(bytes) {
+            // SAFETY: loom checks that nobody else looks at the cell meanwhile.
+            cell.with_mut(|cell| unsafe { *cell = byte });
+        }
+    }
+
+    unsafe fn read(&self, at: usize, bytes: &mut [u8]) {
+        for (cell, byte) in self.bytes[at..].iter().zip(bytes) {
+            // SAFETY: loom checks that nobody writes the cell meanwhile.
+            *byte = cell.with(|cell| unsafe { *cell });
+        }
+    }
+
+    unsafe fn lend(&self, at: usize, length: usize, fold: &mut dyn FnMut(&[u8])) {
+        let mut bytes = vec![0; length];
+        // SAFETY: as the caller says.
+        unsafe { self.read(at, &mut bytes) };
+        fold(&bytes);
+    }
+}
+
+/// The wake-up of one side.
+#[derive(Clone)]
+struct Bell(Arc<(Mutex<bool>, Condvar)>);
+
+impl Bell {
+    fn new() -> Self {
+        Self(Arc::new((Mutex::new(false), Condvar::new())))
+    }
+
+    fn ring(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut rung = self.0.0.lock().unwrap();
+        while !*rung {
+            rung = self.0.1.wait(rung).unwrap();
+        }
+        *rung = false;
+    }
+}
+
+/// Sends `bytes`, sleeping whenever there is no room.
+fn send_all(memory: Arc<Cells>, bytes: &[u8], ours: &Bell, theirs: &Bell) {
+    let mut producer = Producer::new(memory);
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let count = producer.send(&bytes[sent..], || theirs.ring()).unwrap();
+        sent += count;
+        if count == 0 {
+            if !producer.arm() {
+                ours.wait();
+            }
+            producer.disarm();
+        }
+    }
+}
+
+/// Receives `count` bytes by `step`, sleeping whenever none have arrived.
+fn receive_all(
+    memory: Arc<Cells>,
+    count: usize,
+    ours: &Bell,
+    mut step: impl FnMut(&mut Consumer<Arc<Cells>>, &mut Vec<u8>, usize) -> usize,
+) -> Vec<u8> {
+    let mut consumer = Consumer::new(memory);
+    let mut received = Vec::new();
+    while received.len() < count {
+        let wanted = count - received.len();
+        if step(&mut consumer, &mut received, wanted) == 0 {
+            if consumer.arm() {
+                // Part of an element may be all there is.
+                thread::yield_now();
+            } else {
+                ours.wait();
+            }
+            consumer.disarm();
+        }
+    }
+    received
+}
+
+fn check(capacity: usize, bytes: &'static [u8], fold: bool, preemptions: Option<usize>) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.check(move || {
+        let memory = Cells::new(capacity);
+        let (room, data) = (Bell::new(), Bell::new());
+        let producer = thread::spawn({
+            let (memory, room, data) = (memory.clone(), room.clone(), data.clone());
+            move || send_all(memory, bytes, &room, &data)
+        });
+        let received = receive_all(memory, bytes.len(), &data, |consumer, received, wanted| {
+            if fold {
+                let mut take = |run: &[u8]| received.extend_from_slice(run);
+                return consumer
+                    .fold(wanted / 2 * 2, 2, &mut take, || room.ring())
+                    .unwrap();
+            }
+            let mut piece = vec![0; wanted];
+            let count = consumer.recv(&mut piece, || room.ring()).unwrap();
+            received.extend_from_slice(&piece[..count]);
+            count
+        });
+        producer.join().unwrap();
+        assert_eq!(received, bytes);
+    });
+}
+
+#[test]
+fn loom_a_sleeping_consumer_is_woken() {
+    check(4, &[1], false, None);
+}
+
+#[test]
+fn loom_a_sleeping_producer_is_woken() {
+    check(1, &[1, 2], false, Some(3));
+}
+
+#[test]
+fn loom_bytes_arrive_once_and_in_order_across_the_wrap() {
+    check(2, &[1, 2, 3, 4, 5], false, Some(2));
+}
+
+#[test]
+fn loom_folds_lend_each_element_once() {
+    check(4, &[1, 2, 3, 4, 5, 6], true, Some(2));
+}
+
+#[test]
+fn loom_polling_sees_published_bytes_whole() {
+    loom::model(|| {
+        let memory = Cells::new(4);
+        let sender = thread::spawn({
+            let memory = memory.clone();
+            move || Producer::new(memory).send(&[1, 2, 3], || {}).unwrap()
+        });
+        let mut consumer = Consumer::new(memory);
+        let mut bytes = [0; 3];
+        let count = consumer.recv(&mut bytes, || {}).unwrap();
+        assert_eq!(bytes[..count], [1, 2, 3][..count]);
+        assert_eq!(sender.join().unwrap(), 3);
+    });
+}

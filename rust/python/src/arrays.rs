@@ -1,0 +1,469 @@
+//! What Python calls an array, as memory for the core, without copying it.
+//!
+//! NumPy arrays are read through `__array_struct__`, NumPy's C interface: one attribute, and it also describes the
+//! types that DLPack does not let NumPy export (bfloat16 and the 8-bit floats of ml_dtypes). Everything else is
+//! asked for DLPack (`dlpack.rs`). What offers neither but is bytes-like (bytes, memoryview, array.array) goes
+//! through `numpy.asarray`, which shares memory too.
+//!
+//! An [`Array`] holds a reference to whatever keeps the memory alive, so it is valid for as long as it is kept. That
+//! nobody else writes to an array that an operation reads, or uses one that it writes, is the caller's part, as
+//! with every such library; it is in the documentation of each operation.
+
+use std::ffi::c_void;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyCapsule, PyType};
+use unisono::buffer::Memory;
+use unisono::types::DataType;
+
+use crate::dlpack;
+use crate::errors::{invalid, unsupported};
+
+/// An argument that is an array: which one of which operation, for messages.
+#[derive(Clone, Copy)]
+pub(crate) struct Argument {
+    pub(crate) operation: &'static str,
+    pub(crate) name: &'static str,
+}
+
+impl Argument {
+    pub(crate) fn invalid(self, py: Python<'_>, what: impl std::fmt::Display) -> PyErr {
+        invalid(py, format!("{}: {} {what}", self.operation, self.name))
+    }
+
+    pub(crate) fn unsupported(self, py: Python<'_>, what: impl std::fmt::Display) -> PyErr {
+        unsupported(py, format!("{}: {} {what}", self.operation, self.name))
+    }
+}
+
+/// The layout of an array, as its owner describes it.
+pub(crate) struct Layout {
+    pub(crate) start: *mut u8,
+    pub(crate) dtype: DataType,
+    pub(crate) shape: Vec<usize>,
+    /// In bytes; None when the elements lie in row-major order without gaps.
+    pub(crate) strides: Option<Vec<isize>>,
+    /// Why it cannot be written to, if it cannot.
+    pub(crate) read_only: Option<&'static str>,
+}
+
+/// `blocks` of shape `block` along a new first axis.
+pub(crate) fn stacked(blocks: usize, block: &[usize]) -> Vec<usize> {
+    [&[blocks], block].concat()
+}
+
+/// An array in row-major order without gaps.
+pub(crate) struct Array<'py> {
+    /// What the caller gave.
+    given: Bound<'py, PyAny>,
+    /// The array it was understood as: the same, or a copy, or a view of it.
+    object: Bound<'py, PyAny>,
+    /// What keeps the memory where it is.
+    owner: Bound<'py, PyAny>,
+    argument: Argument,
+    layout: Layout,
+    is_numpy: bool,
+}
+
+impl<'py> Array<'py> {
+    /// An array to be read. One with gaps is copied.
+    pub(crate) fn input(
+        operation: &'static str,
+        name: &'static str,
+        object: &Bound<'py, PyAny>,
+    ) -> PyResult<Self> {
+        let argument = Argument { operation, name };
+        let array = Self::view(argument, object)?;
+        if array.is_contiguous() {
+            return Ok(array);
+        }
+        let copy = if array.is_numpy {
+            numpy(object.py())?.call_method1("ascontiguousarray", (&array.object,))?
+        } else if object.hasattr("contiguous")? {
+            object.call_method0("contiguous")?
+        } else {
+            return Err(argument.invalid(
+                object.py(),
+                "is not contiguous in row-major order; pass a contiguous copy",
+            ));
+        };
+        Self::view(argument, &copy)
+    }
+
+    /// An array to be written.
+    pub(crate) fn output(
+        operation: &'static str,
+        name: &'static str,
+        object: &Bound<'py, PyAny>,
+    ) -> PyResult<Self> {
+        let argument = Argument { operation, name };
+        let mut array = Self::view(argument, object)?;
+        array.given = object.clone();
+        if let Some(reason) = array.layout.read_only {
+            return Err(argument.invalid(object.py(), reason));
+        }
+        if !array.is_contiguous() {
+            return Err(argument.invalid(
+                object.py(),
+                "is written to, but is not contiguous in row-major order; pass a contiguous array \
+                 (np.ascontiguousarray makes one) and copy the result back",
+            ));
+        }
+        Ok(array)
+    }
+
+    fn view(argument: Argument, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        if object.is_instance(numpy_class(py, &NDARRAY, "ndarray")?)? {
+            return Self::of_numpy(argument, object);
+        }
+        if object.is_instance(numpy_class(py, &GENERIC, "generic")?)? {
+            let mut array =
+                Self::of_numpy(argument, &numpy(py)?.call_method1("asarray", (object,))?)?;
+            array.layout.read_only = Some(
+                "is a NumPy scalar, which cannot be written to; pass an array, np.array(value)",
+            );
+            return Ok(array);
+        }
+        if object.hasattr(intern!(py, "__dlpack_device__"))? {
+            let (owner, layout) = dlpack::view(argument, object)?;
+            let object = object.clone();
+            let given = object.clone();
+            return Ok(Self {
+                given,
+                object,
+                owner,
+                argument,
+                layout,
+                is_numpy: false,
+            });
+        }
+        Self::of_bytes_like(argument, object)
+    }
+
+    fn of_bytes_like(argument: Argument, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        let memory = py.import("builtins")?.getattr("memoryview")?;
+        let shared = if object.hasattr(intern!(py, "__array_interface__"))? {
+            numpy(py)?.call_method1("asarray", (object,))
+        } else {
+            memory
+                .call1((object,))
+                .and_then(|view| numpy(py)?.call_method1("asarray", (view,)))
+        };
+        match shared {
+            Ok(shared) => Self::of_numpy(argument, &shared),
+            Err(cause) => {
+                let error = argument.invalid(
+                    py,
+                    format!(
+                        "is a {}, but must be a NumPy array, an array with DLPack (torch, JAX) or bytes-like; \
+                         np.asarray makes an array of numbers and lists",
+                        object.get_type().name()?
+                    ),
+                );
+                error.set_cause(py, Some(cause));
+                Err(error)
+            }
+        }
+    }
+
+    fn of_numpy(argument: Argument, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        let capsule = object.getattr(intern!(py, "__array_struct__"))?;
+        let capsule = capsule.cast_into::<PyCapsule>()?;
+        // SAFETY: NumPy documents that the capsule of an ndarray, which `object` is, points to this struct.
+        let array = unsafe { &*capsule.pointer().cast::<ArrayInterface>() };
+        // SAFETY: NumPy filled the struct and keeps it as long as the capsule, and we hold that.
+        let layout = unsafe { array.layout(argument, object)? };
+        // The capsule refers to the array and the array owns the memory; a reference to the array also keeps
+        // `resize` from moving it.
+        let object = object.clone();
+        Ok(Self {
+            given: object.clone(),
+            owner: object.clone(),
+            object,
+            argument,
+            layout,
+            is_numpy: true,
+        })
+    }
+
+    pub(crate) fn dtype(&self) -> DataType {
+        self.layout.dtype
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.layout.shape
+    }
+
+    /// The number of elements.
+    pub(crate) fn count(&self) -> usize {
+        self.layout.shape.iter().product()
+    }
+
+    /// The number of bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.count() * self.dtype().size()
+    }
+
+    pub(crate) fn object(&self) -> &Bound<'py, PyAny> {
+        &self.object
+    }
+
+    /// What the caller gave; for a new array, the array.
+    pub(crate) fn given(&self) -> &Bound<'py, PyAny> {
+        &self.given
+    }
+
+    pub(crate) fn argument(&self) -> Argument {
+        self.argument
+    }
+
+    /// The whole memory, for a request.
+    ///
+    /// # Safety
+    /// The operation ends before what [`Array::keep`] returns is dropped, and no other than the operation uses the
+    /// memory meanwhile but as [`Memory::from_raw_parts`] allows.
+    pub(crate) unsafe fn memory(&self) -> Memory {
+        // SAFETY: the caller's promise; the layout is the owner's description of memory that it owns.
+        unsafe { Memory::from_raw_parts(self.layout.start, self.bytes()) }
+    }
+
+    /// What must live for as long as the memory is used.
+    pub(crate) fn keep(&self) -> Py<PyAny> {
+        self.owner.clone().unbind()
+    }
+
+    /// Whether both are the same memory.
+    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
+        self.layout.start == other.layout.start && self.bytes() == other.bytes()
+    }
+
+    /// Whether this is block `index` of `blocks` equal ones of `whole`.
+    pub(crate) fn is_block_of(&self, whole: &Self, index: usize, blocks: usize) -> bool {
+        self.bytes() * blocks == whole.bytes()
+            && self.layout.start == whole.layout.start.wrapping_add(index * self.bytes())
+    }
+
+    /// A new array of the same kind and type: NumPy for NumPy, a tensor for a tensor. For other libraries, whose
+    /// arrays cannot be made in a common way or not be written to, NumPy's.
+    pub(crate) fn new_like(&self, shape: &[usize]) -> PyResult<Self> {
+        let py = self.object.py();
+        let shape = pyo3::types::PyTuple::new(py, shape)?;
+        let made = if self.is_numpy {
+            let dtype = self.object.getattr(intern!(py, "dtype"))?;
+            numpy(py)?.call_method1(intern!(py, "empty"), (shape, dtype))?
+        } else if self.object.hasattr(intern!(py, "new_empty"))? {
+            self.object
+                .call_method1(intern!(py, "new_empty"), (shape,))?
+        } else {
+            numpy(py)?.call_method1(intern!(py, "empty"), (shape, self.numpy_dtype()?))?
+        };
+        Self::output(self.argument.operation, "the result", &made)
+    }
+
+    fn numpy_dtype(&self) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.object.py();
+        let name = self.dtype().name();
+        if !matches!(
+            self.dtype(),
+            DataType::BFloat16 | DataType::Float8E4M3 | DataType::Float8E5M2
+        ) {
+            return numpy(py)?.call_method1("dtype", (name,));
+        }
+        match py.import("ml_dtypes") {
+            Ok(module) => module.getattr(name),
+            Err(_) => Err(self.argument.unsupported(
+                py,
+                format!(
+                    "is {name}, which NumPy alone does not know: pass out=, or install ml_dtypes"
+                ),
+            )),
+        }
+    }
+
+    /// Refuses `self` as the output for elements like those of `input`.
+    pub(crate) fn check_output_for(&self, input: &Self, count: usize) -> PyResult<()> {
+        let py = self.object.py();
+        if self.dtype() != input.dtype() {
+            return Err(self.argument.invalid(
+                py,
+                format!(
+                    "is {}, but {} is {}",
+                    self.dtype(),
+                    input.argument.name,
+                    input.dtype()
+                ),
+            ));
+        }
+        if self.count() != count {
+            return Err(self.argument.invalid(
+                py,
+                format!(
+                    "has {} elements (shape {:?}), but the result has {count}",
+                    self.count(),
+                    self.shape()
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The shape without its first axis, for operations on rows.
+    pub(crate) fn row_shape(&self) -> PyResult<&[usize]> {
+        match self.layout.shape.as_slice() {
+            [_, row @ ..] => Ok(row),
+            [] => Err(self.argument.invalid(
+                self.object.py(),
+                "has no axes, but counts are of rows along the first axis; reshape it to (1,)",
+            )),
+        }
+    }
+
+    fn is_contiguous(&self) -> bool {
+        let Some(strides) = &self.layout.strides else {
+            return true;
+        };
+        if self.count() == 0 {
+            return true;
+        }
+        let mut expected = self.dtype().size() as isize;
+        for (extent, stride) in self.layout.shape.iter().zip(strides).rev() {
+            if *extent != 1 && *stride != expected {
+                return false;
+            }
+            expected *= *extent as isize;
+        }
+        true
+    }
+}
+
+static NUMPY: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+static GENERIC: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+fn numpy(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
+    Ok(NUMPY
+        .get_or_try_init(py, || py.import("numpy").map(Bound::unbind))?
+        .bind(py))
+}
+
+fn numpy_class<'py>(
+    py: Python<'py>,
+    cell: &'static PyOnceLock<Py<PyType>>,
+    name: &str,
+) -> PyResult<&'py Bound<'py, PyType>> {
+    let class = cell.get_or_try_init(py, || {
+        let class = numpy(py)?.getattr(name)?.cast_into::<PyType>()?;
+        Ok::<_, PyErr>(class.unbind())
+    })?;
+    Ok(class.bind(py))
+}
+
+/// `PyArrayInterface` of NumPy's documentation ("C-struct access").
+#[repr(C)]
+struct ArrayInterface {
+    two: i32,
+    axes: i32,
+    kind: std::ffi::c_char,
+    item_size: i32,
+    flags: i32,
+    shape: *const isize,
+    strides: *const isize,
+    data: *mut c_void,
+    description: *mut c_void,
+}
+
+impl ArrayInterface {
+    const ROW_MAJOR: i32 = 0x1;
+    const NATIVE_BYTE_ORDER: i32 = 0x200;
+    const WRITABLE: i32 = 0x400;
+
+    /// # Safety
+    /// The struct is as NumPy filled it for `object`.
+    unsafe fn layout(&self, argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<Layout> {
+        let axes = usize::try_from(self.axes).unwrap_or(0);
+        let (shape, strides) = if axes == 0 {
+            (Vec::new(), None)
+        } else {
+            // SAFETY: both have one entry per axis.
+            let (shape, strides) = unsafe {
+                (
+                    std::slice::from_raw_parts(self.shape, axes),
+                    std::slice::from_raw_parts(self.strides, axes),
+                )
+            };
+            let gaps = self.flags & Self::ROW_MAJOR == 0;
+            (
+                shape.iter().map(|n| n.unsigned_abs()).collect(),
+                gaps.then(|| strides.to_vec()),
+            )
+        };
+        let writable = self.flags & Self::WRITABLE != 0;
+        Ok(Layout {
+            start: self.data.cast(),
+            dtype: self.data_type(argument, object)?,
+            shape,
+            strides,
+            read_only: (!writable).then_some(
+                "is read-only, but is written to; pass a writable array, such as a copy",
+            ),
+        })
+    }
+
+    fn data_type(&self, argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<DataType> {
+        let py = object.py();
+        let kind = u8::try_from(self.kind).unwrap_or(0);
+        if self.flags & Self::NATIVE_BYTE_ORDER == 0 && self.item_size > 1 {
+            return Err(argument.unsupported(
+                py,
+                "is not in this machine's byte order; pass array.astype(array.dtype.newbyteorder(\"=\"))",
+            ));
+        }
+        let known = match (kind, self.item_size) {
+            (b'f', 2) => DataType::Float16,
+            (b'f', 4) => DataType::Float32,
+            (b'f', 8) => DataType::Float64,
+            (b'i', 1) => DataType::Int8,
+            (b'i', 2) => DataType::Int16,
+            (b'i', 4) => DataType::Int32,
+            (b'i', 8) => DataType::Int64,
+            (b'u', 1) => DataType::UInt8,
+            (b'u', 2) => DataType::UInt16,
+            (b'u', 4) => DataType::UInt32,
+            (b'u', 8) => DataType::UInt64,
+            (b'b', 1) => DataType::Bool,
+            (b'c', 8) => DataType::Complex64,
+            (b'c', 16) => DataType::Complex128,
+            _ => return Self::data_type_by_name(argument, object),
+        };
+        Ok(known)
+    }
+
+    /// The types that ml_dtypes adds to NumPy are told apart by their names alone.
+    fn data_type_by_name(argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<DataType> {
+        let py = object.py();
+        let name: String = object.getattr("dtype")?.getattr("name")?.extract()?;
+        let added = [
+            DataType::BFloat16,
+            DataType::Float8E4M3,
+            DataType::Float8E5M2,
+        ];
+        added
+            .into_iter()
+            .find(|dtype| dtype.name() == name)
+            .ok_or_else(|| {
+                let known: Vec<_> = DataType::ALL.iter().map(|dtype| dtype.name()).collect();
+                argument.unsupported(
+                py,
+                format!(
+                    "is {name}, which is none of {}; array.view(np.uint8) moves any type as bytes",
+                    known.join(", ")
+                ),
+            )
+            })
+    }
+}

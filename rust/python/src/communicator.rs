@@ -1,0 +1,462 @@
+//! Joining and leaving a group. The operations of the class are in `collectives.rs` and `point_to_point.rs`.
+
+use std::process;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use unisono::config::Config;
+use unisono::error::Error;
+use unisono::rendezvous;
+use unisono::rendezvous::launcher::{self, Launch};
+use unisono::rendezvous::store::Store;
+
+use crate::errors::{exception, guard, invalid};
+use crate::running::{Call, Seconds, elsewhere, run, start};
+use crate::settings::Options;
+use crate::work::Work;
+
+/// The source of a receive that takes a message from any rank.
+pub(crate) const ANY_SOURCE: i64 = -1;
+
+/// How long rank 0 keeps serving the store for ranks that came but have not said that they are done with it.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// The communicators of this process that are not closed, to be closed when the interpreter ends.
+static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Communicator>()?;
+    module.add_function(wrap_pyfunction!(init, module)?)?;
+    module.add("ANY_SOURCE", ANY_SOURCE)?;
+    let py = module.py();
+    let close_all = wrap_pyfunction!(close_all, module)?;
+    py.import("atexit")?
+        .call_method1("register", (close_all,))?;
+    Ok(())
+}
+
+/// A group and the store that its ranks met at.
+pub(crate) struct Shared {
+    pub(crate) comm: unisono::Communicator,
+    meeting: Mutex<Option<Meeting>>,
+    /// The process that made it: in a forked child none of its threads exist.
+    process: u32,
+}
+
+impl Shared {
+    fn register(comm: unisono::Communicator, meeting: Option<Meeting>) -> Arc<Self> {
+        let process = process::id();
+        let shared = Arc::new(Self {
+            comm,
+            meeting: Mutex::new(meeting),
+            process,
+        });
+        let mut open = OPEN.lock();
+        open.retain(|known| known.strong_count() > 0);
+        open.push(Arc::downgrade(&shared));
+        shared
+    }
+
+    fn close(&self) {
+        if process::id() == self.process {
+            self.comm.close();
+            drop(self.meeting.lock().take());
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if process::id() != self.process
+            && let Some(meeting) = self.meeting.get_mut().take()
+        {
+            // Ending a server means to wait for its thread, which a forked child does not have.
+            std::mem::forget(meeting);
+        }
+    }
+}
+
+/// The store while somebody may need it: on rank 0 it may be a server that others are still reading from.
+struct Meeting {
+    store: Arc<dyn Store>,
+    rank: usize,
+    world: usize,
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        // Only what is served over the network ends with this process.
+        if self.store.address().is_some() {
+            rendezvous::leave(&*self.store, self.rank, self.world, FAREWELL);
+        }
+    }
+}
+
+/// Closes what the program left open.
+#[pyfunction]
+fn close_all(py: Python<'_>) {
+    let open = std::mem::take(&mut *OPEN.lock());
+    py.detach(|| {
+        for shared in open.iter().filter_map(Weak::upgrade) {
+            // There is nobody left to tell of a defect.
+            let _ = guard(|| {
+                shared.close();
+                Ok(())
+            });
+        }
+    });
+}
+
+/// Join the group of ranks that this process belongs to. Blocks until all have come.
+///
+/// Without arguments, what the launcher left in the environment says where and as which rank:
+/// torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or those of Slurm, Open MPI
+/// or MPICH.
+///
+/// Parameters
+/// ----------
+/// url : str, optional
+///     Where the ranks meet: ``tcp://host:port``, an address of rank 0, which serves there; or
+///     ``file:///path``, a file that all ranks can reach, new for every job.
+/// rank : int, optional
+///     This process's rank. Without it, the launcher's.
+/// world_size : int, optional
+///     How many ranks there are. Without it, the launcher's.
+/// timeout : float or datetime.timedelta, optional
+///     How many seconds joining may take, and later every operation. Without it, as `options` say:
+///     by default 300 for joining and 1800 for an operation.
+/// options : Options, optional
+///     Settings; `timeout` comes before those in it.
+///
+/// Returns
+/// -------
+/// Communicator
+///     The group of all ranks.
+///
+/// Raises
+/// ------
+/// InvalidArgumentError
+///     The arguments or the environment do not say how to join, or another process has this rank.
+/// TimeoutError
+///     Not all ranks came; names those that did not.
+/// MismatchError
+///     The ranks disagree on the world size or on settings.
+///
+/// Examples
+/// --------
+/// >>> comm = unisono.init()
+/// >>> comm = unisono.init("tcp://10.0.0.1:29500", rank=1, world_size=4)
+#[pyfunction]
+#[pyo3(signature = (url=None, *, rank=None, world_size=None, timeout=None, options=None))]
+fn init(
+    py: Python<'_>,
+    url: Option<String>,
+    rank: Option<i64>,
+    world_size: Option<i64>,
+    timeout: Option<Seconds>,
+    options: Option<&Options>,
+) -> PyResult<Communicator> {
+    let fail = |error: Error| exception(py, &error);
+    let config = configure(options, timeout).map_err(fail)?;
+    let url = url.filter(|url| url != "env://");
+    let launch = identify(url.is_some(), rank, world_size).map_err(fail)?;
+    let join = move || {
+        let patience = config.join_timeout.duration();
+        let (rank, world) = (launch.rank, launch.world);
+        let store = match &url {
+            Some(url) => rendezvous::open_url(url, rank, world, patience)?,
+            None => rendezvous::open_launch(&launch, patience)?,
+        };
+        let mut meeting = Some(Meeting {
+            store: Arc::clone(&store),
+            rank,
+            world,
+        });
+        let comm = unisono::Communicator::join(&*store, rank, world, config)?;
+        if rank != 0 {
+            meeting = None;
+        }
+        Ok(Shared::register(comm, meeting))
+    };
+    Ok(Communicator {
+        shared: elsewhere(py, join, || {})?,
+    })
+}
+
+fn configure(
+    options: Option<&Options>,
+    timeout: Option<Seconds>,
+) -> unisono::error::Result<Config> {
+    let options = options.cloned().unwrap_or_default();
+    let mut config = options.apply()?;
+    if let Some(Seconds(limit)) = timeout {
+        let seconds = limit.as_secs_f64().to_string();
+        config.set("timeout", &seconds)?;
+        if !options.has("join_timeout") {
+            config.set("join_timeout", &seconds)?;
+        }
+    }
+    Ok(config)
+}
+
+/// Who this process is: as the arguments say, else the launcher.
+fn identify(
+    has_url: bool,
+    rank: Option<i64>,
+    world: Option<i64>,
+) -> unisono::error::Result<Launch> {
+    if let (Some(rank), Some(world)) = (rank, world)
+        && !(0..world).contains(&rank)
+    {
+        return Err(Error::invalid(format!(
+            "rank {rank} is out of range for a world size of {world}"
+        )));
+    }
+    let given = |name: &str| match name {
+        "RANK" => rank.map(|rank| rank.to_string()),
+        "WORLD_SIZE" => world.map(|world| world.to_string()),
+        _ => None,
+    };
+    if rank.is_none() && world.is_none() {
+        return launcher::detect();
+    }
+    if let (Some(rank), Some(world)) = (rank, world)
+        && (has_url || world == 1)
+    {
+        return Ok(Launch {
+            rank: rank as usize,
+            world: world as usize,
+            local_rank: None,
+            local_world: None,
+            master: None,
+            job: String::new(),
+            source: "the arguments of init",
+        });
+    }
+    let lookup = |name: &str| given(name).or_else(|| std::env::var(name).ok());
+    launcher::detect_from(&lookup, std::os::unix::process::parent_id())
+}
+
+/// A group of ranks that communicate; `init` makes one, `split` divides one.
+///
+/// All ranks of a group call the same collectives in the same order. Sends and receives are matched
+/// by rank and tag instead. Several threads may use a communicator at once, as long as the order of
+/// collectives is the same on all ranks.
+///
+/// **Arrays** are NumPy arrays, anything of the CPU's memory with DLPack (torch tensors, JAX
+/// arrays), or bytes-like. They are used where they lie, without a copy, and must be contiguous in
+/// row-major order; only an input that is not is copied first. While an operation is under way,
+/// nobody may write to its arrays, nor read those that it writes.
+///
+/// **Operations** block until done; with ``async_op=True`` they return a `Work` at once. Ctrl-C ends
+/// every wait: a blocking operation that is interrupted aborts the communicator, since other ranks
+/// may have this rank's part already.
+///
+/// **Errors**: `InvalidArgumentError` and `UnsupportedError` are raised before anything is sent, and
+/// the communicator still works. After any other error of an operation it is dead, on all ranks, and
+/// every further call raises the first cause again.
+///
+/// As a context manager a communicator is closed at the end; if that is by an exception, it is
+/// aborted, so that no rank waits for this one.
+#[pyclass(frozen, module = "unisono", name = "Communicator", weakref)]
+pub(crate) struct Communicator {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Communicator {
+    pub(crate) fn core(&self) -> &unisono::Communicator {
+        &self.shared.comm
+    }
+
+    /// Carries out `call`: returns its value, or with `asynchronously` a `Work`.
+    pub(crate) fn carry_out(
+        &self,
+        py: Python<'_>,
+        call: Call,
+        asynchronously: bool,
+    ) -> PyResult<Py<PyAny>> {
+        if asynchronously {
+            return self.launch(py, call).map(Py::into_any);
+        }
+        let value = call.value.clone_ref(py);
+        run(py, self.core(), call)?;
+        Ok(value)
+    }
+
+    pub(crate) fn launch(&self, py: Python<'_>, call: Call) -> PyResult<Py<Work>> {
+        let (work, value) = start(py, self.core(), call)?;
+        Py::new(py, Work::new(Arc::clone(&self.shared), work, value))
+    }
+
+    /// `value`, if it is the number of a rank.
+    pub(crate) fn check_rank(
+        &self,
+        py: Python<'_>,
+        operation: &str,
+        name: &str,
+        value: i64,
+    ) -> PyResult<usize> {
+        let world = self.core().world_size();
+        match usize::try_from(value) {
+            Ok(rank) if rank < world => Ok(rank),
+            _ => Err(invalid(
+                py,
+                format!("{operation}: {name} {value} is out of range: the group has {world} ranks"),
+            )),
+        }
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    /// This process's number in the group, from 0.
+    #[getter]
+    fn rank(&self) -> usize {
+        self.core().rank()
+    }
+
+    /// The number of ranks.
+    #[getter]
+    fn world_size(&self) -> usize {
+        self.core().world_size()
+    }
+
+    /// The number of ranks: `world_size` by a shorter name.
+    #[getter]
+    fn size(&self) -> usize {
+        self.core().world_size()
+    }
+
+    /// How many seconds an operation may take if it is not told otherwise; None for no limit.
+    #[getter]
+    fn timeout(&self) -> Option<f64> {
+        let timeout = self.core().timeout();
+        (!timeout.is_zero()).then(|| timeout.as_secs_f64())
+    }
+
+    #[setter]
+    fn set_timeout(&self, value: Option<Seconds>) {
+        // The core counts milliseconds, and zero is no limit.
+        let limit = value.map(|Seconds(limit)| limit.max(Duration::from_millis(1)));
+        self.core().set_timeout(limit.unwrap_or_default());
+    }
+
+    /// The first cause, once the communicator is dead; else None.
+    #[getter]
+    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        let error = self.core().error()?;
+        Some(exception(py, &error).into_value(py).into_any())
+    }
+
+    /// What this rank was last in, one line per operation, oldest first: for reports.
+    fn recent_operations(&self, py: Python<'_>) -> Vec<String> {
+        py.detach(|| self.core().recent_operations())
+    }
+
+    /// Divide the group: ranks that give the same `color` form a new one. Every rank must call it.
+    ///
+    /// Parameters
+    /// ----------
+    /// color : int or None
+    ///     Which of the new groups this rank belongs to; None for no group.
+    /// key : int, optional
+    ///     The ranks of a new group are in the order of their keys, and then of their old ranks.
+    ///
+    /// Returns
+    /// -------
+    /// Communicator or None
+    ///     The new group that this rank belongs to. This one lives on beside it.
+    ///
+    /// Raises
+    /// ------
+    /// Error
+    ///     As a collective.
+    #[pyo3(signature = (color, key=0))]
+    fn split(&self, py: Python<'_>, color: Option<i64>, key: i64) -> PyResult<Option<Self>> {
+        let shared = Arc::clone(&self.shared);
+        let split = move || {
+            let part = shared.comm.split(color, key)?;
+            Ok(part.map(|comm| Shared::register(comm, None)))
+        };
+        let part = elsewhere(py, split, || self.core().abort("interrupted in split"))?;
+        Ok(part.map(|shared| Self { shared }))
+    }
+
+    /// Wait until every rank has called it; a failure names every rank that is missing.
+    ///
+    /// It takes longer than `barrier` and is meant for finding out who is late.
+    ///
+    /// Parameters
+    /// ----------
+    /// timeout : float or datetime.timedelta, optional
+    ///     How many seconds to wait. Without it, the communicator's timeout.
+    /// report_all : bool, optional
+    ///     Name all missing ranks instead of the first one.
+    ///
+    /// Raises
+    /// ------
+    /// TimeoutError
+    ///     Not every rank came; on rank 0 it names who is missing. The communicator is then dead.
+    #[pyo3(signature = (timeout=None, report_all=true))]
+    fn monitored_barrier(
+        &self,
+        py: Python<'_>,
+        timeout: Option<Seconds>,
+        report_all: bool,
+    ) -> PyResult<()> {
+        let shared = Arc::clone(&self.shared);
+        let limit = match timeout {
+            Some(Seconds(limit)) => limit,
+            None if self.core().timeout().is_zero() => Config::default().timeout.duration(),
+            None => self.core().timeout(),
+        };
+        let wait = move || shared.comm.monitored_barrier(limit, report_all);
+        elsewhere(py, wait, || {
+            self.core().abort("interrupted in monitored_barrier")
+        })
+    }
+
+    /// End every operation on every rank with an `AbortedError`. The communicator is then dead.
+    ///
+    /// Parameters
+    /// ----------
+    /// reason : str, optional
+    ///     Why, for the message of the error.
+    #[pyo3(signature = (reason="abort() was called"))]
+    fn abort(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| self.core().abort(reason));
+    }
+
+    /// Leave the group in good order.
+    ///
+    /// Operations of this rank that are still under way fail; what was sent can still be received.
+    /// Closing twice is fine, and whatever is still open when the interpreter ends is closed then.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.shared.close());
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if let Some(kind) = exception.iter().next().filter(|kind| !kind.is_none()) {
+            let name: String = kind.getattr("__name__")?.extract()?;
+            self.abort(py, &format!("an exception: {name}"));
+        }
+        self.close(py);
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<unisono.Communicator rank {} of {}>",
+            self.rank(),
+            self.world_size()
+        )
+    }
+}

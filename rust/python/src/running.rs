@@ -1,0 +1,251 @@
+//! Waiting from Python: with the GIL released, and in slices, between which the main thread looks whether a signal has
+//! come, so that Ctrl-C ends every wait.
+//!
+//! A blocking operation that is interrupted cannot be taken back: other ranks may have this rank's part already,
+//! and still have theirs to deliver. So it aborts its communicator, after which nothing touches the arrays any
+//! more. A wait for a [`Work`](crate::work::Work) only ends, and its operation goes on.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use unisono::error::{Code, Error, Result};
+use unisono::{Communicator, PointToPoint, Request};
+
+use crate::errors::{exception, guard, invalid};
+
+/// How long a wait may keep Python from looking for signals.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// What there is to do, and what it needs.
+pub(crate) struct Call {
+    pub(crate) action: Action,
+    /// What owns the memory.
+    pub(crate) keep: Vec<Py<PyAny>>,
+    /// What the operation returns in the end.
+    pub(crate) value: Py<PyAny>,
+}
+
+/// An operation with its memory.
+pub(crate) enum Action {
+    Collective(Request),
+    Message(Message),
+}
+
+/// A send, or a receive.
+pub(crate) struct Message {
+    pub(crate) is_send: bool,
+    pub(crate) dtype: unisono::types::DataType,
+    pub(crate) memory: unisono::buffer::Memory,
+    /// None: from any rank.
+    pub(crate) peer: Option<usize>,
+    pub(crate) tag: u64,
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// Carries out `call` and returns how it went.
+pub(crate) fn run(py: Python<'_>, comm: &Communicator, call: Call) -> PyResult<unisono::Work> {
+    let Call {
+        action,
+        keep,
+        value: _,
+    } = call;
+    let work = py.detach(|| {
+        guard(|| {
+            // SAFETY: `keep` lives until the operation has ended, which is when this function returns. That nobody
+            // else uses the arrays is the caller's part.
+            let work = match action {
+                Action::Collective(request) => unsafe { comm.begin(request)? },
+                // SAFETY: as above.
+                Action::Message(message) => unsafe { send_or_receive(comm, message, None)? },
+            };
+            // Most operations end within the first slice, for which the GIL is given up once.
+            let _ = work.wait(Some(SLICE));
+            Ok(work)
+        })
+    });
+    let work = poison(comm, work).map_err(|error| exception(py, &error))?;
+    while !work.is_done() {
+        if let Err(interrupt) = py.check_signals() {
+            comm.abort(&format!("interrupted in {}: {interrupt}", work.name()));
+            // Nothing waits for a dead group; this makes sure of what the arrays depend on.
+            let _ = py.detach(|| work.wait(None));
+            return Err(interrupt);
+        }
+        let _ = poison(comm, py.detach(|| guard(|| Ok(work.wait(Some(SLICE))))));
+    }
+    drop(keep);
+    match work.result() {
+        Some(Err(error)) => Err(exception(py, &error)),
+        _ => Ok(work),
+    }
+}
+
+/// Starts `call` and returns at once. Its arrays are kept until it has ended.
+pub(crate) fn start(
+    py: Python<'_>,
+    comm: &Communicator,
+    call: Call,
+) -> PyResult<(unisono::Work, Py<PyAny>)> {
+    let Call {
+        action,
+        keep,
+        value,
+    } = call;
+    // The completion may run while the interpreter goes away and must not wait for the GIL: what it drops without
+    // holding it, PyO3 puts on a list that is worked off when somebody holds it next.
+    let completion: unisono::Completion = Box::new(move |_| drop(keep));
+    let work = py.detach(|| {
+        guard(|| {
+            // SAFETY: the completion keeps what owns the memory until the operation has ended. That nobody else
+            // uses the arrays is the caller's part.
+            match action {
+                Action::Collective(request) => unsafe { comm.start(request, Some(completion)) },
+                // SAFETY: as above.
+                Action::Message(message) => unsafe {
+                    send_or_receive(comm, message, Some(completion))
+                },
+            }
+        })
+    });
+    match poison(comm, work) {
+        Ok(work) => Ok((work, value)),
+        Err(error) => Err(exception(py, &error)),
+    }
+}
+
+/// # Safety
+/// As for [`Communicator::start`].
+unsafe fn send_or_receive(
+    comm: &Communicator,
+    message: Message,
+    completion: Option<unisono::Completion>,
+) -> Result<unisono::Work> {
+    let Message {
+        is_send,
+        dtype,
+        memory,
+        peer,
+        tag,
+        timeout,
+    } = message;
+    let options = PointToPoint {
+        timeout,
+        completion,
+    };
+    // SAFETY: the caller's promise is the one asked for.
+    unsafe {
+        match peer {
+            Some(to) if is_send => comm.send(dtype, memory, to, tag, options),
+            _ => comm.receive(dtype, memory, peer, tag, options),
+        }
+    }
+}
+
+/// After a defect nobody knows what the peers wait for; better that they learn of it.
+fn poison<T>(comm: &Communicator, result: Result<T>) -> Result<T> {
+    if let Err(error) = &result
+        && error.code == Code::Internal
+    {
+        comm.abort(&error.message);
+    }
+    result
+}
+
+/// Waits for `work`, at most `timeout`. Returns without an error when it has ended, well or not.
+pub(crate) fn wait(
+    py: Python<'_>,
+    work: &unisono::Work,
+    timeout: Option<Duration>,
+) -> PyResult<()> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    while !work.is_done() {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            let error = Error::new(
+                Code::Timeout,
+                format!(
+                    "not complete {} s after the wait began, and goes on: {}",
+                    timeout.unwrap_or_default().as_secs_f64(),
+                    py.detach(|| work.waits_for())
+                ),
+            );
+            return Err(exception(py, &error.with_operation(work.name())));
+        }
+        py.check_signals()?;
+        let slice = left.map_or(SLICE, |left| left.min(SLICE));
+        let waited = py.detach(|| guard(|| Ok(work.wait(Some(slice)))));
+        waited
+            .map_err(|error| exception(py, &error))?
+            .or_else(|error| {
+                // The slice is over, or this is no process that can wait for it.
+                if work.is_done() || error.code == Code::Timeout {
+                    Ok(())
+                } else {
+                    Err(exception(py, &error))
+                }
+            })?;
+    }
+    Ok(())
+}
+
+/// Has a thread of its own carry out what blocks and knows no slices, while this one looks for signals; at one, calls
+/// `interrupted`.
+pub(crate) fn elsewhere<T: Send + 'static>(
+    py: Python<'_>,
+    body: impl FnOnce() -> Result<T> + Send + 'static,
+    interrupted: impl FnOnce(),
+) -> PyResult<T> {
+    let (sender, mut receiver) = channel();
+    let thread = std::thread::Builder::new().name("unisono-call".to_owned());
+    let spawned = thread.spawn(move || {
+        // If nobody listens any more, whatever was made is closed by being dropped.
+        let _ = sender.send(guard(body));
+    });
+    if let Err(cause) = spawned {
+        return Err(exception(py, &Error::system("start a thread", cause)));
+    }
+    loop {
+        let answer;
+        (answer, receiver) = py.detach(move || (receiver.recv_timeout(SLICE), receiver));
+        match answer {
+            Ok(result) => return result.map_err(|error| exception(py, &error)),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Err(interrupt) = py.check_signals() {
+                    interrupted();
+                    return Err(interrupt);
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let error = Error::internal("a thread ended without an answer");
+                return Err(exception(py, &error));
+            }
+        }
+    }
+}
+
+/// A time limit as an argument: seconds, or a `datetime.timedelta`.
+#[derive(Clone, Copy)]
+pub(crate) struct Seconds(pub(crate) Duration);
+
+impl<'py> FromPyObject<'py> for Seconds {
+    fn extract_bound(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        let wrong = |value: f64| {
+            invalid(
+                py,
+                format!("the timeout is {value} s, but must be more than 0 and finite"),
+            )
+        };
+        if let Ok(seconds) = object.extract::<f64>() {
+            return match Duration::try_from_secs_f64(seconds) {
+                Ok(limit) if !limit.is_zero() => Ok(Self(limit)),
+                _ => Err(wrong(seconds)),
+            };
+        }
+        let seconds: f64 = object.call_method0("total_seconds")?.extract()?;
+        Duration::try_from_secs_f64(seconds)
+            .map(Self)
+            .map_err(|_| wrong(seconds))
+    }
+}
