@@ -424,12 +424,16 @@ impl Execution {
         }
         let size = self.element_size(dst.buffer);
         let memory = self.memory(dst.buffer);
-        let convert = self.is_wide(dst.buffer) && wire == Wire::Element;
+        let convert = match (self.is_wide(dst.buffer), wire) {
+            (true, Wire::Element) => Convert::Widen,
+            (false, Wire::Partial) if self.partial != self.dtype => Convert::Narrow,
+            _ => Convert::Keep,
+        };
         while progress.bytes < length {
             let elements = progress.bytes / incoming;
             let offset = (dst.offset + elements) * size;
             let target = memory.write(offset, (dst.len - elements) * size);
-            let received = if fold || convert {
+            let received = if fold || convert != Convert::Keep {
                 let max = target.len() / size * incoming;
                 let mut at = 0;
                 open.link.try_fold(max, incoming, &mut |run| {
@@ -451,12 +455,14 @@ impl Execution {
         Ok(progress)
     }
 
-    fn absorb(&self, target: &mut [u8], run: &[u8], fold: bool, convert: bool) {
+    fn absorb(&self, target: &mut [u8], run: &[u8], fold: bool, convert: Convert) {
         match (fold, convert) {
-            (true, true) => self.reducer().fold_element(target, run),
-            (true, false) => self.reducer().fold(target, run),
-            (false, true) => reduce::widen(self.dtype, target, run),
-            (false, false) => reduce::copy(target, run),
+            (true, Convert::Widen) => self.reducer().fold_element(target, run),
+            // A fold that narrows would round more than once; no plan asks for one.
+            (true, Convert::Keep | Convert::Narrow) => self.reducer().fold(target, run),
+            (false, Convert::Widen) => reduce::widen(self.dtype, target, run),
+            (false, Convert::Narrow) => reduce::narrow(self.dtype, target, run),
+            (false, Convert::Keep) => reduce::copy(target, run),
         }
     }
 
@@ -537,6 +543,16 @@ impl Execution {
             Wire::Partial => self.partial,
         }
     }
+}
+
+/// What becomes of the elements of a message on their way into a buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Convert {
+    Keep,
+    /// From the element type to the accumulation type.
+    Widen,
+    /// From the accumulation type to the element type: the one rounding of a finished result.
+    Narrow,
 }
 
 /// Compares the header that arrived with the one that must come next.
