@@ -148,7 +148,7 @@ impl Group {
         let rank = rank.ok_or_else(|| Error::internal("a rank that is not in its own group"))?;
         let label = [
             b"split".as_slice(),
-            &number.to_le_bytes(),
+            &work.sequence.to_le_bytes(),
             &color.to_le_bytes(),
         ]
         .concat();
