@@ -2,6 +2,11 @@
 //!
 //! Everything that Python's callers can get wrong is refused here or by the core's own check, before anything is sent.
 
+#![expect(
+    clippy::too_many_arguments,
+    reason = "the parameters of a Python method are its keywords"
+)]
+
 use pyo3::prelude::*;
 use unisono::{Request, Sizes};
 
@@ -68,9 +73,9 @@ impl Communicator {
                 let input = Array::input(name, "array", array)?;
                 let out = Array::output(name, "out", given)?;
                 out.check_output_for(&input, input.count())?;
-                let source = (!input.is_same_as(&out)).then(|| unsafe { input.memory() });
                 // SAFETY: as above.
-                let target = unsafe { out.memory() };
+                let (source, target) = unsafe { (input.memory(), out.memory()) };
+                let source = (!input.is_same_as(&out)).then_some(source);
                 let request = Request::all_reduce(out.dtype(), op.0, source, target);
                 (request, vec![input, out], Some(given))
             }
@@ -278,9 +283,9 @@ impl Communicator {
         let row = input.row_shape()?;
         let out = Self::target(name, out, &input, &stacked(counts.rows(), row))?;
         let sizes = Sizes::PerRank(counts.elements(row));
-        let source = Some(unsafe { input.memory() });
         // SAFETY: as in `all_reduce`.
-        let request = Request::all_gather(input.dtype(), source, unsafe { out.memory() }, sizes);
+        let (source, target) = unsafe { (input.memory(), out.memory()) };
+        let request = Request::all_gather(input.dtype(), Some(source), target, sizes);
         let value = out.given().clone();
         self.finish(py, request, vec![input, out], &value, (async_op, timeout))
     }
@@ -772,7 +777,7 @@ impl Communicator {
         if array.shape().first() == Some(&world) {
             return Ok(array.shape()[1..].to_vec());
         }
-        if flat && array.count() % world == 0 {
+        if flat && array.count().is_multiple_of(world) {
             return Ok(vec![array.count() / world]);
         }
         let advice = if flat {
