@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,18 @@ def rank_shards() -> None:
         torch.testing.assert_close(mine.full_tensor(), expected)
 
 
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter that finds the package where this one does."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 FORGETFUL = """
 import torch, torch.distributed as dist
 dist.init_process_group("unisono")
@@ -98,9 +111,7 @@ dist.destroy_process_group()
 
 
 def test_torch_finds_the_backend_without_an_import() -> None:
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", REGISTERED], capture_output=True, text=True, timeout=60
-    )
+    run = python("-W", "error", "-c", REGISTERED)
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
 
@@ -117,9 +128,7 @@ except ImportError as error:
 
 
 def test_an_unsupported_torch_gets_a_sentence() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", UNSUPPORTED], capture_output=True, text=True, timeout=60, check=True
-    )
+    run = python("-c", UNSUPPORTED)
     assert "this is torch 2.3.0" in run.stdout
     assert "make setup" in run.stdout
     assert "UNISONO_TORCH_DIR" in run.stdout
