@@ -51,7 +51,7 @@ class Matrix:
     def reductions(self, name: str, op: str, counts: list[int]) -> None:
         for count in counts:
             self.all_reduce(name, op, count)
-        for count in counts[:: 2]:
+        for count in counts[::2]:
             self.reduce(name, op, count)
             self.reduce_scatter(name, op, count)
         self.reduce_scatter_v(name, op)
@@ -160,15 +160,21 @@ class Matrix:
             same(comm.scatter_v(root=root, out=np.empty_like(mine)), mine)
 
         # Row counts by (source, destination), with zeros among them.
-        table = [[(source * 3 + dest * 5 + self.salt) % 4 for dest in range(world)]
-                 for source in range(world)]
+        table = [
+            [(source * 3 + dest * 5 + self.salt) % 4 for dest in range(world)]
+            for source in range(world)
+        ]
         parts = [
-            [contribution(name, source, 2 * table[source][dest], dest).reshape(-1, 2)
-             for dest in range(world)]
+            [
+                contribution(name, source, 2 * table[source][dest], dest).reshape(-1, 2)
+                for dest in range(world)
+            ]
             for source in range(world)
         ]
         result = comm.all_to_all_v(
-            np.concatenate(parts[rank]), table[rank], [table[source][rank] for source in range(world)]
+            np.concatenate(parts[rank]),
+            table[rank],
+            [table[source][rank] for source in range(world)],
         )
         same(result, np.concatenate([parts[source][rank] for source in range(world)]))
 

@@ -48,7 +48,7 @@ def _pool(name: str, rank: int) -> np.ndarray:
     values = sign * random.uniform(0.5, 1.5, POOL)
     if name.startswith("complex"):
         return (values + 1j * np.roll(values, 1)).astype(dtype)
-    values[:: 7] = 0
+    values[::7] = 0
     return values.astype(dtype)
 
 
