@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
+import pytest
+import unisono
 from numpy_reference import (
     DTYPES,
     FLOATS,
@@ -17,8 +19,6 @@ from numpy_reference import (
     has_meaning,
     reduced,
 )
-
-import unisono
 
 COUNTS = [0, 1, 2, 3, 7, 67, 1003]
 LARGE = 120_011
@@ -238,13 +238,8 @@ def every_combination() -> int:
 
 def refused(comm: unisono.Communicator, name: str, op: str) -> None:
     operator = unisono.ReduceOp.premul_sum(2) if op == "premul_sum" else op
-    try:
+    with pytest.raises(unisono.UnsupportedError, match=f"{op} has no meaning for {name}"):
         comm.all_reduce(np.ones(3, dtype_of(name)), operator)
-    except unisono.UnsupportedError as error:
-        assert op in str(error)
-        assert name in str(error)
-    else:
-        raise AssertionError(f"{op} of {name} was carried out")
 
 
 def nan_and_extremes() -> None:
@@ -271,7 +266,7 @@ def nan_and_extremes() -> None:
 
 
 def many_in_flight() -> None:
-    """Collectives on one communicator and on parts of it, started together, awaited in any order."""
+    """Collectives on a communicator and on parts of it, started together, awaited in any order."""
     with unisono.init(timeout=60) as comm:
         half = comm.split(comm.rank % 2, key=-comm.rank)
         whole = comm.split(0)

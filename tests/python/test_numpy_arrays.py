@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import gc
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,9 +13,8 @@ from datetime import timedelta
 import ml_dtypes
 import numpy as np
 import pytest
-from ranks import run_ranks
-
 import unisono
+from ranks import run_ranks
 
 NAMES = [
     *("float16", "float32", "float64", "int8", "int16", "int32", "int64"),
@@ -100,9 +100,8 @@ def test_an_array_with_the_array_interface_alone(comm):
 class Shared:
     """What another library's array looks like: DLPack and nothing else."""
 
-    def __init__(self, inner, device=(1, 0), old=False, max_version=None):
+    def __init__(self, inner, device=(1, 0), old=False):
         self.inner, self.device, self.old = inner, device, old
-        self.max_version = max_version
 
     def __dlpack_device__(self):
         return self.device
@@ -134,10 +133,9 @@ def test_dlpack_lets_go_of_the_memory(comm):
         del shared
     gc.collect()
     # What a completion dropped is given back when Python is entered next.
-    for _ in range(100):
+    deadline = time.monotonic() + 10
+    while sys.getrefcount(inner) != before and time.monotonic() < deadline:
         comm.barrier()
-        if sys.getrefcount(inner) == before:
-            break
     assert sys.getrefcount(inner) == before
 
 
@@ -161,19 +159,22 @@ def test_results_are_numpy_arrays_unless_the_library_can_make_its_own(comm):
 
 
 def test_arrays_live_as_long_as_their_operation(comm):
-    kept = np.ones(10)
-    alive = weakref.ref(kept)
-    work = comm.irecv(kept, 0)
-    del kept
+    base = np.ones(10)
+    view = base[:]
+    alive = weakref.ref(view)
+    work = comm.irecv(view, 0)
+    del view
     gc.collect()
     assert alive() is not None
     comm.send(np.full(10, 7.0), 0)
     work.wait()
-    assert alive() is not None
     assert work.source == 0
-    array = alive()
-    assert array is not None
-    assert array.tolist() == [7.0] * 10
+    assert base.tolist() == [7.0] * 10
+    # Whatever the completion dropped is given back when Python is entered next.
+    deadline = time.monotonic() + 10
+    while alive() is not None and time.monotonic() < deadline:
+        comm.barrier()
+    assert alive() is None
 
 
 def test_a_world_of_one(comm):
@@ -260,12 +261,8 @@ def with_tensors() -> None:
         out = np.empty((comm.size, 3), np.float32)
         assert comm.all_gather(torch.arange(6.0).reshape(2, 3).T[:, 1], out=out) is out
         assert out.tolist() == [[3.0, 4.0, 5.0]] * comm.size
-        try:
+        with pytest.raises(unisono.InvalidArgumentError, match="gradient"):
             comm.all_reduce(torch.ones(3, requires_grad=True))
-        except unisono.InvalidArgumentError as error:
-            assert "requires_grad" in str(error) or "gradient" in str(error)
-        else:
-            raise AssertionError("a tensor that requires grad was changed")
         work = comm.all_reduce(torch.ones(100_000), async_op=True)
         assert work.result()[0] == comm.size
 

@@ -1,4 +1,4 @@
-"""What goes wrong, through the Python door: bad arguments, mismatches, deaths, interrupts, joins."""
+"""What goes wrong, through the Python door: arguments, mismatches, deaths, interrupts, joins."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-from ranks import RankResult, run_ranks
-
 import unisono
+from ranks import RankResult, run_ranks
 
 TRANSPORTS = ["shm", "tcp"]
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import unisono
 from unisono.__main__ import table
 

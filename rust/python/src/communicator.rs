@@ -334,7 +334,7 @@ impl Communicator {
     #[getter]
     fn timeout(&self) -> Option<f64> {
         let timeout = self.core().timeout();
-        (!timeout.is_zero()).then(|| timeout.as_secs_f64())
+        (!timeout.is_zero()).then_some(timeout.as_secs_f64())
     }
 
     #[setter]

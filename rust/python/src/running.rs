@@ -52,9 +52,9 @@ pub(crate) fn run(py: Python<'_>, comm: &Communicator, call: Call) -> PyResult<u
     } = call;
     let work = py.detach(|| {
         guard(|| {
-            // SAFETY: `keep` lives until the operation has ended, which is when this function returns. That nobody
-            // else uses the arrays is the caller's part.
             let work = match action {
+                // SAFETY: `keep` lives until the operation has ended, which is when this function returns. That
+                // nobody else uses the arrays is the caller's part.
                 Action::Collective(request) => unsafe { comm.begin(request)? },
                 // SAFETY: as above.
                 Action::Message(message) => unsafe { send_or_receive(comm, message, None)? },
@@ -97,9 +97,9 @@ pub(crate) fn start(
     let completion: unisono::Completion = Box::new(move |_| drop(keep));
     let work = py.detach(|| {
         guard(|| {
-            // SAFETY: the completion keeps what owns the memory until the operation has ended. That nobody else
-            // uses the arrays is the caller's part.
             match action {
+                // SAFETY: the completion keeps what owns the memory until the operation has ended. That nobody
+                // else uses the arrays is the caller's part.
                 Action::Collective(request) => unsafe { comm.start(request, Some(completion)) },
                 // SAFETY: as above.
                 Action::Message(message) => unsafe {
