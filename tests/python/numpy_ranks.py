@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 
 import numpy as np
@@ -325,3 +326,35 @@ def operations_that_share_an_array() -> None:
         assert (array == float(comm.size) ** 6).all()
         for work in works:
             work.wait()
+
+
+def threads() -> None:
+    """Each thread has a group of its own, all at once, and messages on a common one."""
+    with unisono.init(timeout=60) as comm:
+        groups = [comm.split(0) for _ in range(4)]
+        failures: list[BaseException] = []
+
+        def work(index: int, group: unisono.Communicator) -> None:
+            try:
+                for turn in range(100):
+                    array = np.full(1 + 37 * turn, float(index), np.float64)
+                    group.all_reduce(array)
+                    assert (array == index * comm.size).all()
+                    got = np.empty(3, np.int64)
+                    sent = comm.isend(np.full(3, turn), (comm.rank + 1) % comm.size, tag=index)
+                    comm.recv(got, (comm.rank - 1) % comm.size, tag=index)
+                    sent.wait()
+                    assert got.tolist() == [turn] * 3
+            except BaseException as failure:
+                failures.append(failure)
+
+        started = [
+            threading.Thread(target=work, args=(index, group))
+            for index, group in enumerate(groups)
+            if group is not None
+        ]
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+        assert not failures, failures

@@ -4,6 +4,7 @@
 //! because they run foreign code: it may take locks (Python's among them) or wait for another operation, and must
 //! not hold up the bytes of other groups meanwhile.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::Sender;
@@ -23,6 +24,9 @@ pub(crate) struct Progress {
 
 static PROGRESS: OnceLock<Option<Arc<Progress>>> = OnceLock::new();
 static COMPLETER: OnceLock<Option<Sender<Told>>> = OnceLock::new();
+
+/// Rounds between two looks at deadlines and at the state of peers, beside the one before each sleep.
+const ROUNDS_PER_LOOK: u32 = 256;
 
 /// A completion and what it is to be told.
 type Told = (Completion, Result<()>);
@@ -48,7 +52,8 @@ pub(crate) fn start() -> Result<()> {
             .name("unisono-tell".into())
             .spawn(move || {
                 for (completion, result) in receiver {
-                    completion(result);
+                    // It is foreign code. Its panic has been reported by the hook; the next one is told all the same.
+                    let _ = catch_unwind(AssertUnwindSafe(|| completion(result)));
                 }
             })
             .ok()
@@ -84,6 +89,7 @@ impl Progress {
     fn run(&self) {
         let mut groups: Vec<Arc<Group>> = Vec::new();
         let mut patience = Patience::of_background();
+        let mut rounds = 0_u32;
         loop {
             for group in self.adopted.lock().drain(..) {
                 self.sleeper.watch_set(group.sleeper());
@@ -91,8 +97,11 @@ impl Progress {
                 patience.reset();
             }
             let mut moved = false;
+            // Also while one group moves without a pause: the waits of the others may be in vain.
+            rounds = rounds.wrapping_add(1);
+            let look_around = rounds.is_multiple_of(ROUNDS_PER_LOOK);
             groups.retain(|group| {
-                let kept = group.drive(&mut moved, patience.is_time_to_look_around());
+                let kept = group.drive(&mut moved, look_around);
                 if !kept {
                     self.sleeper.forget_set(group.sleeper());
                 }

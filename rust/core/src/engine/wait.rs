@@ -10,6 +10,9 @@ use super::group::{Core, Group};
 use super::sleep::Next;
 use super::work::WorkState;
 
+/// Steps that moved something between two looks at deadlines and at the state of peers.
+const STEPS_PER_LOOK: u32 = 1024;
+
 impl Group {
     /// Waits for the end of an operation, leading the group meanwhile if nobody else does.
     pub(crate) fn wait(&self, work: &WorkState, timeout: Option<Duration>) -> Result<()> {
@@ -66,9 +69,19 @@ impl Group {
     /// Steps the group until `work` has ended or the time is up.
     fn lead(&self, core: &mut MutexGuard<'_, Core>, work: &WorkState, until: Option<Instant>) {
         core.patience.reset();
+        let mut steps = 0_u32;
+        let is_over = || until.is_some_and(|until| Instant::now() >= until);
         while work.result().is_none() {
             if self.step(core) {
                 core.patience.reset();
+                steps = steps.wrapping_add(1);
+                if steps.is_multiple_of(STEPS_PER_LOOK) {
+                    // Others may move without a pause while this operation waits in vain.
+                    self.look_around(core);
+                    if is_over() {
+                        return;
+                    }
+                }
                 // Who wants to submit or to abort meanwhile gets its turn.
                 MutexGuard::bump(core);
                 continue;
@@ -94,7 +107,7 @@ impl Group {
             if core.patience.is_time_to_look_around() {
                 self.look_around(core);
             }
-            if until.is_some_and(|until| Instant::now() >= until) {
+            if is_over() {
                 return;
             }
         }
