@@ -235,11 +235,16 @@ impl Group {
         Ok(())
     }
 
-    /// Posts news for whoever steps the group next.
+    /// Posts news for whoever steps the group next. Must be called without the lock.
     pub(super) fn post(&self, mail: Mail) {
         self.mailbox.lock().push(mail);
         self.has_mail.store(true, Ordering::Release);
         self.sleeper.ring();
+        // Nobody steps a dead group, and whoever has just reached it must hear that it is dead.
+        let mut core = self.core.lock();
+        if self.failure.get().is_some() {
+            self.read_mail(&mut core);
+        }
     }
 
     /// News since the last look.
@@ -289,6 +294,7 @@ impl Group {
         for work in core.matching.clear() {
             core.finished.push((work, Err(each.clone())));
         }
+        self.read_mail(core);
         for (_, _, open) in core.links.iter_open() {
             open.link.send_abort(notice);
         }

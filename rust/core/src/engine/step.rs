@@ -27,9 +27,7 @@ impl Group {
         let mut moved = false;
         if self.has_mail() {
             moved = true;
-            for mail in self.take_mail() {
-                self.read(core, mail);
-            }
+            self.read_mail(core);
         }
         let mut index = 0;
         while index < core.operations.len().min(CONCURRENT) {
@@ -84,6 +82,13 @@ impl Group {
             self.settle(core);
         }
         moved
+    }
+
+    /// Takes note of all news.
+    pub(super) fn read_mail(&self, core: &mut Core) {
+        for mail in self.take_mail() {
+            self.read(core, mail);
+        }
     }
 
     fn read(&self, core: &mut Core, mail: Mail) {
@@ -250,7 +255,13 @@ impl Group {
                 let state = open.ended.as_ref()?;
                 loss(state, peer, &self.membership.members[peer].label)
             }
-            Slot::Unreachable(error) => Some(error.clone()),
+            Slot::Unreachable(error) => {
+                let error = error.clone();
+                match has_left(links, peer) {
+                    true => loss(&PeerState::Left, peer, &self.membership.members[peer].label),
+                    false => Some(error),
+                }
+            }
             Slot::Closed | Slot::Opening { .. } => None,
         }
     }
@@ -389,10 +400,15 @@ impl Group {
     }
 }
 
-/// Whether the point-to-point peer said farewell, rather than vanish.
+/// Whether `peer` said farewell, rather than vanish: on its point-to-point link, or, when that was not open, on the
+/// other one.
 fn has_left(links: &mut LinkTable, peer: Rank) -> bool {
+    let lane = match links.slot(Lane::PointToPoint, peer) {
+        Slot::Open(_) => Lane::PointToPoint,
+        _ => Lane::Collective,
+    };
     matches!(
-        links.open(Lane::PointToPoint, peer),
+        links.open(lane, peer),
         Some(OpenLink {
             ended: Some(PeerState::Left),
             ..
