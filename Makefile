@@ -116,8 +116,7 @@ clean: ## Remove what was built, and the virtual environments made here
 # What pip and cargo cannot bring. As root on Debian the missing packages are installed; otherwise they are named.
 .PHONY: prerequisites
 prerequisites:
-	@command -v $(CARGO) >/dev/null || { echo "cargo is not installed. Install stable Rust, then run make again:" >&2; \
-	  echo "  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh" >&2; exit 1; }
+	@command -v $(CARGO) >/dev/null || { echo "cargo is not installed. Install stable Rust (https://rust-lang.org/tools/install), then run make again." >&2; exit 1; }
 	@missing=(); \
 	command -v cc >/dev/null || missing+=(gcc); \
 	command -v c++ >/dev/null || missing+=(g++); \

@@ -23,11 +23,11 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    #[cfg(feature = "torch")]
-    torch::add_to(module)?;
     communicator::add_to(module)?;
     settings::add_to(module)?;
     module.add_class::<operator::ReduceOp>()?;
     module.add_class::<work::Work>()?;
+    #[cfg(feature = "torch")]
+    torch::add_to(module)?;
     Ok(())
 }

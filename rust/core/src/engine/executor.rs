@@ -103,8 +103,8 @@ pub(crate) struct Execution {
     scratch: Memory,
     /// Owns what `scratch` views.
     pub(crate) scratch_owner: Option<Scratch>,
-    /// Owns what `input` views, when it was multiplied beforehand.
-    pub(crate) premultiplied: Option<Scratch>,
+    /// What the input is multiplied with beforehand.
+    pub(crate) factor: Option<Factor>,
     kernel: Option<Kernel>,
     /// The same operator on the type of scratch memory.
     partial_kernel: Option<Kernel>,
@@ -117,6 +117,16 @@ pub(crate) struct Execution {
     /// The first unfinished step.
     base: usize,
     window: [Progress; WINDOW],
+}
+
+/// A multiplication of the input, done when the execution begins.
+pub(crate) struct Factor {
+    /// The caller's input.
+    pub(crate) source: Memory,
+    pub(crate) factor: f64,
+    pub(crate) applied: bool,
+    /// Owns what the execution's input views.
+    pub(crate) _scratch: Scratch,
 }
 
 /// What an execution works on.
@@ -159,7 +169,7 @@ impl Execution {
             output: operands.output,
             scratch,
             scratch_owner,
-            premultiplied: None,
+            factor: None,
             kernel: operands.kernel,
             partial_kernel: operands.partial_kernel,
             dtype: operands.dtype,
@@ -180,8 +190,30 @@ impl Execution {
     /// Whether the operation writes bytes that `other` touches, or the other way round.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.output.overlaps(&other.output)
-            || self.output.overlaps(&other.input)
-            || self.input.overlaps(&other.output)
+            || self.output.overlaps(other.source())
+            || self.source().overlaps(&other.output)
+    }
+
+    /// The caller's input.
+    fn source(&self) -> &Memory {
+        self.factor
+            .as_ref()
+            .map_or(&self.input, |factor| &factor.source)
+    }
+
+    /// Multiplies the input, once.
+    fn apply_factor(&mut self) {
+        let Some(factor) = self.factor.as_mut().filter(|factor| !factor.applied) else {
+            return;
+        };
+        let (mut done, bytes) = (0, factor.source.len());
+        while done < bytes {
+            let run = factor.source.read(done, bytes - done);
+            let target = self.input.write(done, run.len());
+            reduce::scale(self.dtype, target, run, factor.factor);
+            done += run.len();
+        }
+        factor.applied = true;
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -208,6 +240,7 @@ impl Execution {
         links: &mut LinkTable,
         free: &dyn Fn((Rank, Direction)) -> bool,
     ) -> Result<bool> {
+        self.apply_factor();
         let mut moved = false;
         let mut index = self.base;
         while index < (self.base + WINDOW).min(self.prepared.plan.steps.len()) {
@@ -391,12 +424,16 @@ impl Execution {
         }
         let size = self.element_size(dst.buffer);
         let memory = self.memory(dst.buffer);
-        let convert = self.is_wide(dst.buffer) && wire == Wire::Element;
+        let convert = match (self.is_wide(dst.buffer), wire) {
+            (true, Wire::Element) => Convert::Widen,
+            (false, Wire::Partial) if self.partial != self.dtype => Convert::Narrow,
+            _ => Convert::Keep,
+        };
         while progress.bytes < length {
             let elements = progress.bytes / incoming;
             let offset = (dst.offset + elements) * size;
             let target = memory.write(offset, (dst.len - elements) * size);
-            let received = if fold || convert {
+            let received = if fold || convert != Convert::Keep {
                 let max = target.len() / size * incoming;
                 let mut at = 0;
                 open.link.try_fold(max, incoming, &mut |run| {
@@ -418,12 +455,14 @@ impl Execution {
         Ok(progress)
     }
 
-    fn absorb(&self, target: &mut [u8], run: &[u8], fold: bool, convert: bool) {
+    fn absorb(&self, target: &mut [u8], run: &[u8], fold: bool, convert: Convert) {
         match (fold, convert) {
-            (true, true) => self.reducer().fold_element(target, run),
-            (true, false) => self.reducer().fold(target, run),
-            (false, true) => reduce::widen(self.dtype, target, run),
-            (false, false) => reduce::copy(target, run),
+            (true, Convert::Widen) => self.reducer().fold_element(target, run),
+            // A fold that narrows would round more than once; no plan asks for one.
+            (true, Convert::Keep | Convert::Narrow) => self.reducer().fold(target, run),
+            (false, Convert::Widen) => reduce::widen(self.dtype, target, run),
+            (false, Convert::Narrow) => reduce::narrow(self.dtype, target, run),
+            (false, Convert::Keep) => reduce::copy(target, run),
         }
     }
 
@@ -504,6 +543,16 @@ impl Execution {
             Wire::Partial => self.partial,
         }
     }
+}
+
+/// What becomes of the elements of a message on their way into a buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Convert {
+    Keep,
+    /// From the element type to the accumulation type.
+    Widen,
+    /// From the accumulation type to the element type: the one rounding of a finished result.
+    Narrow,
 }
 
 /// Compares the header that arrived with the one that must come next.

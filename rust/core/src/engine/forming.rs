@@ -94,15 +94,12 @@ impl Group {
         let key = GroupKey::random()?;
         let groups = (0..world)
             .map(|rank| {
-                let label = format!("thread {rank} of pid {}", std::process::id());
+                let member = |rank| Member {
+                    label: format!("thread {rank} of pid {}", std::process::id()),
+                    address: None,
+                };
                 let membership = Membership {
-                    members: vec![
-                        Member {
-                            label,
-                            address: None
-                        };
-                        world
-                    ],
+                    members: (0..world).map(member).collect(),
                     key: key.clone(),
                     endpoint: None,
                     topology: Topology::one_host(world, cores()),
@@ -185,7 +182,11 @@ impl Group {
         let left = || timeout.saturating_sub(started.elapsed());
         // The operations outlive the deadline by a little, so that rank 0's report comes first.
         let options = || PointToPoint {
-            timeout: Some(timeout * 2 + Duration::from_secs(1)),
+            timeout: Some(
+                timeout
+                    .saturating_mul(2)
+                    .saturating_add(Duration::from_secs(1)),
+            ),
             completion: None,
         };
         let signal = |to| self.send(DataType::UInt8, Memory::empty(), to, BARRIER_TAG, options());
@@ -251,10 +252,10 @@ struct Door {
 
 impl Gate for Door {
     fn admit(&self, from: Rank, lane: Lane) -> Verdict {
-        let Some(group) = self.group.upgrade() else {
-            return Verdict::Duplicate;
+        let Some(group) = self.group.upgrade().filter(|group| !group.is_closed()) else {
+            return Verdict::Left;
         };
-        if group.is_closed() || from >= group.world() || from == group.rank() {
+        if from >= group.world() || from == group.rank() {
             return Verdict::Duplicate;
         }
         match group.core.lock().links.slot(lane, from) {
@@ -263,13 +264,14 @@ impl Gate for Door {
         }
     }
 
-    fn established(&self, from: Rank, lane: Lane, link: Box<dyn Link>) {
-        if let Some(group) = self.group.upgrade() {
-            group.post(Mail::Established {
+    fn established(&self, from: Rank, lane: Lane, mut link: Box<dyn Link>) {
+        match self.group.upgrade() {
+            Some(group) => group.post(Mail::Established {
                 lane,
                 peer: from,
                 link,
-            });
+            }),
+            None => link.send_farewell(),
         }
     }
 }

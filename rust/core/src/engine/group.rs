@@ -86,8 +86,11 @@ pub(crate) struct Core {
     pub(super) finished: Finished,
     /// A caller leads; the progress thread keeps away.
     pub(super) leader: bool,
-    /// The leader or the progress thread sleeps and must be rung for.
+    /// The leader sleeps and must be rung for.
     pub(super) sleeping: bool,
+    /// The progress thread sleeps, woken by what was under way when it fell asleep: for anything newer it must be
+    /// rung for.
+    pub(super) dozing: bool,
     pub(super) followers: usize,
     /// The progress thread has the group on its list.
     pub(super) watched: bool,
@@ -137,6 +140,7 @@ impl Group {
             finished: Vec::new(),
             leader: false,
             sleeping: false,
+            dozing: false,
             followers: 0,
             watched: false,
             patience: Patience::new(neighbours, super::forming::cores(), spin),
@@ -151,12 +155,7 @@ impl Group {
             rank,
             world,
             membership,
-            timeout_ms: AtomicU64::new(
-                config
-                    .timeout
-                    .0
-                    .map_or(0, |timeout| timeout.as_millis() as u64),
-            ),
+            timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, milliseconds)),
             config,
             core: Mutex::new(core),
             turn: Condvar::new(),
@@ -183,7 +182,7 @@ impl Group {
 
     pub(crate) fn set_timeout(&self, timeout: Duration) {
         self.timeout_ms
-            .store(timeout.as_millis() as u64, Ordering::Relaxed);
+            .store(milliseconds(timeout), Ordering::Relaxed);
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -235,21 +234,21 @@ impl Group {
         Ok(())
     }
 
-    /// Posts news for whoever steps the group next. Must be called without the lock.
+    /// Posts news for whoever steps the group next. Must not be called under the group's lock.
     pub(super) fn post(&self, mail: Mail) {
         self.mailbox.lock().push(mail);
-        self.has_mail.store(true, Ordering::Release);
+        self.has_mail.swap(true, Ordering::AcqRel);
         self.sleeper.ring();
-        // Nobody steps a dead group, and whoever has just reached it must hear that it is dead.
-        let mut core = self.core.lock();
-        if self.failure.get().is_some() {
-            self.read_mail(&mut core);
+        // Nobody steps a group that is dead or closed. Of this swap and the one in `take_mail` the later one sees
+        // what came before the other: either the end reads this mail, or it is known of here.
+        if self.failure.get().is_some() || self.is_closed() {
+            self.read_mail(&mut self.core.lock());
         }
     }
 
     /// News since the last look.
     pub(super) fn take_mail(&self) -> Vec<Mail> {
-        if !self.has_mail.swap(false, Ordering::Acquire) {
+        if !self.has_mail.swap(false, Ordering::AcqRel) {
             return Vec::new();
         }
         std::mem::take(&mut self.mailbox.lock())
@@ -294,16 +293,21 @@ impl Group {
         for work in core.matching.clear() {
             core.finished.push((work, Err(each.clone())));
         }
-        self.read_mail(core);
         for (_, _, open) in core.links.iter_open() {
             open.link.send_abort(notice);
         }
+        // Links that are new hear of it as they are read.
+        self.read_mail(core);
         self.settle(core);
         self.sleeper.ring();
     }
 
     /// Ends every operation on every rank.
     pub(crate) fn abort(&self, reason: &str) {
+        if super::forming::check_process().is_err() {
+            // The connections are the parent's, which goes on.
+            return;
+        }
         let error = Error::new(
             Code::Aborted,
             format!("rank {} aborted the group: {reason}", self.rank),
@@ -323,14 +327,19 @@ impl Group {
             endpoint.unregister(&self.membership.key.id, self.rank);
         }
         let mut core = self.core.lock();
-        if core.is_busy() {
+        if core.has_unfinished() {
             self.abort_on_close(&mut core);
-        } else {
+        }
+        self.read_mail(&mut core);
+        if self.failure.get().is_none() {
             for (_, _, open) in core.links.iter_open() {
                 open.link.send_farewell();
             }
         }
         core.links = LinkTable::new(self.world);
+        drop(core);
+        // The progress thread may hold the group still.
+        self.sleeper.ring();
     }
 
     fn abort_on_close(&self, core: &mut Core) {
@@ -347,9 +356,14 @@ impl Group {
 }
 
 impl Core {
-    /// Whether anything is under way.
+    /// Whether there is anything to move.
     pub(super) fn is_busy(&self) -> bool {
         !self.operations.is_empty() || self.matching.is_busy()
+    }
+
+    /// Whether an operation of this rank is under way.
+    pub(super) fn has_unfinished(&self) -> bool {
+        !self.operations.is_empty() || !self.matching.pending().is_empty()
     }
 
     pub(super) fn take_scratch(&mut self, bytes: usize) -> Scratch {
@@ -372,6 +386,11 @@ impl Core {
             self.spare_scratch.remove(0);
         }
     }
+}
+
+/// A timeout in milliseconds, where 0 means none: a shorter one than a millisecond is not that.
+fn milliseconds(timeout: Duration) -> u64 {
+    u64::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 impl fmt::Debug for Group {

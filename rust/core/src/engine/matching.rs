@@ -435,6 +435,14 @@ impl Matching {
             || self.posted.iter().any(|posted| posted.from == Some(rank))
     }
 
+    /// Drops what would be left to do with a peer that has gone when nothing depends on it.
+    pub(crate) fn forget(&mut self, rank: Rank) {
+        if !self.depends_on(rank) {
+            self.peers[rank].outgoing.clear();
+            self.peers[rank].sink = None;
+        }
+    }
+
     /// Whether a receive from any source waits.
     pub(crate) fn waits_for_any(&self) -> bool {
         self.posted.iter().any(|posted| posted.from.is_none())

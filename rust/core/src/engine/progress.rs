@@ -24,6 +24,9 @@ pub(crate) struct Progress {
 static PROGRESS: OnceLock<Option<Arc<Progress>>> = OnceLock::new();
 static COMPLETER: OnceLock<Option<Sender<Told>>> = OnceLock::new();
 
+/// Rounds between two looks at deadlines and at the state of peers, beside the one before each sleep.
+const ROUNDS_PER_LOOK: u32 = 256;
+
 /// A completion and what it is to be told.
 type Told = (Completion, Result<()>);
 
@@ -83,7 +86,8 @@ pub(crate) fn tell(completion: Completion, result: Result<()>) {
 impl Progress {
     fn run(&self) {
         let mut groups: Vec<Arc<Group>> = Vec::new();
-        let mut patience = Patience::new(1, 0, None);
+        let mut patience = Patience::of_background();
+        let mut rounds = 0_u32;
         loop {
             for group in self.adopted.lock().drain(..) {
                 self.sleeper.watch_set(group.sleeper());
@@ -91,8 +95,11 @@ impl Progress {
                 patience.reset();
             }
             let mut moved = false;
+            // Also while one group moves without a pause: the waits of the others may be in vain.
+            rounds = rounds.wrapping_add(1);
+            let look_around = rounds.is_multiple_of(ROUNDS_PER_LOOK);
             groups.retain(|group| {
-                let kept = group.drive(&mut moved, patience.is_time_to_look_around());
+                let kept = group.drive(&mut moved, look_around);
                 if !kept {
                     self.sleeper.forget_set(group.sleeper());
                 }
@@ -120,7 +127,6 @@ impl Progress {
         let mut until = None;
         let mut ready = false;
         for group in groups {
-            group.sleeper().clear();
             ready |= group.prepare_sleep(&mut until);
         }
         if !ready && self.adopted.lock().is_empty() {

@@ -254,15 +254,10 @@ impl Request {
         };
         let all = match &self.sizes {
             Sizes::Even(count) => count.checked_mul(world),
-            Sizes::PerRank(counts) => counts.iter().try_fold(0_usize, |a, b| a.checked_add(*b)),
+            Sizes::PerRank(counts) => Some(self.sum(counts)?),
             Sizes::PerPair { .. } => Some(0),
         };
-        let all = all.ok_or_else(|| {
-            Error::invalid(format!(
-                "{}: the counts add up to too much",
-                self.collective
-            ))
-        })?;
+        let all = all.ok_or_else(|| self.too_much())?;
         Ok(match self.collective {
             Collective::AllReduce => (Optional(own), Exactly(own)),
             Collective::Reduce if root => (Optional(own), Exactly(own)),
@@ -279,7 +274,7 @@ impl Request {
                             return Err(self.wrong_length(name, list.len(), world));
                         }
                     }
-                    (Exactly(send.iter().sum()), Exactly(recv.iter().sum()))
+                    (Exactly(self.sum(send)?), Exactly(self.sum(recv)?))
                 }
                 _ => (Exactly(all), Exactly(all)),
             },
@@ -288,6 +283,20 @@ impl Request {
                 return Err(Error::internal("point-to-point is no collective request"));
             }
         })
+    }
+
+    fn sum(&self, counts: &[usize]) -> Result<usize> {
+        counts
+            .iter()
+            .try_fold(0_usize, |sum, count| sum.checked_add(*count))
+            .ok_or_else(|| self.too_much())
+    }
+
+    fn too_much(&self) -> Error {
+        Error::invalid(format!(
+            "{}: the counts add up to too much",
+            self.collective
+        ))
     }
 
     fn wrong_length(&self, what: &str, length: usize, world: usize) -> Error {

@@ -57,6 +57,14 @@ impl Patience {
         }
     }
 
+    /// For the progress thread, whose process has better uses for the core: it sleeps soon.
+    pub(crate) fn of_background() -> Self {
+        Self {
+            yields: 10,
+            ..Self::new(1, 0, None)
+        }
+    }
+
     /// Something moved: start anew.
     pub(crate) fn reset(&mut self) {
         if self.since.is_some() && self.yielded == 0 {

@@ -24,11 +24,7 @@ const WAITS_NAMED: usize = 4;
 impl Group {
     /// Moves every byte that can be moved now. Returns whether anything moved.
     pub(super) fn step(&self, core: &mut Core) -> bool {
-        let mut moved = false;
-        if self.has_mail() {
-            moved = true;
-            self.read_mail(core);
-        }
+        let mut moved = self.read_mail(core);
         let mut index = 0;
         while index < core.operations.len().min(CONCURRENT) {
             let (earlier, rest) = core.operations.split_at_mut(index);
@@ -84,11 +80,15 @@ impl Group {
         moved
     }
 
-    /// Takes note of all news.
-    pub(super) fn read_mail(&self, core: &mut Core) {
+    /// Takes in what the threads that make connections have posted. Returns whether there was anything.
+    pub(super) fn read_mail(&self, core: &mut Core) -> bool {
+        if !self.has_mail() {
+            return false;
+        }
         for mail in self.take_mail() {
             self.read(core, mail);
         }
+        true
     }
 
     fn read(&self, core: &mut Core, mail: Mail) {
@@ -100,6 +100,11 @@ impl Group {
             } => {
                 if let Some(notice) = self.notice() {
                     link.send_abort(notice);
+                } else if self.is_closed() {
+                    link.send_farewell();
+                }
+                if self.is_closed() {
+                    return;
                 }
                 for fd in link.fds() {
                     if let Err(error) = self.sleeper().watch(fd) {
@@ -207,10 +212,17 @@ impl Group {
             return;
         }
         // What arrived before the end still counts: only when nothing moves any more is a wait in vain.
-        let quiet = !someone_left || !self.step(core);
-        if quiet && let Some(error) = self.in_vain(core) {
-            self.fail(core, error);
-            return;
+        if !someone_left || !self.step(core) {
+            if let Some(error) = self.in_vain(core) {
+                self.fail(core, error);
+                return;
+            }
+            for peer in 0..self.world {
+                if matches!(core.links.open(Lane::PointToPoint, peer), Some(open) if open.ended.is_some())
+                {
+                    core.matching.forget(peer);
+                }
+            }
         }
         if let Some(error) = self.overdue(core) {
             self.fail(core, error);

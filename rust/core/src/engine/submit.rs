@@ -6,11 +6,11 @@ use crate::buffer::{Memory, Scratch};
 use crate::communicator::PointToPoint;
 use crate::error::{Error, Result};
 use crate::plan::{self, Algorithm};
-use crate::reduce::{self, Kernel};
+use crate::reduce::Kernel;
 use crate::transport::endpoint::Lane;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-use super::executor::{Execution, Operands, Prepared};
+use super::executor::{Execution, Factor, Operands, Prepared};
 use super::group::{Core, Group, Operation, PlanKey};
 use super::progress;
 use super::request::{Request, Sizes};
@@ -30,19 +30,19 @@ impl Group {
     ) -> Result<Arc<WorkState>> {
         self.check_alive()?;
         request.check(self.rank, self.world)?;
-        let (request, premultiplied) = premultiplied(request);
         let timeout = request.timeout.unwrap_or_else(|| self.timeout());
         let mut core = self.core.lock();
         self.check_alive()?;
-        core.sequence += 1;
+        let sequence = core.sequence + 1;
         let work = Arc::new(WorkState::new(
             request.collective,
-            core.sequence,
+            sequence,
             timeout,
             completion,
         ));
+        let operation = self.operation(&mut core, request, Arc::clone(&work))?;
+        core.sequence = sequence;
         core.recorder.record(&work);
-        let operation = self.operation(&mut core, request, premultiplied, Arc::clone(&work))?;
         for peer in operation.execution.peers() {
             self.ensure_link(&mut core.links, Lane::Collective, peer);
         }
@@ -56,9 +56,9 @@ impl Group {
         &self,
         core: &mut Core,
         request: Request,
-        premultiplied: Option<Scratch>,
         work: Arc<WorkState>,
     ) -> Result<Operation> {
+        let (request, factor) = premultiplied(request);
         let prepared = self.prepared(core, &request)?;
         let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();
         let partial_kernel = kernel(request.dtype.accumulator())?;
@@ -102,7 +102,7 @@ impl Group {
             fingerprint,
             (self.rank, self.world),
         );
-        execution.premultiplied = premultiplied;
+        execution.factor = factor;
         let after = core
             .operations
             .iter()
@@ -251,37 +251,40 @@ impl Group {
 
     /// Gives the group to the progress thread if it needs driving and nobody does it.
     pub(super) fn hand_over(&self, core: &mut Core) {
-        if core.is_busy()
-            && !core.leader
-            && !core.watched
-            && let Some(this) = self.this.upgrade()
-        {
+        if core.leader || !core.is_busy() {
+            return;
+        }
+        if core.watched {
+            // Until it is awake: a leader that comes first may take the ring for its own.
+            if core.dozing {
+                self.sleeper.ring();
+            }
+        } else if let Some(this) = self.this.upgrade() {
             core.watched = true;
             progress::adopt(this);
         }
     }
 }
 
-/// Turns `premul_sum` into `sum` of an input multiplied beforehand, in memory of the operation's own.
-fn premultiplied(mut request: Request) -> (Request, Option<Scratch>) {
+/// Turns `premul_sum` into `sum` of an input multiplied beforehand, in memory of the operation's own. The execution
+/// multiplies when it begins: an earlier operation may still be writing to the input.
+fn premultiplied(mut request: Request) -> (Request, Option<Factor>) {
     let Some(ReduceOp::PremulSum(factor)) = request.op else {
         return (request, None);
     };
     let source = match request.input.as_ref().or(request.output.as_ref()) {
-        Some(source) if !source.is_empty() => source,
+        Some(source) if !source.is_empty() => source.clone(),
         _ => return (request, None),
     };
-    let bytes = source.len();
-    let scratch = Scratch::new(bytes);
-    let target = scratch.view(bytes);
-    let mut done = 0;
-    while done < bytes {
-        let run = source.read(done, bytes - done);
-        reduce::scale(request.dtype, target.write(done, run.len()), run, factor);
-        done += run.len();
-    }
-    request.input = Some(target);
-    (request, Some(scratch))
+    let scratch = Scratch::new(source.len());
+    request.input = Some(scratch.view(source.len()));
+    let factor = Factor {
+        source,
+        factor,
+        applied: false,
+        _scratch: scratch,
+    };
+    (request, Some(factor))
 }
 
 fn check_elements(dtype: DataType, memory: &Memory, operation: &str) -> Result<()> {

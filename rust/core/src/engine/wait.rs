@@ -10,6 +10,9 @@ use super::group::{Core, Group};
 use super::sleep::Next;
 use super::work::WorkState;
 
+/// Steps that moved something between two looks at deadlines and at the state of peers.
+const STEPS_PER_LOOK: u32 = 1024;
+
 impl Group {
     /// Waits for the end of an operation, leading the group meanwhile if nobody else does.
     pub(crate) fn wait(&self, work: &WorkState, timeout: Option<Duration>) -> Result<()> {
@@ -21,10 +24,12 @@ impl Group {
         let mut core = self.core.lock();
         loop {
             if let Some(result) = work.result() {
+                self.stop_waiting(&mut core);
                 return result.clone();
             }
             if until.is_some_and(|until| Instant::now() >= until) {
                 let waits = self.describe_waits(&core);
+                self.stop_waiting(&mut core);
                 return Err(Error::new(
                     Code::Timeout,
                     format!(
@@ -50,22 +55,42 @@ impl Group {
             core.leader = false;
             if core.followers > 0 {
                 self.turn.notify_all();
-            } else {
-                self.hand_over(&mut core);
             }
+        }
+    }
+
+    /// The last of those who waited leaves what is still under way to the progress thread.
+    fn stop_waiting(&self, core: &mut Core) {
+        if core.followers == 0 {
+            self.hand_over(core);
         }
     }
 
     /// Steps the group until `work` has ended or the time is up.
     fn lead(&self, core: &mut MutexGuard<'_, Core>, work: &WorkState, until: Option<Instant>) {
         core.patience.reset();
+        let mut steps = 0_u32;
+        let is_over = || until.is_some_and(|until| Instant::now() >= until);
         while work.result().is_none() {
             if self.step(core) {
                 core.patience.reset();
+                steps = steps.wrapping_add(1);
+                if steps.is_multiple_of(STEPS_PER_LOOK) {
+                    // Others may move without a pause while this operation waits in vain.
+                    self.look_around(core);
+                    if is_over() {
+                        return;
+                    }
+                }
+                // Who wants to submit or to abort meanwhile gets its turn.
+                MutexGuard::bump(core);
                 continue;
             }
             match core.patience.next() {
-                Next::Spin => std::hint::spin_loop(),
+                Next::Spin => {
+                    std::hint::spin_loop();
+                    MutexGuard::bump(core);
+                }
                 Next::Yield => MutexGuard::unlocked(core, std::thread::yield_now),
                 Next::Sleep => {
                     let mut wake = until;
@@ -82,7 +107,7 @@ impl Group {
             if core.patience.is_time_to_look_around() {
                 self.look_around(core);
             }
-            if until.is_some_and(|until| Instant::now() >= until) {
+            if is_over() {
                 return;
             }
         }
@@ -106,13 +131,27 @@ impl Group {
     /// Announces on all links that the progress thread is about to sleep. Returns true when it must not.
     pub(crate) fn prepare_sleep(&self, until: &mut Option<Instant>) -> bool {
         let mut core = self.core.lock();
+        if core.leader {
+            // It sleeps on the same descriptors, and its announcements are not ours to change.
+            return true;
+        }
+        // What is forgotten here is looked at afterwards.
+        self.sleeper().clear();
+        self.look_around(&mut core);
+        if !core.is_busy() {
+            return true;
+        }
+        core.dozing = true;
         self.arm(&mut core, until)
     }
 
     /// The progress thread is awake again.
     pub(crate) fn finish_sleep(&self) {
         let mut core = self.core.lock();
-        self.disarm(&mut core);
-        self.look_around(&mut core);
+        core.dozing = false;
+        if !core.leader {
+            self.disarm(&mut core);
+            self.look_around(&mut core);
+        }
     }
 }

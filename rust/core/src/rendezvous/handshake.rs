@@ -175,6 +175,8 @@ pub enum Answer {
     WrongRank = 4,
     /// The acceptor could not make its end of the link from what it was given.
     Failed = 5,
+    /// The acceptor was in the group and has left it.
+    Left = 6,
 }
 
 impl Answer {
@@ -185,6 +187,7 @@ impl Answer {
             3 => Some(Self::Duplicate),
             4 => Some(Self::WrongRank),
             5 => Some(Self::Failed),
+            6 => Some(Self::Left),
             _ => None,
         }
     }

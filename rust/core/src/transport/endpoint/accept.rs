@@ -343,6 +343,10 @@ impl Visit<'_> {
     /// The right to make this link; `None` after the answer that refuses it.
     fn claim(&mut self, stream: impl AsFd) -> Result<Option<Claim>, Cut> {
         let Hello { from, lane, .. } = self.hello;
+        if self.membership.is_closed() {
+            self.answer(stream, Answer::Left)?;
+            return Ok(None);
+        }
         match self
             .membership
             .claim_accepting(from, lane, &self.patience)?
@@ -415,6 +419,10 @@ impl Visit<'_> {
     /// Joins the control connection with its stream.
     fn pair(mut self, control: TcpStream) -> Result<(), Reason> {
         let Some(Parked { claim, data, .. }) = self.unpark() else {
+            if self.membership.is_closed() {
+                self.answer(&control, Answer::Left)?;
+                return Ok(());
+            }
             self.answer(&control, Answer::Failed)?;
             return Err(Reason("a control connection without its stream".to_owned()));
         };

@@ -279,6 +279,9 @@ impl Attempt<'_> {
             return Ok(Reached::Answer(answer));
         }
         let (control, _, answer) = self.introduce(&place, Purpose::TcpControl, dial)?;
+        if answer == Answer::Left {
+            return Ok(Reached::Answer(answer));
+        }
         if answer != Answer::Accept {
             return Err(Setback::Fatal(self.error(
                 Code::System,
@@ -457,6 +460,15 @@ impl Attempt<'_> {
                     self.request.to
                 ),
             ),
+            Answer::Left => Error::new(
+                Code::PeerLost,
+                format!(
+                    "{} has left the group while this rank still needs it; does every rank call the same \
+                     operations before it closes its communicator?",
+                    self.who()
+                ),
+            )
+            .with_peer(self.request.to),
             answer => self.error(
                 Code::System,
                 format!("it answered {answer:?} to a request for a {lane} link"),

@@ -70,6 +70,11 @@ impl Membership {
         rank < self.world_size && rank != self.rank
     }
 
+    /// Whether this is `rank` of the group with this id.
+    pub(super) fn is(&self, id: &[u8; 16], rank: Rank) -> bool {
+        self.key.id == *id && self.rank as Rank == rank
+    }
+
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -120,6 +125,7 @@ impl Membership {
             Verdict::Accept => Ok(claim),
             Verdict::Crossing => Err(Answer::Crossing),
             Verdict::Duplicate => Err(Answer::Duplicate),
+            Verdict::Left => Err(Answer::Left),
         })
     }
 
@@ -148,12 +154,14 @@ impl Claim {
     }
 
     /// The link exists, and the group gets it.
-    pub(super) fn deliver(self, link: Box<dyn Link>) {
+    pub(super) fn deliver(self, mut link: Box<dyn Link>) {
         self.linked();
         let membership = Arc::clone(&self.membership);
         let (peer, lane) = (self.peer, self.lane);
         drop(self);
-        if !membership.is_closed() {
+        if membership.is_closed() {
+            link.send_farewell();
+        } else {
             membership.gate.established(peer as Rank, lane, link);
         }
     }

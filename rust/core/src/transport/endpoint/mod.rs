@@ -23,7 +23,7 @@ mod membership;
 mod tests;
 mod wire;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
@@ -97,6 +97,8 @@ pub enum Verdict {
     Crossing,
     /// There is such a link already.
     Duplicate,
+    /// The group has been closed here.
+    Left,
 }
 
 /// What bounds the acceptor.
@@ -133,6 +135,8 @@ struct Shared {
     /// By group id and by the rank that this process has in it: threads of one process may be several ranks.
     groups: Mutex<Groups>,
     registered: Condvar,
+    /// The groups that were unregistered last: peers that come too late are told so.
+    departed: Mutex<VecDeque<Arc<Membership>>>,
     /// Streams of TCP links that wait for their control connections.
     parked: Mutex<Vec<Parked>>,
     /// Set once, when the endpoint goes.
@@ -213,6 +217,7 @@ impl Endpoint {
             limits,
             groups: Mutex::default(),
             registered: Condvar::new(),
+            departed: Mutex::default(),
             parked: Mutex::default(),
             stopping: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -271,6 +276,7 @@ impl Endpoint {
         let membership = self.shared.groups.lock().remove(&(*id, rank));
         if let Some(membership) = membership {
             membership.close();
+            self.shared.remember(Arc::clone(&membership));
             let parked = {
                 let mut all = self.shared.parked.lock();
                 all.extract_if(.., |parked| parked.belongs_to(&membership))
@@ -330,7 +336,18 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Rank `to` of the group with this id; waits a little for it to be registered, and then takes any rank of the
+    /// Keeps the word of a group that has been left, in place of the oldest ones.
+    fn remember(&self, membership: Arc<Membership>) {
+        const KEPT: usize = 256;
+        let mut departed = self.departed.lock();
+        departed.push_back(membership);
+        let surplus = departed.len().saturating_sub(KEPT);
+        let forgotten: Vec<_> = departed.drain(..surplus).collect();
+        drop(departed);
+        drop(forgotten);
+    }
+
+    /// Rank `to` of the group with this id, also when it was left lately; waits a little for it to be registered, and then takes any rank of the
     /// group that is here, whose answer will be that it is another. `None` when it is not, or when `gone` says
     /// that nobody is interested any more.
     fn group(
@@ -346,6 +363,12 @@ impl Shared {
             if let Some(membership) = groups.get(&(id, to)) {
                 return Ok(Some(Arc::clone(membership)));
             }
+            let departed = self.departed.lock();
+            let mut left = departed.iter().rev();
+            if let Some(membership) = left.find(|member| member.is(&id, to)) {
+                return Ok(Some(Arc::clone(membership)));
+            }
+            drop(departed);
             patience.left()?;
             if gone() {
                 return Ok(None);

@@ -468,14 +468,19 @@ fn a_listener_that_does_not_answer_runs_into_the_deadline_or_is_called_off() {
 }
 
 #[test]
-fn an_unregistered_group_is_closed() {
+fn who_left_a_group_says_so() {
     let (zero, one) = pair();
     one.endpoint.unregister(&one.key.id, 1);
     let within = Duration::from_millis(700);
     let error = zero
         .connect_at(1, one.endpoint.address(), TransportChoice::Auto, within)
         .unwrap_err();
-    assert_eq!(error.code, Code::Untrusted, "{error}");
+    assert_eq!(
+        (error.code, error.peer),
+        (Code::PeerLost, Some(1)),
+        "{error}"
+    );
+    assert!(error.message.contains("has left"), "{error}");
     zero.endpoint.unregister(&zero.key.id, 0);
     let error = zero.connect(&one, TransportChoice::Auto).unwrap_err();
     assert_eq!(error.code, Code::Internal);

@@ -1,0 +1,703 @@
+//! What the engine promises beside right results: every wait ends, with an error that says why; nothing is left
+//! behind; nothing that is under way is forgotten.
+//!
+//! Ranks are threads. Waits that hang fail by the group's own timeout, which no test here expects unless it says so.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
+
+use unisono::buffer::Memory;
+use unisono::config::Config;
+use unisono::error::{Code, Error};
+use unisono::rendezvous::memory::MemoryStore;
+use unisono::types::{DataType, ReduceOp};
+use unisono::{Communicator, PointToPoint, Request, Work};
+
+/// Held to write by the test that counts the process's descriptors and threads, to read by all others.
+static ALONE: RwLock<()> = RwLock::new(());
+
+fn beside_others() -> RwLockReadGuard<'static, ()> {
+    ALONE
+        .read()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    Local,
+    Shm,
+    Tcp,
+}
+
+const TRANSPORTS: [Transport; 3] = [Transport::Local, Transport::Shm, Transport::Tcp];
+
+fn config(transport: Transport, timeout: &str) -> Config {
+    let mut config = Config::default();
+    config.set("timeout", timeout).expect("a setting");
+    config.set("join_timeout", "20").expect("a setting");
+    match transport {
+        Transport::Local => {}
+        Transport::Shm => config.set("transport", "shm").expect("a setting"),
+        Transport::Tcp => config.set("transport", "tcp").expect("a setting"),
+    }
+    config
+}
+
+/// Runs `body` as every rank of a world, each on a thread of its own that owns its communicator.
+fn run_with(
+    transport: Transport,
+    world: usize,
+    timeout: &str,
+    body: impl Fn(Communicator) + Send + Sync,
+) {
+    let config = config(transport, timeout);
+    let mut local = match transport {
+        Transport::Local => Communicator::local(world, &config).expect("communicators"),
+        _ => Vec::new(),
+    };
+    let store = MemoryStore::default();
+    std::thread::scope(|scope| {
+        for rank in (0..world).rev() {
+            let (body, store, config) = (&body, &store, config.clone());
+            let comm = local.pop();
+            scope.spawn(move || {
+                body(comm.unwrap_or_else(|| {
+                    Communicator::join(store, rank, world, config).expect("a communicator")
+                }));
+            });
+        }
+    });
+}
+
+fn run(transport: Transport, world: usize, body: impl Fn(Communicator) + Send + Sync) {
+    run_with(transport, world, "20", body);
+}
+
+fn pause(milliseconds: u64) {
+    std::thread::sleep(Duration::from_millis(milliseconds));
+}
+
+/// Starts an all_reduce in place that nobody waits for, and says when it has ended.
+fn start_all_reduce(
+    comm: &Communicator,
+    data: &mut [f64],
+    op: ReduceOp,
+) -> (Work, Receiver<Result<(), Error>>) {
+    let (tell, told) = channel();
+    // SAFETY: every caller keeps `data` until it has been told of the end.
+    let work = unsafe {
+        let memory = Memory::from_raw_parts(data.as_mut_ptr().cast(), size_of_val(data));
+        let request = Request::all_reduce(DataType::Float64, op, None, memory);
+        comm.start(
+            request,
+            Some(Box::new(move |result| drop(tell.send(result)))),
+        )
+    };
+    (work.expect("started"), told)
+}
+
+/// Starts to receive one byte that nobody waits for, and says when it has come.
+fn start_receive(
+    comm: &Communicator,
+    byte: &mut u8,
+    from: Option<usize>,
+    tag: u64,
+) -> (Work, Receiver<Result<(), Error>>) {
+    let (tell, told) = channel();
+    let options = PointToPoint {
+        timeout: None,
+        completion: Some(Box::new(move |result| drop(tell.send(result)))),
+    };
+    // SAFETY: every caller keeps `byte` until it has been told of the end.
+    let work = unsafe {
+        let memory = Memory::from_raw_parts(byte, 1);
+        comm.receive(DataType::UInt8, memory, from, tag, options)
+    };
+    (work.expect("started"), told)
+}
+
+fn end(told: &Receiver<Result<(), Error>>) -> Result<(), Error> {
+    told.recv_timeout(Duration::from_secs(15))
+        .expect("an operation under way was forgotten")
+}
+
+#[test]
+fn an_abort_before_the_first_operation_reaches_the_others() {
+    let _beside = beside_others();
+    for transport in TRANSPORTS {
+        let held = std::sync::Mutex::new(Vec::new());
+        run(transport, 3, |comm| {
+            if comm.rank() == 0 {
+                comm.abort("for a test");
+                held.lock().expect("a lock").push(comm);
+                return;
+            }
+            pause(50);
+            let error = comm.barrier().unwrap_err();
+            assert_eq!(error.code, Code::Aborted, "{transport:?}: {error}");
+            assert!(
+                error.message.contains("rank 0 aborted") && error.message.contains("for a test"),
+                "{transport:?}: {error}"
+            );
+        });
+    }
+}
+
+#[test]
+fn an_abort_from_another_thread_ends_every_wait() {
+    let _beside = beside_others();
+    for transport in TRANSPORTS {
+        run(transport, 3, |comm| {
+            comm.barrier().expect("barrier");
+            std::thread::scope(|scope| {
+                if comm.rank() == 0 {
+                    scope.spawn(|| {
+                        pause(50);
+                        comm.abort("enough");
+                    });
+                }
+                // Rank 2 never comes; the waiters of one group lead and follow.
+                if comm.rank() < 2 {
+                    let follower = scope.spawn(|| comm.receive_slice(&mut [0_u8], Some(2), 3));
+                    let error = comm.barrier().unwrap_err();
+                    assert_eq!(error.code, Code::Aborted, "{error}");
+                    assert!(error.message.contains("enough"), "{error}");
+                    let error = follower.join().expect("no panic").unwrap_err();
+                    assert_eq!(error.code, Code::Aborted, "{error}");
+                } else {
+                    pause(200);
+                }
+            });
+        });
+    }
+}
+
+#[test]
+fn leaving_ends_the_waits_of_the_others() {
+    let _beside = beside_others();
+    for transport in TRANSPORTS {
+        // `warm`: links are open when rank 1 leaves.
+        for warm in [true, false] {
+            let start = Instant::now();
+            run(transport, 3, |comm| {
+                if warm {
+                    comm.barrier().expect("barrier");
+                }
+                if comm.rank() == 1 {
+                    pause(50);
+                    return;
+                }
+                if comm.rank() == 2 {
+                    pause(100);
+                }
+                let mut data = [1.0_f32; 10];
+                let error = comm.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
+                assert_eq!(error.code, Code::PeerLost, "{transport:?}, {warm}: {error}");
+                assert_eq!(error.peer, Some(1), "{transport:?}, {warm}: {error}");
+                assert!(
+                    error.message.contains("rank 1") && error.message.contains("left"),
+                    "{transport:?}, {warm}: {error}"
+                );
+            });
+            assert!(
+                start.elapsed() < Duration::from_secs(15),
+                "{transport:?}, {warm}"
+            );
+        }
+    }
+}
+
+#[test]
+fn who_comes_too_late_learns_that_the_other_has_left() {
+    let _beside = beside_others();
+    for transport in TRANSPORTS {
+        let start = Instant::now();
+        run(transport, 2, |comm| {
+            if comm.rank() == 0 {
+                return;
+            }
+            pause(100);
+            let error = comm.barrier().unwrap_err();
+            assert_eq!(error.code, Code::PeerLost, "{transport:?}: {error}");
+            assert_eq!(error.peer, Some(0), "{transport:?}: {error}");
+            assert!(error.message.contains("left"), "{transport:?}: {error}");
+        });
+        assert!(start.elapsed() < Duration::from_secs(2), "{transport:?}");
+    }
+}
+
+#[test]
+fn a_receive_from_any_ends_when_all_have_left() {
+    let _beside = beside_others();
+    for transport in TRANSPORTS {
+        run(transport, 3, |comm| {
+            if comm.rank() == 0 {
+                let error = comm.receive_slice(&mut [0_u8], None, 1).unwrap_err();
+                assert_eq!(error.code, Code::PeerLost, "{transport:?}: {error}");
+            } else {
+                pause(20 * comm.rank() as u64);
+            }
+        });
+    }
+}
+
+#[test]
+fn what_was_sent_before_leaving_can_be_received() {
+    let _beside = beside_others();
+    for transport in TRANSPORTS {
+        run(transport, 2, |comm| {
+            // More than a ring holds is still being received when the sender leaves.
+            let mut data = vec![1.0_f64; 40_000];
+            if comm.rank() == 0 {
+                comm.broadcast(&mut data, 0).expect("broadcast");
+                comm.send_slice(&[7_u8; 100], 1, 1).expect("send");
+            } else {
+                pause(50);
+                comm.broadcast(&mut data, 0).expect("broadcast");
+                pause(50);
+                comm.receive_slice(&mut [0_u8; 100], Some(0), 1)
+                    .expect("receive");
+            }
+        });
+    }
+}
+
+#[test]
+fn closing_ends_the_waits_of_this_rank() {
+    let _beside = beside_others();
+    run(Transport::Shm, 2, |comm| {
+        comm.barrier().expect("barrier");
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| comm.receive_slice(&mut [0_u8], Some(1 - comm.rank()), 3));
+            pause(50);
+            if comm.rank() == 0 {
+                comm.close();
+            }
+            let error = waiter.join().expect("no panic").unwrap_err();
+            assert_eq!(error.code, Code::Aborted, "{error}");
+            assert!(error.message.contains("rank 0 closed"), "{error}");
+        });
+        assert!(comm.barrier().is_err());
+    });
+}
+
+/// Both ranks of `bodies` fail with a mismatch of `field` that names both.
+fn assert_mismatch(field: &str, bodies: [fn(&Communicator) -> unisono::error::Result<()>; 2]) {
+    for transport in [Transport::Local, Transport::Shm] {
+        run(transport, 2, |comm| {
+            let error = bodies[comm.rank()](&comm).expect_err(field);
+            assert_eq!(error.code, Code::Mismatch, "{field}: {error}");
+            for part in [field, "rank 0", "rank 1"] {
+                assert!(
+                    error.message.contains(part),
+                    "{part} is missing on rank {}: {error}",
+                    comm.rank()
+                );
+            }
+            // The first to leave must not turn the other's error into its own loss.
+            pause(100);
+        });
+    }
+}
+
+#[test]
+fn every_mismatch_is_an_error_on_both_sides() {
+    let _beside = beside_others();
+    assert_mismatch(
+        "dtype differs",
+        [
+            |comm| comm.all_reduce(&mut [1_i32; 4], ReduceOp::Sum),
+            |comm| comm.all_reduce(&mut [1_f32; 4], ReduceOp::Sum),
+        ],
+    );
+    assert_mismatch(
+        "operator differs",
+        [
+            |comm| comm.all_reduce(&mut [1_i32; 4], ReduceOp::Sum),
+            |comm| comm.all_reduce(&mut [1_i32; 4], ReduceOp::Max),
+        ],
+    );
+    assert_mismatch(
+        "count differs",
+        [
+            |comm| comm.all_reduce(&mut [1_i32; 4], ReduceOp::Sum),
+            |comm| comm.all_reduce(&mut [1_i32; 5], ReduceOp::Sum),
+        ],
+    );
+    assert_mismatch(
+        "count differs",
+        [
+            |comm| comm.all_reduce(&mut [1_i32; 4], ReduceOp::Sum),
+            |comm| comm.all_reduce(&mut vec![1_i32; 500_000], ReduceOp::Sum),
+        ],
+    );
+    assert_mismatch(
+        "operation differs",
+        [
+            |comm| comm.all_reduce(&mut [1_i32; 4], ReduceOp::Sum),
+            |comm| comm.all_gather(&[1_i32; 2], &mut [0; 4]),
+        ],
+    );
+    assert_mismatch(
+        // Either side names the first difference that it sees.
+        " differs",
+        [
+            |comm| {
+                comm.broadcast(&mut [1_i32], 0)?;
+                comm.all_reduce(&mut [1_i32; 4], ReduceOp::Sum)
+            },
+            |comm| comm.all_reduce(&mut [1_i32; 4], ReduceOp::Sum),
+        ],
+    );
+    // Both are roots, so that nobody listens until the next operation.
+    assert_mismatch(
+        "operation number differs",
+        [
+            |comm| {
+                comm.broadcast(&mut [1_i32], 0)?;
+                comm.barrier()
+            },
+            |comm| {
+                comm.broadcast(&mut [1_i32], 1)?;
+                comm.barrier()
+            },
+        ],
+    );
+}
+
+#[test]
+fn messages_of_another_type_or_length_fail_on_both_sides() {
+    let _beside = beside_others();
+    assert_mismatch(
+        "dtype differs",
+        [
+            |comm| {
+                comm.send_slice(&[1_i32; 4], 1, 5)?;
+                comm.barrier()
+            },
+            |comm| comm.receive_slice(&mut [1_f32; 4], Some(0), 5).map(drop),
+        ],
+    );
+    assert_mismatch(
+        "length differs",
+        [
+            |comm| comm.send_slice(&[1_i32; 200_000], 1, 5),
+            |comm| {
+                // The announcement is there before the receive.
+                pause(50);
+                comm.receive_slice(&mut [1_i32; 4], Some(0), 5).map(drop)
+            },
+        ],
+    );
+}
+
+#[test]
+fn a_timeout_names_the_missing_rank() {
+    let _beside = beside_others();
+    for transport in [Transport::Local, Transport::Shm] {
+        run_with(transport, 3, "0.3", |comm| {
+            comm.barrier().expect("barrier");
+            if comm.rank() == 2 {
+                pause(700);
+                return;
+            }
+            let error = comm.barrier().unwrap_err();
+            assert_eq!(error.code, Code::Timeout, "{error}");
+            assert!(error.message.contains("rank 2"), "{error}");
+            assert!(error.operation.is_some(), "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_timeout_of_less_than_a_millisecond_is_one() {
+    let _beside = beside_others();
+    run(Transport::Local, 2, |comm| {
+        comm.set_timeout(Duration::from_micros(300));
+        if comm.rank() == 0 {
+            assert_eq!(comm.barrier().unwrap_err().code, Code::Timeout);
+        } else {
+            pause(200);
+        }
+    });
+}
+
+#[test]
+fn a_follower_has_a_timeout_of_its_own() {
+    let _beside = beside_others();
+    run(Transport::Local, 2, |comm| {
+        if comm.rank() == 1 {
+            pause(300);
+            comm.send_slice(&[1_u8], 0, 1).expect("send");
+            comm.send_slice(&[2_u8], 0, 2).expect("send");
+            return;
+        }
+        let (mut first, mut second) = (0, 0);
+        let (leads, _told) = start_receive(&comm, &mut first, Some(1), 1);
+        let (follows, _told) = start_receive(&comm, &mut second, Some(1), 2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| leads.wait(None).expect("the first"));
+            pause(50);
+            let error = follows.wait(Some(Duration::from_millis(50))).unwrap_err();
+            assert_eq!(error.code, Code::Timeout);
+        });
+        follows.wait(None).expect("the second");
+        assert_eq!((first, second), (1, 2));
+    });
+}
+
+#[test]
+fn monitored_barriers_name_everybody_who_is_missing() {
+    let _beside = beside_others();
+    run(Transport::Shm, 4, |comm| {
+        let patience = Duration::from_millis(300);
+        comm.monitored_barrier(Duration::from_secs(10), true)
+            .expect("everybody");
+        if comm.rank() == 0 || comm.rank() == 3 {
+            let error = comm.monitored_barrier(patience, true).unwrap_err();
+            assert_eq!(error.code, Code::Timeout, "{error}");
+            for part in ["rank 1 ", "rank 2 "] {
+                assert!(
+                    error.message.contains(part),
+                    "rank {}: {error}",
+                    comm.rank()
+                );
+            }
+            assert!(!error.message.contains("rank 3 "), "{error}");
+        } else {
+            pause(600);
+        }
+    });
+}
+
+#[test]
+fn two_groups_may_be_used_in_opposite_order() {
+    let _beside = beside_others();
+    const OPERATIONS: usize = 70;
+    for transport in TRANSPORTS {
+        let stores = [MemoryStore::default(), MemoryStore::default()];
+        let config = config(transport, "20");
+        let mut local = match transport {
+            Transport::Local => [0, 1]
+                .map(|_| Communicator::local(3, &config).expect("communicators"))
+                .to_vec_of_pairs(),
+            _ => Vec::new(),
+        };
+        std::thread::scope(|scope| {
+            for rank in (0..3).rev() {
+                let (stores, config) = (&stores, &config);
+                let pair = local.pop();
+                scope.spawn(move || {
+                    let pair = pair.unwrap_or_else(|| {
+                        stores.each_ref().map(|store| {
+                            Communicator::join(store, rank, 3, config.clone()).expect("joined")
+                        })
+                    });
+                    let order = if rank == 1 { [1, 0] } else { [0, 1] };
+                    let mut data = vec![vec![[1.0_f64; 600]; OPERATIONS]; 2];
+                    let mut ends = Vec::new();
+                    for group in order {
+                        for buffer in &mut data[group] {
+                            ends.push(start_all_reduce(&pair[group], buffer, ReduceOp::Sum));
+                        }
+                    }
+                    for (work, _) in ends.iter().rev() {
+                        work.wait(None).expect("all_reduce");
+                    }
+                    for (_, told) in &ends {
+                        end(told).expect("all_reduce");
+                    }
+                    assert!(data.iter().flatten().flatten().all(|value| *value == 3.0));
+                    // Nobody leaves a group while others are in it.
+                    for comm in &pair {
+                        comm.barrier().expect("barrier");
+                    }
+                });
+            }
+        });
+    }
+}
+
+trait Pairs {
+    fn to_vec_of_pairs(self) -> Vec<[Communicator; 2]>;
+}
+
+impl Pairs for [Vec<Communicator>; 2] {
+    fn to_vec_of_pairs(self) -> Vec<[Communicator; 2]> {
+        let [first, second] = self;
+        first.into_iter().zip(second).map(|(a, b)| [a, b]).collect()
+    }
+}
+
+#[test]
+fn operations_on_the_same_memory_run_one_after_the_other() {
+    let _beside = beside_others();
+    run(Transport::Local, 2, |comm| {
+        let mut data = [1.0_f64; 50];
+        if comm.rank() == 1 {
+            pause(50);
+        }
+        let data_again = data.as_mut_ptr();
+        let first = start_all_reduce(&comm, &mut data, ReduceOp::Sum);
+        // SAFETY: the same array; the engine runs the operations one after the other.
+        let again = unsafe { std::slice::from_raw_parts_mut(data_again, 50) };
+        let second = start_all_reduce(&comm, again, ReduceOp::PremulSum(2.0));
+        end(&first.1).expect("all_reduce");
+        end(&second.1).expect("all_reduce");
+        assert_eq!(data, [8.0; 50]);
+        comm.barrier().expect("barrier");
+    });
+}
+
+/// An operation that nobody waits for goes on when those that somebody waited for have ended, whoever ended last.
+#[test]
+fn what_nobody_waits_for_is_not_forgotten() {
+    let _beside = beside_others();
+    run(Transport::Shm, 2, |comm| {
+        for _ in 0..30 {
+            if comm.rank() == 0 {
+                let (mut a, mut b, mut c) = (0, 0, 0);
+                let forgotten = start_receive(&comm, &mut c, Some(1), 3);
+                let first = start_receive(&comm, &mut a, Some(1), 1);
+                let second = start_receive(&comm, &mut b, Some(1), 2);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| first.0.wait(None).expect("the first"));
+                    scope.spawn(|| second.0.wait(None).expect("the second"));
+                });
+                comm.send_slice(&[0_u8], 1, 0).expect("send");
+                end(&forgotten.1).expect("the third");
+                assert_eq!((a, b, c), (1, 2, 3));
+            } else {
+                pause(5);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| comm.send_slice(&[1_u8], 0, 1).expect("send"));
+                    scope.spawn(|| comm.send_slice(&[2_u8], 0, 2).expect("send"));
+                });
+                comm.receive_slice(&mut [0_u8], Some(0), 0)
+                    .expect("receive");
+                pause(2);
+                comm.send_slice(&[3_u8], 0, 3).expect("send");
+            }
+        }
+    });
+}
+
+/// The progress thread sleeps at most a second by itself; a wake-up that is lost in most rounds shows in the total.
+#[test]
+fn what_is_started_while_the_progress_thread_sleeps_wakes_it() {
+    let _beside = beside_others();
+    for transport in TRANSPORTS {
+        let mut spent = Duration::ZERO;
+        let total = std::sync::Mutex::new(&mut spent);
+        run(transport, 2, |comm| {
+            comm.barrier().expect("barrier");
+            let mut byte = 0;
+            let pending = start_receive(&comm, &mut byte, Some(1 - comm.rank()), 9);
+            for _ in 0..6 {
+                let mut data = [1.0_f64; 8];
+                if comm.rank() == 0 {
+                    pause(200);
+                    let start = Instant::now();
+                    let started = start_all_reduce(&comm, &mut data, ReduceOp::Sum);
+                    end(&started.1).expect("all_reduce");
+                    **total.lock().expect("a lock") += start.elapsed();
+                } else {
+                    pause(220);
+                    comm.all_reduce(&mut data, ReduceOp::Sum)
+                        .expect("all_reduce");
+                }
+            }
+            comm.send_slice(&[1_u8], 1 - comm.rank(), 9).expect("send");
+            end(&pending.1).expect("the byte");
+            comm.barrier().expect("barrier");
+        });
+        assert!(
+            spent < Duration::from_secs(1),
+            "{transport:?}: {spent:?} in 6 rounds"
+        );
+    }
+}
+
+#[test]
+fn unread_credit_does_not_spoil_a_farewell() {
+    let _beside = beside_others();
+    for transport in TRANSPORTS {
+        run(transport, 3, |comm| {
+            const MESSAGES: usize = 80;
+            let mut data = vec![0_u8; 32 << 10];
+            match comm.rank() {
+                0 => {
+                    for _ in 0..MESSAGES {
+                        comm.send_slice(&data, 1, 1).expect("send");
+                    }
+                }
+                1 => {
+                    pause(100);
+                    for at in 0..MESSAGES {
+                        comm.receive_slice(&mut data, Some(0), 1)
+                            .unwrap_or_else(|error| panic!("{transport:?}, message {at}: {error}"));
+                    }
+                    pause(50);
+                }
+                _ => {
+                    let error = comm.receive_slice(&mut data, Some(1), 1).unwrap_err();
+                    assert_eq!(error.code, Code::PeerLost, "{transport:?}: {error}");
+                    assert!(error.message.contains("left"), "{transport:?}: {error}");
+                }
+            }
+        });
+    }
+}
+
+/// Descriptors and threads of this process.
+fn possessions() -> (usize, usize) {
+    let count = |path| std::fs::read_dir(path).map_or(0, Iterator::count);
+    (count("/proc/self/fd"), count("/proc/self/task"))
+}
+
+#[test]
+fn groups_that_are_closed_leave_nothing_behind() {
+    let _alone = ALONE
+        .write()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let once = |transport| {
+        run(transport, 2, |comm| {
+            comm.all_reduce(&mut [1_i32; 4], ReduceOp::Sum)
+                .expect("all_reduce");
+            if comm.rank() == 0 {
+                comm.send_slice(&[1_u8], 1, 1).expect("send");
+            } else {
+                comm.receive_slice(&mut [0_u8], Some(0), 1)
+                    .expect("receive");
+            }
+        });
+    };
+    // A group that lives on keeps the process's endpoint.
+    let anchor = Communicator::join(&MemoryStore::default(), 0, 1, config(Transport::Shm, "20"))
+        .expect("a communicator");
+    let settled = |least: (usize, usize)| {
+        let start = Instant::now();
+        loop {
+            let now = possessions();
+            if (now.0 <= least.0 && now.1 <= least.1) || start.elapsed() > Duration::from_secs(6) {
+                return now;
+            }
+            pause(20);
+        }
+    };
+    TRANSPORTS.into_iter().for_each(once);
+    pause(1500);
+    let before = possessions();
+    for _ in 0..100 {
+        TRANSPORTS.into_iter().for_each(once);
+    }
+    // A few threads of the test harness may come and go.
+    let least = (before.0 + 4, before.1 + 4);
+    let after = settled(least);
+    assert!(
+        after.0 <= least.0 && after.1 <= least.1,
+        "descriptors and threads: {before:?} before, {after:?} after"
+    );
+    drop(anchor);
+}
