@@ -78,14 +78,15 @@ inline int64_t milliseconds(std::chrono::milliseconds timeout) {
 // DistNetworkError; the rest, timeouts among them, is a DistBackendError. All but the first are RuntimeErrors.
 inline std::exception_ptr exception(const Status& status) {
   const c10::SourceLocation here{"unisono", __FILE__, __LINE__};
-  auto text = std::string(status.message);
+  const auto text = "unisono: " + std::string(status.message);
   switch (static_cast<Code>(status.code)) {
     case Code::InvalidArgument:
     case Code::Unsupported: return std::make_exception_ptr(c10::ValueError(here, text));
     case Code::PeerLost:
     case Code::System: return std::make_exception_ptr(c10::DistNetworkError(here, text));
     case Code::Timeout:
-      return std::make_exception_ptr(c10::DistBackendError(here, "Timed out waiting: " + text));
+      return std::make_exception_ptr(c10::DistBackendError(
+          here, "unisono: Timed out waiting: " + std::string(status.message)));
     default: return std::make_exception_ptr(c10::DistBackendError(here, text));
   }
 }

@@ -620,6 +620,19 @@ fn what_is_started_while_the_progress_thread_sleeps_wakes_it() {
 }
 
 #[test]
+fn a_completion_that_panics_does_not_silence_the_next() {
+    let _beside = beside_others();
+    run(Transport::Local, 1, |comm| {
+        // SAFETY: a barrier has no memory.
+        let work =
+            unsafe { comm.start(Request::barrier(), Some(Box::new(|_| panic!("expected")))) };
+        work.expect("started").wait(None).expect("barrier");
+        let told = start_all_reduce(&comm, &mut [1.0], ReduceOp::Sum).1;
+        end(&told).expect("all_reduce");
+    });
+}
+
+#[test]
 fn unread_credit_does_not_spoil_a_farewell() {
     let _beside = beside_others();
     for transport in TRANSPORTS {

@@ -1,7 +1,6 @@
 //! The group and its collectives: what the three doors call.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::buffer::Memory;
@@ -22,7 +21,6 @@ use crate::types::{DataType, Rank};
 #[derive(Debug)]
 pub struct Communicator {
     group: Arc<Group>,
-    splits: AtomicU64,
 }
 
 impl Communicator {
@@ -47,10 +45,7 @@ impl Communicator {
     }
 
     fn new(group: Arc<Group>) -> Self {
-        Self {
-            group,
-            splits: AtomicU64::new(0),
-        }
+        Self { group }
     }
 
     /// This process's number in the group.
@@ -171,8 +166,7 @@ impl Communicator {
     /// # Errors
     /// As a collective.
     pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Self>> {
-        let number = self.splits.fetch_add(1, Ordering::Relaxed);
-        Ok(self.group.split(number, color, key)?.map(Self::new))
+        Ok(self.group.split(color, key)?.map(Self::new))
     }
 
     /// How long an operation may take from now on, unless its request says otherwise. Zero: for ever.

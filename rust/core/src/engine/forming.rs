@@ -128,12 +128,7 @@ impl Group {
     }
 
     /// The part of this group that gives the same color.
-    pub(crate) fn split(
-        &self,
-        number: u64,
-        color: Option<i64>,
-        key: i64,
-    ) -> Result<Option<Arc<Self>>> {
+    pub(crate) fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Arc<Self>>> {
         let mine = [i64::from(color.is_some()), color.unwrap_or(0), key];
         let mut all = vec![0_i64; 3 * self.world];
         let (input, output) = (Memory::of(&mine), Memory::of_mut(&mut all));
@@ -153,7 +148,7 @@ impl Group {
         let rank = rank.ok_or_else(|| Error::internal("a rank that is not in its own group"))?;
         let label = [
             b"split".as_slice(),
-            &number.to_le_bytes(),
+            &work.sequence.to_le_bytes(),
             &color.to_le_bytes(),
         ]
         .concat();

@@ -4,6 +4,7 @@
 //! because they run foreign code: it may take locks (Python's among them) or wait for another operation, and must
 //! not hold up the bytes of other groups meanwhile.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_channel::Sender;
@@ -51,7 +52,8 @@ pub(crate) fn start() -> Result<()> {
             .name("unisono-tell".into())
             .spawn(move || {
                 for (completion, result) in receiver {
-                    completion(result);
+                    // It is foreign code. Its panic has been reported by the hook; the next one is told all the same.
+                    let _ = catch_unwind(AssertUnwindSafe(|| completion(result)));
                 }
             })
             .ok()

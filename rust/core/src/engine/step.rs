@@ -1,5 +1,6 @@
 //! One step of a group: what can be moved now is moved, what has ended is noticed.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -22,8 +23,18 @@ const PEER_CONNECTS_WITHIN: Duration = Duration::from_secs(2);
 const WAITS_NAMED: usize = 4;
 
 impl Group {
-    /// Moves every byte that can be moved now. Returns whether anything moved.
+    /// Moves every byte that can be moved now. Returns whether anything moved. A panic on the way is a defect, and the
+    /// end of the group: no operation may go on, nor its memory be used, after its caller has been unwound.
     pub(super) fn step(&self, core: &mut Core) -> bool {
+        let stepped = catch_unwind(AssertUnwindSafe(|| self.step_once(core)));
+        stepped.unwrap_or_else(|_| {
+            let what = "a step of the group panicked; the panic's message is on standard error";
+            self.fail(core, Error::internal(what));
+            true
+        })
+    }
+
+    fn step_once(&self, core: &mut Core) -> bool {
         let mut moved = self.read_mail(core);
         let mut index = 0;
         while index < core.operations.len().min(CONCURRENT) {
