@@ -278,7 +278,13 @@ impl Group {
                 let state = open.ended.as_ref()?;
                 loss(state, peer, &self.membership.members[peer].label)
             }
-            Slot::Unreachable(error) => Some(error.clone()),
+            Slot::Unreachable(error) => {
+                let error = error.clone();
+                match has_left(links, peer) {
+                    true => loss(&PeerState::Left, peer, &self.membership.members[peer].label),
+                    false => Some(error),
+                }
+            }
             Slot::Closed | Slot::Opening { .. } => None,
         }
     }
@@ -417,10 +423,15 @@ impl Group {
     }
 }
 
-/// Whether the point-to-point peer said farewell, rather than vanish.
+/// Whether `peer` said farewell, rather than vanish: on its point-to-point link, or, when that was not open, on the
+/// other one.
 fn has_left(links: &mut LinkTable, peer: Rank) -> bool {
+    let lane = match links.slot(Lane::PointToPoint, peer) {
+        Slot::Open(_) => Lane::PointToPoint,
+        _ => Lane::Collective,
+    };
     matches!(
-        links.open(Lane::PointToPoint, peer),
+        links.open(lane, peer),
         Some(OpenLink {
             ended: Some(PeerState::Left),
             ..
