@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import unisono
-
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 
@@ -38,11 +36,3 @@ def test_every_error_code_is_documented_with_its_cost():
     rows = re.findall(r"(?m)^\| (\w+) \| (local|fatal) \|", (ROOT / "docs/errors.md").read_text())
     assert len(codes) >= 8
     assert rows == [(code, "local" if code in local else "fatal") for code in codes]
-
-
-def test_every_setting_is_documented_as_the_code_has_it():
-    cell = "| `{0.variable}` | {0.accepts} | `{0.default}` | {0.consequence} |"
-    rows = [cell.format(setting) for setting in unisono.settings()]
-    text = (ROOT / "docs/settings.md").read_text()
-    table = re.search(r"(?s)<!-- settings:begin -->\n(.*)<!-- settings:end -->", text)
-    assert table[1].splitlines()[2:] == rows
