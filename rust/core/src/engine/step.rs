@@ -35,7 +35,7 @@ impl Group {
     }
 
     fn step_once(&self, core: &mut Core) -> bool {
-        let mut moved = self.read_mail(core);
+        let mut moved = self.has_mail() && self.read_mail(core);
         let mut index = 0;
         while index < core.operations.len().min(CONCURRENT) {
             let (earlier, rest) = core.operations.split_at_mut(index);
@@ -93,13 +93,12 @@ impl Group {
 
     /// Takes in what the threads that make connections have posted. Returns whether there was anything.
     pub(super) fn read_mail(&self, core: &mut Core) -> bool {
-        if !self.has_mail() {
-            return false;
-        }
-        for mail in self.take_mail() {
+        let news = self.take_mail();
+        let any = !news.is_empty();
+        for mail in news {
             self.read(core, mail);
         }
-        true
+        any
     }
 
     fn read(&self, core: &mut Core, mail: Mail) {
