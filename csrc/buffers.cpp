@@ -73,9 +73,13 @@ void Job::accept(const at::Tensor& tensor, const char* argument) {
 void Job::read(const at::Tensor& tensor, const char* argument) {
   accept(tensor, argument);
   has_input_ = true;
-  const at::Tensor& source = is_plain(tensor) ? tensor : beside(tensor).copy_(tensor);
+  at::Tensor source = tensor;
+  if (!is_plain(tensor)) {
+    source = beside(tensor);
+    source.copy_(tensor);
+  }
   input_.push_back(piece(source));
-  kept_.tensors.push_back(source);
+  kept_.tensors.push_back(std::move(source));
 }
 
 void Job::write(const at::Tensor& tensor, const char* argument) {
