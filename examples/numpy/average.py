@@ -7,6 +7,7 @@ does as well, and so do srun and mpirun.
 """
 
 import numpy as np
+
 import unisono
 
 with unisono.init() as comm:

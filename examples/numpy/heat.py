@@ -8,6 +8,7 @@ The result is compared with the same computation on one rank.
 """
 
 import numpy as np
+
 import unisono
 
 CELLS, STEPS, RATE = 240, 500, 0.25

@@ -7,6 +7,7 @@ counts, and with `gather` also what each rank contributed.
 """
 
 import numpy as np
+
 import unisono
 
 SAMPLES = 400_000

@@ -7,7 +7,6 @@ import zlib
 
 import numpy as np
 import pytest
-import unisono
 from numpy_reference import (
     DTYPES,
     FLOATS,
@@ -20,6 +19,8 @@ from numpy_reference import (
     has_meaning,
     reduced,
 )
+
+import unisono
 
 COUNTS = [0, 1, 2, 3, 7, 67, 1003]
 LARGE = 120_011

@@ -13,8 +13,9 @@ from datetime import timedelta
 import ml_dtypes
 import numpy as np
 import pytest
-import unisono
 from ranks import run_ranks
+
+import unisono
 
 NAMES = [
     *("float16", "float32", "float64", "int8", "int16", "int32", "int64"),

@@ -8,8 +8,9 @@ import sys
 
 import numpy as np
 import pytest
-import unisono
 from ranks import RankResult, run_ranks
+
+import unisono
 
 TRANSPORTS = ["shm", "tcp"]
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import unisono
 from unisono.__main__ import table
 
