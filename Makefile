@@ -121,6 +121,8 @@ prerequisites:
 	command -v cc >/dev/null || missing+=(gcc); \
 	command -v c++ >/dev/null || missing+=(g++); \
 	command -v $(PYTHON) >/dev/null || missing+=(python3 python3-venv); \
+	: "the tests across hosts skip without ip"; \
+	! command -v apt-get >/dev/null || [ "$$(id -u)" -ne 0 ] || command -v ip >/dev/null || missing+=(iproute2); \
 	if [ ! -x $(PY) ] && command -v $(PYTHON) >/dev/null; then \
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "$$($(PYTHON) --version) is too old: unisono needs 3.10 or newer (make PYTHON=python3.12)" >&2; exit 1; }; \

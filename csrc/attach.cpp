@@ -1,5 +1,5 @@
-// How a backend comes into being: an operator that Python calls with a boxed process group, whose store the ranks
-// meet through. No pybind11, and so no dependence on the version of Python.
+// How a backend comes into being: an operator that Python calls with a boxed process group, whose
+// store the ranks meet through. No pybind11, and so no dependence on the version of Python.
 #include <torch/headeronly/version.h>
 #include <torch/library.h>
 
@@ -28,7 +28,8 @@ Status failure(Code code, const std::exception& error) {
   return Status{.code = static_cast<uint8_t>(code), .message = "torch's store: " + text};
 }
 
-// torch's store as the core uses it. Keys get a prefix of our own, as torch may hand the same store to others.
+// torch's store as the core uses it. Keys get a prefix of our own, as torch may hand the same store
+// to others.
 class TorchStore final : public Store {
  public:
   explicit TorchStore(const c10::intrusive_ptr<c10d::Store>& store)
@@ -94,8 +95,8 @@ void attach(const c10::intrusive_ptr<c10d::ProcessGroup>& pg,
   const int size = pg->getSize();
   Joined joined = join(TorchStore(pg->getStore()), rank, size, {list.data(), list.size()});
   raise(joined.status);
-  auto options = c10::make_intrusive<c10d::Backend::Options>("unisono",
-                                                             std::chrono::milliseconds(timeout_ms));
+  auto options =
+      c10::make_intrusive<c10d::Backend::Options>("unisono", std::chrono::milliseconds(timeout_ms));
   options->global_ranks_in_group.assign(global_ranks.begin(), global_ranks.end());
   auto backend =
       c10::make_intrusive<Backend>(std::move(joined.group), rank, size, std::move(options));

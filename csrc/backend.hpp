@@ -1,10 +1,11 @@
 // The c10d backend "unisono".
 //
-// Each method checks its tensors, says which memory the core is to use and forwards. A blocking call (asyncOp false)
-// is carried out in the calling thread; an asynchronous one is started with a completion that owns the tensors.
+// Each method checks its tensors, says which memory the core is to use and forwards. A blocking
+// call (asyncOp false) is carried out in the calling thread; an asynchronous one is started with a
+// completion that owns the tensors.
 //
-// Where torch renamed a method (2.14: all_gather_single and others) the older name is overridden: it exists in every
-// version, and the new names forward to it.
+// Where torch renamed a method (2.14: all_gather_single and others) the older name is overridden:
+// it exists in every version, and the new names forward to it.
 #pragma once
 
 #include <atomic>

@@ -28,7 +28,9 @@ bool overlap(const Piece& a, const Piece& b) {
          b.address < a.address + a.bytes;
 }
 
-bool same(const Piece& a, const Piece& b) { return a.address == b.address && a.bytes == b.bytes; }
+bool same(const Piece& a, const Piece& b) {
+  return a.address == b.address && a.bytes == b.bytes;
+}
 
 rust::Slice<const Piece> slice(const c10::SmallVector<Piece, 2>& pieces) {
   return {pieces.data(), pieces.size()};

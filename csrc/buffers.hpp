@@ -16,14 +16,15 @@ using Tensors = std::vector<at::Tensor>;
 // What must stay alive until an operation has ended, and what must be copied back then.
 struct Kept {
   Tensors tensors;
-  // Where to, where from: outputs that are not contiguous are received beside and copied into place.
+  // Where to, where from: outputs that are not contiguous are received beside and copied into
+  // place.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
 };
 
 // One operation: how the core is to carry it out, over which memory.
 //
-// Tensors are added as what they are to the operation. A tensor that is not contiguous is replaced by a contiguous
-// one, in the order of its elements, so that ranks with other strides still agree.
+// Tensors are added as what they are to the operation. A tensor that is not contiguous is replaced
+// by a contiguous one, in the order of its elements, so that ranks with other strides still agree.
 class Job {
  public:
   explicit Job(Collective collective) : collective_(collective) {}
@@ -37,8 +38,9 @@ class Job {
   void has_input() { has_input_ = true; }
   void has_output() { has_output_ = true; }
 
-  // If inputs and outputs share bytes, reads the inputs from a copy. With `block`: unless the input is exactly the
-  // block-th piece of the output, or begins there when the output is one piece; then the operation is in place.
+  // If inputs and outputs share bytes, reads the inputs from a copy. With `block`: unless the input
+  // is exactly the block-th piece of the output, or begins there when the output is one piece; then
+  // the operation is in place.
   void part_overlap(int block = -1);
   // The outputs must be disjoint: the core writes to them at the same time.
   void check_outputs(const char* argument) const;

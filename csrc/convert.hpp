@@ -15,23 +15,40 @@ namespace unisono {
 
 inline DataType data_type(at::ScalarType type) {
   switch (type) {
-    case at::kHalf: return DataType::Float16;
-    case at::kBFloat16: return DataType::BFloat16;
-    case at::kFloat: return DataType::Float32;
-    case at::kDouble: return DataType::Float64;
-    case at::kFloat8_e4m3fn: return DataType::Float8E4M3;
-    case at::kFloat8_e5m2: return DataType::Float8E5M2;
-    case at::kChar: return DataType::Int8;
-    case at::kShort: return DataType::Int16;
-    case at::kInt: return DataType::Int32;
-    case at::kLong: return DataType::Int64;
-    case at::kByte: return DataType::UInt8;
-    case at::kUInt16: return DataType::UInt16;
-    case at::kUInt32: return DataType::UInt32;
-    case at::kUInt64: return DataType::UInt64;
-    case at::kBool: return DataType::Bool;
-    case at::kComplexFloat: return DataType::Complex64;
-    case at::kComplexDouble: return DataType::Complex128;
+    case at::kHalf:
+      return DataType::Float16;
+    case at::kBFloat16:
+      return DataType::BFloat16;
+    case at::kFloat:
+      return DataType::Float32;
+    case at::kDouble:
+      return DataType::Float64;
+    case at::kFloat8_e4m3fn:
+      return DataType::Float8E4M3;
+    case at::kFloat8_e5m2:
+      return DataType::Float8E5M2;
+    case at::kChar:
+      return DataType::Int8;
+    case at::kShort:
+      return DataType::Int16;
+    case at::kInt:
+      return DataType::Int32;
+    case at::kLong:
+      return DataType::Int64;
+    case at::kByte:
+      return DataType::UInt8;
+    case at::kUInt16:
+      return DataType::UInt16;
+    case at::kUInt32:
+      return DataType::UInt32;
+    case at::kUInt64:
+      return DataType::UInt64;
+    case at::kBool:
+      return DataType::Bool;
+    case at::kComplexFloat:
+      return DataType::Complex64;
+    case at::kComplexDouble:
+      return DataType::Complex128;
     default:
       C10_THROW_ERROR(TypeError,
                       c10::str("unisono carries no tensors of type ", c10::toString(type),
@@ -47,23 +64,32 @@ struct Reduction {
 
 inline Reduction reduction(const c10d::ReduceOp& op) {
   switch (op.op_) {
-    case c10d::ReduceOp::SUM: return {Operator::Sum};
-    case c10d::ReduceOp::AVG: return {Operator::Avg};
-    case c10d::ReduceOp::PRODUCT: return {Operator::Prod};
-    case c10d::ReduceOp::MIN: return {Operator::Min};
-    case c10d::ReduceOp::MAX: return {Operator::Max};
-    case c10d::ReduceOp::BAND: return {Operator::Band};
-    case c10d::ReduceOp::BOR: return {Operator::Bor};
-    case c10d::ReduceOp::BXOR: return {Operator::Bxor};
+    case c10d::ReduceOp::SUM:
+      return {Operator::Sum};
+    case c10d::ReduceOp::AVG:
+      return {Operator::Avg};
+    case c10d::ReduceOp::PRODUCT:
+      return {Operator::Prod};
+    case c10d::ReduceOp::MIN:
+      return {Operator::Min};
+    case c10d::ReduceOp::MAX:
+      return {Operator::Max};
+    case c10d::ReduceOp::BAND:
+      return {Operator::Band};
+    case c10d::ReduceOp::BOR:
+      return {Operator::Bor};
+    case c10d::ReduceOp::BXOR:
+      return {Operator::Bxor};
     case c10d::ReduceOp::PREMUL_SUM: {
-      // torch makes this operator with this supplement and no other; the older name exists in every version.
-      const auto* factor =
-          static_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      // torch makes this operator with this supplement and no other; the older name exists in every
+      // version.
+      const auto* factor = static_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
       if (factor == nullptr) break;
       if (!factor->tensor_factor.defined()) return {Operator::PremulSum, factor->double_factor};
       return {Operator::PremulSum, factor->tensor_factor.item<double>()};
     }
-    default: break;
+    default:
+      break;
   }
   C10_THROW_ERROR(ValueError,
                   c10::str("op: reduce operator number ", static_cast<int>(op.op_), " is unknown"));
@@ -74,20 +100,24 @@ inline int64_t milliseconds(std::chrono::milliseconds timeout) {
   return timeout == c10d::kUnsetTimeout ? -1 : std::max<int64_t>(timeout.count(), 0);
 }
 
-// The exception for a failure. A wrong argument is a ValueError; what the network or another process did is a
-// DistNetworkError; the rest, timeouts among them, is a DistBackendError. All but the first are RuntimeErrors.
+// The exception for a failure. A wrong argument is a ValueError; what the network or another
+// process did is a DistNetworkError; the rest, timeouts among them, is a DistBackendError. All but
+// the first are RuntimeErrors.
 inline std::exception_ptr exception(const Status& status) {
   const c10::SourceLocation here{"unisono", __FILE__, __LINE__};
   const auto text = "unisono: " + std::string(status.message);
   switch (static_cast<Code>(status.code)) {
     case Code::InvalidArgument:
-    case Code::Unsupported: return std::make_exception_ptr(c10::ValueError(here, text));
+    case Code::Unsupported:
+      return std::make_exception_ptr(c10::ValueError(here, text));
     case Code::PeerLost:
-    case Code::System: return std::make_exception_ptr(c10::DistNetworkError(here, text));
+    case Code::System:
+      return std::make_exception_ptr(c10::DistNetworkError(here, text));
     case Code::Timeout:
       return std::make_exception_ptr(c10::DistBackendError(
           here, "unisono: Timed out waiting: " + std::string(status.message)));
-    default: return std::make_exception_ptr(c10::DistBackendError(here, text));
+    default:
+      return std::make_exception_ptr(c10::DistBackendError(here, text));
   }
 }
 
@@ -96,6 +126,8 @@ inline void raise(const Status& status) {
   if (status.code != 0) std::rethrow_exception(exception(status));
 }
 
-inline rust::Str str(const std::string& text) { return rust::Str(text.data(), text.size()); }
+inline rust::Str str(const std::string& text) {
+  return rust::Str(text.data(), text.size());
+}
 
 }  // namespace unisono

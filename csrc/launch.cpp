@@ -1,4 +1,5 @@
-// How a backend carries out what the methods in backend.cpp have prepared; point-to-point; its life.
+// How a backend carries out what the methods in backend.cpp have prepared; point-to-point; its
+// life.
 #include <utility>
 
 #include "backend.hpp"
@@ -17,7 +18,9 @@ Backend::Backend(rust::Box<Group> group, int rank, int size, c10::intrusive_ptr<
   remember(handle_);
 }
 
-Backend::~Backend() { close(); }
+Backend::~Backend() {
+  close();
+}
 
 c10::intrusive_ptr<Work> Backend::make_work(Label label, const Tensors& inputs, Tensors results,
                                             std::chrono::milliseconds timeout) const {
@@ -126,14 +129,20 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 c10d::ErrorType Backend::getError() {
   const Status status = handle_->group->error();
   switch (static_cast<Code>(status.code)) {
-    case Code::Success: return c10d::ErrorType::SUCCESS;
-    case Code::Timeout: return c10d::ErrorType::TIMEOUT;
-    case Code::PeerLost: return c10d::ErrorType::REMOTE_ERROR;
-    default: return c10d::ErrorType::COMM_ERROR;
+    case Code::Success:
+      return c10d::ErrorType::SUCCESS;
+    case Code::Timeout:
+      return c10d::ErrorType::TIMEOUT;
+    case Code::PeerLost:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
   }
 }
 
-void Backend::abort() { handle_->group->abort("the process group was aborted"); }
+void Backend::abort() {
+  handle_->group->abort("the process group was aborted");
+}
 
 const at::Tensor& Backend::only(const Tensors& tensors, const char* argument) const {
   if (tensors.size() != 1) {

@@ -4,8 +4,8 @@
 //   2. all_gather_v of the indices, 3. of the values
 //   4. one coalesced tensor of all of them, copied to the caller's
 //
-// Three operations that depend on each other; they run in the calling thread, also when the call is asynchronous,
-// because collectives must start in the same order on every rank.
+// Three operations that depend on each other; they run in the calling thread, also when the call is
+// asynchronous, because collectives must start in the same order on every rank.
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "backend.hpp"

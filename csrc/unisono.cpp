@@ -1,4 +1,5 @@
-// Everything in one translation unit: torch's headers take far longer to read than these files to compile.
+// Everything in one translation unit: torch's headers take far longer to read than these files to
+// compile.
 #include "attach.cpp"
 #include "backend.cpp"
 #include "buffers.cpp"

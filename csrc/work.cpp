@@ -41,7 +41,9 @@ class WorkCompletion final : public Completion {
 };
 
 // A profiler's record costs an allocation; only pay when somebody listens.
-const char* title_if_profiled(const char* title) { return at::hasCallbacks() ? title : nullptr; }
+const char* title_if_profiled(const char* title) {
+  return at::hasCallbacks() ? title : nullptr;
+}
 
 std::optional<Tensors> inputs_if_profiled(const Tensors& inputs) {
   if (!at::hasCallbacks() || inputs.empty()) return std::nullopt;
@@ -63,9 +65,13 @@ void Work::expect(size_t operations) {
   operations_.reserve(operations);
 }
 
-void Work::keep(Kept&& kept) { kept_.push_back(std::move(kept)); }
+void Work::keep(Kept&& kept) {
+  kept_.push_back(std::move(kept));
+}
 
-void Work::attach(rust::Box<Operation> operation) { operations_.push_back(std::move(operation)); }
+void Work::attach(rust::Box<Operation> operation) {
+  operations_.push_back(std::move(operation));
+}
 
 void Work::part(std::exception_ptr error) {
   {
@@ -85,7 +91,8 @@ void Work::settle(std::exception_ptr error) {
     if (settled_.load(std::memory_order_relaxed)) return;
     if (!error) {
       try {
-        // This may be a thread in which autograd is on; an operation in place on a leaf would be refused.
+        // This may be a thread in which autograd is on; an operation in place on a leaf would be
+        // refused.
         at::AutoDispatchBelowADInplaceOrView guard;
         for (const Kept& part : kept_) {
           for (const auto& [to, from] : part.copies) to.copy_(from);
@@ -99,7 +106,8 @@ void Work::settle(std::exception_ptr error) {
     future = future_;
     settled_.store(true, std::memory_order_release);
   }
-  // Outside the lock: tensors may take the interpreter's lock when they go, and callbacks may do anything.
+  // Outside the lock: tensors may take the interpreter's lock when they go, and callbacks may do
+  // anything.
   kept.clear();
   if (future) complete(*future);
 }
@@ -112,9 +120,13 @@ void Work::complete(c10::ivalue::Future& future) {
   }
 }
 
-bool Work::isCompleted() { return settled_.load(std::memory_order_acquire); }
+bool Work::isCompleted() {
+  return settled_.load(std::memory_order_acquire);
+}
 
-bool Work::isSuccess() const { return exception() == nullptr; }
+bool Work::isSuccess() const {
+  return exception() == nullptr;
+}
 
 std::exception_ptr Work::exception() const {
   std::lock_guard lock(mutex_);

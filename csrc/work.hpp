@@ -23,10 +23,11 @@ struct Handle {
 
 // A call under way.
 //
-// It is settled once, by whoever learns first that all its operations have ended: the thread that runs completions, or
-// a thread in wait(), which drives the operations itself and does not depend on the other. Settling copies
-// results into place, lets go of the tensors, ends the profiler's record and completes the future. Every operation's
-// completion holds a reference, so a Work that its user drops still keeps its tensors until they are not needed.
+// It is settled once, by whoever learns first that all its operations have ended: the thread that
+// runs completions, or a thread in wait(), which drives the operations itself and does not depend
+// on the other. Settling copies results into place, lets go of the tensors, ends the profiler's
+// record and completes the future. Every operation's completion holds a reference, so a Work that
+// its user drops still keeps its tensors until they are not needed.
 class Work final : public c10d::Work {
  public:
   // `title` and `inputs` are for the profiler; `results` are what result() and the future give.

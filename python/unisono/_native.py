@@ -1,8 +1,9 @@
 """Picks the extension module that fits this process, and loads it.
 
-A wheel carries ``_core.abi3.so``, which knows no torch, and one ``core-torch-2.N.so`` per torch minor version,
-which holds the same and the c10d backend. torch changes its C++ classes with every minor version, so the version
-is compared before anything is loaded: a mismatch would not fail cleanly, it would crash.
+A wheel carries ``_core.abi3.so``, which knows no torch, and one ``core-torch-2.N.so`` per torch
+minor version, which holds the same and the c10d backend. torch changes its C++ classes with every
+minor version, so the version is compared before anything is loaded: a mismatch would not fail
+cleanly, it would crash.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from types import ModuleType
 
 _FOLDER = Path(__file__).resolve().parent
 _PLAIN = "unisono._core"
-# Where the torch build goes when the plain one was loaded first. The last part names the init function.
+# Where the torch build goes when the plain one was loaded first. The last part names the init
+# function.
 _BESIDE = "unisono._beside._core"
 
 
 def load() -> ModuleType:
-    """Return ``unisono._core``: the build for this process's torch if it has one, else the plain one."""
+    """Return ``unisono._core``: the build for this process's torch, else the plain one."""
     module = sys.modules.get(_PLAIN)
     if module is not None:
         return module
@@ -71,16 +73,17 @@ def _unsupported(torch: ModuleType) -> str:
     names = (path.stem.removeprefix("core-torch-") for path in _FOLDER.glob("core-torch-*.so"))
     built = sorted((name for name in names if re.fullmatch(r"\d+\.\d+", name)), key=order)
     return (
-        f"unisono is installed for {'torch ' + ', '.join(built) if built else 'no torch'}, and this is "
-        f"torch {torch.__version__}: in a checkout of unisono, run `make setup` in this environment, or "
-        "build the crate unisono-python with the feature `torch` and UNISONO_TORCH_DIR="
-        f"{Path(torch.__file__).parent}"
+        f"unisono is installed for {'torch ' + ', '.join(built) if built else 'no torch'}, and "
+        f"this is torch {torch.__version__}: in a checkout of unisono, run `make setup` in this "
+        "environment, or build the crate unisono-python with the feature `torch` and "
+        f"UNISONO_TORCH_DIR={torch.__path__[0]}"
     )
 
 
 def _load_file(name: str, path: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
+    assert spec is not None  # Only a loader of packages may decline.
     module = importlib.util.module_from_spec(spec)
     # Before it runs, as an import would, and only for as long as it succeeds.
     sys.modules[name] = module

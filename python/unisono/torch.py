@@ -1,7 +1,8 @@
 """The torch door: ``torch.distributed.init_process_group("unisono")``.
 
-torch finds the backend by itself, through the entry points ``torch.distributed.backends`` (2.14 and newer) and
-``torch.backends`` (older). Importing this module is cheap: native code is loaded when the first group is made.
+torch finds the backend by itself, through the entry points ``torch.distributed.backends`` (2.14 and
+newer) and ``torch.backends`` (older). Importing this module is cheap: native code is loaded when
+the first group is made.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ready = False
 
 
 def register() -> None:
-    """Make ``"unisono"`` known to ``torch.distributed``. Called by torch; harmless to call again."""
+    """Make ``"unisono"`` known to ``torch.distributed``. Called by torch; may be called again."""
     import torch.distributed as dist
 
     if not dist.is_available() or "UNISONO" in dist.Backend._plugins:
@@ -79,7 +80,8 @@ def _prepare() -> None:
     from unisono._native import load_for_torch
 
     core = load_for_torch()
-    # Before the interpreter goes: callbacks of operations under way need it, peers wait for our farewell.
+    # Before the interpreter goes: callbacks of operations under way need it, and peers wait for our
+    # farewell.
     atexit.register(core.close_torch_groups)
     _ready = True
 

@@ -15,7 +15,20 @@ import numpy as np
 FLOATS = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPES = [*FLOATS, *INTEGERS, "bool", "complex64", "complex128"]
-OPS = "sum avg prod min max band bor bxor land lor lxor premul_sum".split()
+OPS = [
+    "sum",
+    "avg",
+    "prod",
+    "min",
+    "max",
+    "band",
+    "bor",
+    "bxor",
+    "land",
+    "lor",
+    "lxor",
+    "premul_sum",
+]
 POOL = 4096
 
 
@@ -48,7 +61,7 @@ def _pool(name: str, rank: int) -> np.ndarray:
     values = sign * random.uniform(0.5, 1.5, POOL)
     if name.startswith("complex"):
         return (values + 1j * np.roll(values, 1)).astype(dtype)
-    values[:: 7] = 0
+    values[::7] = 0
     return values.astype(dtype)
 
 

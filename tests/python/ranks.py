@@ -97,6 +97,7 @@ def run_ranks(
     env: Mapping[str, str] | Callable[[int], Mapping[str, str]] | None = None,
     torch: bool = False,
     check: bool = True,
+    prefix: Callable[[int], Sequence[str]] | None = None,
 ) -> list[RankResult]:
     """Run ``target`` on ``world`` ranks and return how each ended, in rank order.
 
@@ -117,6 +118,9 @@ def run_ranks(
     check
         Raise ``RanksError`` unless every rank ended well. Without it the results say who failed
         and only the timeout raises.
+    prefix
+        From a rank to the command that becomes it, such as ``ip netns exec host``: it must replace
+        itself by the program that follows, or the rank could not be killed.
     """
     port = str(free_port())
     with contextlib.ExitStack() as stack:
@@ -137,7 +141,8 @@ def run_ranks(
                 **({"OMP_NUM_THREADS": "1"} if torch else {}),
                 **(extra or {}),
             }
-            command = [sys.executable, str(HERE / "ranks.py"), "rank", str(folder)]
+            command = [*(prefix(rank) if prefix else ())]
+            command += [sys.executable, str(HERE / "ranks.py"), "rank", str(folder)]
             ranks.append(_Rank(rank, folder, command, variables))
         timed_out = _wait(ranks, timeout, stop_on_failure=check)
         results = [rank.finish() for rank in ranks]

@@ -51,3 +51,8 @@ def test_operations_may_be_forgotten(transport):
 
 def test_operations_on_the_same_array_keep_their_order():
     run_ranks(3, "numpy_ranks:operations_that_share_an_array")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_threads(transport):
+    run_ranks(3, "numpy_ranks:threads", env=environment(transport))

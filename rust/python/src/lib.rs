@@ -9,8 +9,11 @@ mod communicator;
 mod counts;
 mod dlpack;
 mod errors;
+mod exchanges;
 mod operator;
 mod point_to_point;
+mod reductions;
+mod rooted;
 mod running;
 mod settings;
 #[cfg(feature = "torch")]

@@ -98,8 +98,8 @@ pub(crate) fn start(
     let work = py.detach(|| {
         guard(|| {
             match action {
-                // SAFETY: the completion keeps what owns the memory until the operation has ended. That nobody else
-                // uses the arrays is the caller's part.
+                // SAFETY: the completion keeps what owns the memory until the operation has ended. That nobody
+                // else uses the arrays is the caller's part.
                 Action::Collective(request) => unsafe { comm.start(request, Some(completion)) },
                 // SAFETY: as above.
                 Action::Message(message) => unsafe {

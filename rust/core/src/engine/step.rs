@@ -35,7 +35,7 @@ impl Group {
     }
 
     fn step_once(&self, core: &mut Core) -> bool {
-        let mut moved = self.read_mail(core);
+        let mut moved = self.has_mail() && self.read_mail(core);
         let mut index = 0;
         while index < core.operations.len().min(CONCURRENT) {
             let (earlier, rest) = core.operations.split_at_mut(index);
@@ -93,13 +93,12 @@ impl Group {
 
     /// Takes in what the threads that make connections have posted. Returns whether there was anything.
     pub(super) fn read_mail(&self, core: &mut Core) -> bool {
-        if !self.has_mail() {
-            return false;
-        }
-        for mail in self.take_mail() {
+        let news = self.take_mail();
+        let any = !news.is_empty();
+        for mail in news {
             self.read(core, mail);
         }
-        true
+        any
     }
 
     fn read(&self, core: &mut Core, mail: Mail) {
@@ -278,7 +277,13 @@ impl Group {
                 let state = open.ended.as_ref()?;
                 loss(state, peer, &self.membership.members[peer].label)
             }
-            Slot::Unreachable(error) => Some(error.clone()),
+            Slot::Unreachable(error) => {
+                let error = error.clone();
+                match has_left(links, peer) {
+                    true => loss(&PeerState::Left, peer, &self.membership.members[peer].label),
+                    false => Some(error),
+                }
+            }
             Slot::Closed | Slot::Opening { .. } => None,
         }
     }
@@ -417,10 +422,15 @@ impl Group {
     }
 }
 
-/// Whether the point-to-point peer said farewell, rather than vanish.
+/// Whether `peer` said farewell, rather than vanish: on its point-to-point link, or, when that was not open, on the
+/// other one.
 fn has_left(links: &mut LinkTable, peer: Rank) -> bool {
+    let lane = match links.slot(Lane::PointToPoint, peer) {
+        Slot::Open(_) => Lane::PointToPoint,
+        _ => Lane::Collective,
+    };
     matches!(
-        links.open(Lane::PointToPoint, peer),
+        links.open(lane, peer),
         Some(OpenLink {
             ended: Some(PeerState::Left),
             ..

@@ -201,6 +201,28 @@ mod tests {
     }
 
     #[test]
+    fn rank_0_leaves_after_all_who_came() {
+        let store = MemoryStore::default();
+        // Rank 1 came and is slow to leave; rank 2 never came and is not waited for.
+        store.set(&roster::entry_key(1), b"").expect("set");
+        thread::scope(|scope| {
+            let zero = scope.spawn(|| {
+                let begun = Instant::now();
+                leave(&store, 0, 3, SOON);
+                begun.elapsed()
+            });
+            thread::sleep(Duration::from_millis(50));
+            leave(&store, 1, 3, SOON);
+            let took = zero.join().expect("no panic");
+            assert!(took >= Duration::from_millis(40) && took < SOON, "{took:?}");
+        });
+        let begun = Instant::now();
+        store.set(&roster::entry_key(2), b"").expect("set");
+        leave(&store, 0, 3, Duration::from_millis(30));
+        assert!(begun.elapsed() >= Duration::from_millis(30));
+    }
+
+    #[test]
     fn other_urls_are_refused_with_what_is_accepted() {
         for url in [
             "",

@@ -1,0 +1,249 @@
+//! The collectives that reduce.
+
+#![expect(
+    clippy::too_many_arguments,
+    reason = "they are the arguments of a Python method, most of them optional and given by keyword"
+)]
+
+use pyo3::prelude::*;
+use unisono::{Request, Sizes};
+
+use crate::arrays::{Array, stacked};
+use crate::collectives::none;
+use crate::communicator::Communicator;
+use crate::counts::Counts;
+use crate::operator::Operator;
+use crate::running::Seconds;
+
+#[pymethods]
+impl Communicator {
+    /// Reduce the arrays of all ranks; every rank gets the result, with the same bits.
+    ///
+    /// Parameters
+    /// ----------
+    /// array : array
+    ///     This rank's contribution, of the same type and number of elements on all ranks. Without `out`
+    ///     the result replaces it.
+    /// op : str or ReduceOp, optional
+    ///     How contributions are combined: "sum", "avg", "prod", "min", "max", "band", "bor", "bxor",
+    ///     "land", "lor", "lxor" or ``ReduceOp.premul_sum(factor)``.
+    /// out : array, optional
+    ///     Where the result goes; `array` then stays as it is.
+    /// async_op : bool, optional
+    ///     Return a `Work` at once instead of waiting.
+    /// timeout : float or datetime.timedelta, optional
+    ///     How many seconds it may take. Without it, the communicator's timeout.
+    ///
+    /// Returns
+    /// -------
+    /// array or Work
+    ///     `out` if it was given, else `array`.
+    ///
+    /// Raises
+    /// ------
+    /// UnsupportedError
+    ///     The operator has no meaning for the type, such as the minimum of complex numbers.
+    /// Error
+    ///     As every operation.
+    #[pyo3(signature = (array, op=Operator::DEFAULT, *, out=None, async_op=false, timeout=None), text_signature = "($self, array, op='sum', *, out=None, async_op=False, timeout=None)")]
+    fn all_reduce(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        op: Operator,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<Seconds>,
+    ) -> PyResult<Py<PyAny>> {
+        let name = "all_reduce";
+        let (request, arrays, value) = match out {
+            None => {
+                let array = Array::output(name, "array", array)?;
+                // SAFETY: `finish` keeps the arrays until the operation has ended; so everywhere in this file.
+                let memory = unsafe { array.memory() };
+                (
+                    Request::all_reduce(array.dtype(), op.0, None, memory),
+                    vec![array],
+                    None,
+                )
+            }
+            Some(given) => {
+                let input = Array::input(name, "array", array)?;
+                let out = Array::output(name, "out", given)?;
+                out.check_output_for(&input, input.count())?;
+                // SAFETY: as above.
+                let (source, target) = unsafe { (input.memory(), out.memory()) };
+                let source = (!input.is_same_as(&out)).then_some(source);
+                let request = Request::all_reduce(out.dtype(), op.0, source, target);
+                (request, vec![input, out], Some(given))
+            }
+        };
+        let value = value.unwrap_or(array);
+        self.finish(py, request, arrays, value, (async_op, timeout))
+    }
+
+    /// Reduce the arrays of all ranks; one rank, the root, gets the result.
+    ///
+    /// Parameters
+    /// ----------
+    /// array : array
+    ///     This rank's contribution, of the same type and number of elements on all ranks. On the root the
+    ///     result replaces it, without `out`; on the others it stays as it is.
+    /// op : str or ReduceOp, optional
+    ///     How contributions are combined: "sum", "avg", "prod", "min", "max", "band", "bor", "bxor",
+    ///     "land", "lor", "lxor" or ``ReduceOp.premul_sum(factor)``.
+    /// root : int, optional
+    ///     The rank that gets the result.
+    /// out : array, optional
+    ///     On the root, where the result goes.
+    /// async_op : bool, optional
+    ///     Return a `Work` at once instead of waiting.
+    /// timeout : float or datetime.timedelta, optional
+    ///     How many seconds it may take. Without it, the communicator's timeout.
+    ///
+    /// Returns
+    /// -------
+    /// array, None or Work
+    ///     On the root `out` if it was given, else `array`; None on the others.
+    ///
+    /// Raises
+    /// ------
+    /// Error
+    ///     As `all_reduce`.
+    #[pyo3(signature = (array, op=Operator::DEFAULT, root=0, *, out=None, async_op=false, timeout=None), text_signature = "($self, array, op='sum', root=0, *, out=None, async_op=False, timeout=None)")]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        op: Operator,
+        root: i64,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<Seconds>,
+    ) -> PyResult<Py<PyAny>> {
+        let name = "reduce";
+        let root = self.check_rank(py, name, "root", root)?;
+        if root != self.core().rank() {
+            self.refuse_out(py, name, out)?;
+            let array = Array::input(name, "array", array)?;
+            // SAFETY: as above.
+            let memory = unsafe { array.memory() };
+            let request = Request::reduce(array.dtype(), op.0, root, Some(memory), None);
+            return self.finish(py, request, vec![array], &none(py), (async_op, timeout));
+        }
+        let Some(given) = out else {
+            let own = Array::output(name, "array", array)?;
+            // SAFETY: as above.
+            let memory = unsafe { own.memory() };
+            let request = Request::reduce(own.dtype(), op.0, root, None, Some(memory));
+            return self.finish(py, request, vec![own], array, (async_op, timeout));
+        };
+        let input = Array::input(name, "array", array)?;
+        let out = Array::output(name, "out", given)?;
+        out.check_output_for(&input, input.count())?;
+        // SAFETY: as above.
+        let (source, target) = unsafe { (input.memory(), out.memory()) };
+        let source = (!input.is_same_as(&out)).then_some(source);
+        let request = Request::reduce(out.dtype(), op.0, root, source, Some(target));
+        self.finish(py, request, vec![input, out], given, (async_op, timeout))
+    }
+
+    /// Reduce the arrays of all ranks; rank r gets block r of the result.
+    ///
+    /// Parameters
+    /// ----------
+    /// array : array of shape (world_size, *S)
+    ///     This rank's contribution to every block. With `out`, any shape of that many elements.
+    /// op : str or ReduceOp, optional
+    ///     How contributions are combined: "sum", "avg", "prod", "min", "max", "band", "bor", "bxor",
+    ///     "land", "lor", "lxor" or ``ReduceOp.premul_sum(factor)``.
+    /// out : array, optional
+    ///     Where this rank's block of the result goes.
+    /// async_op : bool, optional
+    ///     Return a `Work` at once instead of waiting.
+    /// timeout : float or datetime.timedelta, optional
+    ///     How many seconds it may take. Without it, the communicator's timeout.
+    ///
+    /// Returns
+    /// -------
+    /// array of shape S, or Work
+    ///     This rank's block: `out` if it was given, else a new one, as in `all_gather`.
+    ///
+    /// Raises
+    /// ------
+    /// Error
+    ///     As `all_reduce`.
+    #[pyo3(signature = (array, op=Operator::DEFAULT, *, out=None, async_op=false, timeout=None), text_signature = "($self, array, op='sum', *, out=None, async_op=False, timeout=None)")]
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        op: Operator,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<Seconds>,
+    ) -> PyResult<Py<PyAny>> {
+        let name = "reduce_scatter";
+        let input = Array::input(name, "array", array)?;
+        let block = self.block_shape(&input, out.is_some())?;
+        let out = Self::target(name, out, &input, &block)?;
+        let sizes = Sizes::Even(out.count());
+        // SAFETY: as above.
+        let (source, target) = unsafe { (input.memory(), out.memory()) };
+        let request = Request::reduce_scatter(input.dtype(), op.0, source, target, sizes);
+        let value = out.given().clone();
+        self.finish(py, request, vec![input, out], &value, (async_op, timeout))
+    }
+
+    /// Reduce the arrays of all ranks; each rank gets some rows of the result.
+    ///
+    /// Parameters
+    /// ----------
+    /// array : array of shape (sum(counts), *R)
+    ///     This rank's contribution to all rows.
+    /// counts : sequence of int
+    ///     The rows that each rank gets, along the first axis; the same list on all ranks.
+    /// op : str or ReduceOp, optional
+    ///     How contributions are combined: "sum", "avg", "prod", "min", "max", "band", "bor", "bxor",
+    ///     "land", "lor", "lxor" or ``ReduceOp.premul_sum(factor)``.
+    /// out : array, optional
+    ///     Where this rank's rows of the result go.
+    /// async_op : bool, optional
+    ///     Return a `Work` at once instead of waiting.
+    /// timeout : float or datetime.timedelta, optional
+    ///     How many seconds it may take. Without it, the communicator's timeout.
+    ///
+    /// Returns
+    /// -------
+    /// array of shape (counts[rank], *R), or Work
+    ///     This rank's rows: `out` if it was given, else a new one, as in `all_gather`.
+    ///
+    /// Raises
+    /// ------
+    /// Error
+    ///     As `all_reduce`.
+    #[pyo3(signature = (array, counts, op=Operator::DEFAULT, *, out=None, async_op=false, timeout=None), text_signature = "($self, array, counts, op='sum', *, out=None, async_op=False, timeout=None)")]
+    fn reduce_scatter_v(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        counts: Counts,
+        op: Operator,
+        out: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+        timeout: Option<Seconds>,
+    ) -> PyResult<Py<PyAny>> {
+        let name = "reduce_scatter_v";
+        let input = Array::input(name, "array", array)?;
+        counts.check(py, name, "counts", self.core().world_size())?;
+        let row = input.row_shape()?;
+        let own = counts.0[self.core().rank()];
+        let out = Self::target(name, out, &input, &stacked(own, row))?;
+        let sizes = Sizes::PerRank(counts.elements(row));
+        // SAFETY: as above.
+        let (source, target) = unsafe { (input.memory(), out.memory()) };
+        let request = Request::reduce_scatter(input.dtype(), op.0, source, target, sizes);
+        let value = out.given().clone();
+        self.finish(py, request, vec![input, out], &value, (async_op, timeout))
+    }
+}

@@ -1,0 +1,107 @@
+"""What the ranks of the tests across hosts do; `test_hosts.py` starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+from failure_ranks import HEAD_START, Ending, ending, reduce_for_ever, signal_oneself
+
+import unisono
+
+COUNTS = [1, 7, 1003, 300_001]
+
+
+@dataclass(frozen=True)
+class Links:
+    """What carries this rank's bytes: mapped segments, and both addresses of TCP connections."""
+
+    segments: int
+    connections: set[tuple[str, str]]
+
+
+def links() -> Links:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    segments = {line.split()[4] for line in maps if "/memfd:unisono" in line}
+    connections = {
+        (link.laddr.ip, link.raddr.ip)
+        for link in psutil.Process().net_connections("tcp4")
+        if link.status == psutil.CONN_ESTABLISHED
+        and int(os.environ["MASTER_PORT"]) not in (link.laddr.port, link.raddr.port)
+    }
+    return Links(len(segments), connections)
+
+
+def contribution(rank: int, count: int) -> np.ndarray:
+    return np.random.default_rng([rank, count]).integers(-1000, 1000, count).astype(np.float64)
+
+
+def everything() -> Links:
+    """Collectives and messages between all ranks, against NumPy. Returns what carried them."""
+    comm = unisono.init()
+    rank, world = comm.rank, comm.size
+    for count in COUNTS:
+        inputs = [contribution(other, count) for other in range(world)]
+        np.testing.assert_array_equal(comm.all_reduce(inputs[rank].copy()), sum(inputs))
+        np.testing.assert_array_equal(
+            comm.all_reduce(inputs[rank].copy(), "max"), np.max(inputs, 0)
+        )
+        np.testing.assert_array_equal(comm.all_gather(inputs[rank]), np.stack(inputs))
+        root = count % world
+        np.testing.assert_array_equal(comm.broadcast(inputs[rank].copy(), root), inputs[root])
+        blocks = [
+            contribution(10 + other, world * count).reshape(world, count) for other in range(world)
+        ]
+        np.testing.assert_array_equal(comm.reduce_scatter(blocks[rank]), sum(blocks)[rank])
+        swapped = np.stack([block[rank] for block in blocks])
+        np.testing.assert_array_equal(comm.all_to_all(blocks[rank]), swapped)
+        messages(comm, count)
+        comm.barrier()
+    found = links()
+    comm.barrier()
+    return found
+
+
+def messages(comm: unisono.Communicator, count: int) -> None:
+    """Everybody sends to everybody at once, and takes one message from any source after that."""
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    sends = [comm.isend(contribution(comm.rank, count), other, tag=5) for other in others]
+    for other in others:
+        got = np.zeros(count)
+        assert comm.recv(got, other, tag=5) == other
+        np.testing.assert_array_equal(got, contribution(other, count))
+    for send in sends:
+        send.wait()
+    if comm.rank == 0:
+        sources = {comm.recv(np.zeros(1), unisono.ANY_SOURCE, tag=6) for _ in others}
+        assert sources == set(others)
+    else:
+        comm.send(np.zeros(1), 0, tag=6)
+
+
+def join_only() -> Ending:
+    return ending(unisono.init)
+
+
+def cut_off(cutter: int) -> Ending:
+    """In the middle of an all_reduce one rank takes the link of its host down."""
+    comm = unisono.init()
+    comm.barrier()
+    if comm.rank == cutter:
+        down = ["ip", "link", "set", "eth0", "down"]
+        timer = threading.Timer(HEAD_START, subprocess.run, (down,), {"check": True})
+        timer.start()
+    return ending(lambda: reduce_for_ever(comm))
+
+
+def die(victim: int, number: int) -> Ending:
+    comm = unisono.init()
+    comm.barrier()
+    if comm.rank == victim:
+        signal_oneself(number, HEAD_START)
+    return ending(lambda: reduce_for_ever(comm))

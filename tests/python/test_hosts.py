@@ -1,0 +1,126 @@
+"""Ranks on two hosts, made of network namespaces: shared memory inside, TCP between."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from namespaces import Hosts, hosts, why_not
+from ranks import RankResult, run_ranks
+
+TROUBLE = why_not()
+pytestmark = pytest.mark.skipif(TROUBLE is not None, reason=f"{TROUBLE}")
+
+WORLD = 4
+PORT = "29517"
+
+
+def run(
+    net: Hosts, what: str, *args: object, check: bool = True, env=lambda _rank: {}, **more: str
+) -> list:
+    """Run ranks 0 and 1 on the first host, 2 and 3 on the second."""
+
+    def variables(rank: int) -> dict[str, str]:
+        return {
+            "MASTER_ADDR": net.address(0),
+            "MASTER_PORT": PORT,
+            "LOCAL_RANK": str(rank % 2),
+            "LOCAL_WORLD_SIZE": "2",
+            "UNISONO_TIMEOUT": "30",
+            "UNISONO_JOIN_TIMEOUT": "20",
+            **more,
+            **env(rank),
+        }
+
+    return run_ranks(
+        WORLD,
+        f"host_ranks:{what}",
+        *args,
+        timeout=60,
+        env=variables,
+        check=check,
+        prefix=lambda rank: net.enter(rank // 2),
+    )
+
+
+def check_links(results: list[RankResult], network: int = 0) -> None:
+    """Each rank shares memory inside its host, and TCP leads to the other host alone."""
+    for result in results:
+        here = result.rank // 2
+        assert result.value.segments > 0, result
+        between = (Hosts.address(here, network), Hosts.address(1 - here, network))
+        assert result.value.connections == {between}, result
+
+
+def test_labels_tell_which_ranks_share_a_host():
+    with hosts() as net:
+        check_links(run(net, "everything", env=lambda rank: {"UNISONO_HOST": f"node{rank // 2}"}))
+
+
+def test_without_labels_ranks_find_out_by_trying():
+    with hosts() as net:
+        check_links(run(net, "everything"))
+
+
+@pytest.mark.parametrize("network", [0, 1])
+def test_the_interface_is_the_one_that_leads_to_the_master(network):
+    with hosts(networks=2) as net:
+        check_links(run(net, "everything", MASTER_ADDR=net.address(0, network)), network)
+
+
+@pytest.mark.parametrize("interface", ["eth1", "address"])
+def test_another_interface_can_be_asked_for(interface):
+    def asked(rank: int) -> dict[str, str]:
+        wanted = Hosts.address(rank // 2, 1) if interface == "address" else interface
+        return {"UNISONO_INTERFACE": wanted}
+
+    with hosts(networks=2) as net:
+        check_links(run(net, "everything", env=asked), 1)
+
+
+def test_an_interface_that_does_not_exist_is_refused_with_those_there_are():
+    def wrong(rank: int) -> dict[str, str]:
+        return {"UNISONO_INTERFACE": "eth7"} if rank == 3 else {}
+
+    with hosts() as net:
+        *others, refused = run(net, "join_only", env=wrong, UNISONO_JOIN_TIMEOUT="4")
+    assert refused.value.kind == "InvalidArgumentError", refused.value
+    for part in ["eth7", "lo (127.0.0.1)", f"eth0 ({Hosts.address(1)})"]:
+        assert part in refused.value.message, refused.value
+    for result in others:
+        assert (result.value.kind, result.value.peer) == ("TimeoutError", 3), result.value
+
+
+def test_the_master_may_be_given_by_name():
+    with hosts() as net:
+        for host in range(2):
+            net.name_host(host, "node-zero", net.address(0))
+        check_links(run(net, "everything", MASTER_ADDR="node-zero"))
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_rank_killed_on_one_host_is_named_on_both(victim):
+    with hosts() as net:
+        results = run(net, "die", victim, int(signal.SIGKILL), check=False)
+    assert results[victim].exit_code == -signal.SIGKILL
+    for result in results:
+        if result.rank == victim:
+            continue
+        assert result.ok, result.report()
+        assert (result.value.kind, result.value.peer) == ("PeerLostError", victim), result.value
+        assert f"rank {victim} (host " in result.value.message, result.value
+        assert result.value.seconds < 10, result.value
+
+
+def test_a_link_that_goes_down_ends_in_a_timeout_that_names_who_was_waited_for():
+    with hosts() as net:
+        results = run(net, "cut_off", 2, UNISONO_TIMEOUT="3")
+    for result in results:
+        assert result.value.kind == "TimeoutError", result.value
+        assert "all_reduce #" in result.value.message, result.value
+        assert f"rank {result.value.peer} (host " in result.value.message, result.value
+        assert result.value.seconds < 15, result.value
+    # On each host somebody says that it was the other host that did not answer.
+    for host in range(2):
+        blamed = {result.value.peer // 2 for result in results if result.rank // 2 == host}
+        assert 1 - host in blamed, [result.value for result in results]
