@@ -44,8 +44,9 @@ class TorchStore final : public Store {
     }
   }
 
-  // Asks again and again instead of calling the store's own wait, which logs a warning for every limit that runs out
-  // while the core looks around between short waits. A key that came is seen within a quarter of the time it took.
+  // Asks again and again instead of calling the store's own wait, which logs a warning for every
+  // limit that runs out while the core looks around between short waits. A key that came is seen
+  // within a quarter of the time it took.
   Fetched wait(rust::Str key, uint64_t timeout_ms) const noexcept override {
     using Clock = std::chrono::steady_clock;
     const auto started = Clock::now();
@@ -56,11 +57,12 @@ class TorchStore final : public Store {
       const auto waited = Clock::now() - started;
       if (waited >= limit) {
         const auto code = static_cast<uint8_t>(Code::Timeout);
-        auto text = c10::str("torch's store has no key ", std::string(key), " after ", timeout_ms,
-                             " ms");
+        auto text =
+            c10::str("torch's store has no key ", std::string(key), " after ", timeout_ms, " ms");
         return fetched(Status{code, std::move(text)});
       }
-      const Clock::duration pause = std::max<Clock::duration>(waited / 4, std::chrono::milliseconds(1));
+      const Clock::duration pause =
+          std::max<Clock::duration>(waited / 4, std::chrono::milliseconds(1));
       std::this_thread::sleep_for(std::min<Clock::duration>(pause, limit - waited));
     }
   }

@@ -34,9 +34,6 @@ class Job {
   void write(const at::Tensor& tensor, const char* argument);
   // Read and written: the tensor's own contribution lies in it.
   void update(const at::Tensor& tensor, const char* argument);
-  // An input or output that is there, if empty.
-  void has_input() { has_input_ = true; }
-  void has_output() { has_output_ = true; }
 
   // If inputs and outputs share bytes, reads the inputs from a copy. With `block`: unless the input
   // is exactly the block-th piece of the output, or begins there when the output is one piece; then
@@ -62,7 +59,6 @@ class Job {
 
  private:
   void accept(const at::Tensor& tensor, const char* argument);
-  size_t itemsize() const { return c10::elementSize(type_); }
 
   Collective collective_;
   at::ScalarType type_ = at::kByte;

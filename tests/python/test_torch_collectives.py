@@ -39,9 +39,9 @@ def data(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Ten
 
 def check(actual: torch.Tensor, expected: torch.Tensor, *context: object) -> None:
     """Compare bytes: these values are exact in every type."""
-    same = actual.dtype == expected.dtype and actual.shape == expected.shape
+    assert actual.dtype == expected.dtype, context
     wide = torch.complex128 if actual.dtype.is_complex else torch.float64
-    assert same and torch.equal(actual.to(wide), expected.to(wide)), (actual, expected, context)
+    assert torch.equal(actual.to(wide), expected.to(wide)), (actual, expected, context)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -339,6 +339,8 @@ def rank_point_to_point() -> None:
         assert sources == set(range(1, world)), sources
     else:
         dist.send(torch.full((3,), float(rank)), 0)
+    # A receive from any rank would take a later message, too.
+    dist.barrier()
     strided = torch.zeros(4, 2)
     operations = [
         dist.P2POp(dist.isend, torch.full((2, 4), float(rank)).t(), following),
@@ -389,7 +391,8 @@ def rank_uses_interfaces() -> None:
     group = dist.group.WORLD
     backend = group._get_backend(torch.device("cpu"))
     assert backend.name() == "unisono"
-    assert backend.options._timeout.total_seconds() == 1800
+    if hasattr(backend, "options"):  # torch 2.11 does not show them to Python
+        assert backend.options._timeout.total_seconds() == 1800
     before = group._get_sequence_number_for_group()
     dist.barrier()
     dist.all_reduce(torch.ones(1), async_op=True).wait()
@@ -425,7 +428,7 @@ def rank_uses_interfaces() -> None:
 
 
 def test_debug_mode_detail() -> None:
-    """torch wraps the backend in one that compares every call between ranks over gloo."""
+    """In this mode torch wraps the backend to compare calls between ranks."""
     run_ranks(
         2,
         f"{__name__}:rank_debugs",

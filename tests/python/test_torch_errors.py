@@ -1,4 +1,4 @@
-"""What bad input gets: an error before anything is sent, naming the argument, and a group that still works.
+"""What bad input gets: an error before anything is sent, naming the argument; the group lives on.
 
 And what failure gets: an error within its time, on every rank, naming who caused it.
 """
@@ -21,7 +21,9 @@ def still_works(group: object = None) -> None:
     check(tensor, torch.full((3,), world * (world + 1) / 2))
 
 
-def refused(error: type[Exception], match: str, call: object, *args: object, **kwargs: object) -> None:
+def refused(
+    error: type[Exception], match: str, call: object, *args: object, **kwargs: object
+) -> None:
     with pytest.raises(error, match=match):
         call(*args, **kwargs)
     still_works()
@@ -127,8 +129,8 @@ def rank_times_out() -> None:
         dist.recv(torch.zeros(1), 0)
         dist.all_reduce(tensor := torch.ones(3), group=patient)
     check(tensor, torch.full((3,), 2.0))
-    # A group that timed out is dead and says why; the others are not. What rank 0 had already sent may still serve
-    # rank 1's first call.
+    # A group that timed out is dead and says why; the others are not. What rank 0 had already
+    # sent may still serve rank 1's first call.
     with pytest.raises(RuntimeError, match="timed out"):
         for _ in range(2):
             dist.all_reduce(torch.ones(3), group=short)
@@ -190,7 +192,9 @@ def rank_loses_peer() -> float:
             dist.all_reduce(torch.ones(1000))
             time.sleep(0.05)
     took = time.monotonic() - began
-    assert dist.group.WORLD._get_backend(torch.device("cpu")).get_error().name != "SUCCESS"
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if hasattr(backend, "get_error"):  # torch 2.11 does not show it to Python
+        assert backend.get_error().name == "REMOTE_ERROR"
     dist.destroy_process_group()
     return took
 
@@ -230,9 +234,7 @@ def rank_aborts() -> None:
 
 
 def test_a_missing_rank_is_named() -> None:
-    results = run_ranks(
-        2, f"{__name__}:rank_misses_start", torch=True, check=False, timeout=60
-    )
+    results = run_ranks(2, f"{__name__}:rank_misses_start", torch=True, check=False, timeout=60)
     assert results[0].ok, results[0].report()
 
 

@@ -1,4 +1,4 @@
-"""Training over unisono: DDP against one process, what others build on the backend, and a quiet exit."""
+"""Training over unisono: DDP and FSDP against one process, and a quiet exit."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.run(
         [sys.executable, *arguments],
+        check=False,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -236,8 +236,9 @@ impl Store for TorchStore<'_> {
     }
 
     fn wait(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        let fetched = self.0.wait(key, milliseconds.clamp(1, i64::MAX as u64));
+        // A century, which C++ can still count in nanoseconds.
+        let milliseconds = timeout.as_millis().min(100 * 365 * 86_400_000) as u64;
+        let fetched = self.0.wait(key, milliseconds);
         result(fetched.status).map(|()| fetched.value)
     }
 
