@@ -393,10 +393,10 @@ def rank_uses_interfaces() -> None:
     assert backend.name() == "unisono"
     if hasattr(backend, "options"):  # torch 2.11 does not show them to Python
         assert backend.options._timeout.total_seconds() == 1800
-    before = group._get_sequence_number_for_group()
+    before = backend._get_sequence_number_for_group()
     dist.barrier()
     dist.all_reduce(torch.ones(1), async_op=True).wait()
-    assert group._get_sequence_number_for_group() == before + 2
+    assert backend._get_sequence_number_for_group() == before + 2
     if hasattr(dist, "monitored_barrier") and dist.__dict__.get("gather_single"):
         dist.monitored_barrier()
         dist.monitored_barrier(wait_all_ranks=True)
