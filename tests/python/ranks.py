@@ -331,6 +331,8 @@ def _answer_with_stacks(path: Path) -> None:
 
 def _child(mode: str, folder: Path, rest: list[str]) -> None:
     """What a started process does: one rank, a script under torchrun, or torchrun itself."""
+    # A job started in the background may have been told to ignore it; here it means what it says.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
     if mode == "torchrun":
         _die_with_parent(signal.SIGTERM)
