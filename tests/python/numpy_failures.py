@@ -99,6 +99,10 @@ def mismatch(field: str) -> tuple[str, str, int | None, bool]:
             comm.all_reduce(a, "max" if odd else "sum")
         elif field == "root":
             comm.broadcast(a, 1 if odd else 0)
+        elif field == "root of reduce":
+            comm.reduce(a, root=1 if odd else 0)
+        elif field == "root of gather":
+            comm.gather(a, 1 if odd else 0)
         # A rank that was through before the others noticed hears of it in its next operation.
         comm.barrier()
     error = comm.error

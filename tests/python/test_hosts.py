@@ -59,7 +59,13 @@ def test_labels_tell_which_ranks_share_a_host():
 
 def test_without_labels_ranks_find_out_by_trying():
     with hosts() as net:
-        check_links(run(net, "everything"))
+        results = run(net, "everything")
+    check_links(results)
+    # Who finds out says so, with the reason, and does not repeat it.
+    fallback = "no shared memory inside this host: using TCP"
+    told = [result.output.count(fallback) for result in results]
+    assert max(told) == 1, "\n".join(result.report() for result in results)
+    assert any("another container?" in result.output for result in results)
 
 
 @pytest.mark.parametrize("network", [0, 1])

@@ -14,6 +14,17 @@ import unisono
 
 TRANSPORTS = ["shm", "tcp"]
 
+# What rank 1 does otherwise than the others, and what the error must say of it.
+DIFFERENCES = {
+    "operation": ["all_reduce", "all_gather"],
+    "dtype": ["float32", "int32"],
+    "count": ["8", "5"],
+    "op": ["sum", "max"],
+    "root": ["root", "0", "1"],
+    "root of reduce": ["root 0", "root 1"],
+    "root of gather": ["root 0", "root 1"],
+}
+
 
 def transport(name: str) -> dict[str, str]:
     return {"UNISONO_TRANSPORT": name}
@@ -32,16 +43,10 @@ def test_bad_arguments_are_refused_and_cost_nothing(world):
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-@pytest.mark.parametrize("field", ["operation", "dtype", "count", "op", "root"])
+@pytest.mark.parametrize("field", [*DIFFERENCES])
 def test_a_mismatch_names_both_ranks_and_the_field(field, name):
     results = run_ranks(3, "numpy_failures:mismatch", field, env=transport(name))
-    words = {
-        "operation": ["all_reduce", "all_gather"],
-        "dtype": ["float32", "int32"],
-        "count": ["8", "5"],
-        "op": ["sum", "max"],
-        "root": ["root", "0", "1"],
-    }[field]
+    words = DIFFERENCES[field]
     for result in results:
         text, kind, _, fatal = result.value
         assert kind == "MismatchError"

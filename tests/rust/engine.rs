@@ -352,7 +352,7 @@ fn every_mismatch_is_an_error_on_both_sides() {
     );
     // Both are roots, so that nobody listens until the next operation.
     assert_mismatch(
-        "operation number differs",
+        "root differs",
         [
             |comm| {
                 comm.broadcast(&mut [1_i32], 0)?;
@@ -362,6 +362,26 @@ fn every_mismatch_is_an_error_on_both_sides() {
                 comm.broadcast(&mut [1_i32], 1)?;
                 comm.barrier()
             },
+        ],
+    );
+}
+
+/// Each waits to receive from the other, so no message tells of the difference.
+#[test]
+fn ranks_that_all_wait_to_receive_learn_that_they_differ() {
+    let _beside = beside_others();
+    assert_mismatch(
+        "root differs",
+        [
+            |comm| comm.reduce(&mut [1_i32; 4], ReduceOp::Sum, 0),
+            |comm| comm.reduce(&mut [1_i32; 4], ReduceOp::Sum, 1),
+        ],
+    );
+    assert_mismatch(
+        "operation differs",
+        [
+            |comm| comm.reduce(&mut [1_i32; 4], ReduceOp::Sum, 0),
+            |comm| comm.broadcast(&mut [1_i32; 4], 0),
         ],
     );
 }

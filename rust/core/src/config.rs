@@ -118,6 +118,8 @@ settings! {
         "Only processes with the same file can join; auto trusts whoever can reach the rendezvous.";
     flight_records: usize, "UNISONO_FLIGHT_RECORDS", "256", "a count", false,
         "So many of the last operations are kept to be reported when one fails.";
+    log: LogLevel, "UNISONO_LOG", "warn", "off, error, warn, info or debug", false,
+        "Standard error tells what unisono chose and met with, from this level on; errors are raised besides.";
 }
 
 impl Config {
@@ -330,6 +332,46 @@ impl Value for TransportChoice {
     }
 }
 
+/// What is told on standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogLevel {
+    /// Nothing.
+    Off,
+    /// A service of this process that can no longer do its part.
+    Error,
+    /// And what a user would want to know but did not ask for: shared memory that cannot be used, a stranger turned
+    /// away.
+    Warn,
+    /// And choices: the interface, the store.
+    Info,
+    /// And every link.
+    Debug,
+}
+
+impl Value for LogLevel {
+    fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "off" => Self::Off,
+            "error" => Self::Error,
+            "warn" => Self::Warn,
+            "info" => Self::Info,
+            "debug" => Self::Debug,
+            _ => return None,
+        })
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Off => "off",
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+        }
+        .to_owned()
+    }
+}
+
 impl Value for Algorithm {
     fn parse(text: &str) -> Option<Self> {
         Self::ALL
@@ -515,6 +557,7 @@ mod tests {
                 "transport" => "tcp",
                 "algorithm" => "ring",
                 "ring_bytes" => "4K",
+                "log" => "off",
                 _ => "77",
             };
             other.set(row.name, value).expect("valid");

@@ -10,6 +10,7 @@ mod counts;
 mod dlpack;
 mod errors;
 mod exchanges;
+mod log;
 mod operator;
 mod point_to_point;
 mod reductions;

@@ -84,6 +84,7 @@ impl Options {
         for (name, value) in &self.given {
             config.set(name, value)?;
         }
+        crate::log::start(&config);
         Ok(config)
     }
 

@@ -45,6 +45,7 @@ fn join(store: &ffi::Store, rank: usize, world: usize, settings: &[ffi::Setting]
         for setting in settings {
             config.set(&setting.name, &setting.value)?;
         }
+        crate::log::start(&config);
         Communicator::join(&TorchStore(store), rank, world, config)
     });
     match joined {

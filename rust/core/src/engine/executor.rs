@@ -229,6 +229,11 @@ impl Execution {
         }
     }
 
+    /// What every message of the operation begins with, but for the message's own length.
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
     fn is_step_done(&self, step: usize) -> bool {
         step < self.base || (step < self.base + WINDOW && self.window[step % WINDOW].done)
     }

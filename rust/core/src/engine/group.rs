@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -109,6 +109,8 @@ pub(super) struct Operation {
     pub(super) execution: Execution,
     /// Operations that must end first, because they touch the same memory.
     pub(super) after: Vec<u64>,
+    /// When to tell the peers it waits for what this rank is in.
+    pub(super) tell: Instant,
 }
 
 /// What a cached plan depends on.
@@ -281,7 +283,7 @@ impl Group {
         if self.failure.set((error.clone(), notice.clone())).is_err() {
             return;
         }
-        tracing::warn!(rank = self.rank, error = %error, "the group has failed");
+        tracing::info!(rank = self.rank, error = %error, "the group has failed");
         // Each operation's error names the operation itself.
         let each = Error {
             operation: None,

@@ -11,6 +11,7 @@ mod forming;
 mod group;
 mod links;
 mod matching;
+mod positions;
 mod progress;
 mod request;
 mod sleep;
@@ -23,5 +24,6 @@ mod work;
 
 pub(crate) use group::Group;
 pub use request::{Request, Sizes};
+pub(crate) use wire::Fingerprint;
 pub use work::Completion;
 pub(crate) use work::WorkState;

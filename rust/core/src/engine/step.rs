@@ -10,7 +10,7 @@ use crate::transport::{Interest, Notice, PeerState};
 use crate::types::Rank;
 
 use super::executor::{Direction, Waiting};
-use super::group::{Core, Group, Mail};
+use super::group::{Core, Group, Mail, Operation};
 use super::links::{LinkTable, OpenLink, Slot, loss};
 
 /// Operations of one group that are moved at once; later ones wait their turn.
@@ -55,6 +55,7 @@ impl Group {
                 Ok(any) => moved |= any,
                 Err(error) => {
                     let error = error.with_operation(operation.work.name());
+                    let error = self.explained(core, error);
                     self.fail(core, error);
                     return true;
                 }
@@ -201,9 +202,12 @@ impl Group {
         }
         let mut aborted: Option<Notice> = None;
         let mut someone_left = false;
-        for (_, _, open) in core.links.iter_open() {
+        let mut positions = Vec::new();
+        for (_, peer, open) in core.links.iter_open() {
             if open.ended.is_none() {
-                match open.link.peer_state() {
+                let state = open.link.peer_state();
+                positions.extend(open.link.take_position().map(|position| (peer, position)));
+                match state {
                     PeerState::Present => continue,
                     PeerState::Aborted(notice) => aborted = Some(notice),
                     state => open.ended = Some(state),
@@ -221,6 +225,13 @@ impl Group {
             }
             return;
         }
+        for (peer, position) in positions {
+            if let Some(error) = self.contradiction(core, peer, &position) {
+                self.fail(core, error);
+                return;
+            }
+        }
+        self.tell_positions(core);
         // What arrived before the end still counts: only when nothing moves any more is a wait in vain.
         if !someone_left || !self.step(core) {
             if let Some(error) = self.in_vain(core) {
@@ -242,7 +253,9 @@ impl Group {
     /// The error of the first wait that cannot end, because its peer has gone or cannot be reached.
     fn in_vain(&self, core: &mut Core) -> Option<Error> {
         let mut waits = Vec::new();
-        visit_waits(core, |name, waiting| waits.push((name(), waiting)));
+        visit_waits(core, |operation, waiting| {
+            waits.push((operation.work.name(), waiting))
+        });
         for (name, waiting) in waits {
             if let Some(error) = self.gone(&mut core.links, Lane::Collective, waiting.peer) {
                 return Some(error.with_operation(name));
@@ -318,7 +331,7 @@ impl Group {
         let mut waits = Vec::new();
         visit_waits(
             core,
-            |name,
+            |operation,
              Waiting {
                  peer,
                  direction,
@@ -331,7 +344,7 @@ impl Group {
                 };
                 waits.push(format!(
                     "{} has {verb} {bytes} of {of} bytes {preposition} {}",
-                    name(),
+                    operation.work.name(),
                     self.name_of(peer)
                 ));
             },
@@ -388,10 +401,11 @@ impl Group {
                 }
             }
         }
-        let deadlines = core
-            .operations
-            .iter()
-            .filter_map(|operation| operation.work.deadline);
+        let deadlines = core.operations.iter().flat_map(|operation| {
+            let told = (self.world > 1).then_some(operation.tell);
+            [operation.work.deadline, told]
+        });
+        let deadlines = deadlines.flatten();
         let pending = core.matching.pending();
         for deadline in deadlines.chain(pending.iter().filter_map(|p| p.work.deadline)) {
             *until = Some(until.map_or(deadline, |until| until.min(deadline)));
@@ -438,8 +452,8 @@ fn has_left(links: &mut LinkTable, peer: Rank) -> bool {
     )
 }
 
-/// Calls `visit` for every message that an operation waits for now, with a way to name the operation.
-fn visit_waits(core: &Core, mut visit: impl FnMut(&dyn Fn() -> String, Waiting)) {
+/// Calls `visit` for every message that an operation waits for now.
+pub(super) fn visit_waits(core: &Core, mut visit: impl FnMut(&Operation, Waiting)) {
     for (index, operation) in core.operations.iter().enumerate().take(CONCURRENT) {
         if !operation.after.is_empty() {
             continue;
@@ -450,9 +464,8 @@ fn visit_waits(core: &Core, mut visit: impl FnMut(&dyn Fn() -> String, Waiting))
                 .iter()
                 .all(|operation| operation.execution.has_left(direction))
         };
-        let name = || operation.work.name();
         operation
             .execution
-            .waiting(&free, |waiting| visit(&name, waiting));
+            .waiting(&free, |waiting| visit(operation, waiting));
     }
 }

@@ -12,6 +12,7 @@ use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 use super::executor::{Execution, Factor, Operands, Prepared};
 use super::group::{Core, Group, Operation, PlanKey};
+use super::positions::TOLD_AFTER;
 use super::progress;
 use super::request::{Request, Sizes};
 use super::wire::Fingerprint;
@@ -42,7 +43,8 @@ impl Group {
         ));
         let operation = self.operation(&mut core, request, Arc::clone(&work))?;
         core.sequence = sequence;
-        core.recorder.record(&work);
+        let fingerprint = operation.execution.fingerprint();
+        core.recorder.record(&work, Some(fingerprint));
         for peer in operation.execution.peers() {
             self.ensure_link(&mut core.links, Lane::Collective, peer);
         }
@@ -110,6 +112,7 @@ impl Group {
             .map(|earlier| earlier.work.sequence)
             .collect();
         Ok(Operation {
+            tell: work.started + TOLD_AFTER,
             work,
             execution,
             after,
@@ -228,7 +231,7 @@ impl Group {
             return Err(error);
         }
         core.messages = sequence;
-        core.recorder.record(&work);
+        core.recorder.record(&work, None);
         match peer {
             Some(peer) => self.ensure_link(&mut core.links, Lane::PointToPoint, peer),
             None => (0..self.world)

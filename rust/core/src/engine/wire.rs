@@ -61,7 +61,7 @@ impl Fingerprint {
     }
 
     /// The operation in words: `all_reduce #5 (float32, 1024 elements, sum)`.
-    fn describe(&self) -> String {
+    fn describe(&self, with_length: bool) -> String {
         let name = Collective::from_number(self.collective).map_or("unknown", Collective::name);
         let mut parts = Vec::new();
         if let Some(dtype) = DataType::from_number(self.dtype)
@@ -79,7 +79,12 @@ impl Fingerprint {
         if rooted {
             parts.push(format!("root {}", self.root));
         }
-        parts.push(format!("message of {} bytes", self.length));
+        if with_length {
+            parts.push(format!("message of {} bytes", self.length));
+        }
+        if parts.is_empty() {
+            return format!("{name} #{}", self.sequence);
+        }
         format!("{name} #{} ({})", self.sequence, parts.join(", "))
     }
 
@@ -102,13 +107,14 @@ impl Fingerprint {
         } else {
             "message length"
         };
+        let with_length = field == "message length";
         Error::new(
             Code::Mismatch,
             format!(
-                "the {field} differs: rank {rank} is in {} but rank {peer} is in {}; every rank must call the same \
+                "the {field} differs: rank {rank} called {} but rank {peer} called {}; every rank must call the same \
                  operations in the same order with matching arguments",
-                self.describe(),
-                theirs.describe()
+                self.describe(with_length),
+                theirs.describe(with_length)
             ),
         )
         .with_peer(peer)

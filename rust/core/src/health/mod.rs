@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::engine::WorkState;
+use crate::engine::{Fingerprint, WorkState};
 use crate::error::Error;
 use crate::transport::Notice;
 use crate::types::Rank;
@@ -11,8 +11,15 @@ use crate::types::Rank;
 /// The last operations of a group on this rank, for reports.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    operations: VecDeque<Arc<WorkState>>,
+    operations: VecDeque<Record>,
     capacity: usize,
+}
+
+#[derive(Debug)]
+struct Record {
+    work: Arc<WorkState>,
+    /// Of a collective.
+    fingerprint: Option<Fingerprint>,
 }
 
 impl Recorder {
@@ -23,21 +30,33 @@ impl Recorder {
         }
     }
 
-    pub(crate) fn record(&mut self, work: &Arc<WorkState>) {
+    pub(crate) fn record(&mut self, work: &Arc<WorkState>, fingerprint: Option<Fingerprint>) {
         if self.capacity == 0 {
             return;
         }
         if self.operations.len() == self.capacity {
             self.operations.pop_front();
         }
-        self.operations.push_back(Arc::clone(work));
+        self.operations.push_back(Record {
+            work: Arc::clone(work),
+            fingerprint,
+        });
+    }
+
+    /// The fingerprint of the collective with this number, if it is still kept.
+    pub(crate) fn fingerprint(&self, sequence: u64) -> Option<Fingerprint> {
+        self.operations
+            .iter()
+            .rev()
+            .filter_map(|record| record.fingerprint)
+            .find(|fingerprint| fingerprint.sequence == sequence)
     }
 
     /// One line per operation, oldest first.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.operations
             .iter()
-            .map(|work| {
+            .map(|Record { work, .. }| {
                 let age = work.started.elapsed().as_secs_f64();
                 let state = match (work.result(), work.duration()) {
                     (Some(Ok(())), Some(took)) => {

@@ -1,6 +1,6 @@
 //! The control channel: a stream socket beside a link's data, never behind it.
 //!
-//! It carries four kinds of frame. A doorbell is one byte and wakes a peer that sleeps on the
+//! It carries five kinds of frame. A doorbell is one byte and wakes a peer that sleeps on the
 //! socket; the others are `{kind: u8, length: u16 little-endian, payload}`. Everything read from it
 //! is treated as hostile: a frame has a bounded length, and the first byte that no member would
 //! send ends the channel with a description of it, since nothing after it can be trusted to be a
@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::{Notice, PeerState};
+use super::{Notice, PeerState, Position};
 use crate::error::Code;
 
 /// The longest text of a [`Notice`] that travels, in bytes; longer ones are cut between characters.
@@ -25,6 +25,7 @@ const DOORBELL: u8 = 1;
 const ABORT: u8 = 2;
 const FAREWELL: u8 = 3;
 const HEARTBEAT: u8 = 4;
+const POSITION: u8 = 5;
 
 /// Kind and length.
 const HEADER: usize = 3;
@@ -46,6 +47,8 @@ pub enum Frame {
     /// The sender is alive. Nothing sends it yet; it is accepted so that older ranks understand
     /// newer ones.
     Heartbeat,
+    /// What the sender is in and waits for us with.
+    Position(Position),
 }
 
 impl Frame {
@@ -58,7 +61,7 @@ impl Frame {
         let kind = match bytes.first() {
             None => return Ok(None),
             Some(&DOORBELL) => return Ok(Some((Self::Doorbell, 1))),
-            Some(&kind @ (ABORT | FAREWELL | HEARTBEAT)) => kind,
+            Some(&kind @ (ABORT | FAREWELL | HEARTBEAT | POSITION)) => kind,
             Some(kind) => return Err(format!("unknown frame kind {kind:#04x}")),
         };
         let &[_, low, high, ref rest @ ..] = bytes else {
@@ -74,6 +77,11 @@ impl Frame {
         let frame = match kind {
             ABORT => Self::Abort(parse_notice(payload)?),
             FAREWELL => Self::Farewell,
+            POSITION => Self::Position(
+                payload
+                    .try_into()
+                    .map_err(|_| format!("position of {length} bytes"))?,
+            ),
             _ => Self::Heartbeat,
         };
         Ok(Some((frame, HEADER + length)))
@@ -85,6 +93,11 @@ impl Frame {
             Self::Doorbell => out.push(DOORBELL),
             Self::Farewell => out.extend_from_slice(&[FAREWELL, 0, 0]),
             Self::Heartbeat => out.extend_from_slice(&[HEARTBEAT, 0, 0]),
+            Self::Position(position) => {
+                out.push(POSITION);
+                out.extend_from_slice(&(position.len() as u16).to_le_bytes());
+                out.extend_from_slice(position);
+            }
             Self::Abort(notice) => {
                 let message = truncated(&notice.message).as_bytes();
                 let length = (NOTICE_HEADER + message.len()) as u16;
@@ -155,9 +168,11 @@ pub struct Control {
     /// Frames that the socket has not taken yet.
     outbound: Vec<u8>,
     state: PeerState,
+    /// The last position the peer sent and nobody has taken.
+    position: Option<Position>,
     /// Nothing more will be read: the peer's end closed, failed, or sent what no member sends.
     ended: bool,
-    /// `state` has changed since the caller last asked for it.
+    /// `state` has changed, or a position has come, since the caller last asked.
     news: bool,
 }
 
@@ -170,6 +185,7 @@ impl Control {
             inbound: Vec::new(),
             outbound: Vec::new(),
             state: PeerState::Present,
+            position: None,
             ended: false,
             news: false,
         }
@@ -199,6 +215,11 @@ impl Control {
         self.drain();
         self.news = false;
         self.state.clone()
+    }
+
+    /// What the peer last said it is in, if that has not been taken yet.
+    pub fn take_position(&mut self) -> Option<Position> {
+        self.position.take()
     }
 
     /// Whether the last [`Control::drain`] learned something that [`Control::peer_state`] has not
@@ -260,6 +281,11 @@ impl Control {
                 PeerState::Aborted(notice)
             }
             Frame::Farewell if self.state == PeerState::Present => PeerState::Left,
+            Frame::Position(position) => {
+                self.position = Some(position);
+                self.news = true;
+                return;
+            }
             _ => return,
         };
         self.state = state;
@@ -334,6 +360,7 @@ mod tests {
         let frames = [
             Frame::Doorbell,
             Frame::Heartbeat,
+            Frame::Position([9; 40]),
             Frame::Abort(notice("rank 3 died")),
             Frame::Abort(Notice {
                 culprit: None,

@@ -1,7 +1,7 @@
 //! Links: one ordered, reliable, two-way byte stream between two ranks of a group, and what carries it.
 //!
 //! A link never blocks and never interprets the bytes it carries. Beside the stream it has a *control channel*
-//! that is never behind data: it carries the peer's farewell or abort notice, and ends when the peer's process
+//! that is never behind data: it carries the peer's farewell, abort notice and position, and ends when the peer's process
 //! ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`].
 
 pub mod control;
@@ -43,6 +43,9 @@ pub struct Notice {
     /// In words.
     pub message: String,
 }
+
+/// What a rank is in, as it tells a peer that it waits for; the link does not interpret it.
+pub type Position = [u8; 40];
 
 /// What a sleeper wants to be woken for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,6 +94,12 @@ pub trait Link: Send {
     /// Says farewell on the control channel: this side will send no more, and bytes sent before stay readable
     /// for the peer. Called once, before the link is dropped in good order.
     fn send_farewell(&mut self);
+
+    /// Tells the peer on the control channel what this side is in.
+    fn send_position(&mut self, position: &Position);
+
+    /// What the peer last said it is in, once; [`Link::peer_state`] reads it in.
+    fn take_position(&mut self) -> Option<Position>;
 
     /// A word for logs and errors: `shared memory`, `tcp 10.0.0.7:4321`.
     fn describe(&self) -> String;

@@ -32,6 +32,7 @@ macro_rules! conformance {
             an_abort_outranks_all_and_leaves_earlier_bytes
             the_end_of_the_peer_wakes_a_sleeper
             an_abort_wakes_a_sleeper
+            a_position_wakes_a_sleeper_and_is_told_once
             a_hundred_megabytes_arrive
         );
     };
@@ -305,6 +306,28 @@ pub(super) fn an_abort_wakes_a_sleeper(make: impl Fn(usize) -> Pair) {
     }
     assert_eq!(b.peer_state(), expected);
     drop(aborter.join().unwrap());
+}
+
+pub(super) fn a_position_wakes_a_sleeper_and_is_told_once(make: impl Fn(usize) -> Pair) {
+    let (mut a, mut b) = make(4096);
+    let sleeper = Sleeper::new(b.as_ref());
+    assert_eq!(b.take_position(), None);
+    let teller = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(20));
+        a.send_position(&[7; 40]);
+        a
+    });
+    let mut position = None;
+    while position.is_none() {
+        sleeper.sleep(b.as_mut(), READABLE);
+        assert_eq!(b.peer_state(), PeerState::Present);
+        position = b.take_position();
+    }
+    assert_eq!(position, Some([7; 40]));
+    let a = teller.join().unwrap();
+    assert_eq!(b.peer_state(), PeerState::Present);
+    assert_eq!(b.take_position(), None);
+    drop(a);
 }
 
 pub(super) fn a_hundred_megabytes_arrive(make: impl Fn(usize) -> Pair) {

@@ -19,7 +19,7 @@ use self::ring::{Consumer, Producer};
 pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
 use self::segment::{RingMemory, Segment};
 use super::control::{Control, Frame};
-use super::{Interest, Link, Notice, PeerState};
+use super::{Interest, Link, Notice, PeerState, Position};
 use crate::error::Result;
 
 /// One end of a link through shared memory.
@@ -130,6 +130,14 @@ impl Link for ShmLink {
 
     fn send_farewell(&mut self) {
         self.control.send(&Frame::Farewell);
+    }
+
+    fn send_position(&mut self, position: &Position) {
+        self.control.send(&Frame::Position(*position));
+    }
+
+    fn take_position(&mut self) -> Option<Position> {
+        self.control.take_position()
     }
 
     fn describe(&self) -> String {

@@ -20,7 +20,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::error::{Error, Result};
 use crate::transport::control::{Control, Frame, describe};
-use crate::transport::{Interest, Link, Notice, PeerState};
+use crate::transport::{Interest, Link, Notice, PeerState, Position};
 
 /// How long the end of one connection waits for the end of the other.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -233,6 +233,14 @@ impl Link for TcpLink {
         // while. Failing to say so costs the peer the time to settle.
         self.leaving = true;
         let _ = self.data.shutdown(Shutdown::Write);
+    }
+
+    fn send_position(&mut self, position: &Position) {
+        self.control.send(&Frame::Position(*position));
+    }
+
+    fn take_position(&mut self) -> Option<Position> {
+        self.control.take_position()
     }
 
     fn describe(&self) -> String {
