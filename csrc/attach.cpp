@@ -10,7 +10,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "backend.hpp"
 #include "convert.hpp"
 #include "registry.hpp"
 
@@ -93,15 +92,11 @@ void attach(const c10::intrusive_ptr<c10d::ProcessGroup>& pg,
             const std::vector<int64_t>& global_ranks) {
   std::vector<Setting> list;
   for (const auto& entry : settings) list.push_back(Setting{entry.key(), entry.value()});
-  const int rank = pg->getRank();
-  const int size = pg->getSize();
-  Joined joined = join(TorchStore(pg->getStore()), rank, size, {list.data(), list.size()});
-  raise(joined.status);
   auto options =
       c10::make_intrusive<c10d::Backend::Options>("unisono", std::chrono::milliseconds(timeout_ms));
   options->global_ranks_in_group.assign(global_ranks.begin(), global_ranks.end());
   auto backend =
-      c10::make_intrusive<Backend>(std::move(joined.group), rank, size, std::move(options));
+      join_group(pg->getStore(), pg->getRank(), pg->getSize(), std::move(options), std::move(list));
   pg->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
                  c10::intrusive_ptr<c10d::Backend>(std::move(backend)));
 }
@@ -118,6 +113,15 @@ Registry& registry() {
 }
 
 }  // namespace
+
+c10::intrusive_ptr<Backend> join_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                       int size, c10::intrusive_ptr<c10d::Backend::Options> options,
+                                       std::vector<Setting> settings) {
+  Joined joined = join(TorchStore(store), rank, size, {settings.data(), settings.size()});
+  raise(joined.status);
+  return c10::make_intrusive<Backend>(std::move(joined.group), rank, size, std::move(options),
+                                      std::move(settings));
+}
 
 void remember(const std::shared_ptr<Handle>& handle) {
   std::lock_guard lock(registry().mutex);

@@ -10,8 +10,11 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <unordered_map>
 #include <vector>
 
 #include "buffers.hpp"
@@ -24,7 +27,9 @@ class Backend final : public c10d::Backend {
   using TensorLists = std::vector<Tensors>;
   using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-  Backend(rust::Box<Group> group, int rank, int size, c10::intrusive_ptr<Options> options);
+  // `settings` are what the group was made with, for groups made from it.
+  Backend(rust::Box<Group> group, int rank, int size, c10::intrusive_ptr<Options> options,
+          std::vector<Setting> settings);
   ~Backend() override;
 
   const std::string getBackendName() const override { return "unisono"; }
@@ -77,6 +82,42 @@ class Backend final : public c10d::Backend {
   void abort() override;
   void shutdown() override { close(); }
 
+  // Calls in between are started one by one and waited for together.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPointer endCoalescing() override;
+
+  // A new group of some of the ranks; nothing on the others.
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& opts) override;
+  // A new group of this and other ranks, who meet through `store`.
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<Options>& opts, const int& rank,
+                                          const int& size) override;
+
+  void registerOnCompletionHook(
+      std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override { handle_->observers.wait_for_all(); }
+  // Works are always timed.
+  void enableCollectivesTiming() override {}
+#ifdef C10D_BACKEND_HAS_HOOKS
+  bool supportsAbortHooks() const override { return true; }
+  void registerAbortHook(int64_t hook_id, c10d::AbortHook hook) override;
+  void unregisterAbortHook(int64_t hook_id) override;
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(int64_t hook_id) override;
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
+  std::unordered_map<std::string, uint64_t> getMemoryStats() override;
+
+  // Calls in between are not carried out; the plans they would follow are simulated.
+  bool supportsTimeEstimation() const override { return true; }
+  void startTimeEstimate() override;
+  float endTimeEstimate() override;
+#endif
+
   // Leaves the group: what is still under way here fails. Idempotent.
   void close() { handle_->group->close(); }
 
@@ -98,6 +139,11 @@ class Backend final : public c10d::Backend {
                      Mode mode);
   WorkPointer launch(Label label, Job job, const Tensors& inputs, Tensors results, Mode mode);
   WorkPointer exchange(Label label, const at::Tensor& tensor, int64_t peer, int tag);
+  // Adds the work to the calls that are being coalesced; what the caller gets of it.
+  WorkPointer started(c10::intrusive_ptr<Work> work, bool async);
+  // Whether calls are only estimated now; if so, adds the microseconds that `estimate` gives.
+  template <typename Estimate>
+  bool estimated(Estimate estimate);
   // Carries a job out here and now, for operations of several steps.
   void run_here(const Job& job, std::chrono::milliseconds timeout) const;
 
@@ -115,6 +161,16 @@ class Backend final : public c10d::Backend {
 
   const std::shared_ptr<Handle> handle_;
   const c10::intrusive_ptr<Options> options_;
+  const std::vector<Setting> settings_;
+
+  // How often each list of ranks under each name has been split off.
+  std::unordered_map<std::string, int> splits_;
+
+  // Whether `batch_` or `estimate_` is there, which is rare.
+  std::atomic<bool> window_ = false;
+  std::mutex window_mutex_;
+  std::optional<std::vector<WorkPointer>> batch_;
+  std::optional<double> estimate_;
 };
 
 }  // namespace unisono

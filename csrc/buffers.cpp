@@ -161,11 +161,12 @@ Call Job::call(int64_t timeout_ms) const {
               .timeout_ms = timeout_ms};
 }
 
-Message Job::message(int64_t peer, uint64_t tag) const {
+Message Job::message(int64_t peer, uint64_t tag, int64_t timeout_ms) const {
   return Message{.dtype = data_type(type_),
                  .pieces = slice(has_input_ ? input_ : output_),
                  .peer = peer,
-                 .tag = tag};
+                 .tag = tag,
+                 .timeout_ms = timeout_ms};
 }
 
 }  // namespace unisono

@@ -54,7 +54,7 @@ class Job {
 
   // Valid while the job stays where it is.
   Call call(int64_t timeout_ms) const;
-  Message message(int64_t peer, uint64_t tag) const;
+  Message message(int64_t peer, uint64_t tag, int64_t timeout_ms) const;
   Kept& kept() { return kept_; }
 
  private:

@@ -1,26 +1,12 @@
-// How a backend carries out what the methods in backend.cpp have prepared; point-to-point; its
-// life.
+// How a backend carries out what the methods in backend.cpp have prepared; point-to-point.
 #include <utility>
 
 #include "backend.hpp"
 #include "convert.hpp"
-#include "registry.hpp"
 
 namespace unisono {
 
 using c10d::OpType;
-
-Backend::Backend(rust::Box<Group> group, int rank, int size, c10::intrusive_ptr<Options> options)
-    : c10d::Backend(rank, size),
-      handle_(std::make_shared<Handle>(Handle{std::move(group)})),
-      options_(std::move(options)) {
-  init();
-  remember(handle_);
-}
-
-Backend::~Backend() {
-  close();
-}
 
 c10::intrusive_ptr<Work> Backend::make_work(Label label, const Tensors& inputs, Tensors results,
                                             std::chrono::milliseconds timeout) const {
@@ -39,36 +25,52 @@ Backend::WorkPointer Backend::launch(Label label, Job job, const Tensors& inputs
 Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const Tensors& inputs,
                                      Tensors results, Mode mode) {
   auto work = make_work(label, inputs, std::move(results), mode.timeout);
+  bool coalesced = false;
+  if (window_.load(std::memory_order_acquire)) {
+    const auto microseconds = [&] {
+      double sum = 0;
+      for (const Job& job : jobs) sum += estimate(*handle_->group, job.call(-1));
+      return sum;
+    };
+    if (estimated(microseconds)) {
+      work->settle(nullptr);
+      return work;
+    }
+    coalesced = true;
+  }
   for (Job& job : jobs) work->keep(std::move(job.kept()));
-  const int64_t timeout = milliseconds(mode.timeout);
-  if (!mode.async || jobs.empty()) {
+  if (jobs.empty() || (!mode.async && !coalesced)) {
     std::exception_ptr error;
     for (auto job = jobs.begin(); job != jobs.end() && !error; ++job) {
-      const Status status = run(*handle_->group, job->call(timeout));
-      if (status.code != 0) error = exception(status);
+      const Ran ran = run(*handle_->group, job->call(work->limit()));
+      work->number(ran.sequence);
+      if (ran.status.code != 0) error = exception(ran.status);
     }
     work->settle(error);
     if (error) std::rethrow_exception(error);
     return work;
   }
-  work->expect(jobs.size());
+  // One more than there are operations: the work must not end before all are attached to it.
+  work->expect(jobs.size() + 1);
   for (size_t i = 0; i < jobs.size(); ++i) {
-    Started started = start(*handle_->group, jobs[i].call(timeout), completion(work));
-    if (started.status.code == 0) {
-      work->attach(std::move(started.operation));
+    Started begun = start(*handle_->group, jobs[i].call(work->limit()), completion(work));
+    if (begun.status.code == 0) {
+      work->attach(std::move(begun.operation));
       continue;
     }
     // None of the rest is started. If nothing was, the caller hears of it at once.
-    const auto error = exception(started.status);
+    const auto error = exception(begun.status);
     for (size_t left = i; left < jobs.size(); ++left) work->part(error);
+    work->part(nullptr);
     if (i == 0) std::rethrow_exception(error);
-    break;
+    return work;
   }
-  return work;
+  work->part(nullptr);
+  return started(std::move(work), mode.async);
 }
 
 void Backend::run_here(const Job& job, std::chrono::milliseconds timeout) const {
-  raise(run(*handle_->group, job.call(milliseconds(timeout))));
+  raise(run(*handle_->group, job.call(milliseconds(timeout))).status);
 }
 
 Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, int64_t peer,
@@ -82,18 +84,26 @@ Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, in
     job.write(tensor, "tensor");
   }
   auto work = make_work(label, {tensor}, {tensor}, options_->timeout);
+  const auto microseconds = [&] {
+    return estimate_message(*handle_->group, peer, tensor.nbytes());
+  };
+  if (window_.load(std::memory_order_acquire) && estimated(microseconds)) {
+    work->settle(nullptr);
+    return work;
+  }
   work->keep(std::move(job.kept()));
-  work->expect(1);
-  const Message message = job.message(peer, static_cast<uint64_t>(tag));
-  Started started = sends ? unisono::send(*handle_->group, message, completion(work))
-                          : unisono::receive(*handle_->group, message, completion(work));
-  if (started.status.code != 0) {
-    const auto error = exception(started.status);
+  work->expect(2);
+  const Message message = job.message(peer, static_cast<uint64_t>(tag), work->limit());
+  Started begun = sends ? unisono::send(*handle_->group, message, completion(work))
+                        : unisono::receive(*handle_->group, message, completion(work));
+  if (begun.status.code != 0) {
+    const auto error = exception(begun.status);
     work->settle(error);
     std::rethrow_exception(error);
   }
-  work->attach(std::move(started.operation));
-  return work;
+  work->attach(std::move(begun.operation));
+  work->part(nullptr);
+  return started(std::move(work), true);
 }
 
 Backend::WorkPointer Backend::send(Tensors& tensors, int to, int tag) {
@@ -119,29 +129,6 @@ Backend::WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
   raise(handle_->group->monitored_barrier(timeout.count(), wait_all_ranks));
-}
-
-void Backend::setTimeout(std::chrono::milliseconds timeout) {
-  options_->timeout = timeout;
-  handle_->group->set_timeout(timeout.count());
-}
-
-c10d::ErrorType Backend::getError() {
-  const Status status = handle_->group->error();
-  switch (static_cast<Code>(status.code)) {
-    case Code::Success:
-      return c10d::ErrorType::SUCCESS;
-    case Code::Timeout:
-      return c10d::ErrorType::TIMEOUT;
-    case Code::PeerLost:
-      return c10d::ErrorType::REMOTE_ERROR;
-    default:
-      return c10d::ErrorType::COMM_ERROR;
-  }
-}
-
-void Backend::abort() {
-  handle_->group->abort("the process group was aborted");
 }
 
 const at::Tensor& Backend::only(const Tensors& tensors, const char* argument) const {

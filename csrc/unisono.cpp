@@ -2,7 +2,10 @@
 // compile.
 #include "attach.cpp"
 #include "backend.cpp"
+#include "batch.cpp"
 #include "buffers.cpp"
 #include "launch.cpp"
+#include "life.cpp"
+#include "observers.cpp"
 #include "sparse.cpp"
 #include "work.cpp"

@@ -56,9 +56,17 @@ Work::Work(int rank, c10d::OpType type, const char* title, const Tensors& inputs
            std::chrono::milliseconds timeout, const std::shared_ptr<Handle>& handle)
     : c10d::Work(rank, type, title_if_profiled(title), inputs_if_profiled(inputs)),
       key_(next_key.fetch_add(1, std::memory_order_relaxed)),
-      timeout_(timeout),
+      started_(Clock::now()),
       handle_(handle),
+      timeout_(timeout + handle->observers.begin(key_)),
       results_(std::move(results)) {}
+
+Work::~Work() {
+  if (!isCompleted()) {
+    // Nothing was started, so nothing may be told.
+    handle_->observers.forget(key_);
+  }
+}
 
 void Work::expect(size_t operations) {
   pending_ = operations;
@@ -84,32 +92,44 @@ void Work::part(std::exception_ptr error) {
 }
 
 void Work::settle(std::exception_ptr error) {
+  const auto futures = end(std::move(error));
+  if (!futures) return;
+  const bool failed = exception() != nullptr;
+  handle_->observers.end({.key = key_,
+                          .type = retrieveOpType(),
+                          .sequence = getSequencenumber(),
+                          .started = started_,
+                          .milliseconds = getDuration(),
+                          .failed = failed,
+                          .dead = failed && handle_->group->error().code != 0});
+  // Callbacks may do anything.
+  if (futures->value) complete(*futures->value);
+  if (futures->result) report(*futures->result);
+}
+
+std::optional<Work::Futures> Work::end(std::exception_ptr error) {
+  // Outlives the lock: tensors may take the interpreter's lock when they go.
   std::vector<Kept> kept;
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  {
-    std::lock_guard lock(settling_);
-    if (settled_.load(std::memory_order_relaxed)) return;
-    if (!error) {
-      try {
-        // This may be a thread in which autograd is on; an operation in place on a leaf would be
-        // refused.
-        at::AutoDispatchBelowADInplaceOrView guard;
-        for (const Kept& part : kept_) {
-          for (const auto& [to, from] : part.copies) to.copy_(from);
-        }
-      } catch (...) {
-        error = std::current_exception();
+  std::lock_guard lock(settling_);
+  if (settled_.load(std::memory_order_relaxed)) return std::nullopt;
+  if (!error) {
+    try {
+      // This may be a thread in which autograd is on; an operation in place on a leaf would be
+      // refused.
+      at::AutoDispatchBelowADInplaceOrView guard;
+      for (const Kept& part : kept_) {
+        for (const auto& [to, from] : part.copies) to.copy_(from);
       }
+    } catch (...) {
+      error = std::current_exception();
     }
-    kept.swap(kept_);
-    finish(error);
-    future = future_;
-    settled_.store(true, std::memory_order_release);
   }
-  // Outside the lock: tensors may take the interpreter's lock when they go, and callbacks may do
-  // anything.
-  kept.clear();
-  if (future) complete(*future);
+  kept.swap(kept_);
+  const std::chrono::duration<float, std::milli> took = Clock::now() - started_;
+  milliseconds_ = took.count();
+  finish(error);
+  settled_.store(true, std::memory_order_release);
+  return futures_;
 }
 
 void Work::complete(c10::ivalue::Future& future) {
@@ -118,6 +138,16 @@ void Work::complete(c10::ivalue::Future& future) {
   } else {
     future.markCompleted(c10::IValue(results_));
   }
+}
+
+void Work::report(c10::ivalue::Future& future) {
+  auto result = c10d::WorkResult::SUCCESS;
+  if (const auto error = exception()) {
+    const Status status = handle_->group->error();
+    const bool late = status.code == static_cast<uint8_t>(Code::Timeout);
+    result = late ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
+  }
+  future.markCompleted(c10::IValue(static_cast<int64_t>(result)));
 }
 
 bool Work::isCompleted() {
@@ -170,16 +200,16 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 }
 
 void Work::abort() {
-  if (auto handle = handle_.lock()) handle->group->abort("Work.abort() was called");
+  handle_->group->abort("Work.abort() was called");
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     std::lock_guard lock(settling_);
-    if (future_) return future_;
+    if (futures_.value) return futures_.value;
     const auto tensors = c10::ListType::create(c10::TensorType::get());
-    future = future_ = c10::make_intrusive<c10::ivalue::Future>(tensors);
+    future = futures_.value = c10::make_intrusive<c10::ivalue::Future>(tensors);
     // Before the end, whoever settles completes it; after the end, whoever made it.
     if (!settled_.load(std::memory_order_relaxed)) return future;
   }
@@ -187,19 +217,30 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   return future;
 }
 
-float Work::getDuration() const {
-  TORCH_CHECK(!operations_.empty(), "unisono: no duration was measured for this work");
-  double longest = 0;
-  for (const auto& operation : operations_) {
-    const double took = operation->milliseconds();
-    TORCH_CHECK(took >= 0, "unisono: getDuration() before the work is complete");
-    longest = std::max(longest, took);
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    std::lock_guard lock(settling_);
+    if (futures_.result) return futures_.result;
+    future = futures_.result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+    if (!settled_.load(std::memory_order_relaxed)) return future;
   }
-  return static_cast<float>(longest);
+  report(*future);
+  return future;
+}
+
+float Work::getDuration() const {
+  TORCH_CHECK(settled_.load(std::memory_order_acquire),
+              "unisono: getDuration() before the work is complete");
+  double longest = -1;
+  for (const auto& operation : operations_) {
+    longest = std::max(longest, operation->milliseconds());
+  }
+  return longest < 0 ? milliseconds_ : static_cast<float>(longest);
 }
 
 uint64_t Work::getSequencenumber() const {
-  return operations_.empty() ? 0 : operations_.front()->sequence();
+  return operations_.empty() ? sequence_ : operations_.front()->sequence();
 }
 
 std::unique_ptr<Completion> completion(c10::intrusive_ptr<Work> work) {

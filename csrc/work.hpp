@@ -3,6 +3,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -12,13 +13,17 @@
 
 #include "bridge.hpp"
 #include "buffers.hpp"
+#include "observers.hpp"
 #include "unisono/src/torch/bridge.rs.h"
 
 namespace unisono {
 
-// The core's group, shared by a backend and those that outlive it.
+// The core's group and who observes it, shared by a backend and those that outlive it.
 struct Handle {
-  rust::Box<Group> group;
+  explicit Handle(rust::Box<Group> group) : group(std::move(group)) {}
+
+  const rust::Box<Group> group;
+  Observers observers;
 };
 
 // A call under way.
@@ -33,12 +38,18 @@ class Work final : public c10d::Work {
   // `title` and `inputs` are for the profiler; `results` are what result() and the future give.
   Work(int rank, c10d::OpType type, const char* title, const Tensors& inputs, Tensors results,
        std::chrono::milliseconds timeout, const std::shared_ptr<Handle>& handle);
+  ~Work() override;
+
+  // How long its operations may take, for the core.
+  int64_t limit() const { return std::max<int64_t>(timeout_.count(), 0); }
 
   // Before the operations start: how many there are, and what they use.
   void expect(size_t operations);
   void keep(Kept&& kept);
   // After an operation has started.
   void attach(rust::Box<Operation> operation);
+  // The operation was carried out by the caller, as this one of the group.
+  void number(uint64_t sequence) { sequence_ = sequence; }
   // One operation has ended, or could not be started.
   void part(std::exception_ptr error);
   // All have ended.
@@ -53,6 +64,7 @@ class Work final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   float getDuration() const override;
   uint64_t getSequencenumber() const override;
 #ifdef C10D_BACKEND_HAS_HOOKS
@@ -61,11 +73,22 @@ class Work final : public c10d::Work {
 #endif
 
  private:
+  using FuturePointer = c10::intrusive_ptr<c10::ivalue::Future>;
+  // Those that were asked for.
+  struct Futures {
+    FuturePointer value;
+    FuturePointer result;
+  };
+
+  // Ends the work; nothing when it had ended before, else the futures to be completed.
+  std::optional<Futures> end(std::exception_ptr error);
   void complete(c10::ivalue::Future& future);
+  void report(c10::ivalue::Future& future);
 
   const uint64_t key_;
+  const std::chrono::steady_clock::time_point started_;
+  const std::shared_ptr<Handle> handle_;
   const std::chrono::milliseconds timeout_;
-  const std::weak_ptr<Handle> handle_;
   const Tensors results_;
 
   std::atomic<bool> settled_ = false;
@@ -74,10 +97,13 @@ class Work final : public c10d::Work {
   size_t pending_ = 0;
   std::exception_ptr first_error_;
   std::vector<Kept> kept_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  Futures futures_;
+  // Between the start and the end, where no operation has measured it.
+  float milliseconds_ = 0;
 
   // Written before the work is handed out, read-only afterwards.
   std::vector<rust::Box<Operation>> operations_;
+  uint64_t sequence_ = 0;
 };
 
 // What the core calls when an operation of `work` has ended.

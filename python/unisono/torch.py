@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["create_backend", "register"]
+    from unisono._torch_options import Options
+
+__all__ = ["Options", "create_backend", "register"]
 
 _DEVICES = ["cpu", "cuda"]
 _ready = False
+
+
+def __getattr__(name: str) -> Any:
+    # Its base class is torch's, and this module is imported while torch is.
+    if name == "Options":
+        from unisono._torch_options import Options
+
+        return Options
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register() -> None:
@@ -27,7 +37,10 @@ def register() -> None:
 
     if not dist.is_available() or "UNISONO" in dist.Backend._plugins:
         return
+    from unisono._torch_names import settle_early
+
     dist.Backend.register_backend("unisono", create_backend, extended_api=True, devices=_DEVICES)
+    settle_early()
 
 
 def create_backend(opts: Any, pg_options: Any = None) -> Any:
@@ -38,8 +51,8 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
     opts
         torch's ``_DistributedBackendOptions``: store, rank, size, timeout of the group.
     pg_options
-        A mapping of settings by name, such as ``{"transport": "tcp"}``, for this group alone; or a
-        ``Backend.Options``, of which torch itself has taken the timeout; or None.
+        Settings for this group alone: an :class:`Options`, or any mapping of settings by name, such
+        as ``{"transport": "tcp"}``; or None.
 
     Raises
     ------
@@ -63,13 +76,21 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
 
 
 def _settings(timeout: timedelta, pg_options: Any) -> tuple[dict[str, str], int]:
+    from unisono import Options as Settings
+
     seconds = timeout.total_seconds()
     settings = {"timeout": str(seconds)}
     if "UNISONO_JOIN_TIMEOUT" not in os.environ:
         settings["join_timeout"] = str(seconds)
-    if isinstance(pg_options, Mapping):
-        settings |= {str(name): str(value) for name, value in pg_options.items()}
-    return settings, round(seconds * 1000)
+    own = getattr(pg_options, "settings", pg_options)
+    if hasattr(own, "keys"):
+        settings |= dict(Settings(**dict(own)))
+    return settings, round(_seconds(settings["timeout"]) * 1000)
+
+
+def _seconds(timeout: str) -> float:
+    # Longer than any job runs; torch has no word for a limit that never comes.
+    return 3e9 if timeout == "none" else float(timeout)
 
 
 def _prepare() -> None:
@@ -78,8 +99,10 @@ def _prepare() -> None:
     if _ready:
         return
     from unisono._native import load_for_torch
+    from unisono._torch_names import settle
 
     core = load_for_torch()
+    settle()
     # Before the interpreter goes: callbacks of operations under way need it, and peers wait for our
     # farewell.
     atexit.register(core.close_torch_groups)

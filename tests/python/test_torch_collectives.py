@@ -7,6 +7,7 @@ than all of the cases together. A function whose name begins with ``rank_`` runs
 from __future__ import annotations
 
 import itertools
+from datetime import timedelta
 
 import pytest
 from ranks import run_ranks
@@ -23,8 +24,9 @@ TYPES = [*FLOATS, *INTEGERS, *COMPLEX, torch.bool]
 COUNTS = [0, 1, 3, 1000, 50_001]
 
 
-def start() -> tuple[int, int]:
-    dist.init_process_group("unisono")
+def start(timeout: float | None = None, **options: object) -> tuple[int, int]:
+    limit = None if timeout is None else timedelta(seconds=timeout)
+    dist.init_process_group("unisono", timeout=limit, **options)
     return dist.get_rank(), dist.get_world_size()
 
 

@@ -156,8 +156,6 @@ def rank_has_failed_future() -> None:
 
 
 def test_monitored_barrier_names_who_is_missing() -> None:
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14):
-        pytest.skip("older torch keeps monitored_barrier for gloo alone")
     run_ranks(3, f"{__name__}:rank_misses_barrier", torch=True)
 
 
@@ -170,6 +168,11 @@ def rank_misses_barrier() -> None:
     elif rank == 1:
         with pytest.raises(RuntimeError, match="Rank 1 successfully reached monitoredBarrier"):
             dist.monitored_barrier(group, timedelta(seconds=1))
+    still_works()
+    group = dist.new_group()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"1.*2"):
+            dist.monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=True)
     still_works()
 
 

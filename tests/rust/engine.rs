@@ -734,3 +734,47 @@ fn groups_that_are_closed_leave_nothing_behind() {
     );
     drop(anchor);
 }
+
+#[test]
+fn a_subgroup_forms_without_the_others() {
+    let _beside = beside_others();
+    for transport in [Transport::Shm, Transport::Tcp] {
+        run(transport, 4, |comm| {
+            // Rank 0 takes no part, not even by being told.
+            if comm.rank() == 0 {
+                return comm.barrier().expect("a barrier");
+            }
+            for label in [b"first".as_slice(), b"second"] {
+                let part = comm.subgroup(&[3, 1], label).expect("a subgroup");
+                assert_eq!(part.is_none(), comm.rank() == 2);
+                let Some(part) = part else { continue };
+                assert_eq!(part.rank(), usize::from(comm.rank() == 1));
+                let mut data = [comm.rank() as i32];
+                part.all_reduce(&mut data, ReduceOp::Sum).expect("a sum");
+                assert_eq!(data, [4]);
+            }
+            for ranks in [[1, 1], [1, 4]] {
+                let error = comm.subgroup(&ranks, b"bad").expect_err("bad ranks");
+                assert_eq!(error.code, Code::InvalidArgument, "{error}");
+            }
+            comm.barrier().expect("a barrier");
+        });
+    }
+}
+
+#[test]
+fn estimates_grow_with_sizes_and_move_nothing() {
+    run(Transport::Local, 3, |comm| {
+        let mut data = vec![1_f32; 1 << 20];
+        let estimate = |elements: usize, data: &mut [f32]| {
+            let memory = Memory::of_mut(&mut data[..elements]);
+            let request = Request::all_reduce(DataType::Float32, ReduceOp::Sum, None, memory);
+            comm.estimate(&request).expect("an estimate")
+        };
+        let (small, large) = (estimate(8, &mut data), estimate(1 << 20, &mut data));
+        assert!(Duration::ZERO < small && small < large);
+        let far = comm.estimate_message(Some(1), 1 << 20);
+        assert!(comm.estimate_message(Some(1), 1) < far);
+        assert!(data.iter().all(|x| *x == 1.0));
+    });
+}

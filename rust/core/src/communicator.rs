@@ -91,16 +91,37 @@ impl Communicator {
         })
     }
 
-    /// Carries out a collective in the calling thread.
+    /// Carries out a collective in the calling thread. Returns its number in the group.
     ///
     /// # Errors
     /// As [`Communicator::start`], and whatever ends the operation.
     ///
     /// # Safety
     /// As for [`Communicator::start`]; the operation has completed when this returns.
-    pub unsafe fn run(&self, request: Request) -> Result<()> {
+    pub unsafe fn run(&self, request: Request) -> Result<u64> {
         let state = self.group.submit(request, None, false)?;
-        self.group.wait(&state, None)
+        self.group.wait(&state, None)?;
+        Ok(state.sequence)
+    }
+
+    /// How long `request` would take, without carrying it out: its plans are simulated with typical costs of memory
+    /// and networks.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`] for a request that would be refused.
+    pub fn estimate(&self, request: &Request) -> Result<Duration> {
+        self.group.estimate(request)
+    }
+
+    /// How long a message of `bytes` to or from `peer` would take, as [`Communicator::estimate`].
+    pub fn estimate_message(&self, peer: Option<Rank>, bytes: usize) -> Duration {
+        self.group.estimate_message(peer, bytes)
+    }
+
+    /// What the communicator holds on this rank: `links` that are open, `link_bytes` and `scratch_bytes` of memory,
+    /// `operations` under way, `plans` kept.
+    pub fn memory(&self) -> Vec<(&'static str, u64)> {
+        self.group.memory()
     }
 
     /// Starts to send `memory`, whole elements of `dtype`, to rank `to`.
@@ -167,6 +188,18 @@ impl Communicator {
     /// As a collective.
     pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Self>> {
         Ok(self.group.split(color, key)?.map(Self::new))
+    }
+
+    /// The group of some of this group's ranks, numbered in the order of `ranks`; `None` where this rank is not
+    /// among them. Its members all call it with the same `ranks` and `label`, and never twice with the same two; the
+    /// others need not. Nothing is sent before the first operation.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a rank that is out of range or there twice; the first cause of a group that is dead.
+    pub fn subgroup(&self, ranks: &[Rank], label: &[u8]) -> Result<Option<Self>> {
+        // Apart from the labels that `split` makes.
+        let label = [b"subgroup".as_slice(), label].concat();
+        Ok(self.group.subgroup(ranks, &label)?.map(Self::new))
     }
 
     /// How long an operation may take from now on, unless its request says otherwise. Zero: for ever.

@@ -140,6 +140,6 @@ impl Communicator {
     fn carry_out(&self, request: Request) -> Result<()> {
         // SAFETY: the slices that the request views are borrowed by the caller of this method, and `run` returns
         // only when the operation has ended.
-        unsafe { self.run(request) }
+        unsafe { self.run(request).map(drop) }
     }
 }

@@ -48,16 +48,45 @@ fn join(store: &ffi::Store, rank: usize, world: usize, settings: &[ffi::Setting]
         crate::log::start(&config);
         Communicator::join(&TorchStore(store), rank, world, config)
     });
-    match joined {
-        Ok(communicator) => ffi::Joined {
-            status: ok(),
-            group: Box::new(Group(Some(communicator))),
-        },
-        Err(error) => ffi::Joined {
-            status: status(&error),
-            group: Box::new(Group(None)),
-        },
+    as_joined(joined.map(Some))
+}
+
+fn as_joined(joined: Result<Option<Communicator>>) -> ffi::Joined {
+    let (status, communicator) = match joined {
+        Ok(communicator) => (ok(), communicator),
+        Err(error) => (status(&error), None),
+    };
+    ffi::Joined {
+        status,
+        group: Box::new(Group(communicator)),
     }
+}
+
+/// The group of some of the ranks; no group on the others.
+fn subgroup(group: &Group, ranks: &[usize], label: &str) -> ffi::Joined {
+    as_joined(group.guard(|communicator| communicator.subgroup(ranks, label.as_bytes())))
+}
+
+/// Microseconds that a call would take, by simulation; 0 when the call would be refused.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn estimate(group: &Group, call: &ffi::Call<'_>) -> f64 {
+    let estimate = group.guard(|communicator| {
+        // SAFETY: the caller's promise is the one asked for here.
+        communicator.estimate(&unsafe { request(call)? })
+    });
+    estimate.map_or(0.0, microseconds)
+}
+
+fn estimate_message(group: &Group, peer: i64, bytes: usize) -> f64 {
+    let estimate = group
+        .guard(|communicator| Ok(communicator.estimate_message(usize::try_from(peer).ok(), bytes)));
+    estimate.map_or(0.0, microseconds)
+}
+
+fn microseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
 }
 
 /// # Safety
@@ -75,11 +104,16 @@ unsafe fn start(
 
 /// # Safety
 /// The memory of `call` keeps the promise of [`Memory::from_raw_parts`] until this returns.
-unsafe fn run(group: &Group, call: &ffi::Call<'_>) -> ffi::Status {
-    outcome(group.guard(|communicator| {
+unsafe fn run(group: &Group, call: &ffi::Call<'_>) -> ffi::Ran {
+    let ran = group.guard(|communicator| {
         // SAFETY: the operation has completed when `run` returns, and the caller vouches until then.
         unsafe { communicator.run(request(call)?) }
-    }))
+    });
+    let sequence = *ran.as_ref().unwrap_or(&0);
+    ffi::Ran {
+        status: outcome(ran.map(drop)),
+        sequence,
+    }
 }
 
 /// # Safety
@@ -94,7 +128,7 @@ unsafe fn send(
             .map_err(|_| Error::invalid(format!("send: rank {} is out of range", message.peer)))?;
         let options = PointToPoint {
             completion: Some(upcall(completion)),
-            timeout: None,
+            timeout: timeout(message.timeout_ms),
         };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {
@@ -115,7 +149,7 @@ unsafe fn receive(
         let from = usize::try_from(message.peer).ok();
         let options = PointToPoint {
             completion: Some(upcall(completion)),
-            timeout: None,
+            timeout: timeout(message.timeout_ms),
         };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {
@@ -169,6 +203,16 @@ impl Group {
 
     fn error(&self) -> ffi::Status {
         outcome(self.guard(|communicator| communicator.error().map_or(Ok(()), Err)))
+    }
+
+    fn memory(&self) -> Vec<ffi::Usage> {
+        let usage = self.guard(|communicator| Ok(communicator.memory()));
+        let usage = usage.unwrap_or_default();
+        let entry = |(name, amount): (&str, u64)| ffi::Usage {
+            name: name.to_owned(),
+            amount,
+        };
+        usage.into_iter().map(entry).collect()
     }
 
     fn abort(&self, reason: &str) {

@@ -144,22 +144,38 @@ impl Group {
             .collect();
         chosen.sort_unstable();
         let ranks: Vec<Rank> = chosen.into_iter().map(|(_, rank)| rank).collect();
-        let rank = ranks.iter().position(|rank| *rank == self.rank);
-        let rank = rank.ok_or_else(|| Error::internal("a rank that is not in its own group"))?;
         let label = [
             b"split".as_slice(),
             &work.sequence.to_le_bytes(),
             &color.to_le_bytes(),
         ]
         .concat();
+        self.subgroup(&ranks, &label)
+    }
+
+    /// The group of some of this group's ranks, in the order of `ranks`; `None` where this rank is not among them.
+    /// Nothing is sent: its members know of each other what there is to know.
+    pub(crate) fn subgroup(&self, ranks: &[Rank], label: &[u8]) -> Result<Option<Arc<Self>>> {
+        self.check_alive()?;
+        for (index, rank) in ranks.iter().enumerate() {
+            self.check_rank(*rank, "a subgroup with")?;
+            if ranks[..index].contains(rank) {
+                return Err(Error::invalid(format!(
+                    "a subgroup cannot have rank {rank} twice"
+                )));
+            }
+        }
+        let Some(rank) = ranks.iter().position(|rank| *rank == self.rank) else {
+            return Ok(None);
+        };
         let membership = Membership {
             members: ranks
                 .iter()
                 .map(|rank| self.membership.members[*rank].clone())
                 .collect(),
-            key: self.membership.key.derive(&label),
+            key: self.membership.key.derive(label),
             endpoint: self.membership.endpoint.clone(),
-            topology: self.membership.topology.subset(&ranks),
+            topology: self.membership.topology.subset(ranks),
         };
         if membership.endpoint.is_none() && membership.members.len() > 1 {
             return Err(Error::unsupported(

@@ -196,7 +196,7 @@ impl Group {
         })
     }
 
-    fn check_rank(&self, rank: Rank, what: &str) -> Result<()> {
+    pub(super) fn check_rank(&self, rank: Rank, what: &str) -> Result<()> {
         if rank >= self.world {
             return Err(Error::invalid(format!(
                 "{what} rank {rank}: the group has {} ranks",

@@ -101,6 +101,9 @@ pub trait Link: Send {
     /// What the peer last said it is in, once; [`Link::peer_state`] reads it in.
     fn take_position(&mut self) -> Option<Position>;
 
+    /// Bytes of memory that this side holds for the link.
+    fn memory(&self) -> usize;
+
     /// A word for logs and errors: `shared memory`, `tcp 10.0.0.7:4321`.
     fn describe(&self) -> String;
 }

@@ -1,6 +1,8 @@
 //! What crosses between Rust and C++. `build.rs` makes the C++ side of it from this file.
 
-use super::{Group, Operation, join, receive, run, send, start};
+use super::{
+    Group, Operation, estimate, estimate_message, join, receive, run, send, start, subgroup,
+};
 
 #[cxx::bridge(namespace = "unisono")]
 pub(super) mod ffi {
@@ -126,6 +128,19 @@ pub(super) mod ffi {
         pieces: &'a [Piece],
         peer: i64,
         tag: u64,
+        timeout_ms: i64,
+    }
+
+    /// How an operation that was carried out at once ended, and its number in the group.
+    struct Ran {
+        status: Status,
+        sequence: u64,
+    }
+
+    /// One number of a group's account of itself.
+    struct Usage {
+        name: String,
+        amount: u64,
     }
 
     struct Joined {
@@ -144,7 +159,10 @@ pub(super) mod ffi {
 
         fn join(store: &Store, rank: usize, world: usize, settings: &[Setting]) -> Joined;
         unsafe fn start(group: &Group, call: &Call, completion: UniquePtr<Completion>) -> Started;
-        unsafe fn run(group: &Group, call: &Call) -> Status;
+        fn subgroup(group: &Group, ranks: &[usize], label: &str) -> Joined;
+        unsafe fn run(group: &Group, call: &Call) -> Ran;
+        unsafe fn estimate(group: &Group, call: &Call) -> f64;
+        fn estimate_message(group: &Group, peer: i64, bytes: usize) -> f64;
         unsafe fn send(
             group: &Group,
             message: &Message,
@@ -159,6 +177,7 @@ pub(super) mod ffi {
         fn set_timeout(self: &Group, timeout_ms: u64);
         fn sequence(self: &Group) -> u64;
         fn error(self: &Group) -> Status;
+        fn memory(self: &Group) -> Vec<Usage>;
         fn abort(self: &Group, reason: &str);
         fn close(self: &Group);
 

@@ -182,8 +182,12 @@ fn admit(
         .name("unisono-handshake".into())
         .spawn(move || {
             let peer = stream.peer();
-            if let Err(reason) = receive(&shared, stream, &place.guest) {
-                tracing::warn!(%peer, %reason, "turned a connection away");
+            match receive(&shared, stream, &place.guest) {
+                Ok(()) => {}
+                Err(reason) if reason.is_usual => {
+                    tracing::debug!(%peer, %reason, "a connection came to nothing");
+                }
+                Err(reason) => tracing::warn!(%peer, %reason, "turned a connection away"),
             }
         });
     if let Err(cause) = &spawned {
@@ -241,17 +245,31 @@ fn peer_of(stream: &TcpStream) -> String {
 }
 
 /// Why a connection was turned away, for the log.
-struct Reason(String);
+struct Reason {
+    text: String,
+    /// It happens among members: attempts that cross, and ranks that leave.
+    is_usual: bool,
+}
+
+impl Reason {
+    fn new(text: String) -> Self {
+        Self {
+            text,
+            is_usual: false,
+        }
+    }
+}
 
 impl std::fmt::Display for Reason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
 impl From<Cut> for Reason {
     fn from(cut: Cut) -> Self {
-        Self(match cut {
+        let is_usual = matches!(cut, Cut::Closed | Cut::Refused | Cut::CalledOff);
+        let text = match cut {
             Cut::Closed | Cut::Refused => {
                 "it closed the connection during the handshake".to_owned()
             }
@@ -260,13 +278,14 @@ impl From<Cut> for Reason {
                 "it had not completed the handshake when its place was needed".to_owned()
             }
             Cut::System(error) => error.to_string(),
-        })
+        };
+        Self { text, is_usual }
     }
 }
 
 impl From<Error> for Reason {
     fn from(error: Error) -> Self {
-        Self(error.message)
+        Self::new(error.message)
     }
 }
 
@@ -283,7 +302,7 @@ fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason>
     let Some(membership) =
         shared.group((group, stranger.rank()), &patience, || has_ended(&stream))?
     else {
-        return Err(Reason(format!(
+        return Err(Reason::new(format!(
             "it belongs to group {}, which this process is not in (or not yet)",
             Hex(&group)
         )));
@@ -319,7 +338,7 @@ impl Visit<'_> {
         let Hello { from, to, .. } = self.hello;
         if to != self.membership.rank || !self.membership.has_peer(from) {
             self.answer(&stream, Answer::WrongRank)?;
-            return Err(Reason(format!(
+            return Err(Reason::new(format!(
                 "rank {from} of the group wanted rank {to}, but this is rank {} of {}",
                 self.membership.rank, self.membership.world_size
             )));
@@ -330,7 +349,9 @@ impl Visit<'_> {
             (Purpose::TcpControl, Stream::Tcp(stream)) => self.pair(stream),
             (_, stream) => {
                 self.answer(&stream, Answer::Failed)?;
-                Err(Reason("it came over the wrong kind of socket".to_owned()))
+                Err(Reason::new(
+                    "it came over the wrong kind of socket".to_owned(),
+                ))
             }
         }
     }
@@ -424,7 +445,9 @@ impl Visit<'_> {
                 return Ok(());
             }
             self.answer(&control, Answer::Failed)?;
-            return Err(Reason("a control connection without its stream".to_owned()));
+            return Err(Reason::new(
+                "a control connection without its stream".to_owned(),
+            ));
         };
         let channel = control.try_clone().map_err(Cut::from)?;
         let peer = peer_of(&data);

@@ -140,6 +140,10 @@ impl Link for ShmLink {
         self.control.take_position()
     }
 
+    fn memory(&self) -> usize {
+        2 * self.producer.capacity()
+    }
+
     fn describe(&self) -> String {
         self.name.to_owned()
     }

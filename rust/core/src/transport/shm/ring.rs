@@ -148,6 +148,11 @@ impl<M: Memory> Producer<M> {
         }
     }
 
+    /// Bytes that the ring holds.
+    pub(super) fn capacity(&self) -> usize {
+        self.memory.capacity()
+    }
+
     /// Copies in as much of `bytes` as there is room for, at most one ring's worth, so that a
     /// caller with several links comes round to all of them. Calls `wake` when the consumer sleeps.
     #[inline]

@@ -243,6 +243,10 @@ impl Link for TcpLink {
         self.control.take_position()
     }
 
+    fn memory(&self) -> usize {
+        self.buffer.memory.len()
+    }
+
     fn describe(&self) -> String {
         format!("tcp {}", self.peer)
     }

@@ -1,0 +1,178 @@
+// A backend's life: its making and end, groups made from it, who observes it, windows of calls.
+#include <algorithm>
+#include <utility>
+
+#include "backend.hpp"
+#include "batch.hpp"
+#include "convert.hpp"
+#include "registry.hpp"
+
+namespace unisono {
+
+Backend::Backend(rust::Box<Group> group, int rank, int size, c10::intrusive_ptr<Options> options,
+                 std::vector<Setting> settings)
+    : c10d::Backend(rank, size),
+      handle_(std::make_shared<Handle>(std::move(group))),
+      options_(std::move(options)),
+      settings_(std::move(settings)) {
+  init();
+  remember(handle_);
+}
+
+Backend::~Backend() {
+  close();
+}
+
+void Backend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  handle_->group->set_timeout(timeout.count());
+}
+
+c10d::ErrorType Backend::getError() {
+  const Status status = handle_->group->error();
+  switch (static_cast<Code>(status.code)) {
+    case Code::Success:
+      return c10d::ErrorType::SUCCESS;
+    case Code::Timeout:
+      return c10d::ErrorType::TIMEOUT;
+    case Code::PeerLost:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+void Backend::abort() {
+  handle_->observers.aborting();
+  handle_->group->abort("the process group was aborted");
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& /*store*/,
+                                                 const std::vector<int>& ranks,
+                                                 const c10::intrusive_ptr<Options>& opts) {
+  // The store is not needed, and nothing is sent: torch may call this once on some ranks and, for
+  // each kind of device, several times on others. Members, who share the name, count alike.
+  std::vector<size_t> members;
+  for (const int rank : ranks) {
+    check_rank(rank, "ranks");
+    members.push_back(rank);
+  }
+  const auto me = std::find(ranks.begin(), ranks.end(), getRank());
+  if (me == ranks.end()) return nullptr;
+  auto label = opts ? opts->group_name : std::string();
+  for (const int rank : ranks) label += c10::str(",", rank);
+  label += c10::str("#", splits_[label]++);
+  Joined part = subgroup(*handle_->group, {members.data(), members.size()}, str(label));
+  raise(part.status);
+  const auto& base = opts ? opts : options_;
+  auto options = c10::make_intrusive<Options>(*base);
+  auto backend = c10::make_intrusive<Backend>(std::move(part.group), me - ranks.begin(),
+                                              ranks.size(), std::move(options), settings_);
+  backend->setTimeout(base->timeout);
+  return backend;
+}
+
+c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const c10::intrusive_ptr<Options>& opts,
+                                                 const int& rank, const int& size) {
+  auto options = c10::make_intrusive<Options>(opts ? *opts : *options_);
+  auto backend = join_group(store, rank, size, options, settings_);
+  backend->setTimeout(options->timeout);
+  return backend;
+}
+
+void Backend::startCoalescing() {
+  std::lock_guard lock(window_mutex_);
+  TORCH_CHECK(!batch_ && !estimate_,
+              "unisono: startCoalescing: calls are being coalesced or estimated already");
+  batch_.emplace();
+  window_ = true;
+}
+
+Backend::WorkPointer Backend::endCoalescing() {
+  std::lock_guard lock(window_mutex_);
+  TORCH_CHECK(batch_.has_value(), "unisono: endCoalescing without startCoalescing");
+  auto work = c10::make_intrusive<Batch>(getRank(), std::move(*batch_));
+  batch_.reset();
+  window_ = false;
+  return work;
+}
+
+Backend::WorkPointer Backend::started(c10::intrusive_ptr<Work> work, bool async) {
+  if (!window_.load(std::memory_order_acquire)) return work;
+  std::lock_guard lock(window_mutex_);
+  if (!batch_) return work;
+  batch_->push_back(work);
+  // Who would wait at once waits for the batch.
+  if (!async) return nullptr;
+  return work;
+}
+
+template <typename Estimate>
+bool Backend::estimated(Estimate estimate) {
+  std::lock_guard lock(window_mutex_);
+  if (!estimate_) return false;
+  *estimate_ += estimate();
+  return true;
+}
+
+void Backend::registerOnCompletionHook(
+    std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  TORCH_CHECK(onCompletionHook_ == nullptr, "unisono: an on-completion hook is registered already");
+  TORCH_CHECK(hook != nullptr, "unisono: the on-completion hook is empty");
+  // hasHooks() looks at this one.
+  onCompletionHook_ = std::move(hook);
+  handle_->observers.set_work_hook(onCompletionHook_);
+}
+
+#ifdef C10D_BACKEND_HAS_HOOKS
+void Backend::registerAbortHook(int64_t hook_id, c10d::AbortHook hook) {
+  handle_->observers.add_abort_hook(hook_id, std::move(hook));
+}
+
+void Backend::unregisterAbortHook(int64_t hook_id) {
+  handle_->observers.remove_abort_hook(hook_id);
+}
+
+void Backend::registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) {
+  handle_->observers.add_completion_hook(
+      hook_id, [hook = std::move(hook)](uint64_t key, float milliseconds) {
+        hook({.completionKey = key, .duration_ms = milliseconds});
+      });
+}
+
+void Backend::unregisterCompletionHook(int64_t hook_id) {
+  handle_->observers.remove_completion_hook(hook_id);
+}
+
+void Backend::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
+  handle_->observers.extend(timeout);
+}
+
+std::unordered_map<std::string, uint64_t> Backend::getMemoryStats() {
+  std::unordered_map<std::string, uint64_t> stats;
+  for (const Usage& usage : handle_->group->memory()) {
+    stats.emplace(std::string(usage.name), usage.amount);
+  }
+  return stats;
+}
+
+void Backend::startTimeEstimate() {
+  std::lock_guard lock(window_mutex_);
+  TORCH_CHECK(!batch_ && !estimate_,
+              "unisono: startTimeEstimate: calls are being coalesced or estimated already");
+  estimate_ = 0;
+  window_ = true;
+}
+
+float Backend::endTimeEstimate() {
+  std::lock_guard lock(window_mutex_);
+  TORCH_CHECK(estimate_.has_value(), "unisono: endTimeEstimate without startTimeEstimate");
+  const auto sum = static_cast<float>(*estimate_);
+  estimate_.reset();
+  window_ = false;
+  return sum;
+}
+#endif
+
+}  // namespace unisono

@@ -1,0 +1,91 @@
+// Who is told when the works of a backend end, and the extra time that some of them get.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <unordered_map>
+#include <vector>
+
+namespace unisono {
+
+// How a work ended.
+struct Ending {
+  uint64_t key;
+  c10d::OpType type;
+  uint64_t sequence;
+  std::chrono::steady_clock::time_point started;
+  float milliseconds;
+  bool failed;
+  // And the group with it.
+  bool dead;
+};
+
+// Shared by a backend and its works, which may outlive it.
+//
+// Hooks are called without a lock, by the thread that settles the work: one in wait(), or the one
+// that runs completions. While nobody has asked for anything a work costs two atomic operations.
+class Observers {
+ public:
+  // Hooks by the id they were registered under.
+  template <typename Hook>
+  class Hooks {
+   public:
+    void put(int64_t id, Hook hook) { hooks_[id] = std::make_shared<Hook>(std::move(hook)); }
+    std::shared_ptr<Hook> take(int64_t id);
+    std::vector<std::shared_ptr<Hook>> all() const;
+
+   private:
+    std::unordered_map<int64_t, std::shared_ptr<Hook>> hooks_;
+  };
+  using AbortHook = std::function<void()>;
+  using CompletionHook = std::function<void(uint64_t key, float milliseconds)>;
+  using WorkHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
+
+  void add_abort_hook(int64_t id, AbortHook hook);
+  void remove_abort_hook(int64_t id);
+  void add_completion_hook(int64_t id, CompletionHook hook);
+  void remove_completion_hook(int64_t id);
+  void set_work_hook(WorkHook hook);
+
+  // From now on works get `extra` on top of their own limit, until the first of them has ended.
+  void extend(std::chrono::milliseconds extra);
+
+  // A work begins; the result is its extra time.
+  std::chrono::milliseconds begin(uint64_t key);
+  // It has ended, and its results are in place.
+  void end(const Ending& ending);
+  // It never started.
+  void forget(uint64_t key);
+  // The backend is about to abort.
+  void aborting();
+
+  // Until every work that has begun has ended and its hooks have returned.
+  void wait_for_all();
+
+ private:
+  struct Extension {
+    std::chrono::milliseconds extra;
+    // The first work after it, whose end is its end.
+    std::optional<uint64_t> until;
+  };
+
+  void tell(const Ending& ending);
+
+  std::atomic<size_t> under_way_ = 0;
+  // Somebody has asked for something that follows.
+  std::atomic<bool> asked_ = false;
+  std::mutex mutex_;
+  Hooks<AbortHook> abort_hooks_;
+  Hooks<CompletionHook> completion_hooks_;
+  std::shared_ptr<WorkHook> work_hook_;
+  std::vector<Extension> extensions_;
+};
+
+}  // namespace unisono

@@ -1,0 +1,199 @@
+"""What c10d::Backend offers beside collectives: windows of calls, groups from groups, hooks."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+from ranks import run_ranks
+from test_torch_collectives import check, dist, start, torch
+
+CPU = torch.device("cpu")
+# torch 2.14 and newer ask a backend what it can do; older ones know the names of those that can.
+ASKS = hasattr(dist.Backend, "_ensure_backend_registered")
+
+
+def backend(group: object = None) -> object:
+    return (group or dist.group.WORLD)._get_backend(CPU)
+
+
+def test_windows_of_calls() -> None:
+    run_ranks(3, f"{__name__}:rank_opens_windows", torch=True)
+
+
+def rank_opens_windows() -> None:
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    rank, world = start()
+    before, after = (rank - 1) % world, (rank + 1) % world
+
+    # Far more than any buffer holds, all sends first.
+    outgoing = [torch.full((300_000,), rank + 10.0 * i) for i in range(3)]
+    incoming = [torch.empty(300_000) for _ in range(3)]
+    calls = [dist.P2POp(dist.isend, tensor, after) for tensor in outgoing]
+    calls += [dist.P2POp(dist.irecv, tensor, before) for tensor in incoming]
+    works = dist.batch_isend_irecv(calls)
+    for work in works:
+        work.wait()
+    for i, tensor in enumerate(incoming):
+        check(tensor, torch.full((300_000,), before + 10.0 * i))
+
+    # Blocking calls inside a window are waited for at its end.
+    tensors = [torch.full((5,), float(rank + i)) for i in range(4)]
+    with _coalescing_manager(device=CPU, async_ops=True) as manager:
+        for i, tensor in enumerate(tensors):
+            dist.broadcast(tensor, i % world)
+    manager.wait()
+    for i, tensor in enumerate(tensors):
+        check(tensor, torch.full((5,), float(i % world + i)))
+    with _coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    check(tensors[1], torch.full((5,), 2.0 * world))
+
+    group = dist.group.WORLD
+    group._start_coalescing(CPU)
+    with pytest.raises(RuntimeError, match="already"):
+        group._start_coalescing(CPU)
+    work = dist.all_reduce(tensors[0], async_op=True)
+    joint = group._end_coalescing(CPU)
+    assert joint.get_future().wait()[0] is not None
+    assert work.is_completed()
+    assert joint.is_completed()
+    with pytest.raises(RuntimeError, match="endCoalescing without startCoalescing"):
+        group._end_coalescing(CPU)
+
+
+def test_an_error_inside_a_window_ends_the_batch() -> None:
+    run_ranks(2, f"{__name__}:rank_fails_in_a_window", torch=True)
+
+
+def rank_fails_in_a_window() -> None:
+    rank, _ = start(timeout=2)
+    if rank == 0:
+        calls = [dist.P2POp(dist.irecv, torch.empty(3), 1)]
+        with pytest.raises(dist.DistBackendError, match="Timed out"):
+            [work.wait() for work in dist.batch_isend_irecv(calls)]
+    else:
+        time.sleep(3)
+
+
+@pytest.mark.skipif(not ASKS, reason="torch 2.11 splits the groups of accelerators alone")
+def test_groups_split_off_a_group() -> None:
+    run_ranks(4, f"{__name__}:rank_splits", torch=True, timeout=90)
+
+
+def rank_splits() -> None:
+    rank, _ = start(device_id=torch.device("cpu:0"))
+    for _ in range(2):
+        # The order within a part is kept.
+        part = dist.split_group(split_ranks=[[2, 0], [1, 3]])
+        assert dist.get_rank(part) == {2: 0, 0: 1, 1: 0, 3: 1}[rank]
+        tensor = torch.tensor([rank])
+        dist.all_reduce(tensor, group=part)
+        assert tensor.item() == (2 if rank % 2 == 0 else 4)
+        # Ranks that are in no part have nothing to do.
+        few = dist.split_group(split_ranks=[[1, 2]], timeout=timedelta(seconds=7))
+        assert (few is dist.GroupMember.NON_GROUP_MEMBER) == (rank in (0, 3))
+        if rank in (1, 2):
+            assert backend(few).options._timeout == timedelta(seconds=7)
+            dist.barrier(group=few)
+    # With a device bound, torch makes subgroups by splitting too, and asks non-members to help.
+    pair = dist.new_group([0, 3])
+    if rank in (0, 3):
+        dist.barrier(group=pair)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    tensor = torch.tensor([rank])
+    dist.all_reduce(tensor, group=mesh.get_group("inner"))
+    assert tensor.item() == (1 if rank < 2 else 5)
+
+
+@pytest.mark.skipif(not ASKS, reason="torch 2.11 has no such hooks")
+def test_hooks_and_measurements() -> None:
+    run_ranks(2, f"{__name__}:rank_is_observed", torch=True)
+
+
+def rank_is_observed() -> None:
+    from torch.distributed.distributed_c10d import _time_estimator
+
+    rank, _ = start()
+    group, own = dist.group.WORLD, backend()
+    infos = []
+    group._register_on_completion_hook(infos.append)
+    with pytest.raises(RuntimeError, match="already"):
+        group._register_on_completion_hook(infos.append)
+    tensor = torch.ones(1 << 16)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    dist.all_reduce(tensor)
+    group._wait_for_pending_works()
+    assert [info.seq for info in infos] == [1, 2]
+    assert all(info.active_duration > timedelta(0) for info in infos)
+    assert work._get_duration() > 0
+    assert work.get_future_result().wait() == 0
+
+    stats = own.memory_stats()
+    assert stats["links"] == 1
+    assert stats["link_bytes"] > 0
+
+    # The longer vector is estimated to take longer, and nothing is touched.
+    estimates = []
+    for elements in (1 << 10, 1 << 22):
+        tensor = torch.full((elements,), 3.0)
+        with _time_estimator(device=CPU) as estimate:
+            dist.all_reduce(tensor)
+            dist.isend(tensor, 1 - rank).wait()
+        estimates.append(estimate.estimated_time)
+        assert (tensor == 3).all()
+    assert 0 < estimates[0] < estimates[1]
+
+
+@pytest.mark.skipif(not ASKS, reason="torch 2.11 has no such limits")
+def test_extra_time_for_the_next_operations() -> None:
+    run_ranks(2, f"{__name__}:rank_gets_extra_time", torch=True)
+
+
+def rank_gets_extra_time() -> None:
+    rank, _ = start(timeout=2)
+    dist.barrier()
+    aborted = []
+    backend().register_abort_hook(7, lambda: aborted.append(1))
+    backend()._add_ephemeral_timeout(timedelta(seconds=30))
+    if rank == 1:
+        time.sleep(4)
+    dist.barrier()
+    assert not aborted
+    # It ended with the first operation after it.
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="Timed out"):
+            dist.barrier()
+        assert aborted
+    else:
+        time.sleep(4)
+
+
+def test_options() -> None:
+    run_ranks(2, f"{__name__}:rank_has_options", torch=True)
+
+
+def rank_has_options() -> None:
+    import unisono
+    import unisono.torch
+
+    rank, _ = start(pg_options=unisono.torch.Options(timeout=17, ring_bytes="64K"))
+    dist.barrier()
+    # torch 2.11 does not show a backend's options.
+    assert not ASKS or backend().options._timeout == timedelta(seconds=17)
+    for options in (unisono.Options(transport="tcp"), {"transport": "tcp"}):
+        group = dist.new_group([0, 1], pg_options=options)
+        dist.barrier(group=group)
+    with pytest.raises(unisono.InvalidArgumentError, match="transport"):
+        unisono.torch.Options(transprot="tcp")
+    with pytest.raises(dist.DistBackendError, match="ring_bytes"):
+        dist.new_group([0, 1], pg_options={"ring_bytes": "4K" if rank else "8K"})
+    # What torch 2.11 allows to gloo and nccl by name.
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5))
+    assert not ASKS or backend().options._timeout == timedelta(seconds=5)
