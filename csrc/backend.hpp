@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -139,6 +140,8 @@ class Backend final : public c10d::Backend {
                      Mode mode);
   WorkPointer launch(Label label, Job job, const Tensors& inputs, Tensors results, Mode mode);
   WorkPointer exchange(Label label, const at::Tensor& tensor, int64_t peer, int tag);
+  // Keeps the call for the end of the window, if one is open.
+  bool postpone(std::function<WorkPointer()> call);
   // Adds the work to the calls that are being coalesced; what the caller gets of it.
   WorkPointer started(c10::intrusive_ptr<Work> work, bool async);
   // Whether calls are only estimated now; if so, adds the microseconds that `estimate` gives.
@@ -170,6 +173,8 @@ class Backend final : public c10d::Backend {
   std::atomic<bool> window_ = false;
   std::mutex window_mutex_;
   std::optional<std::vector<WorkPointer>> batch_;
+  // Sends to this rank itself: their receives may come later in the window.
+  std::vector<std::function<WorkPointer()>> postponed_;
   std::optional<double> estimate_;
 };
 

@@ -77,6 +77,10 @@ Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, in
                                        int tag) {
   if (tag < 0) wrong_value("tag", c10::str(tag, " is negative"));
   const bool sends = label.type == OpType::SEND;
+  if (sends && peer == getRank() && window_.load(std::memory_order_acquire) &&
+      postpone([=, this] { return exchange(label, tensor, peer, tag); })) {
+    return nullptr;
+  }
   Job job(sends ? Collective::Send : Collective::Recv);
   if (sends) {
     job.read(tensor, "tensor");

@@ -90,12 +90,25 @@ void Backend::startCoalescing() {
 }
 
 Backend::WorkPointer Backend::endCoalescing() {
+  std::vector<WorkPointer> works;
+  std::vector<std::function<WorkPointer()>> postponed;
+  {
+    std::lock_guard lock(window_mutex_);
+    TORCH_CHECK(batch_.has_value(), "unisono: endCoalescing without startCoalescing");
+    works = std::move(*batch_);
+    batch_.reset();
+    postponed.swap(postponed_);
+    window_ = false;
+  }
+  for (const auto& call : postponed) works.push_back(call());
+  return c10::make_intrusive<Batch>(getRank(), std::move(works));
+}
+
+bool Backend::postpone(std::function<WorkPointer()> call) {
   std::lock_guard lock(window_mutex_);
-  TORCH_CHECK(batch_.has_value(), "unisono: endCoalescing without startCoalescing");
-  auto work = c10::make_intrusive<Batch>(getRank(), std::move(*batch_));
-  batch_.reset();
-  window_ = false;
-  return work;
+  if (!batch_) return false;
+  postponed_.push_back(std::move(call));
+  return true;
 }
 
 Backend::WorkPointer Backend::started(c10::intrusive_ptr<Work> work, bool async) {

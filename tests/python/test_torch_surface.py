@@ -39,6 +39,13 @@ def rank_opens_windows() -> None:
     for i, tensor in enumerate(incoming):
         check(tensor, torch.full((300_000,), before + 10.0 * i))
 
+    # To oneself, and the send comes first.
+    own, echo = torch.arange(7.0), torch.empty(7)
+    calls = [dist.P2POp(dist.isend, own, rank), dist.P2POp(dist.irecv, echo, rank)]
+    for work in dist.batch_isend_irecv(calls):
+        work.wait()
+    check(echo, own)
+
     # Blocking calls inside a window are waited for at its end.
     tensors = [torch.full((5,), float(rank + i)) for i in range(4)]
     with _coalescing_manager(device=CPU, async_ops=True) as manager:

@@ -3,7 +3,7 @@
 //!
 //! Ranks are threads. Waits that hang fail by the group's own timeout, which no test here expects unless it says so.
 
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{self, Receiver, channel};
 use std::sync::{RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
@@ -649,6 +649,37 @@ fn a_completion_that_panics_does_not_silence_the_next() {
         work.expect("started").wait(None).expect("barrier");
         let told = start_all_reduce(&comm, &mut [1.0], ReduceOp::Sum).1;
         end(&told).expect("all_reduce");
+    });
+}
+
+#[test]
+fn a_completion_may_wait_for_another() {
+    let _beside = beside_others();
+    run(Transport::Local, 1, |comm| {
+        // Each waits for the next one, which nobody but another thread can tell it of.
+        const DEPTH: usize = 5;
+        let (done, all) = mpsc::channel();
+        let mut next: Option<mpsc::Receiver<()>> = None;
+        let mut ends = Vec::new();
+        for _ in 0..DEPTH {
+            let (told, waits) = mpsc::channel();
+            ends.push((told, next.replace(waits), done.clone()));
+        }
+        for (told, waits, done) in ends.into_iter().rev() {
+            let completion = Box::new(move |_| {
+                if let Some(waits) = waits {
+                    waits.recv().expect("the next one is told");
+                }
+                let _ = told.send(());
+                done.send(()).expect("the test waits");
+            });
+            // SAFETY: a barrier has no memory.
+            unsafe { comm.start(Request::barrier(), Some(completion)) }.expect("started");
+        }
+        for _ in 0..DEPTH {
+            all.recv_timeout(Duration::from_secs(10))
+                .expect("a completion");
+        }
     });
 }
 

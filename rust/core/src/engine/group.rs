@@ -18,6 +18,7 @@ use crate::transport::endpoint::{Address, Endpoint, Lane};
 use crate::transport::{Link, Notice};
 use crate::types::{Collective, Rank};
 
+use super::completions;
 use super::executor::{Execution, Prepared};
 use super::links::LinkTable;
 use super::matching::{Finished, Matching};
@@ -264,7 +265,7 @@ impl Group {
     pub(super) fn settle(&self, core: &mut Core) {
         for (work, result) in std::mem::take(&mut core.finished) {
             if let Some((completion, result)) = work.finish(result) {
-                progress::tell(completion, result);
+                completions::tell(completion, result);
             }
         }
         if core.followers > 0 {

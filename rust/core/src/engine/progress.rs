@@ -1,20 +1,15 @@
-//! The threads of a process: one that drives groups nobody waits for, and one that tells of completions.
-//!
-//! Both are started when first needed and sleep when there is nothing to do. Completions have a thread of their own
-//! because they run foreign code: it may take locks (Python's among them) or wait for another operation, and must
-//! not hold up the bytes of other groups meanwhile.
+//! The thread of a process that drives groups nobody waits for. It is started when first needed and sleeps when there is
+//! nothing to do.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
-use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 
+use super::completions;
 use super::group::Group;
 use super::sleep::{Next, Patience, Sleeper};
-use super::work::Completion;
 
 /// The process's progress thread, seen from outside.
 pub(crate) struct Progress {
@@ -23,16 +18,12 @@ pub(crate) struct Progress {
 }
 
 static PROGRESS: OnceLock<Option<Arc<Progress>>> = OnceLock::new();
-static COMPLETER: OnceLock<Option<Sender<Told>>> = OnceLock::new();
 
 /// Rounds between two looks at deadlines and at the state of peers, beside the one before each sleep.
 const ROUNDS_PER_LOOK: u32 = 256;
 
-/// A completion and what it is to be told.
-type Told = (Completion, Result<()>);
-
-/// Starts both threads if they do not run yet, so that a failure to start them is an error of the call that needs
-/// them.
+/// Starts it and those that tell of completions, if they do not run yet, so that a failure to start them is an error
+/// of the call that needs them.
 pub(crate) fn start() -> Result<()> {
     let progress = PROGRESS.get_or_init(|| {
         let progress = Arc::new(Progress {
@@ -46,20 +37,7 @@ pub(crate) fn start() -> Result<()> {
             .ok()
             .map(|_| progress)
     });
-    let completer = COMPLETER.get_or_init(|| {
-        let (sender, receiver) = crossbeam_channel::unbounded::<Told>();
-        std::thread::Builder::new()
-            .name("unisono-tell".into())
-            .spawn(move || {
-                for (completion, result) in receiver {
-                    // It is foreign code. Its panic has been reported by the hook; the next one is told all the same.
-                    let _ = catch_unwind(AssertUnwindSafe(|| completion(result)));
-                }
-            })
-            .ok()
-            .map(|_| sender)
-    });
-    if progress.is_none() || completer.is_none() {
+    if progress.is_none() || !completions::start() {
         return Err(Error::system(
             "start the progress thread",
             "the system refused a thread or a descriptor; look at `ulimit -a`",
@@ -74,14 +52,6 @@ pub(crate) fn adopt(group: Arc<Group>) {
     if let Some(Some(progress)) = PROGRESS.get() {
         progress.adopted.lock().push(group);
         progress.sleeper.ring();
-    }
-}
-
-/// Has `completion` called with `result`, soon, on the thread for that.
-pub(crate) fn tell(completion: Completion, result: Result<()>) {
-    if let Some(Some(completer)) = COMPLETER.get() {
-        // The receiving thread never ends.
-        let _ = completer.send((completion, result));
     }
 }
 
