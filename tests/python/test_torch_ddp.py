@@ -15,7 +15,7 @@ RANKS_DIFFER = {"hierarchical_sgd"}
 def run(world: int, names: list[str]) -> dict[str, list]:
     """How each scenario ended on every rank. One launch for all: importing torch is what costs."""
     results = run_ranks(
-        world, "torch_ddp_ranks:run_scenarios", "unisono", names, torch=True, timeout=200
+        world, "torch_ddp_ranks:run_scenarios", "unisono", names, torch=True, timeout=90
     )
     return {name: [result.value[name] for result in results] for name in names}
 
@@ -30,12 +30,18 @@ def on_two_ranks() -> dict[str, list]:
 
 
 @pytest.fixture(scope="module")
+def nested_on_two_ranks() -> dict[str, list]:
+    # A future has no timeout: if these hang, they shall not take the others along.
+    return run(2, names(scenarios.NESTED_ON_TWO_RANKS))
+
+
+@pytest.fixture(scope="module")
 def on_four_ranks() -> dict[str, list]:
     return run(4, names(scenarios.ON_FOUR_RANKS))
 
 
 def examine(name: str, outcomes: list) -> None:
-    failed = [f"rank {r}: {o.error}" for r, o in enumerate(outcomes) if o.error]
+    failed = [f"rank {rank}: {one.error}" for rank, one in enumerate(outcomes) if one.error]
     assert not failed, "\n".join(failed)
     if outcomes[0].skipped:
         pytest.skip(outcomes[0].skipped)
@@ -47,6 +53,11 @@ def examine(name: str, outcomes: list) -> None:
 @pytest.mark.parametrize("name", names(scenarios.ON_TWO_RANKS))
 def test_on_two_ranks(name: str, on_two_ranks: dict[str, list]) -> None:
     examine(name, on_two_ranks[name])
+
+
+@pytest.mark.parametrize("name", names(scenarios.NESTED_ON_TWO_RANKS))
+def test_nested_on_two_ranks(name: str, nested_on_two_ranks: dict[str, list]) -> None:
+    examine(name, nested_on_two_ranks[name])
 
 
 @pytest.mark.parametrize("name", names(scenarios.ON_FOUR_RANKS))

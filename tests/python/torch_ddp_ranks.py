@@ -33,7 +33,7 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
     HierarchicalModelAverager,
 )
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
-from torch.nn.modules._functions import SyncBatchNorm as synchronized_norm
+from torch.nn.modules._functions import SyncBatchNorm as SyncBatchNormFunction
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -56,8 +56,8 @@ class Outcome:
     skipped: str = ""
 
 
-class Skipped(Exception):
-    """This build of torch does not let the scenario run; says why."""
+class NotHereError(Exception):
+    """The build of torch does not let the scenario run; says why."""
 
 
 def run_scenarios(backend: str, names: Sequence[str]) -> dict[str, Outcome]:
@@ -67,7 +67,8 @@ def run_scenarios(backend: str, names: Sequence[str]) -> dict[str, Outcome]:
 
 def outcome(scenario: Scenario) -> Outcome:
     # Made before anything can fail on one rank alone, and new for every scenario: after a failure
-    # the ranks meet again in the next one.
+    # the ranks meet again in the next one, where they may have to wait for each other.
+    dist.barrier()
     group = dist.new_group(timeout=PATIENCE)
     gloo = dist.new_group(timeout=PATIENCE, backend="gloo")
     groups = [dist.new_group([rank], timeout=PATIENCE) for rank in range(dist.get_world_size())]
@@ -80,7 +81,7 @@ def outcome(scenario: Scenario) -> Outcome:
         except AssertionError:
             return Outcome(tensors)
         raise RuntimeError("the comparison holds even if the ranks do not communicate")
-    except Skipped as reason:
+    except NotHereError as reason:
         return Outcome(skipped=str(reason))
     except Exception:
         return Outcome(error=traceback.format_exc())
@@ -286,13 +287,13 @@ class Mixed(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.single = nn.Linear(6, 16)
-        self.double = nn.Linear(16, 16, dtype=torch.float64)
-        self.brain = nn.Linear(16, 3, dtype=torch.bfloat16)
+        self.plain = nn.Linear(6, 16)
+        self.wide = nn.Linear(16, 16, dtype=torch.float64)
+        self.short = nn.Linear(16, 3, dtype=torch.bfloat16)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = torch.tanh(self.double(torch.tanh(self.single(inputs)).double()))
-        return self.brain(hidden.bfloat16()).float()
+        hidden = torch.tanh(self.wide(torch.tanh(self.plain(inputs)).double()))
+        return self.short(hidden.bfloat16()).float()
 
 
 def mixed_dtypes(group: Group) -> list[Tensor]:
@@ -351,13 +352,11 @@ def buffers_come_from_rank_0(group: Group) -> list[Tensor]:
     for batch in batches():
         optimizer.zero_grad()
         before = copy.deepcopy(list(alone.buffers()))
-        losses = []
         for rank in reversed(range(dist.get_world_size())):
             for buffer, value in zip(alone.buffers(), before, strict=True):
                 buffer.copy_(value)
-            losses.append(squares(alone, *shard(batch, rank)))
+            (squares(alone, *shard(batch, rank)) / dist.get_world_size()).backward()
         # What the buffers hold now is of rank 0, which came last.
-        torch.stack(losses).mean().backward()
         optimizer.step()
     train(mine, [shard(batch) for batch in batches()])
     # One more forward, before which rank 0's buffers go round.
@@ -416,7 +415,7 @@ def join_stops_everyone_early(group: Group) -> list[Tensor]:
                 train(mine, [batch], optimizer)
                 done += 1
     except RuntimeError as error:
-        assert "exhausted all inputs" in str(error), error  # noqa: PT017
+        assert "exhausted inputs" in str(error), error  # noqa: PT017
     else:
         raise AssertionError("the ranks ended well though one of them had fewer inputs")
     alone = perceptron()
@@ -427,32 +426,24 @@ def join_stops_everyone_early(group: Group) -> list[Tensor]:
     return weights(mine)
 
 
-class Counted(Joinable):
-    """Counts the rows that all ranks see, with a collective for every batch."""
+class HandedOn(Joinable):
+    """Gives rank 0's gradients to all, so that a rank without data has some to optimize with."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, model: nn.Module, group: Group) -> None:
         super().__init__()
-        self.group = group
-        self.rows = torch.zeros(1, dtype=torch.int64)
+        self.model, self.group = model, group
 
-    def __call__(self, rows: int) -> None:
+    def __call__(self) -> None:
         Join.notify_join_context(self)
-        seen = torch.tensor([rows])
-        dist.all_reduce(seen, group=self.group)
-        self.rows += seen
+        for parameter in self.model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.broadcast(parameter.grad, group_src=0, group=self.group)
 
     def join_hook(self, **_: Any) -> JoinHook:
-        counted = self
-
-        class Hook(JoinHook):
-            def main_hook(self) -> None:
-                dist.all_reduce(torch.zeros(1, dtype=torch.int64), group=counted.group)
-
-            def post_hook(self, is_last_joiner: bool) -> None:
-                # The one with the most batches has counted them all.
-                dist.all_reduce(counted.rows, dist.ReduceOp.MAX, counted.group)
-
-        return Hook()
+        hook = JoinHook()
+        hook.main_hook = self.__call__
+        return hook
 
     @property
     def join_device(self) -> torch.device:
@@ -464,21 +455,21 @@ class Counted(Joinable):
 
 
 def join_of_several(group: Group) -> list[Tensor]:
-    """DDP, its sharded optimizer and a class of one's own run out together."""
+    """DDP, a class of one's own and a sharded optimizer run out of data together."""
     alone = perceptron()
     steps_while_others_last(alone, torch.optim.Adam(alone.parameters(), lr=0.01), True)
-    # In buckets, so that a rank that has run out has the gradients for its part of the optimizer.
-    mine, counted = replica(group, gradient_as_bucket_view=True), Counted(group)
+    mine = replica(group)
+    handed_on = HandedOn(mine, group)
     optimizer = ZeroRedundancyOptimizer(
         mine.parameters(), torch.optim.Adam, process_group=group, lr=0.01
     )
-    with Join([counted, mine, optimizer]):
+    with Join([mine, handed_on, optimizer]):
         for batch in my_uneven_shards():
-            counted(len(batch[0]))
-            train(mine, [batch], optimizer)
+            optimizer.zero_grad()
+            squares(mine, *batch).backward()
+            handed_on()
+            optimizer.step()
     close(weights(mine), weights(alone), **AFTER_ADAM)
-    rows = sum(uneven(rank) * ROWS for rank in range(dist.get_world_size()))
-    close([counted.rows], [torch.tensor([rows])])
     return weights(mine)
 
 
@@ -515,7 +506,7 @@ def fp16_compress_hook(group: Group) -> list[Tensor]:
 
 def bf16_compress_hook(group: Group) -> list[Tensor]:
     if not (torch.version.cuda and dist.is_nccl_available()):
-        raise Skipped("DDP takes this hook only from a torch that was built with NCCL")
+        raise NotHereError("DDP takes this hook only from a torch that was built with NCCL")
     return compressed(group, default_hooks.bf16_compress_hook, 8)
 
 
@@ -553,10 +544,6 @@ def power_sgd_hook(group: Group) -> list[Tensor]:
 def power_sgd_hook_in_halves(group: Group) -> list[Tensor]:
     hook = default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)
     return power_sgd(group, hook, orthogonalization_epsilon=1e-6)
-
-
-def batched_power_sgd_hook(group: Group) -> list[Tensor]:
-    return power_sgd(group, powerSGD_hook.batched_powerSGD_hook)
 
 
 # Sharded optimizers.
@@ -788,7 +775,7 @@ class Synchronized(nn.BatchNorm1d):
     group: Group
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return synchronized_norm.apply(
+        return SyncBatchNormFunction.apply(
             inputs,
             self.weight,
             self.bias,
@@ -848,13 +835,12 @@ ON_TWO_RANKS = [
     fp16_compress_hook,
     bf16_compress_hook,
     builtin_hooks,
-    power_sgd_hook,
-    power_sgd_hook_in_halves,
-    batched_power_sgd_hook,
     zero_redundancy_optimizer,
     zero_after_backward,
     zero_interleaved_with_backward,
     post_local_sgd,
     sync_batch_norm,
 ]
+# These wait in the callback of one future for another.
+NESTED_ON_TWO_RANKS = [power_sgd_hook, power_sgd_hook_in_halves]
 ON_FOUR_RANKS = [hierarchical_sgd]
