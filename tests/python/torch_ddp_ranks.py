@@ -573,30 +573,34 @@ def zero_redundancy_optimizer(group: Group) -> list[Tensor]:
     return tensors
 
 
-def zero_in_backward(group: Group, make_hook: Callable[..., Any], **options: Any) -> list[Tensor]:
-    tensors = []
-    for split in (False, True):
-        alone, mine = perceptron(), replica(group, **options)
-        many = ZeroRedundancyOptimizer(
-            mine.parameters(),
-            torch.optim.SGD,
-            process_group=group,
-            overlap_with_ddp=True,
-            lr=0.1,
-            momentum=0.9,
-        )
-        hook = make_hook(default_hooks.allreduce_hook, mine, many, shard_buckets=split)
-        mine.register_comm_hook(group, hook)
-        train(mine, [shard(batch) for batch in batches()], many)
-        # DDP settles its buckets in the first two steps, and the optimizer waits for that.
-        train(alone, batches()[2:])
-        close(weights(mine), weights(alone))
-        tensors += weights(mine)
-    return tensors
+def zero_in_backward(
+    group: Group, make_hook: Callable[..., Any], *, shard_buckets: bool, **options: Any
+) -> list[Tensor]:
+    alone, mine = perceptron(), replica(group, **options)
+    many = ZeroRedundancyOptimizer(
+        mine.parameters(),
+        torch.optim.SGD,
+        process_group=group,
+        overlap_with_ddp=True,
+        lr=0.1,
+        momentum=0.9,
+    )
+    hook = make_hook(default_hooks.allreduce_hook, mine, many, shard_buckets=shard_buckets)
+    mine.register_comm_hook(group, hook)
+    train(mine, [shard(batch) for batch in batches()], many)
+    # DDP settles its buckets in the first two steps, and the optimizer waits for that.
+    train(alone, batches()[2:])
+    close(weights(mine), weights(alone))
+    return weights(mine)
 
 
 def zero_after_backward(group: Group) -> list[Tensor]:
-    return zero_in_backward(group, ddp_zero_hook.hook_with_zero_step)
+    hook = ddp_zero_hook.hook_with_zero_step
+    return [
+        tensor
+        for shard_buckets in (False, True)
+        for tensor in zero_in_backward(group, hook, shard_buckets=shard_buckets)
+    ]
 
 
 def zero_interleaved_with_backward(group: Group) -> list[Tensor]:
@@ -606,7 +610,7 @@ def zero_interleaved_with_backward(group: Group) -> list[Tensor]:
     between ranks wherever a future completes later than its operation is started.
     """
     hook = ddp_zero_hook.hook_with_zero_step_interleaved
-    return zero_in_backward(group, hook, bucket_cap_mb=25)
+    return zero_in_backward(group, hook, shard_buckets=False, bucket_cap_mb=25)
 
 
 # Averages of models instead of gradients.
