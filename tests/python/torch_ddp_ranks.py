@@ -10,6 +10,7 @@ rounding; and with each rank in a group of its own, where the comparison must fa
 from __future__ import annotations
 
 import copy
+import functools
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -700,8 +701,6 @@ def hierarchical_sgd(group: Group) -> list[Tensor]:
 # SyncBatchNorm. torch has its kernels for GPUs alone and refuses the module on CPU; its autograd
 # function, which does all of the communication, asks only for the kernels.
 
-KERNELS = torch.library.Library("aten", "IMPL", "CPU")
-
 
 def over_channels(values: Tensor) -> Tensor:
     """Sum over all dimensions but that of the channels, which is the second."""
@@ -769,14 +768,19 @@ def batch_norm_backward_elemt(
     return rest * per_channel(inverse * weight, inputs)
 
 
-for kernel in (
-    batch_norm_stats,
-    batch_norm_gather_stats_with_counts,
-    batch_norm_elemt,
-    batch_norm_backward_reduce,
-    batch_norm_backward_elemt,
-):
-    KERNELS.impl(kernel.__name__, kernel)
+@functools.cache
+def library_with_kernels() -> torch.library.Library:
+    """The kernels above, given to torch in the processes that need them."""
+    library = torch.library.Library("aten", "IMPL", "CPU")
+    for kernel in (
+        batch_norm_stats,
+        batch_norm_gather_stats_with_counts,
+        batch_norm_elemt,
+        batch_norm_backward_reduce,
+        batch_norm_backward_elemt,
+    ):
+        library.impl(kernel.__name__, kernel)
+    return library
 
 
 class Synchronized(nn.BatchNorm1d):
@@ -800,6 +804,7 @@ class Synchronized(nn.BatchNorm1d):
 
 def sync_batch_norm(group: Group) -> list[Tensor]:
     """The ranks normalize by the statistics of all rows, of which one rank has more."""
+    library_with_kernels()
     alone = Normed(0)
 
     def make(seed: int) -> nn.Module:
