@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -103,11 +103,10 @@ class Network(nn.Module):
         return self.last(torch.tanh(self.second(hidden)))
 
 
-def batches(ranks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(rows: int, outputs: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Inputs and targets of every step, for all ranks together."""
     torch.manual_seed(1)
-    for _ in range(STEPS):
-        yield torch.randn(ranks * ROWS, 6), torch.randn(ranks * ROWS, 3)
+    return [(torch.randn(rows, 6), torch.randn(rows, outputs)) for _ in range(STEPS)]
 
 
 def adam(network: nn.Module) -> torch.optim.Optimizer:
@@ -128,7 +127,7 @@ def train_alone(
     network = Network()
     optimizer = adam(network)
     losses = []
-    for inputs, targets in batches(ranks):
+    for inputs, targets in batches(ranks * ROWS):
         optimizer.zero_grad()
         losses.append([])
         for rows, wanted in zip(inputs.chunk(ranks), targets.chunk(ranks), strict=True):
@@ -160,7 +159,7 @@ def train(
 ) -> list[float]:
     optimizer = adam(network)
     losses = []
-    for inputs, targets in batches(ranks):
+    for inputs, targets in batches(ranks * ROWS):
         optimizer.zero_grad()
         loss = F.mse_loss(network(inputs.chunk(ranks)[rank]), targets.chunk(ranks)[rank].to(dtype))
         loss.backward()
@@ -180,9 +179,7 @@ def compare(
     expected: nn.Module,
     check: Callable[[torch.Tensor, torch.Tensor], None] = same_bits,
 ) -> None:
-    for (name, mine), theirs in zip(
-        network.named_parameters(), expected.parameters(), strict=True
-    ):
+    for (name, mine), theirs in zip(network.named_parameters(), expected.parameters(), strict=True):
         assert isinstance(mine, DTensor), name
         check(mine.full_tensor().detach(), theirs.detach())
 
@@ -225,7 +222,7 @@ def fsdp2_clips_gradients() -> None:
 
 def fsdp2_accumulates_without_communication() -> None:
     rank, network = dist.get_rank(), sharded(line())
-    inputs, targets = next(batches(2))
+    inputs, targets = batches(2 * ROWS)[0]
     expected = Network()
     F.mse_loss(expected(inputs), targets).backward()
     for half in range(2):
@@ -257,7 +254,7 @@ def fsdp2_reduces_in_half_precision() -> None:
     train(network, 2, dist.get_rank())
     # Adam moves a weight by about its rate per step whatever the gradient's size.
     compare(network, expected, lambda mine, theirs: close(mine, theirs, rtol=0, atol=0.01))
-    inputs, targets = next(batches(2))
+    inputs, targets = batches(2 * ROWS)[0]
     ours, alone = sharded(line(), mp_policy=policy), Network()
     rows = slice(dist.get_rank() * ROWS, (dist.get_rank() + 1) * ROWS)
     F.mse_loss(ours(inputs[rows]), targets[rows]).backward()
@@ -304,8 +301,9 @@ def fsdp2_divides_by_another_factor() -> None:
         assert len(watched.operators) == 2 * STEPS
         assert all(op == operator for op in watched.operators), (factor, watched.operators)
         expected, _ = train_alone(2, factor)
-        # Adam all but forgets the scale of gradients: 1/3 is also seen in the last gradient.
+        # A multiplication by 1/3 before the sum rounds otherwise than a division after it.
         compare(network, expected, same_bits if operator == ops.AVG else close)
+        # Adam all but forgets the scale of gradients, so they are compared as well.
         for mine, theirs in zip(network.parameters(), expected.parameters(), strict=True):
             close(mine.grad.full_tensor(), theirs.grad)
 
@@ -313,11 +311,7 @@ def fsdp2_divides_by_another_factor() -> None:
 def fsdp1_trains() -> None:
     rank = dist.get_rank()
     expected, losses = train_alone(2)
-    for strategy in (
-        ShardingStrategy.FULL_SHARD,
-        ShardingStrategy.SHARD_GRAD_OP,
-        ShardingStrategy.NO_SHARD,
-    ):
+    for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP):
         network = Network()
         options = {"device_id": torch.device("cpu"), "use_orig_params": True}
         network.first = FullyShardedDataParallel(
@@ -358,6 +352,9 @@ def check_redistribution(mesh: DeviceMesh, layouts: list[list[Placement]]) -> No
             else:
                 tensor = distribute_tensor(whole, mesh, source)
             for target in layouts:
+                # torch makes a Partial of a shard or of another Partial only.
+                if not partial and any(placement.is_partial() for placement in target):
+                    continue
                 moved = tensor.redistribute(mesh, target)
                 assert list(moved.placements) == target
                 same_bits(moved.full_tensor(), whole)
@@ -512,7 +509,7 @@ def pipeline_alone() -> tuple[nn.ModuleList, list[torch.Tensor]]:
     network = nn.Sequential(*parts)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     losses = []
-    for inputs, targets in pipeline_batches():
+    for inputs, targets in batches(MICROBATCHES * 3, outputs=6):
         optimizer.zero_grad()
         chunks = zip(inputs.chunk(MICROBATCHES), targets.chunk(MICROBATCHES), strict=True)
         step = [F.mse_loss(network(rows), wanted) for rows, wanted in chunks]
@@ -520,12 +517,6 @@ def pipeline_alone() -> tuple[nn.ModuleList, list[torch.Tensor]]:
         losses.append(torch.stack(step).detach())
         optimizer.step()
     return parts, losses
-
-
-def pipeline_batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    torch.manual_seed(13)
-    for _ in range(STEPS):
-        yield torch.randn(MICROBATCHES * 3, 6), torch.randn(MICROBATCHES * 3, 6)
 
 
 def check_pipeline(schedule: type, mine: list[list[int]]) -> None:
@@ -543,7 +534,7 @@ def check_pipeline(schedule: type, mine: list[list[int]]) -> None:
     weights = [weight for module in modules.values() for weight in module.parameters()]
     optimizer = torch.optim.SGD(weights, lr=0.1)
     expected, losses = pipeline_alone()
-    for step, (inputs, targets) in enumerate(pipeline_batches()):
+    for step, (inputs, targets) in enumerate(batches(MICROBATCHES * 3, outputs=6)):
         optimizer.zero_grad()
         arguments = (inputs,) if 0 in modules else ()
         if stages - 1 in modules:
@@ -584,7 +575,7 @@ def pipeline_zbv_zero_bubble() -> None:
 
 def mesh_has_groups() -> None:
     rank, mesh = dist.get_rank(), square()
-    assert mesh.get_coordinate() == [rank // 2, rank % 2]
+    assert list(mesh.get_coordinate() or []) == [rank // 2, rank % 2]
     groups = {"outer": [rank % 2, rank % 2 + 2], "inner": [rank // 2 * 2, rank // 2 * 2 + 1]}
     for name, members in groups.items():
         group = mesh[name].get_group()
@@ -628,10 +619,10 @@ def hsdp_mixes_precision_and_factors() -> None:
     for module in network.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(8.0)
-    inputs, targets = (tensor.chunk(4)[rank] for tensor in next(batches(4)))
+    inputs, targets = (tensor.chunk(4)[rank] for tensor in batches(4 * ROWS)[0])
     F.mse_loss(network(inputs), targets.to(half)).backward()
     total = [torch.zeros_like(parameter) for parameter in Network().parameters()]
-    for rows, wanted in zip(*(tensor.chunk(4) for tensor in next(batches(4))), strict=True):
+    for rows, wanted in zip(*(tensor.chunk(4) for tensor in batches(4 * ROWS)[0]), strict=True):
         alone = Network().to(half)
         F.mse_loss(alone(rows.to(half)), wanted.to(half)).backward()
         for entry, parameter in zip(total, alone.parameters(), strict=True):
@@ -643,13 +634,12 @@ def hsdp_mixes_precision_and_factors() -> None:
 def sharded_data_and_tensor_parallel() -> None:
     mesh = square()
     plan = {
-        "embed": RowwiseParallel(input_layouts=Replicate()),
-        "norm": SequenceParallel(sequence_dim=0),
-        "up": ColwiseParallel(input_layouts=Shard(0)),
-        "down": RowwiseParallel(),
-        "head": ColwiseParallel(output_layouts=Replicate()),
+        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
-    plan["embed"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
     network = parallelize_module(Tokens(), mesh["inner"], plan)
     # Every data-parallel rank has the same rows, so that the average is what one process gets.
     compare_tokens(fully_shard(network, mesh=mesh["outer"]))
