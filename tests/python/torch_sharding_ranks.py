@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -49,6 +48,7 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
+from torch.nn import functional
 
 Scenario = Callable[[], None]
 close = torch.testing.assert_close
@@ -109,8 +109,9 @@ def batches(rows: int, outputs: int = 3) -> list[tuple[torch.Tensor, torch.Tenso
     return [(torch.randn(rows, 6), torch.randn(rows, outputs)) for _ in range(STEPS)]
 
 
-def adam(network: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(network.parameters(), lr=0.01)
+def optimizer_of(network: nn.Module) -> torch.optim.Optimizer:
+    # Not Adam, which forgets the scale of gradients: a SUM in place of AVG would pass.
+    return torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
 
 
 def train_alone(
@@ -125,7 +126,7 @@ def train_alone(
     by ``divisor``, the number of ranks if None. Returns the network and the losses of each step.
     """
     network = Network()
-    optimizer = adam(network)
+    optimizer = optimizer_of(network)
     losses = []
     for inputs, targets in batches(ranks * ROWS):
         optimizer.zero_grad()
@@ -135,7 +136,7 @@ def train_alone(
             with torch.no_grad():
                 for theirs, ours in zip(copy.parameters(), network.parameters(), strict=True):
                     theirs.copy_(ours)
-            loss = F.mse_loss(copy(rows.to(dtype)), wanted.to(dtype))
+            loss = functional.mse_loss(copy(rows.to(dtype)), wanted.to(dtype))
             loss.backward()
             losses[-1].append(loss.item())
             for theirs, ours in zip(copy.parameters(), network.parameters(), strict=True):
@@ -157,11 +158,13 @@ def train(
     dtype: torch.dtype = torch.float32,
     clip: float | None = None,
 ) -> list[float]:
-    optimizer = adam(network)
+    optimizer = optimizer_of(network)
     losses = []
     for inputs, targets in batches(ranks * ROWS):
         optimizer.zero_grad()
-        loss = F.mse_loss(network(inputs.chunk(ranks)[rank]), targets.chunk(ranks)[rank].to(dtype))
+        loss = functional.mse_loss(
+            network(inputs.chunk(ranks)[rank]), targets.chunk(ranks)[rank].to(dtype)
+        )
         loss.backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(network.parameters(), clip)
@@ -224,12 +227,12 @@ def fsdp2_accumulates_without_communication() -> None:
     rank, network = dist.get_rank(), sharded(line())
     inputs, targets = batches(2 * ROWS)[0]
     expected = Network()
-    F.mse_loss(expected(inputs), targets).backward()
+    functional.mse_loss(expected(inputs), targets).backward()
     for half in range(2):
         last = half == 1
         network.set_requires_gradient_sync(last)
         rows = slice(rank * ROWS + half * 2, rank * ROWS + half * 2 + 2)
-        (F.mse_loss(network(inputs[rows]), targets[rows]) / 2).backward()
+        (functional.mse_loss(network(inputs[rows]), targets[rows]) / 2).backward()
         if not last:
             assert all(parameter.grad is None for parameter in network.parameters())
     for mine, theirs in zip(network.parameters(), expected.parameters(), strict=True):
@@ -252,16 +255,8 @@ def fsdp2_reduces_in_half_precision() -> None:
     expected, _ = train_alone(2)
     network = sharded(line(), mp_policy=policy)
     train(network, 2, dist.get_rank())
-    # Adam moves a weight by about its rate per step whatever the gradient's size.
-    compare(network, expected, lambda mine, theirs: close(mine, theirs, rtol=0, atol=0.01))
-    inputs, targets = batches(2 * ROWS)[0]
-    ours, alone = sharded(line(), mp_policy=policy), Network()
-    rows = slice(dist.get_rank() * ROWS, (dist.get_rank() + 1) * ROWS)
-    F.mse_loss(ours(inputs[rows]), targets[rows]).backward()
-    F.mse_loss(alone(inputs), targets).backward()
-    for mine, theirs in zip(ours.parameters(), alone.parameters(), strict=True):
-        # Two roundings to 11 bits.
-        close(mine.grad.full_tensor(), theirs.grad, rtol=2e-3, atol=1e-4)
+    # Gradients are rounded to 11 bits, and rounded again after the division.
+    compare(network, expected, lambda mine, theirs: close(mine, theirs, rtol=2e-3, atol=1e-3))
 
 
 class Watched(ReduceScatter):
@@ -303,9 +298,6 @@ def fsdp2_divides_by_another_factor() -> None:
         expected, _ = train_alone(2, factor)
         # A multiplication by 1/3 before the sum rounds otherwise than a division after it.
         compare(network, expected, same_bits if operator == ops.AVG else close)
-        # Adam all but forgets the scale of gradients, so they are compared as well.
-        for mine, theirs in zip(network.parameters(), expected.parameters(), strict=True):
-            close(mine.grad.full_tensor(), theirs.grad)
 
 
 def fsdp1_trains() -> None:
@@ -352,8 +344,8 @@ def check_redistribution(mesh: DeviceMesh, layouts: list[list[Placement]]) -> No
             else:
                 tensor = distribute_tensor(whole, mesh, source)
             for target in layouts:
-                # torch makes a Partial of a shard or of another Partial only.
-                if not partial and any(placement.is_partial() for placement in target):
+                # Making a Partial of something else is for torch's internal use.
+                if target != source and any(placement.is_partial() for placement in target):
                     continue
                 moved = tensor.redistribute(mesh, target)
                 assert list(moved.placements) == target
@@ -374,13 +366,13 @@ def dtensor_computes() -> None:
         ([Shard(1)], [Shard(0)]),
     ):
         a, b, c = (tensor.clone().requires_grad_() for tensor in (left, right, bias))
-        expected = F.softmax(a @ b + c, dim=1)
+        expected = functional.softmax(a @ b + c, dim=1)
         weights = torch.arange(15.0).view(5, 3)
         (expected * weights).sum().backward()
         x = distribute_tensor(left, mesh, ours).requires_grad_()
         y = distribute_tensor(right, mesh, theirs).requires_grad_()
         z = distribute_tensor(bias, mesh, [Replicate()]).requires_grad_()
-        result = F.softmax(x @ y + z, dim=1)
+        result = functional.softmax(x @ y + z, dim=1)
         (result * distribute_tensor(weights, mesh, [Replicate()])).sum().backward()
         close(result.full_tensor(), expected)
         for mine, other in ((x, a), (y, b), (z, c)):
@@ -425,14 +417,14 @@ class Tokens(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         hidden = self.norm(self.embed(tokens))
-        return self.head(self.down(F.gelu(self.up(hidden))))
+        return self.head(self.down(functional.gelu(self.up(hidden))))
 
 
 def tokens_step(network: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> torch.Tensor:
     torch.manual_seed(step)
     tokens, wanted = torch.randint(10, (3, 4)), torch.randint(10, (3, 4))
     optimizer.zero_grad()
-    loss = F.cross_entropy(network(tokens).flatten(0, 1), wanted.flatten())
+    loss = functional.cross_entropy(network(tokens).flatten(0, 1), wanted.flatten())
     loss.backward()
     optimizer.step()
     return loss.full_tensor() if isinstance(loss, DTensor) else loss
@@ -512,7 +504,7 @@ def pipeline_alone() -> tuple[nn.ModuleList, list[torch.Tensor]]:
     for inputs, targets in batches(MICROBATCHES * 3, outputs=6):
         optimizer.zero_grad()
         chunks = zip(inputs.chunk(MICROBATCHES), targets.chunk(MICROBATCHES), strict=True)
-        step = [F.mse_loss(network(rows), wanted) for rows, wanted in chunks]
+        step = [functional.mse_loss(network(rows), wanted) for rows, wanted in chunks]
         (torch.stack(step).mean()).backward()
         losses.append(torch.stack(step).detach())
         optimizer.step()
@@ -530,7 +522,7 @@ def check_pipeline(schedule: type, mine: list[list[int]]) -> None:
     device = torch.device("cpu")
     staged = [PipelineStage(modules[index], index, stages, device) for index in modules]
     single = len(staged) == 1
-    plan = schedule(staged[0] if single else staged, MICROBATCHES, loss_fn=F.mse_loss)
+    plan = schedule(staged[0] if single else staged, MICROBATCHES, loss_fn=functional.mse_loss)
     weights = [weight for module in modules.values() for weight in module.parameters()]
     optimizer = torch.optim.SGD(weights, lr=0.1)
     expected, losses = pipeline_alone()
@@ -620,13 +612,13 @@ def hsdp_mixes_precision_and_factors() -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(8.0)
     inputs, targets = (tensor.chunk(4)[rank] for tensor in batches(4 * ROWS)[0])
-    F.mse_loss(network(inputs), targets.to(half)).backward()
+    functional.mse_loss(network(inputs), targets.to(half)).backward()
     total = [torch.zeros_like(parameter) for parameter in Network().parameters()]
     for rows, wanted in zip(*(tensor.chunk(4) for tensor in batches(4 * ROWS)[0]), strict=True):
         alone = Network().to(half)
-        F.mse_loss(alone(rows.to(half)), wanted.to(half)).backward()
+        functional.mse_loss(alone(rows.to(half)), wanted.to(half)).backward()
         for entry, parameter in zip(total, alone.parameters(), strict=True):
-            entry += parameter.grad.float() / 8
+            entry.add_(parameter.grad.float() / 8)
     for mine, theirs in zip(network.parameters(), total, strict=True):
         close(mine.grad.full_tensor(), theirs)
 
