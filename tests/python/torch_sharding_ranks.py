@@ -550,6 +550,14 @@ def pipeline_1f1b() -> None:
     check_pipeline(pipelines.Schedule1F1B, [[0], [1]])
 
 
+def pipeline_with_a_group_per_edge() -> None:
+    # One group for each direction between neighbours, made by split_group.
+    import torch.distributed.config as settings
+
+    with settings.patch(pipeline_per_edge_p2p=True):
+        pipeline_1f1b()
+
+
 def pipeline_interleaved_1f1b() -> None:
     check_pipeline(pipelines.ScheduleInterleaved1F1B, [[0, 2], [1, 3]])
 
