@@ -86,6 +86,7 @@ def test_store(stores: list[RankResult], name: str) -> None:
     assert_well(stores, name)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_checkpoint_of_two_ranks_opens_without_any(
     scenarios: list[RankResult], folder: Path
 ) -> None:

@@ -195,7 +195,7 @@ def batches(job: Job) -> None:
 
 def batches_without_tags(job: Job) -> None:
     """Without tags messages between two ranks keep their order; sends may still come first."""
-    rank, world, group = job.rank, job.world, job.group
+    rank, group = job.rank, job.group
     peer = 1 - rank
     for sends_first in (True, False, rank == 0):
         sent = [torch.full((500_000,), rank * 10.0 + i) for i in range(3)]

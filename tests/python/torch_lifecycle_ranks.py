@@ -76,9 +76,9 @@ def misses_a_monitored_barrier(backend: str) -> None:
     dist.monitored_barrier(passed, timedelta(seconds=30))
     dist.monitored_barrier(passed, timedelta(seconds=30), wait_all_ranks=True)
     if rank == 0:
-        with pytest.raises(RuntimeError, match="(?i)rank 1 failed to pass monitoredBarrier"):
+        with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
             dist.monitored_barrier(one, limit)
-        with pytest.raises(RuntimeError, match=r"(?i)ranks 1, 2 failed to pass monitoredBarrier"):
+        with pytest.raises(RuntimeError, match=r"(?is)failed to pass.*rank 1\b.*rank 2\b"):
             dist.monitored_barrier(all_of_them, limit, wait_all_ranks=True)
     dist.barrier()
 
