@@ -1,0 +1,174 @@
+"""How groups and processes of torch begin and end on unisono: nothing leaks, nothing is said.
+
+What ranks run is in ``torch_lifecycle_ranks``, or a script here where it is the end of the
+interpreter that matters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from ranks import RankResult, run_ranks, run_torchrun
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch.distributed")
+
+OURS = "torch_lifecycle_ranks"
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# What 400 groups may leave in a process. torch itself keeps a little of each group, and rank 0 the
+# keys of its store: 1 to 2 MiB, as with gloo. A socket buffer or a thread's stack would be more.
+MEMORY = 8 << 20
+
+
+def test_groups_come_and_go_without_a_trace() -> None:
+    results = run_ranks(3, f"{OURS}:makes_and_destroys_groups", "unisono", torch=True, timeout=180)
+    for result in results:
+        before, after = result.value
+        grown = {name: after[name] - before[name] for name in before}
+        where = f"rank {result.rank}: {grown}, before {before}"
+        assert grown["descriptors"] <= 0, where
+        assert grown["threads"] <= 0, where
+        assert grown["shared"] <= 0, where
+        assert grown["mappings"] < 50, where
+        assert grown["memory"] < MEMORY, where
+
+
+def test_monitored_barrier_names_every_missing_rank() -> None:
+    run_ranks(3, f"{OURS}:misses_a_monitored_barrier", "unisono", torch=True)
+
+
+def test_detail_mode_runs_collectives_and_names_disagreements() -> None:
+    results = run_ranks(
+        2, f"{OURS}:debugs", "unisono", torch=True, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    )
+    for result in results:
+        # torch's own comparison, which sees the calls before they reach the backend.
+        for name, text in result.value.items():
+            assert "Detected mismatch between collectives on ranks" in text, (name, text)
+        assert "4" in result.value["shapes"], result.value
+        assert "5" in result.value["shapes"], result.value
+        assert "Int" in result.value["types"], result.value
+        assert "BROADCAST" in result.value["operations"], result.value
+
+
+def test_torchrun_starts_again_after_a_worker_dies(tmp_path: Path) -> None:
+    from torch_lifecycle_ranks import DIES_BEFORE, STEPS, trained_alone
+
+    script = Path(__file__).with_name("torch_lifecycle_ranks.py")
+    output = run_torchrun(
+        script,
+        2,
+        ["unisono", str(tmp_path)],
+        timeout=150,
+        env={
+            "PET_MAX_RESTARTS": "1",
+            "PET_MONITOR_INTERVAL": "0.2",
+            # Without it torch 2.15 gives the second attempt the first one's store, keys and all,
+            # on which gloo fails too.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        },
+    )
+    for rank in range(2):
+        assert f"attempt 0: rank {rank} begins at step 0" in output, output
+        # Rank 0 may have been about to save the step that rank 1 did not live to begin.
+        assert f"attempt 1: rank {rank} begins at step {DIES_BEFORE}" in output, output
+        assert f"attempt 1: rank {rank} is done" in output, output
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert saved["step"] == STEPS
+    for name, expected in trained_alone().state_dict().items():
+        torch.testing.assert_close(saved["network"][name], expected, rtol=1e-5, atol=1e-6)
+
+
+# The end of the interpreter, with the groups still there
+
+LEAVES = """
+import sys, threading
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+dist.init_process_group("unisono")
+rank = dist.get_rank()
+groups = [dist.new_group() for _ in range(3)] + [dist.new_group([r]) for r in range(2)]
+# Kept by a global until the interpreter clears its modules.
+works = [
+    dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+    for group in groups[:3] for _ in range(10)
+]
+for work in works:
+    work.wait()
+future = works[0].get_future().then(lambda done: done.value()[0] + 1)
+assert future.wait()[0] == 3
+network = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+network(torch.ones(2, 3)).sum().backward()
+assert functional.all_reduce(torch.ones(3), "sum", groups[1])[0] == 2
+objects = [None, None]
+dist.all_gather_object(objects, rank)
+dist.barrier()
+assert threading.active_count() == 1, threading.enumerate()
+"""
+
+# How the ranks leave, each in a way of its own; the work of both is done.
+WAYS = {
+    "by its last line or by sys.exit": "if rank: sys.exit(0)",
+    "having forgotten or not": "if rank: dist.destroy_process_group()",
+}
+
+
+def leave(tmp_path: Path, script: str) -> list[RankResult]:
+    path = tmp_path / "leaves.py"
+    path.write_text(script)
+    return run_ranks(2, path, env=ONE_THREAD, check=False)
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_a_script_leaves_without_a_word(tmp_path: Path, way: str) -> None:
+    for result in leave(tmp_path, LEAVES + WAYS[way]):
+        assert result.ok, result.report()
+        assert result.output == "", result.report()
+
+
+def only_traceback(result: RankResult, last: str) -> None:
+    """Exit code 1 and one traceback, which ends in ``last``, and nothing else."""
+    assert result.exit_code == 1, result.report()
+    lines = result.output.strip().splitlines()
+    # torch prefixes the lines of an uncaught exception with the rank.
+    lines = [line.removeprefix(f"[rank{result.rank}]: ") for line in lines]
+    assert lines[0].startswith("Traceback"), result.report()
+    assert sum(line.startswith("Traceback") for line in lines) == 1, result.report()
+    assert any(line.startswith(last) for line in lines), result.report()
+    assert not any("Warning" in line for line in lines), result.report()
+
+
+RAISES = 'raise LookupError("not the fault of anyone else")'
+UNDER_WAY = "late = dist.all_reduce(torch.ones(1_000_000), async_op=True)"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [f"{LEAVES}\n{RAISES}", f"{LEAVES}\n{UNDER_WAY}\n{RAISES}"],
+    ids=["at rest", "under way"],
+)
+def test_a_script_that_raises_shows_its_traceback_alone(tmp_path: Path, script: str) -> None:
+    """Both ranks raise, with finished work in globals, and with an operation under way."""
+    for result in leave(tmp_path, script):
+        only_traceback(result, "LookupError: not the fault of anyone else")
+        assert result.output.rstrip().endswith("anyone else"), result.report()
+
+
+def test_who_waits_for_a_script_that_raised_is_told(tmp_path: Path) -> None:
+    waits = (
+        LEAVES
+        + """
+if rank == 1:
+    raise LookupError("of rank 1 alone")
+dist.all_reduce(torch.ones(3))
+"""
+    )
+    waiting, raising = leave(tmp_path, waits)
+    only_traceback(raising, "LookupError: of rank 1 alone")
+    # torch's flight recorder, which it gives to every backend but its own, says a line of its own.
+    said = [line for line in waiting.output.splitlines() if "FlightRecorderHook" not in line]
+    waiting = dataclasses.replace(waiting, output="\n".join(said))
+    only_traceback(waiting, "torch.distributed.DistNetworkError: ")
+    assert "rank 1" in waiting.output, waiting.report()

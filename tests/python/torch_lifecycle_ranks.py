@@ -1,0 +1,210 @@
+"""What ranks run for ``test_torch_lifecycle``, and, as a script, what torchrun starts again.
+
+The script trains under torchrun, saves a checkpoint after every step, and in the first attempt
+loses rank 1 without a word. It trains by step and rank alone, so that an attempt that resumes
+ends with the same weights as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+STEPS = 6
+DIES_BEFORE = 3
+ROUNDS = 500
+WARM_UP = 100
+
+
+# Groups made and destroyed
+
+
+def resources() -> dict[str, int]:
+    gc.collect()
+    status = Path("/proc/self/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in status)
+    return {
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": int(fields["Threads"]),
+        "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
+        "memory": int(fields["VmRSS"].split()[0]) * 1024,
+        "shared": len(list(Path("/dev/shm").iterdir())),
+    }
+
+
+def makes_and_destroys_groups(backend: str) -> tuple[dict[str, int], dict[str, int]]:
+    """What this process holds after the warm-up, and after many more groups."""
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    before: dict[str, int] = {}
+    for round_number in range(ROUNDS):
+        if round_number == WARM_UP:
+            dist.barrier()
+            before = resources()
+        # Everyone but each of the ranks in turn, then everyone.
+        members = [r for r in range(world) if r != round_number % (world + 1)]
+        group = dist.new_group(members)
+        if rank in members:
+            tensor = torch.full((1000,), rank + 1.0)
+            dist.all_reduce(tensor, group=group)
+            assert tensor[0] == sum(r + 1 for r in members)
+            dist.destroy_process_group(group)
+    dist.barrier()
+    after = resources()
+    dist.barrier()
+    return before, after
+
+
+# monitored_barrier
+
+
+def misses_a_monitored_barrier(backend: str) -> None:
+    """Rank 0 is told who did not come: the first of them, or all if it asks."""
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    rank = dist.get_rank()
+    limit = timedelta(seconds=1)
+    one, all_of_them, passed = (dist.new_group() for _ in range(3))
+    dist.monitored_barrier(passed, timedelta(seconds=30))
+    dist.monitored_barrier(passed, timedelta(seconds=30), wait_all_ranks=True)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
+            dist.monitored_barrier(one, limit)
+        with pytest.raises(RuntimeError, match=r"(?is)failed to pass.*rank 1\b.*rank 2\b"):
+            dist.monitored_barrier(all_of_them, limit, wait_all_ranks=True)
+    dist.barrier()
+
+
+# TORCH_DISTRIBUTED_DEBUG=DETAIL
+
+
+def debugs(backend: str) -> dict[str, str]:
+    """Run the basic collectives, then let the ranks disagree; what each disagreement said."""
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for group in (None, dist.new_group()):
+        collectives_give_what_they_should(rank, world, group)
+
+    said = {}
+    ones = torch.ones(4)
+    disagreements = {
+        "shapes": lambda group: dist.all_reduce(torch.ones(4 + rank), group=group),
+        "types": lambda group: dist.all_reduce(
+            ones.to([torch.int32, torch.float32][rank]), group=group
+        ),
+        "operations": lambda group: (
+            dist.all_reduce(ones, group=group) if rank else dist.broadcast(ones, 0, group=group)
+        ),
+    }
+    for name, call in disagreements.items():
+        group = dist.new_group()
+        with pytest.raises(RuntimeError) as caught:
+            call(group)
+        said[name] = str(caught.value)
+    collectives_give_what_they_should(rank, world, None)
+    return said
+
+
+def collectives_give_what_they_should(
+    rank: int, world: int, group: dist.ProcessGroup | None
+) -> None:
+    mine = torch.arange(4.0) + rank
+    everyone = [torch.arange(4.0) + r for r in range(world)]
+    total = torch.stack(everyone).sum(0)
+
+    def check(actual: torch.Tensor, expected: torch.Tensor) -> None:
+        assert torch.equal(actual, expected), (actual, expected)
+
+    dist.all_reduce(tensor := mine.clone(), group=group)
+    check(tensor, total)
+    dist.all_reduce(tensor := mine.clone(), group=group, async_op=True).wait()
+    check(tensor, total)
+    dist.broadcast(tensor := mine.clone(), 1, group=group)
+    check(tensor, everyone[1])
+    dist.reduce(tensor := mine.clone(), 0, group=group)
+    check(tensor, total if rank == 0 else mine)
+    dist.all_gather(outputs := [torch.zeros(4) for _ in everyone], mine, group=group)
+    check(torch.stack(outputs), torch.stack(everyone))
+    dist.all_gather_into_tensor(output := torch.zeros(4 * world), mine, group=group)
+    check(output, torch.cat(everyone))
+    dist.reduce_scatter_tensor(output := torch.zeros(4 // world), mine, group=group)
+    check(output, total.chunk(world)[rank])
+    dist.all_to_all_single(output := torch.zeros(4), mine, group=group)
+    check(output, torch.cat([other.chunk(world)[rank] for other in everyone]))
+    dist.gather(mine, outputs if rank == 0 else None, 0, group=group)
+    dist.scatter(output := torch.zeros(4), everyone if rank == 0 else None, 0, group=group)
+    check(output, mine)
+    if rank == 0:
+        dist.send(mine, 1, group=group)
+    elif rank == 1:
+        dist.recv(output, 0, group=group)
+        check(output, everyone[0])
+    dist.barrier(group=group)
+
+
+# Training that survives a rank
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def train_step(
+    network: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int, world: int
+) -> None:
+    random_numbers = torch.Generator().manual_seed(step)
+    inputs = torch.randn(8, 5, generator=random_numbers)
+    targets = torch.randn(8, 2, generator=random_numbers)
+    optimizer.zero_grad()
+    nn.functional.mse_loss(network(inputs[rank::world]), targets[rank::world]).backward()
+    optimizer.step()
+
+
+def trained_alone() -> nn.Module:
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        train_step(network, optimizer, step, 0, 1)
+    return network
+
+
+def train_under_torchrun(backend: str, folder: Path) -> None:
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    first = 0
+    checkpoint = folder / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        network.load_state_dict(saved["network"])
+        optimizer.load_state_dict(saved["optimizer"])
+        first = saved["step"]
+    # Nobody may save before all have loaded.
+    dist.barrier()
+    print(f"attempt {attempt}: rank {rank} begins at step {first}", flush=True)
+    parallel = nn.parallel.DistributedDataParallel(network)
+    for step in range(first, STEPS):
+        if attempt == 0 and rank == 1 and step == DIES_BEFORE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        train_step(parallel, optimizer, step, rank, world)
+        if rank == 0:
+            state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({**state, "step": step + 1}, checkpoint.with_suffix(".new"))
+            checkpoint.with_suffix(".new").replace(checkpoint)
+    dist.destroy_process_group()
+    print(f"attempt {attempt}: rank {rank} is done", flush=True)
+
+
+if __name__ == "__main__":
+    train_under_torchrun(sys.argv[1], Path(sys.argv[2]))
