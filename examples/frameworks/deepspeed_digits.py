@@ -64,7 +64,7 @@ def held_out_accuracy(engine: deepspeed.DeepSpeedEngine, data: TensorDataset) ->
 
 
 def all_parameters(model: nn.Module) -> torch.Tensor:
-    # At stage 3 a rank holds a part of each; in here it has all of them. Before, nothing changes.
+    # At stage 3 a rank holds a part of each; in here it has all. Below 3 this does nothing.
     with deepspeed.zero.GatheredParameters(list(model.parameters())):
         return nn.utils.parameters_to_vector(model.parameters()).detach()
 
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
     args = parser.parse_args()
 
-    # Or DeepSpeed would first compile an all-reduce of its own, which inference alone uses.
+    # Or DeepSpeed would first compile an all_reduce of its own, which training with ZeRO never calls.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=args.backend)
     training, held_out = load_data()
