@@ -3,8 +3,8 @@
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 examples/frameworks/deepspeed_digits.py
 
 ZeRO deals out among the ranks what each would otherwise hold in full: the optimizer's state
-(stage 1), the gradients as well (stage 2), and the parameters too (stage 3). The backend is named in
-`init_distributed`.
+(stage 1), the gradients as well (stage 2), and the parameters too (stage 3). The backend is named
+in `init_distributed`.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
     args = parser.parse_args()
 
-    # Or DeepSpeed would first compile an all_reduce of its own, which training with ZeRO never calls.
+    # Or DeepSpeed would first compile an all_reduce of its own, which training never calls.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=args.backend)
     training, held_out = load_data()

@@ -32,11 +32,11 @@ class Digits(lightning.LightningModule):
         super().__init__()
         self.network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
-    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
         images, labels = batch
         return nn.functional.cross_entropy(self.network(images), labels)
 
-    def test_step(self, batch: list[torch.Tensor], _: int) -> None:
+    def test_step(self, batch: list[torch.Tensor]) -> None:
         images, labels = batch
         hits = self.network(images).argmax(dim=1) == labels
         # sync_dist averages over the ranks, by the number of images each has seen.

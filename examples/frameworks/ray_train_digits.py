@@ -53,7 +53,7 @@ def equal_on_all_ranks(model: nn.Module) -> bool:
 def train_on_one_worker() -> list[str]:
     training, held_out = load_data()
     torch.manual_seed(1)
-    # prepare_model wraps the model in DistributedDataParallel, prepare_data_loader deals the images.
+    # The model is wrapped in DistributedDataParallel, and each rank gets its own images.
     model = prepare_model(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)))
     loader = prepare_data_loader(DataLoader(training, batch_size=BATCH, shuffle=True))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
