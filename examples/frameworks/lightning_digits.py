@@ -73,9 +73,10 @@ def main() -> None:
     )
     # Lightning deals the images out with a DistributedSampler of its own.
     trainer.fit(model, DataLoader(training, batch_size=BATCH, shuffle=True))
-    results = trainer.test(model, DataLoader(held_out, batch_size=BATCH), verbose=False)
+    # Before test(), which begins by copying the parameters of rank 0 to every rank.
     parameters = sum(parameter.numel() for parameter in model.parameters())
     equal = "equal" if equal_on_all_ranks(model) else "DIFFERENT"
+    results = trainer.test(model, DataLoader(held_out, batch_size=BATCH), verbose=False)
 
     if trainer.is_global_zero:
         print(f"backend {dist.get_backend()}, {trainer.world_size} ranks")
