@@ -1,0 +1,73 @@
+"""Accelerate, Lightning, DeepSpeed and Ray Train run their examples over unisono.
+
+What carried the training is what the program found in its process group, so a framework that fell
+back to a backend of its own choice fails here. Every rank has its own share of the images: without
+the exchange of gradients the parameters would differ between ranks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+from ranks import run_torchrun
+from test_examples import run_python
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "frameworks"
+PARAMETERS = "4,810"
+
+
+def needs(module: str, requirement: str) -> None:
+    # Not imported here: each takes seconds and has warnings of its own.
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed (pip install '{requirement}')")
+
+
+def assert_learned(output: str, label: str = "") -> None:
+    """Check the three lines that every example prints, in a framework's own many."""
+    lines = output.splitlines()
+    first = f"{label}backend unisono, 2 ranks"
+    assert first in lines, output
+    _, accuracy, parameters, *_ = lines[lines.index(first) :]
+    match = re.fullmatch(r"accuracy ([\d.]+) on 360 held-out images", accuracy)
+    assert match, output
+    assert float(match[1]) >= 0.95, output
+    assert parameters == f"parameters {PARAMETERS}, equal on all ranks", output
+    assert "Traceback" not in output, output
+
+
+def test_accelerate() -> None:
+    needs("accelerate", "accelerate")
+    assert_learned(run_torchrun(EXAMPLES / "accelerate_digits.py", 2))
+
+
+def test_lightning() -> None:
+    needs("lightning", "lightning")
+    assert_learned(run_torchrun(EXAMPLES / "lightning_digits.py", 2))
+
+
+def test_deepspeed_zero() -> None:
+    needs("deepspeed", "deepspeed")
+    script = EXAMPLES / "deepspeed_digits.py"
+    output = run_torchrun(script, 2, timeout=180, env={"DS_ACCELERATOR": "cpu"})
+    for stage in (1, 2, 3):
+        assert_learned(output, f"stage {stage}, ")
+
+
+def test_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("ray", "ray[train]")
+    # A short path, for Ray puts Unix sockets deep under it.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("HOME", folder)  # Ray leaves a token there
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        assert_learned(run_python(EXAMPLES / "ray_train_digits.py", timeout=180))
+
+
+def test_docs_list_every_example() -> None:
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    for script in EXAMPLES.glob("*.py"):
+        assert f"examples/frameworks/{script.name}" in page
