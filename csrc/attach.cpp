@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -27,12 +28,24 @@ Status failure(Code code, const std::exception& error) {
   return Status{.code = static_cast<uint8_t>(code), .message = "torch's store: " + text};
 }
 
-// torch's store as the core uses it. Keys get a prefix of our own, as torch may hand the same store
-// to others.
+// The prefix of our keys, as torch may hand the same store to others. And to us again: torchrun
+// gives the workers it restarts the store of those that died. Its count of restarts is the same on
+// all ranks when there is one agent; between several, each attempt has a store of its own.
+std::string prefix() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value ? value : "");
+  };
+  const auto restarts = variable("TORCHELASTIC_RESTART_COUNT");
+  if (restarts.empty() || variable("GROUP_WORLD_SIZE") != "1") return "unisono";
+  return "unisono/" + restarts;
+}
+
+// torch's store as the core uses it.
 class TorchStore final : public Store {
  public:
   explicit TorchStore(const c10::intrusive_ptr<c10d::Store>& store)
-      : store_(c10::make_intrusive<c10d::PrefixStore>("unisono", store)) {}
+      : store_(c10::make_intrusive<c10d::PrefixStore>(prefix(), store)) {}
 
   Status set(rust::Str key, rust::Slice<const uint8_t> value) const noexcept override {
     try {
@@ -136,8 +149,15 @@ void close_all() noexcept {
     std::lock_guard lock(registry().mutex);
     handles.swap(registry().handles);
   }
+  // What every rank has begun may end in good order, for a little while; that it does not is no
+  // failure to be reported by an interpreter that goes.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   for (const auto& known : handles) {
-    if (const auto handle = known.lock()) handle->group->close();
+    const auto handle = known.lock();
+    if (!handle) continue;
+    handle->observers.wait_for_all(deadline);
+    handle->observers.silence();
+    handle->group->close();
   }
   // Completions may run Python callbacks; after this the interpreter may go.
   drain_completions(std::chrono::seconds(5));

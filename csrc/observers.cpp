@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <thread>
+
 namespace unisono {
 namespace {
 
@@ -125,6 +127,25 @@ void Observers::aborting() {
     hooks = abort_hooks_.all();
   }
   for (const auto& hook : hooks) call(hook);
+}
+
+void Observers::silence() {
+  // Destroyed after the lock is gone.
+  Hooks<AbortHook> abort_hooks;
+  Hooks<CompletionHook> completion_hooks;
+  std::shared_ptr<WorkHook> work_hook;
+  std::lock_guard lock(mutex_);
+  std::swap(abort_hooks, abort_hooks_);
+  std::swap(completion_hooks, completion_hooks_);
+  work_hook.swap(work_hook_);
+}
+
+void Observers::wait_for_all(std::chrono::steady_clock::time_point deadline) {
+  // There is no wait for an atomic with a limit.
+  while (under_way_.load(std::memory_order_acquire) > 0 &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void Observers::wait_for_all() {

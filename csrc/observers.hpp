@@ -66,8 +66,13 @@ class Observers {
   // The backend is about to abort.
   void aborting();
 
+  // Tells nobody from now on.
+  void silence();
+
   // Until every work that has begun has ended and its hooks have returned.
   void wait_for_all();
+  // The same, but no longer than until then.
+  void wait_for_all(std::chrono::steady_clock::time_point deadline);
 
  private:
   struct Extension {

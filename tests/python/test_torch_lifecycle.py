@@ -65,9 +65,6 @@ def test_torchrun_starts_again_after_a_worker_dies(tmp_path: Path) -> None:
         env={
             "PET_MAX_RESTARTS": "1",
             "PET_MONITOR_INTERVAL": "0.2",
-            # Without it torch 2.15 gives the second attempt the first one's store, keys and all,
-            # on which gloo fails too.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         },
     )
     for rank in range(2):
