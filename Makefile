@@ -19,6 +19,10 @@ TORCH ?= $(DEFAULT_TORCH)
 VENV ?= $(if $(filter $(DEFAULT_TORCH),$(TORCH)),.venv,.venv-torch$(TORCH))
 # Extra arguments: `make test-python TEST="tests/python/test_ranks.py -k dies"`, `make test-rust TEST=plan::`.
 TEST ?=
+# The part of PyTorch's tests that `make conformance` runs.
+SHARD ?= 1/1
+# Whether the tests install the frameworks above torch (Accelerate, Lightning, DeepSpeed, Ray): 170 MB to download.
+FRAMEWORKS ?= yes
 
 override VENV := $(abspath $(VENV))
 override TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -44,7 +48,7 @@ override publish = publish() { cmp -s "$$1" "$$2" || { cp "$$1" "$$2.new" && mv 
 RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
 CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.c tests/c/*.cpp \
 	examples/c/*.c examples/cpp/*.cpp)
-PYTHON_DIRS = $(wildcard python tests/python examples benchmarks)
+PYTHON_DIRS = $(wildcard python tests/python tests/conformance examples benchmarks)
 
 .PHONY: help
 help: ## List the targets
@@ -71,8 +75,12 @@ test-rust: prerequisites ## Run the Rust tests, and loom over what two threads s
 	else echo "loom: no test is named loom_*, skipped"; fi
 
 .PHONY: test-python
-test-python: setup ## Run the Python and torch tests
+test-python: frameworks ## Run the Python and torch tests
 	$(PY) -m pytest -q -rs $(TEST)
+
+.PHONY: conformance
+conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter of them)
+	$(PY) tests/conformance/run.py --shard $(SHARD)
 
 .PHONY: lint
 lint: setup ## Check style, types and lints of every language
@@ -158,3 +166,16 @@ extension: prerequisites $(PACKAGE_STAMP)
 	  $(CARGO) build --release -p unisono-python --features torch $(torch_target) $(hush); \
 	  $(publish) "$(TARGET)/torch-$$torch_minor/release/lib_core.so" "python/unisono/core-torch-$$torch_minor.so"; \
 	else echo "torch: csrc/backend.cpp does not exist, built without it"; fi
+
+# What the tests of the frameworks need. Without it they skip, so it may fail; torch stays as it is.
+override FRAMEWORKS_STAMP := $(VENV)/.unisono-frameworks
+.PHONY: frameworks
+frameworks: setup
+	@if [ "$(FRAMEWORKS)" = yes ] && [ ! -f $(FRAMEWORKS_STAMP) ]; then \
+	  echo "installing the frameworks above torch (FRAMEWORKS=no: leave them out)"; \
+	  $(PY) -m pip freeze | grep '^torch==' > $(FRAMEWORKS_STAMP).constraints; \
+	  requirements=$$($(PY) -c 'import importlib.metadata as m; print(*(r.split(";")[0].strip() for r in m.requires("unisono") if "frameworks" in r))'); \
+	  if DS_BUILD_OPS=0 $(PY) -m pip install -c $(FRAMEWORKS_STAMP).constraints $$requirements; \
+	  then touch $(FRAMEWORKS_STAMP); \
+	  else echo "the frameworks could not be installed: their tests will be skipped"; fi; \
+	fi

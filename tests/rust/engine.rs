@@ -798,7 +798,7 @@ fn estimates_grow_with_sizes_and_move_nothing() {
     run(Transport::Local, 3, |comm| {
         let mut data = vec![1_f32; 1 << 20];
         let estimate = |elements: usize, data: &mut [f32]| {
-            let bytes = data[..elements].len() * size_of::<f32>();
+            let bytes = size_of_val(&data[..elements]);
             // SAFETY: the vector outlives the estimate, which does not touch it.
             let memory = unsafe { Memory::from_raw_parts(data.as_mut_ptr().cast(), bytes) };
             let request = Request::all_reduce(DataType::Float32, ReduceOp::Sum, None, memory);
