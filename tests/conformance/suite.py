@@ -56,7 +56,8 @@ def _load() -> ModuleType:
     module.__file__ = spec.origin
     module.__package__ = _SUITE.rpartition(".")[0]
     sys.modules[_SUITE] = module
-    exec(compile(source, spec.origin, "exec"), module.__dict__)
+    # Not with this file's `annotations`: torch looks at those of hooks.
+    exec(compile(source, spec.origin, "exec", dont_inherit=True), module.__dict__)
     return module
 
 
