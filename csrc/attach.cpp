@@ -29,8 +29,8 @@ Status failure(Code code, const std::exception& error) {
 }
 
 // The prefix of our keys, as torch may hand the same store to others. And to us again: torchrun
-// gives the workers it restarts the store of those that died. Its count of restarts is the same on
-// all ranks when there is one agent; between several, each attempt has a store of its own.
+// gives the workers it restarts the store of those that died. Its count of restarts tells them
+// apart when there is one agent; several agents may count differently.
 std::string prefix() {
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);

@@ -360,10 +360,9 @@ Backend::WorkPointer Backend::alltoall_base(at::Tensor& output, at::Tensor& inpu
   job.write(output, "output tensor");
   if (output_splits.empty() && input_splits.empty()) {
     check_same_count(output, input, "output tensor", "the input");
-    job.even(static_cast<int64_t>(send.front()));
-  } else {
-    job.per_pair(std::move(send), std::move(recv));
   }
+  // Also where they are equal: another rank may have given sizes that happen to be.
+  job.per_pair(std::move(send), std::move(recv));
   job.part_overlap();
   return launch({OpType::ALLTOALL_BASE, "unisono:all_to_all"}, std::move(job), {input}, {output},
                 {opts.asyncOp, opts.timeout});

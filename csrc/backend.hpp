@@ -12,8 +12,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <unordered_map>
 #include <vector>
@@ -140,13 +140,16 @@ class Backend final : public c10d::Backend {
                      Mode mode);
   WorkPointer launch(Label label, Job job, const Tensors& inputs, Tensors results, Mode mode);
   WorkPointer exchange(Label label, const at::Tensor& tensor, int64_t peer, int tag);
-  // Keeps the call for the end of the window, if one is open.
-  bool postpone(std::function<WorkPointer()> call);
-  // Adds the work to the calls that are being coalesced; what the caller gets of it.
+  // What becomes of the calls of this thread.
+  enum class Window { None, Batch, Estimate };
+  Window window();
+  void open(Window window);
+  // Adds the work to the batch, if one is open; what the caller gets of it.
   WorkPointer started(c10::intrusive_ptr<Work> work, bool async);
-  // Whether calls are only estimated now; if so, adds the microseconds that `estimate` gives.
-  template <typename Estimate>
-  bool estimated(Estimate estimate);
+  // Keeps the call for the end of the batch.
+  void postpone(std::function<WorkPointer()> call);
+  // Adds to the estimate; what the caller of the call gets.
+  WorkPointer estimated(double microseconds);
   // Carries a job out here and now, for operations of several steps.
   void run_here(const Job& job, std::chrono::milliseconds timeout) const;
 
@@ -169,13 +172,14 @@ class Backend final : public c10d::Backend {
   // How often each list of ranks under each name has been split off.
   std::unordered_map<std::string, int> splits_;
 
-  // Whether `batch_` or `estimate_` is there, which is rare.
-  std::atomic<bool> window_ = false;
+  // The window and the thread that opened it; other threads' calls go on as ever.
+  std::atomic<Window> window_ = Window::None;
   std::mutex window_mutex_;
-  std::optional<std::vector<WorkPointer>> batch_;
+  std::thread::id window_owner_;
+  std::vector<WorkPointer> batch_;
   // Sends to this rank itself: their receives may come later in the window.
   std::vector<std::function<WorkPointer()>> postponed_;
-  std::optional<double> estimate_;
+  double estimate_ = 0;
 };
 
 }  // namespace unisono

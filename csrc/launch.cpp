@@ -24,20 +24,14 @@ Backend::WorkPointer Backend::launch(Label label, Job job, const Tensors& inputs
 
 Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const Tensors& inputs,
                                      Tensors results, Mode mode) {
-  auto work = make_work(label, inputs, std::move(results), mode.timeout);
-  bool coalesced = false;
-  if (window_.load(std::memory_order_acquire)) {
-    const auto microseconds = [&] {
-      double sum = 0;
-      for (const Job& job : jobs) sum += estimate(*handle_->group, job.call(-1));
-      return sum;
-    };
-    if (estimated(microseconds)) {
-      work->settle(nullptr);
-      return work;
-    }
-    coalesced = true;
+  const auto window = this->window();
+  if (window == Window::Estimate) {
+    double microseconds = 0;
+    for (const Job& job : jobs) microseconds += estimate(*handle_->group, job.call(-1));
+    return estimated(microseconds);
   }
+  const bool coalesced = window == Window::Batch;
+  auto work = make_work(label, inputs, std::move(results), mode.timeout);
   for (Job& job : jobs) work->keep(std::move(job.kept()));
   if (jobs.empty() || (!mode.async && !coalesced)) {
     std::exception_ptr error;
@@ -63,7 +57,7 @@ Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const T
     for (size_t left = i; left < jobs.size(); ++left) work->part(error);
     work->part(nullptr);
     if (i == 0) std::rethrow_exception(error);
-    return work;
+    return started(std::move(work), mode.async);
   }
   work->part(nullptr);
   return started(std::move(work), mode.async);
@@ -77,8 +71,12 @@ Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, in
                                        int tag) {
   if (tag < 0) wrong_value("tag", c10::str(tag, " is negative"));
   const bool sends = label.type == OpType::SEND;
-  if (sends && peer == getRank() && window_.load(std::memory_order_acquire) &&
-      postpone([=, this] { return exchange(label, tensor, peer, tag); })) {
+  const auto window = this->window();
+  if (window == Window::Estimate) {
+    return estimated(estimate_message(*handle_->group, peer, tensor.nbytes()));
+  }
+  if (sends && peer == getRank() && window == Window::Batch) {
+    postpone([=, this] { return exchange(label, tensor, peer, tag); });
     return nullptr;
   }
   Job job(sends ? Collective::Send : Collective::Recv);
@@ -88,13 +86,6 @@ Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, in
     job.write(tensor, "tensor");
   }
   auto work = make_work(label, {tensor}, {tensor}, options_->timeout);
-  const auto microseconds = [&] {
-    return estimate_message(*handle_->group, peer, tensor.nbytes());
-  };
-  if (window_.load(std::memory_order_acquire) && estimated(microseconds)) {
-    work->settle(nullptr);
-    return work;
-  }
   work->keep(std::move(job.kept()));
   work->expect(2);
   const Message message = job.message(peer, static_cast<uint64_t>(tag), work->limit());

@@ -81,52 +81,63 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::
   return backend;
 }
 
-void Backend::startCoalescing() {
+Backend::Window Backend::window() {
+  if (window_.load(std::memory_order_acquire) == Window::None) return Window::None;
   std::lock_guard lock(window_mutex_);
-  TORCH_CHECK(!batch_ && !estimate_,
-              "unisono: startCoalescing: calls are being coalesced or estimated already");
-  batch_.emplace();
-  window_ = true;
+  return window_owner_ == std::this_thread::get_id() ? window_.load() : Window::None;
+}
+
+void Backend::open(Window window) {
+  std::vector<WorkPointer> stale;
+  std::lock_guard lock(window_mutex_);
+  const auto me = std::this_thread::get_id();
+  // A window of this thread was left by an exception; torch does not close it then.
+  TORCH_CHECK(window_ == Window::None || window_owner_ == me,
+              "unisono: another thread is coalescing or estimating the calls of this group");
+  window_owner_ = me;
+  batch_.swap(stale);
+  postponed_.clear();
+  estimate_ = 0;
+  window_ = window;
+}
+
+void Backend::startCoalescing() {
+  open(Window::Batch);
 }
 
 Backend::WorkPointer Backend::endCoalescing() {
   std::vector<WorkPointer> works;
   std::vector<std::function<WorkPointer()>> postponed;
+  TORCH_CHECK(window() == Window::Batch, "unisono: endCoalescing without startCoalescing");
   {
     std::lock_guard lock(window_mutex_);
-    TORCH_CHECK(batch_.has_value(), "unisono: endCoalescing without startCoalescing");
-    works = std::move(*batch_);
-    batch_.reset();
+    works.swap(batch_);
     postponed.swap(postponed_);
-    window_ = false;
+    window_ = Window::None;
   }
   for (const auto& call : postponed) works.push_back(call());
   return c10::make_intrusive<Batch>(getRank(), std::move(works));
 }
 
-bool Backend::postpone(std::function<WorkPointer()> call) {
+void Backend::postpone(std::function<WorkPointer()> call) {
   std::lock_guard lock(window_mutex_);
-  if (!batch_) return false;
   postponed_.push_back(std::move(call));
-  return true;
 }
 
 Backend::WorkPointer Backend::started(c10::intrusive_ptr<Work> work, bool async) {
-  if (!window_.load(std::memory_order_acquire)) return work;
+  if (window() != Window::Batch) return work;
   std::lock_guard lock(window_mutex_);
-  if (!batch_) return work;
-  batch_->push_back(work);
+  batch_.push_back(work);
   // Who would wait at once waits for the batch.
   if (!async) return nullptr;
   return work;
 }
 
-template <typename Estimate>
-bool Backend::estimated(Estimate estimate) {
+Backend::WorkPointer Backend::estimated(double microseconds) {
   std::lock_guard lock(window_mutex_);
-  if (!estimate_) return false;
-  *estimate_ += estimate();
-  return true;
+  estimate_ += microseconds;
+  // Complete, and nothing that anybody observes.
+  return c10::make_intrusive<Batch>(getRank(), std::vector<WorkPointer>());
 }
 
 void Backend::registerOnCompletionHook(
@@ -171,20 +182,14 @@ std::unordered_map<std::string, uint64_t> Backend::getMemoryStats() {
 }
 
 void Backend::startTimeEstimate() {
-  std::lock_guard lock(window_mutex_);
-  TORCH_CHECK(!batch_ && !estimate_,
-              "unisono: startTimeEstimate: calls are being coalesced or estimated already");
-  estimate_ = 0;
-  window_ = true;
+  open(Window::Estimate);
 }
 
 float Backend::endTimeEstimate() {
+  TORCH_CHECK(window() == Window::Estimate, "unisono: endTimeEstimate without startTimeEstimate");
   std::lock_guard lock(window_mutex_);
-  TORCH_CHECK(estimate_.has_value(), "unisono: endTimeEstimate without startTimeEstimate");
-  const auto sum = static_cast<float>(*estimate_);
-  estimate_.reset();
-  window_ = false;
-  return sum;
+  window_ = Window::None;
+  return static_cast<float>(estimate_);
 }
 #endif
 

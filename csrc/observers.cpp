@@ -36,21 +36,23 @@ std::vector<std::shared_ptr<Hook>> Observers::Hooks<Hook>::all() const {
 }
 
 void Observers::add_abort_hook(int64_t id, AbortHook hook) {
+  // What it replaces is destroyed after the lock is gone: it may hold Python objects.
+  auto held = std::make_shared<AbortHook>(std::move(hook));
   std::lock_guard lock(mutex_);
-  abort_hooks_.put(id, std::move(hook));
+  abort_hooks_.put(id, held);
   asked_ = true;
 }
 
 void Observers::remove_abort_hook(int64_t id) {
-  // Destroyed after the lock is gone: it may hold Python objects.
   std::shared_ptr<AbortHook> gone;
   std::lock_guard lock(mutex_);
   gone = abort_hooks_.take(id);
 }
 
 void Observers::add_completion_hook(int64_t id, CompletionHook hook) {
+  auto held = std::make_shared<CompletionHook>(std::move(hook));
   std::lock_guard lock(mutex_);
-  completion_hooks_.put(id, std::move(hook));
+  completion_hooks_.put(id, held);
   asked_ = true;
 }
 
@@ -61,8 +63,9 @@ void Observers::remove_completion_hook(int64_t id) {
 }
 
 void Observers::set_work_hook(WorkHook hook) {
+  auto held = std::make_shared<WorkHook>(std::move(hook));
   std::lock_guard lock(mutex_);
-  work_hook_ = std::make_shared<WorkHook>(std::move(hook));
+  work_hook_.swap(held);
   asked_ = true;
 }
 

@@ -37,7 +37,8 @@ class Observers {
   template <typename Hook>
   class Hooks {
    public:
-    void put(int64_t id, Hook hook) { hooks_[id] = std::make_shared<Hook>(std::move(hook)); }
+    // Leaves in `hook` the one it replaces.
+    void put(int64_t id, std::shared_ptr<Hook>& hook) { hooks_[id].swap(hook); }
     std::shared_ptr<Hook> take(int64_t id);
     std::vector<std::shared_ptr<Hook>> all() const;
 

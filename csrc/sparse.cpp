@@ -67,6 +67,10 @@ Backend::WorkPointer Backend::allreduce_sparse(Tensors& tensors,
     wrong_value("op", "sparse tensors are reduced by SUM alone");
   }
   data_type(tensor.scalar_type());
+  TORCH_CHECK(
+      window() != Window::Estimate,
+      "unisono: the time of a sparse all_reduce depends on the entries of all ranks, and is "
+      "not estimated");
   // The profiler wants dense tensors.
   auto work = make_work({c10d::OpType::_ALLREDUCE_SPARSE, "unisono:sparse_all_reduce"}, {}, tensors,
                         opts.timeout);

@@ -40,6 +40,12 @@ class WorkCompletion final : public Completion {
   c10::intrusive_ptr<Work> work_;
 };
 
+// A limit and the extra time on top of it; 0 is no limit at all.
+std::chrono::milliseconds extended(std::chrono::milliseconds limit,
+                                   std::chrono::milliseconds extra) {
+  return limit.count() > 0 ? limit + extra : limit;
+}
+
 // A profiler's record costs an allocation; only pay when somebody listens.
 const char* title_if_profiled(const char* title) {
   return at::hasCallbacks() ? title : nullptr;
@@ -58,7 +64,7 @@ Work::Work(int rank, c10d::OpType type, const char* title, const Tensors& inputs
       key_(next_key.fetch_add(1, std::memory_order_relaxed)),
       started_(Clock::now()),
       handle_(handle),
-      timeout_(timeout + handle->observers.begin(key_)),
+      timeout_(extended(timeout, handle->observers.begin(key_))),
       results_(std::move(results)) {}
 
 Work::~Work() {
@@ -183,10 +189,13 @@ bool Work::wait(std::chrono::milliseconds timeout) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
         limit = std::max<int64_t>(left.count(), 0);
       }
-      const Status status = operation->wait(limit);
+      Status status = operation->wait(limit);
       if (status.code == 0) continue;
       // The caller's patience ran out; the operation goes on.
       if (!operation->is_done()) raise(status);
+      // It may have ended since, and not with that.
+      status = operation->wait(0);
+      if (status.code == 0) continue;
       if (!error) error = unisono::exception(status);
     }
     {

@@ -7,9 +7,12 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from datetime import timedelta
 
 _NAME = "unisono"
@@ -20,6 +23,7 @@ def settle_early() -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
+    _close_windows(c10d)
     if hasattr(dist.Backend, "_ensure_backend_registered"):
         return  # torch 2.14 and newer ask what a backend can do.
     _open_monitored_barrier(dist, c10d)
@@ -45,7 +49,7 @@ def _open_monitored_barrier(dist: Any, c10d: Any) -> None:
             original(group, timeout, wait_all_ranks)
             return
         chosen = c10d._get_default_group() if group is None else group
-        limit = timeout or c10d._get_default_timeout(_NAME)
+        limit = c10d._get_default_timeout(_NAME) if timeout is None else timeout
         chosen.monitored_barrier(limit, wait_all_ranks=wait_all_ranks)
 
     monitored_barrier.__doc__ = original.__doc__
@@ -101,3 +105,41 @@ def _open_all_gather_backward() -> None:
         return None, gradient, None
 
     functional._AllGatherBase.backward = staticmethod(backward)
+
+
+def _close_windows(c10d: Any) -> None:
+    """See that no window of calls stays open when an exception ends its block.
+
+    torch does not; later calls of that thread would be collected or estimated, not carried out.
+    """
+
+    def end_coalescing(group: Any, device: Any) -> None:
+        group._end_coalescing(device)
+
+    def end_estimate(group: Any, device: Any) -> None:
+        group._get_backend(device)._end_time_estimate()
+
+    ends = {"_coalescing_manager": end_coalescing, "_time_estimator": end_estimate}
+    for name, end in ends.items():
+        original = getattr(c10d, name, None)
+        if original is not None:
+            setattr(c10d, name, _closing(original, end, c10d))
+
+
+def _closing(original: Any, end: Callable[[Any, Any], None], c10d: Any) -> Any:
+    @functools.wraps(original)
+    @contextlib.contextmanager
+    def manager(group: Any = None, device: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        try:
+            with original(group, device, *args, **kwargs) as opened:
+                yield opened
+        except BaseException:
+            chosen = group or c10d._get_default_group()
+            if c10d.get_backend(chosen) == _NAME:
+                c10d._world.pg_coalesce_state.pop(chosen, None)
+                # There may be none: it depends on where the exception came from.
+                with contextlib.suppress(RuntimeError):
+                    end(chosen, device or chosen._device_types[0])
+            raise
+
+    return manager

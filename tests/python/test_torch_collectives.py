@@ -81,6 +81,10 @@ def rank_moves_data() -> None:
         output = torch.zeros_like(sent)
         dist.all_to_all_single(output, sent)
         check(output, received, "all_to_all_single")
+        # One rank may say what the others leave unsaid.
+        splits = [len(sent) // world] * world if rank == 0 else None
+        dist.all_to_all_single(output.zero_(), sent, splits, splits)
+        check(output, received, "all_to_all_single, equal splits on one rank")
     dist.barrier()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 
@@ -59,10 +60,25 @@ def rank_opens_windows() -> None:
             dist.all_reduce(tensor)
     check(tensors[1], torch.full((5,), 2.0 * world))
 
+    # An exception closes the window, and blocking calls are carried out again.
+    calls = [dist.P2POp(dist.irecv, torch.empty(3, dtype=torch.float8_e4m3fnuz), before)]
+    with pytest.raises(TypeError, match="fnuz"):
+        dist.batch_isend_irecv(calls)
+    with pytest.raises(LookupError), _coalescing_manager(device=CPU):
+        dist.broadcast(tensors[0], 0)
+        raise LookupError
+    tensor = torch.full((3,), float(rank))
+    dist.broadcast(tensor, 1)
+    check(tensor, torch.ones(3))
+
+    # Another thread's calls are not part of it.
     group = dist.group.WORLD
     group._start_coalescing(CPU)
-    with pytest.raises(RuntimeError, match="already"):
-        group._start_coalescing(CPU)
+    beside = threading.Thread(target=dist.broadcast, args=(tensor, 2))
+    tensor.fill_(rank)
+    beside.start()
+    beside.join()
+    check(tensor, torch.full((3,), 2.0))
     work = dist.all_reduce(tensors[0], async_op=True)
     joint = group._end_coalescing(CPU)
     assert joint.get_future().wait()[0] is not None

@@ -17,14 +17,15 @@ use crate::error::Result;
 
 use super::work::Completion;
 
-/// How long completions wait behind one that does not return before another thread takes them.
-const STUCK_AFTER: Duration = Duration::from_millis(2);
+/// How long completions wait behind one that does not return before another thread takes them: some times longer than
+/// one waits for Python's lock while another thread computes.
+const STUCK_AFTER: Duration = Duration::from_millis(50);
 
-/// How long a thread beside the first one waits for more before it ends.
-const LINGER: Duration = Duration::from_secs(1);
+/// How long a thread beside the first one waits for more before it ends: who nests once does it again.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// Threads at most: more completions that wait for one another than this do wait for ever.
-const MOST_WORKERS: usize = 256;
+const MOST_WORKERS: usize = 32;
 
 struct Pool {
     state: Mutex<State>,
