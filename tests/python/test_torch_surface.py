@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from datetime import timedelta
@@ -157,6 +158,12 @@ def rank_is_observed() -> None:
     assert all(info.active_duration > timedelta(0) for info in infos)
     assert work._get_duration() > 0
     assert work.get_future_result().wait() == 0
+
+    # torch's flight recorder has seen them end, and how long they took.
+    trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(backend="unisono"))
+    names = [entry["profiling_name"] for entry in trace["entries"]]
+    assert names.count("unisono:all_reduce") == 2, names
+    assert {entry["state"] for entry in trace["entries"]} == {"completed"}
 
     stats = own.memory_stats()
     assert stats["links"] == 1
