@@ -137,6 +137,21 @@ def rank_splits() -> None:
     dist.barrier()
 
 
+def test_groups_are_merged() -> None:
+    run_ranks(2, f"{__name__}:rank_merges", torch=True)
+
+
+def rank_merges() -> None:
+    rank, world = start()
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    store = dist.PrefixStore("together", dist.distributed_c10d._get_default_store())
+    both = alone.merge_remote_group(store, world, timedelta(seconds=20), "both", "two in one")
+    tensor = torch.tensor([rank + 1.0])
+    both.allreduce([tensor]).wait()
+    check(tensor, torch.tensor([3.0]))
+    dist.barrier()
+
+
 @pytest.mark.skipif(not ASKS, reason="torch 2.11 has no such hooks")
 def test_hooks_and_measurements() -> None:
     run_ranks(2, f"{__name__}:rank_is_observed", torch=True)
