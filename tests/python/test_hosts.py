@@ -126,5 +126,3 @@ def test_a_link_that_goes_down_ends_in_a_timeout_that_names_who_was_waited_for()
         assert "all_reduce #" in result.value.message, result.value
         assert f"rank {result.value.peer} (host " in result.value.message, result.value
         assert result.value.seconds < 15, result.value
-        # The first whose time is up speaks for its host, and may have waited for a rank that waits.
-        assert result.value.peer != result.rank or "timed out" in result.value.message
