@@ -137,6 +137,7 @@ def rank_splits() -> None:
     dist.barrier()
 
 
+@pytest.mark.skipif(not ASKS, reason="torch 2.11 merges twice over one store, once per device")
 def test_groups_are_merged() -> None:
     run_ranks(2, f"{__name__}:rank_merges", torch=True)
 
