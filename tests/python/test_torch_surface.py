@@ -245,3 +245,5 @@ def rank_has_options() -> None:
     # What torch 2.11 allows to gloo and nccl by name.
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5))
     assert not ASKS or backend().options._timeout == timedelta(seconds=5)
+    # Rank 0 has the store, which the other needs to hear why its group was not made.
+    dist.barrier()
