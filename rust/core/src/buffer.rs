@@ -192,6 +192,21 @@ impl Memory {
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 
+    /// The address and the length of the run that begins at `offset`, at most `max` bytes long.
+    pub(crate) fn place(&self, offset: usize, max: usize) -> (usize, usize) {
+        let (start, bytes) = self.run(offset, max);
+        (start.expose_provenance(), bytes)
+    }
+
+    /// A copy of `length` bytes from `offset` on, which may lie in several pieces. See [`Memory::read`] for the rules.
+    pub(crate) fn gather(&self, offset: usize, length: usize) -> Vec<u8> {
+        let mut whole = Vec::with_capacity(length);
+        while whole.len() < length {
+            whole.extend_from_slice(self.read(offset + whole.len(), length - whole.len()));
+        }
+        whole
+    }
+
     /// The contiguous run that begins at `offset`: its address and its length, at most `max`.
     fn run(&self, offset: usize, max: usize) -> (*mut u8, usize) {
         assert!(

@@ -99,9 +99,7 @@ impl Communicator {
     /// # Safety
     /// As for [`Communicator::start`]; the operation has completed when this returns.
     pub unsafe fn run(&self, request: Request) -> Result<u64> {
-        let state = self.group.submit(request, None, false)?;
-        self.group.wait(&state, None)?;
-        Ok(state.sequence)
+        self.group.run(request)
     }
 
     /// How long `request` would take, without carrying it out: its plans are simulated with typical costs of memory

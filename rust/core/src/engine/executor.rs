@@ -10,19 +10,16 @@ use std::sync::Arc;
 
 use crate::buffer::{Memory, Scratch};
 use crate::error::Result;
-use crate::plan::{Buffer, Plan, Span, Step, Wire};
-use crate::reduce::{self, Kernel};
-use crate::transport::endpoint::Lane;
-use crate::types::{DataType, Rank};
+use crate::plan::{Plan, Step};
+use crate::reduce;
+use crate::types::{Collective, Rank};
 
-use super::links::{LinkTable, OpenLink};
+use super::links::LinkTable;
+use super::task::{Progress, Task};
 use super::wire::{Fingerprint, HEADER};
 
 /// Steps that may be unfinished at once.
-pub(crate) const WINDOW: usize = 16;
-
-/// Payloads up to this length travel with their header in one write.
-const TOGETHER: usize = 216;
+pub(crate) const WINDOW: usize = 64;
 
 /// Which way a step uses its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,8 +33,8 @@ pub(crate) enum Direction {
 pub(crate) struct Prepared {
     pub(crate) plan: Plan,
     pub(crate) algorithm: u8,
-    /// Bit k of entry i: step i waits for step i - 1 - k.
-    waits: Vec<u16>,
+    /// For which of the steps before each one it waits.
+    waits: Vec<Waits>,
     /// The last step on each link direction, sorted.
     last_use: Vec<((Rank, Direction), usize)>,
 }
@@ -47,9 +44,16 @@ impl Prepared {
         let steps = &plan.steps;
         let waits = (0..steps.len())
             .map(|i| {
-                (0..WINDOW.min(i))
-                    .filter(|k| steps[i].must_follow(&steps[i - 1 - k]))
-                    .fold(0, |mask, k| mask | (1 << k))
+                let mut waits = Waits::default();
+                for k in 0..WINDOW.min(i) {
+                    let earlier = &steps[i - 1 - k];
+                    if steps[i].depends_on(earlier) {
+                        waits.end |= 1 << k;
+                    } else if steps[i].shares_link(earlier) {
+                        waits.link |= 1 << k;
+                    }
+                }
+                waits
             })
             .collect();
         let mut last_use = std::collections::BTreeMap::new();
@@ -67,6 +71,15 @@ impl Prepared {
     }
 }
 
+/// Bit k: the step waits for the one k + 1 before it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waits {
+    /// To have ended.
+    end: u64,
+    /// To have ended, or to have been lent for good: it only used the same link direction before.
+    link: u64,
+}
+
 /// The link direction a step uses.
 fn link_direction(step: &Step) -> Option<(Rank, Direction)> {
     match *step {
@@ -74,16 +87,6 @@ fn link_direction(step: &Step) -> Option<(Rank, Direction)> {
         Step::Recv { from, .. } | Step::Fold { from, .. } => Some((from, Direction::Receive)),
         Step::Copy { .. } | Step::Reduce { .. } | Step::Finish { .. } => None,
     }
-}
-
-/// How far a step in the window has come.
-#[derive(Clone, Copy, Debug, Default)]
-struct Progress {
-    done: bool,
-    /// Bytes of header and payload sent, or of payload received.
-    bytes: usize,
-    /// The header of the message being received has been read and compared.
-    header_read: bool,
 }
 
 /// What a step does next, for reports and for deciding what to wake for.
@@ -96,30 +99,24 @@ pub(crate) struct Waiting {
 }
 
 /// One plan under way.
+#[derive(Debug)]
 pub(crate) struct Execution {
     prepared: Arc<Prepared>,
-    input: Memory,
-    output: Memory,
-    scratch: Memory,
-    /// Owns what `scratch` views.
+    task: Task,
+    /// Owns what the task's scratch memory views.
     pub(crate) scratch_owner: Option<Scratch>,
     /// What the input is multiplied with beforehand.
-    pub(crate) factor: Option<Factor>,
-    kernel: Option<Kernel>,
-    /// The same operator on the type of scratch memory.
-    partial_kernel: Option<Kernel>,
-    dtype: DataType,
-    /// The type of scratch memory: wider than `dtype` in reductions of 16-bit and 8-bit floats only.
-    partial: DataType,
-    fingerprint: Fingerprint,
-    rank: Rank,
-    world: usize,
+    factor: Option<Factor>,
     /// The first unfinished step.
     base: usize,
+    /// The steps from `base` on that have ended (bit k: step `base + k`), and those that have left their link.
+    ended: u64,
+    left: u64,
     window: [Progress; WINDOW],
 }
 
 /// A multiplication of the input, done when the execution begins.
+#[derive(Debug)]
 pub(crate) struct Factor {
     /// The caller's input.
     pub(crate) source: Memory,
@@ -129,57 +126,45 @@ pub(crate) struct Factor {
     pub(crate) _scratch: Scratch,
 }
 
-/// What an execution works on.
-pub(crate) struct Operands {
-    pub(crate) input: Memory,
-    pub(crate) output: Memory,
-    pub(crate) dtype: DataType,
-    pub(crate) kernel: Option<Kernel>,
-    pub(crate) partial_kernel: Option<Kernel>,
-}
-
-impl Operands {
-    /// The element type of scratch memory.
-    pub(crate) fn partial(&self) -> DataType {
-        if self.kernel.is_some() {
-            self.dtype.accumulator()
-        } else {
-            self.dtype
-        }
-    }
-}
-
 impl Execution {
+    /// The execution of `prepared` on `task`, whose scratch memory is in `scratch_owner`.
     pub(crate) fn new(
         prepared: Arc<Prepared>,
-        operands: Operands,
+        task: Task,
         scratch_owner: Option<Scratch>,
-        fingerprint: Fingerprint,
-        (rank, world): (Rank, usize),
-    ) -> Self {
-        let partial = operands.partial();
-        let bytes = prepared.plan.scratch * partial.size();
-        let scratch = match &scratch_owner {
-            Some(owner) => owner.view(bytes),
-            None => Memory::empty(),
-        };
-        Self {
+        factor: Option<Factor>,
+    ) -> Box<Self> {
+        Box::new(Self {
             prepared,
-            input: operands.input,
-            output: operands.output,
-            scratch,
+            task,
             scratch_owner,
-            factor: None,
-            kernel: operands.kernel,
-            partial_kernel: operands.partial_kernel,
-            dtype: operands.dtype,
-            partial,
-            fingerprint,
-            rank,
-            world,
+            factor,
             base: 0,
+            ended: 0,
+            left: 0,
             window: [Progress::default(); WINDOW],
-        }
+        })
+    }
+
+    /// The same for one that has ended.
+    pub(crate) fn renew(
+        &mut self,
+        prepared: Arc<Prepared>,
+        task: Task,
+        scratch_owner: Option<Scratch>,
+        factor: Option<Factor>,
+    ) {
+        self.prepared = prepared;
+        self.task = task;
+        self.scratch_owner = scratch_owner;
+        self.factor = factor;
+        self.restart();
+    }
+
+    fn restart(&mut self) {
+        (self.base, self.ended, self.left) = (0, 0, 0);
+        let used = self.prepared.plan.steps.len().min(WINDOW);
+        self.window[..used].fill(Progress::default());
     }
 
     /// The peers this operation exchanges messages with; one may be named twice.
@@ -189,16 +174,16 @@ impl Execution {
 
     /// Whether the operation writes bytes that `other` touches, or the other way round.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        self.output.overlaps(&other.output)
-            || self.output.overlaps(other.source())
-            || self.source().overlaps(&other.output)
+        self.task.output.overlaps(&other.task.output)
+            || self.task.output.overlaps(other.source())
+            || self.source().overlaps(&other.task.output)
     }
 
     /// The caller's input.
     fn source(&self) -> &Memory {
         self.factor
             .as_ref()
-            .map_or(&self.input, |factor| &factor.source)
+            .map_or(&self.task.input, |factor| &factor.source)
     }
 
     /// Multiplies the input, once.
@@ -209,8 +194,8 @@ impl Execution {
         let (mut done, bytes) = (0, factor.source.len());
         while done < bytes {
             let run = factor.source.read(done, bytes - done);
-            let target = self.input.write(done, run.len());
-            reduce::scale(self.dtype, target, run, factor.factor);
+            let target = self.task.input.write(done, run.len());
+            reduce::scale(self.task.dtype, target, run, factor.factor);
             done += run.len();
         }
         factor.applied = true;
@@ -224,18 +209,33 @@ impl Execution {
     pub(crate) fn has_left(&self, direction: (Rank, Direction)) -> bool {
         let uses = &self.prepared.last_use;
         match uses.binary_search_by_key(&direction, |(key, _)| *key) {
-            Ok(found) => self.is_step_done(uses[found].1),
+            Ok(found) => self.is_before(self.left, uses[found].1),
             Err(_) => true,
         }
     }
 
-    /// What every message of the operation begins with, but for the message's own length.
-    pub(crate) fn fingerprint(&self) -> Fingerprint {
-        self.fingerprint
+    pub(crate) fn collective(&self) -> Collective {
+        self.task.collective
     }
 
-    fn is_step_done(&self, step: usize) -> bool {
-        step < self.base || (step < self.base + WINDOW && self.window[step % WINDOW].done)
+    /// `all_reduce #17`, as errors name it.
+    pub(crate) fn name(&self) -> String {
+        self.task.fingerprint.name()
+    }
+
+    /// What every message of the operation begins with, but for the message's own length.
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        self.task.fingerprint
+    }
+
+    /// Whether `step` is behind the window, or in it and in the set.
+    fn is_before(&self, set: u64, step: usize) -> bool {
+        step < self.base || (step < self.base + WINDOW && set >> (step - self.base) & 1 != 0)
+    }
+
+    /// The end of the window.
+    fn horizon(&self) -> usize {
+        (self.base + WINDOW).min(self.prepared.plan.steps.len())
     }
 
     /// Moves every step that may move. Returns whether anything did. `free` says whether all operations before this
@@ -245,31 +245,49 @@ impl Execution {
         links: &mut LinkTable,
         free: &dyn Fn((Rank, Direction)) -> bool,
     ) -> Result<bool> {
-        self.apply_factor();
+        if self.factor.is_some() {
+            self.apply_factor();
+        }
         let mut moved = false;
         let mut index = self.base;
-        while index < (self.base + WINDOW).min(self.prepared.plan.steps.len()) {
-            if !self.is_step_done(index) && self.may_start(index, free) {
-                moved |= self.move_step(index, links)?;
+        while index < self.horizon() {
+            let bit = 1 << (index - self.base);
+            if self.ended & bit == 0 && self.may_start(index, free) {
+                let progress = &mut self.window[index % WINDOW];
+                let step = &self.prepared.plan.steps[index];
+                moved |= self.task.advance(step, progress, links)?;
+                if progress.leaves_link() {
+                    self.left |= bit;
+                }
+                if progress.done {
+                    self.ended |= bit;
+                    self.slide();
+                }
             }
-            index += 1;
-            while self.base < self.prepared.plan.steps.len() && self.window[self.base % WINDOW].done
-            {
-                self.window[self.base % WINDOW] = Progress::default();
-                self.base += 1;
-            }
+            index = self.base.max(index + 1);
         }
         Ok(moved)
     }
 
+    /// Moves the window past the steps at its beginning that have ended.
+    fn slide(&mut self) {
+        while self.ended & 1 != 0 {
+            self.window[self.base % WINDOW] = Progress::default();
+            self.base += 1;
+            self.ended >>= 1;
+            self.left >>= 1;
+        }
+    }
+
     fn may_start(&self, index: usize, free: &dyn Fn((Rank, Direction)) -> bool) -> bool {
-        let mut waits = self.prepared.waits[index];
-        while waits != 0 {
-            let k = waits.trailing_zeros() as usize;
-            if !self.is_step_done(index - 1 - k) {
+        let waits = &self.prepared.waits[index];
+        let within = index - self.base;
+        if within > 0 {
+            // Bit k: the step k + 1 before this one, as in `waits`; those before the window have ended.
+            let before = |set: u64| (!set << (WINDOW - within)).reverse_bits();
+            if before(self.ended) & waits.end != 0 || before(self.left) & waits.link != 0 {
                 return false;
             }
-            waits &= waits - 1;
         }
         match link_direction(&self.prepared.plan.steps[index]) {
             Some(direction) => free(direction),
@@ -283,15 +301,14 @@ impl Execution {
         free: &dyn Fn((Rank, Direction)) -> bool,
         mut visit: impl FnMut(Waiting),
     ) {
-        let end = (self.base + WINDOW).min(self.prepared.plan.steps.len());
-        for index in self.base..end {
-            if self.is_step_done(index) || !self.may_start(index, free) {
+        for index in self.base..self.horizon() {
+            if self.is_before(self.ended, index) || !self.may_start(index, free) {
                 continue;
             }
             let step = &self.prepared.plan.steps[index];
             if let Some((peer, direction)) = link_direction(step) {
                 let bytes = self.window[index % WINDOW].bytes;
-                let of = self.message_bytes(step);
+                let of = self.task.message_bytes(step);
                 let bytes = match direction {
                     Direction::Send => bytes.saturating_sub(HEADER),
                     Direction::Receive => bytes,
@@ -304,271 +321,5 @@ impl Execution {
                 });
             }
         }
-    }
-
-    fn move_step(&mut self, index: usize, links: &mut LinkTable) -> Result<bool> {
-        let step = self.prepared.plan.steps[index];
-        let slot = index % WINDOW;
-        match step {
-            Step::Send { to, src } => {
-                let Some(open) = links.open(Lane::Collective, to) else {
-                    return Ok(false);
-                };
-                let before = self.window[slot].bytes;
-                let progress = self.send(open, src, self.window[slot])?;
-                self.window[slot] = progress;
-                Ok(progress.bytes > before || progress.done)
-            }
-            Step::Recv { from, dst, wire } | Step::Fold { from, dst, wire } => {
-                let Some(open) = links.open(Lane::Collective, from) else {
-                    return Ok(false);
-                };
-                let before = self.window[slot];
-                let fold = matches!(step, Step::Fold { .. });
-                let progress = self.receive(open, from, (dst, wire, fold), before)?;
-                self.window[slot] = progress;
-                Ok(progress.bytes > before.bytes
-                    || progress.header_read != before.header_read
-                    || progress.done)
-            }
-            Step::Copy { src, dst } => {
-                self.zip(src, dst, |this, dst, src, (wide_dst, wide_src)| {
-                    match (wide_dst, wide_src) {
-                        (true, false) => reduce::widen(this.dtype, dst, src),
-                        (false, true) => reduce::narrow(this.dtype, dst, src),
-                        _ => reduce::copy(dst, src),
-                    }
-                });
-                self.window[slot].done = true;
-                Ok(true)
-            }
-            Step::Reduce { src, dst } => {
-                let kernel = self.kernel.expect("a plan that reduces has an operator");
-                self.zip(src, dst, |_, dst, src, (wide_dst, wide_src)| {
-                    if wide_dst == wide_src {
-                        kernel.fold(dst, src);
-                    } else {
-                        kernel.fold_element(dst, src);
-                    }
-                });
-                self.window[slot].done = true;
-                Ok(true)
-            }
-            Step::Finish { src, dst } => {
-                self.finish(src, dst);
-                self.window[slot].done = true;
-                Ok(true)
-            }
-        }
-    }
-
-    fn message_bytes(&self, step: &Step) -> usize {
-        match *step {
-            Step::Send { src, .. } => src.len * self.element_size(src.buffer),
-            Step::Recv { dst, wire, .. } | Step::Fold { dst, wire, .. } => {
-                dst.len * self.wire_type(wire).size()
-            }
-            _ => 0,
-        }
-    }
-
-    fn send(&self, open: &mut OpenLink, src: Span, mut progress: Progress) -> Result<Progress> {
-        let size = self.element_size(src.buffer);
-        let (offset, length) = (src.offset * size, src.len * size);
-        let memory = self.memory(src.buffer);
-        while progress.bytes < HEADER {
-            // The header and a short payload in one write: one message, one publication, one wake-up.
-            let mut together = [0_u8; HEADER + TOGETHER];
-            let print = Fingerprint {
-                length: length as u64,
-                ..self.fingerprint
-            };
-            together[..HEADER].copy_from_slice(&print.encode());
-            let payload = memory.read(offset, length.min(TOGETHER));
-            together[HEADER..HEADER + payload.len()].copy_from_slice(payload);
-            match open
-                .link
-                .try_send(&together[progress.bytes..HEADER + payload.len()])?
-            {
-                0 => return Ok(progress),
-                n => progress.bytes += n,
-            }
-        }
-        while progress.bytes < HEADER + length {
-            let sent = progress.bytes - HEADER;
-            let payload = memory.read(offset + sent, length - sent);
-            match open.link.try_send(payload)? {
-                0 => return Ok(progress),
-                n => progress.bytes += n,
-            }
-        }
-        progress.done = true;
-        Ok(progress)
-    }
-
-    fn receive(
-        &self,
-        open: &mut OpenLink,
-        from: Rank,
-        (dst, wire, fold): (Span, Wire, bool),
-        mut progress: Progress,
-    ) -> Result<Progress> {
-        let incoming = self.wire_type(wire).size();
-        let length = dst.len * incoming;
-        if !progress.header_read {
-            if !open.read_header()? {
-                return Ok(progress);
-            }
-            let expected = Fingerprint {
-                length: length as u64,
-                ..self.fingerprint
-            };
-            compare(&expected, &open.header, self.rank, from)?;
-            open.header_bytes = 0;
-            progress.header_read = true;
-        }
-        let size = self.element_size(dst.buffer);
-        let memory = self.memory(dst.buffer);
-        let convert = match (self.is_wide(dst.buffer), wire) {
-            (true, Wire::Element) => Convert::Widen,
-            (false, Wire::Partial) if self.partial != self.dtype => Convert::Narrow,
-            _ => Convert::Keep,
-        };
-        while progress.bytes < length {
-            let elements = progress.bytes / incoming;
-            let offset = (dst.offset + elements) * size;
-            let target = memory.write(offset, (dst.len - elements) * size);
-            let received = if fold || convert != Convert::Keep {
-                let max = target.len() / size * incoming;
-                let mut at = 0;
-                open.link.try_fold(max, incoming, &mut |run| {
-                    let target = &mut target[at..at + run.len() / incoming * size];
-                    at += target.len();
-                    self.absorb(target, run, fold, convert);
-                })?
-            } else {
-                // A plain receive may stop inside an element.
-                let within = progress.bytes % incoming;
-                open.link.try_recv(&mut target[within..])?
-            };
-            if received == 0 {
-                return Ok(progress);
-            }
-            progress.bytes += received;
-        }
-        progress.done = true;
-        Ok(progress)
-    }
-
-    fn absorb(&self, target: &mut [u8], run: &[u8], fold: bool, convert: Convert) {
-        match (fold, convert) {
-            (true, Convert::Widen) => self.reducer().fold_element(target, run),
-            // A fold that narrows would round more than once; no plan asks for one.
-            (true, Convert::Keep | Convert::Narrow) => self.reducer().fold(target, run),
-            (false, Convert::Widen) => reduce::widen(self.dtype, target, run),
-            (false, Convert::Narrow) => reduce::narrow(self.dtype, target, run),
-            (false, Convert::Keep) => reduce::copy(target, run),
-        }
-    }
-
-    fn reducer(&self) -> &Kernel {
-        self.kernel
-            .as_ref()
-            .expect("a plan that reduces has an operator")
-    }
-
-    fn finish(&self, src: Span, dst: Span) {
-        // A result that stays in scratch memory is divided but not rounded yet.
-        let kernel = if self.is_wide(dst.buffer) {
-            self.partial_kernel
-        } else {
-            self.kernel
-        };
-        let kernel = kernel.expect("a plan that reduces has an operator");
-        if src != dst {
-            self.zip(src, dst, |this, dst, src, _| {
-                kernel.finish(dst, src, this.world)
-            });
-            return;
-        }
-        let size = self.element_size(dst.buffer);
-        let memory = self.memory(dst.buffer);
-        let (mut at, end) = (dst.offset * size, (dst.offset + dst.len) * size);
-        while at < end {
-            let run = memory.write(at, end - at);
-            kernel.finish_in_place(run, self.world);
-            at += run.len();
-        }
-    }
-
-    /// Calls `f` with the matching runs of both spans, and with whether each side is in the accumulation type.
-    fn zip(&self, src: Span, dst: Span, mut f: impl FnMut(&Self, &mut [u8], &[u8], (bool, bool))) {
-        let (from, to) = (self.memory(src.buffer), self.memory(dst.buffer));
-        let (from_size, to_size) = (self.element_size(src.buffer), self.element_size(dst.buffer));
-        let wide = (self.is_wide(dst.buffer), self.is_wide(src.buffer));
-        let mut done = 0;
-        while done < src.len {
-            let left = src.len - done;
-            let read = from.read((src.offset + done) * from_size, left * from_size);
-            let written = to.write((dst.offset + done) * to_size, left * to_size);
-            let elements = (read.len() / from_size).min(written.len() / to_size);
-            f(
-                self,
-                &mut written[..elements * to_size],
-                &read[..elements * from_size],
-                wide,
-            );
-            done += elements;
-        }
-    }
-
-    fn memory(&self, buffer: Buffer) -> &Memory {
-        match buffer {
-            Buffer::Input => &self.input,
-            Buffer::Output => &self.output,
-            Buffer::Scratch => &self.scratch,
-        }
-    }
-
-    /// Whether the buffer's elements are in an accumulation type that differs from the element type.
-    fn is_wide(&self, buffer: Buffer) -> bool {
-        buffer == Buffer::Scratch && self.partial != self.dtype
-    }
-
-    fn element_size(&self, buffer: Buffer) -> usize {
-        match buffer {
-            Buffer::Scratch => self.partial.size(),
-            Buffer::Input | Buffer::Output => self.dtype.size(),
-        }
-    }
-
-    fn wire_type(&self, wire: Wire) -> DataType {
-        match wire {
-            Wire::Element => self.dtype,
-            Wire::Partial => self.partial,
-        }
-    }
-}
-
-/// What becomes of the elements of a message on their way into a buffer.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Convert {
-    Keep,
-    /// From the element type to the accumulation type.
-    Widen,
-    /// From the accumulation type to the element type: the one rounding of a finished result.
-    Narrow,
-}
-
-/// Compares the header that arrived with the one that must come next.
-fn compare(expected: &Fingerprint, header: &[u8; HEADER], rank: Rank, peer: Rank) -> Result<()> {
-    match Fingerprint::decode(header) {
-        Some(theirs) if theirs == *expected => Ok(()),
-        Some(theirs) => Err(expected.mismatch(&theirs, rank, peer)),
-        None => Err(crate::error::Error::new(
-            crate::error::Code::Untrusted,
-            format!("rank {peer} sent bytes that do not begin a message; its stream is corrupt"),
-        )
-        .with_peer(peer)),
     }
 }

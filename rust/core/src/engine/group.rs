@@ -1,12 +1,12 @@
 //! A group of ranks: its links and operations behind one lock, and how callers submit and wait.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use rustc_hash::FxHashMap;
 
 use crate::buffer::Scratch;
 use crate::config::Config;
@@ -99,15 +99,16 @@ pub(crate) struct Core {
     pub(super) patience: Patience,
     pub(super) sequence: u64,
     pub(super) messages: u64,
-    pub(super) plans: HashMap<PlanKey, Arc<Prepared>>,
+    pub(super) plans: FxHashMap<PlanKey, Arc<Prepared>>,
     pub(super) spare_scratch: Vec<Scratch>,
+    pub(super) spare_execution: Option<Box<Execution>>,
     pub(super) recorder: Recorder,
 }
 
 /// A collective under way.
 pub(super) struct Operation {
     pub(super) work: Arc<WorkState>,
-    pub(super) execution: Execution,
+    pub(super) execution: Box<Execution>,
     /// Operations that must end first, because they touch the same memory.
     pub(super) after: Vec<u64>,
     /// When to tell the peers it waits for what this rank is in.
@@ -149,8 +150,9 @@ impl Group {
             patience: Patience::new(neighbours, super::forming::cores(), spin),
             sequence: 0,
             messages: 0,
-            plans: HashMap::new(),
+            plans: FxHashMap::default(),
             spare_scratch: Vec::new(),
+            spare_execution: None,
             recorder: Recorder::new(config.flight_records),
         };
         let sleeper = Sleeper::new()?;
@@ -380,8 +382,16 @@ impl Core {
         }
     }
 
+    /// Keeps what an execution that has ended can pass on to the next.
+    pub(super) fn recycle(&mut self, mut execution: Box<Execution>) {
+        if let Some(scratch) = execution.scratch_owner.take() {
+            self.return_scratch(scratch);
+        }
+        self.spare_execution = Some(execution);
+    }
+
     /// Keeps a few pieces of scratch memory, the largest ones, for the operations to come.
-    pub(super) fn return_scratch(&mut self, scratch: Scratch) {
+    fn return_scratch(&mut self, scratch: Scratch) {
         const KEPT: usize = 4;
         self.spare_scratch.push(scratch);
         if self.spare_scratch.len() > KEPT {

@@ -44,8 +44,11 @@ impl OpenLink {
         }
     }
 
-    /// Reads on until the header is complete.
+    /// Reads on until the header of a streamed message is complete.
     pub(crate) fn read_header(&mut self) -> Result<bool> {
+        if self.header_bytes == 0 && !self.link.is_streaming()? {
+            return Ok(false);
+        }
         while self.header_bytes < HEADER {
             match self.link.try_recv(&mut self.header[self.header_bytes..])? {
                 0 => return Ok(false),

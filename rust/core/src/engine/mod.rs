@@ -19,6 +19,7 @@ mod request;
 mod sleep;
 mod step;
 mod submit;
+mod task;
 mod traffic;
 mod wait;
 mod wire;

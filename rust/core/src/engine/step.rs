@@ -19,6 +19,10 @@ const CONCURRENT: usize = 64;
 /// How long to wait for the link that a peer is making before trying to make one ourselves.
 const PEER_CONNECTS_WITHIN: Duration = Duration::from_secs(2);
 
+/// What is said of a panic under the group's lock.
+pub(super) const PANICKED: &str =
+    "a step of the group panicked; the panic's message is on standard error";
+
 /// Waits named in a report, beyond which only their number is given.
 const WAITS_NAMED: usize = 4;
 
@@ -28,8 +32,7 @@ impl Group {
     pub(super) fn step(&self, core: &mut Core) -> bool {
         let stepped = catch_unwind(AssertUnwindSafe(|| self.step_once(core)));
         stepped.unwrap_or_else(|_| {
-            let what = "a step of the group panicked; the panic's message is on standard error";
-            self.fail(core, Error::internal(what));
+            self.fail(core, Error::internal(PANICKED));
             true
         })
     }
@@ -61,10 +64,8 @@ impl Group {
                 }
             }
             if operation.execution.is_done() {
-                let mut operation = core.operations.remove(index);
-                if let Some(scratch) = operation.execution.scratch_owner.take() {
-                    core.return_scratch(scratch);
-                }
+                let operation = core.operations.remove(index);
+                core.recycle(operation.execution);
                 core.finished.push((operation.work, Ok(())));
                 moved = true;
             } else {

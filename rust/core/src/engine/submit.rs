@@ -1,6 +1,7 @@
 //! Submitting: from a request to an operation under way.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::buffer::{Memory, Scratch};
 use crate::communicator::PointToPoint;
@@ -10,11 +11,12 @@ use crate::reduce::Kernel;
 use crate::transport::endpoint::Lane;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-use super::executor::{Execution, Factor, Operands, Prepared};
+use super::executor::{Execution, Factor, Prepared};
 use super::group::{Core, Group, Operation, PlanKey};
 use super::positions::TOLD_AFTER;
 use super::progress;
 use super::request::{Request, Sizes};
+use super::task::Task;
 use super::wire::Fingerprint;
 use super::work::{Completion, WorkState};
 
@@ -34,32 +36,85 @@ impl Group {
         let timeout = request.timeout.unwrap_or_else(|| self.timeout());
         let mut core = self.core.lock();
         self.check_alive()?;
-        let sequence = core.sequence + 1;
-        let work = Arc::new(WorkState::new(
-            request.collective,
-            sequence,
-            timeout,
-            completion,
-        ));
-        let operation = self.operation(&mut core, request, Arc::clone(&work))?;
-        core.sequence = sequence;
-        let fingerprint = operation.execution.fingerprint();
-        core.recorder.record(&work, Some(fingerprint));
-        for peer in operation.execution.peers() {
-            self.ensure_link(&mut core.links, Lane::Collective, peer);
-        }
-        core.operations.push(operation);
+        let execution = self.begin(&mut core, request)?;
+        let work = self.keep(&mut core, execution, timeout, completion);
         self.step(&mut core);
         self.after_submit(&mut core, background);
         Ok(work)
     }
 
-    fn operation(
+    /// Carries a collective out in this thread. Returns its number.
+    ///
+    /// What can be had by looking a few times is had under the lock at once: nothing is allocated, no clock is read and
+    /// nobody else learns of the operation. It becomes one that others can drive as soon as it has to wait for longer,
+    /// and from the start where the group has other operations under way.
+    pub(crate) fn run(&self, request: Request) -> Result<u64> {
+        self.check_alive()?;
+        request.check(self.rank, self.world)?;
+        let timeout = request.timeout.unwrap_or_else(|| self.timeout());
+        let mut core = self.core.lock();
+        self.check_alive()?;
+        let alone = !core.leader && !core.is_busy();
+        let mut execution = self.begin(&mut core, request)?;
+        let sequence = execution.fingerprint().sequence;
+        if alone && self.run_at_once(&mut core, &mut execution)? {
+            core.recorder.note(execution.fingerprint());
+            core.recycle(execution);
+            return Ok(sequence);
+        }
+        let work = self.keep(&mut core, execution, timeout, None);
+        if !alone {
+            self.step(&mut core);
+            self.after_submit(&mut core, false);
+        }
+        drop(core);
+        self.wait(&work, None)?;
+        Ok(sequence)
+    }
+
+    /// Gives the request its number and its plan.
+    fn begin(&self, core: &mut Core, request: Request) -> Result<Box<Execution>> {
+        let sequence = core.sequence + 1;
+        let execution = self.execution(core, request, sequence)?;
+        core.sequence = sequence;
+        for peer in execution.peers() {
+            self.ensure_link(&mut core.links, Lane::Collective, peer);
+        }
+        Ok(execution)
+    }
+
+    /// Makes it an operation that whoever steps the group drives.
+    fn keep(
         &self,
         core: &mut Core,
-        request: Request,
-        work: Arc<WorkState>,
-    ) -> Result<Operation> {
+        execution: Box<Execution>,
+        timeout: Duration,
+        completion: Option<Completion>,
+    ) -> Arc<WorkState> {
+        let fingerprint = execution.fingerprint();
+        let work = Arc::new(WorkState::new(
+            execution.collective(),
+            fingerprint.sequence,
+            timeout,
+            completion,
+        ));
+        core.recorder.record(&work, Some(fingerprint));
+        let after = core
+            .operations
+            .iter()
+            .filter(|earlier| earlier.execution.overlaps(&execution))
+            .map(|earlier| earlier.work.sequence)
+            .collect();
+        core.operations.push(Operation {
+            tell: work.started + TOLD_AFTER,
+            work: Arc::clone(&work),
+            execution,
+            after,
+        });
+        work
+    }
+
+    fn execution(&self, core: &mut Core, request: Request, sequence: u64) -> Result<Box<Execution>> {
         let (request, factor) = premultiplied(request);
         let prepared = self.prepared(core, &request)?;
         let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();
@@ -79,7 +134,7 @@ impl Group {
             _ => 0,
         };
         let fingerprint = Fingerprint {
-            sequence: work.sequence,
+            sequence,
             collective: request.collective as u8,
             dtype: request.dtype as u8,
             op: request.op.map_or(0, ReduceOp::number),
@@ -88,34 +143,29 @@ impl Group {
             count: count as u64,
             length: 0,
         };
-        let operands = Operands {
+        let mut task = Task {
+            collective: request.collective,
             input: request.input.unwrap_or_else(Memory::empty),
             output: request.output.unwrap_or_else(Memory::empty),
+            scratch: Memory::empty(),
             dtype: request.dtype,
             kernel,
             partial_kernel,
-        };
-        let bytes = prepared.plan.scratch * operands.partial().size();
-        let scratch = (bytes > 0).then(|| core.take_scratch(bytes));
-        let mut execution = Execution::new(
-            prepared,
-            operands,
-            scratch,
             fingerprint,
-            (self.rank, self.world),
-        );
-        execution.factor = factor;
-        let after = core
-            .operations
-            .iter()
-            .filter(|earlier| earlier.execution.overlaps(&execution))
-            .map(|earlier| earlier.work.sequence)
-            .collect();
-        Ok(Operation {
-            tell: work.started + TOLD_AFTER,
-            work,
-            execution,
-            after,
+            rank: self.rank,
+            world: self.world,
+        };
+        let bytes = prepared.plan.scratch * task.partial().size();
+        let scratch = (bytes > 0).then(|| core.take_scratch(bytes));
+        if let Some(scratch) = &scratch {
+            task.scratch = scratch.view(bytes);
+        }
+        Ok(match core.spare_execution.take() {
+            Some(mut spare) => {
+                spare.renew(prepared, task, scratch, factor);
+                spare
+            }
+            None => Execution::new(prepared, task, scratch, factor),
         })
     }
 

@@ -4,10 +4,11 @@
 //! must come next, so every field of the fingerprint is compared before a byte of the payload is looked at.
 
 use crate::error::{Code, Error};
+use crate::transport::MESSAGE_HEADER;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 /// Bytes of a header.
-pub(crate) const HEADER: usize = 40;
+pub(crate) const HEADER: usize = MESSAGE_HEADER;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"UNI1");
 
@@ -58,6 +59,12 @@ impl Fingerprint {
             length: u64_at(bytes, 24),
             root: u32_at(bytes, 32),
         })
+    }
+
+    /// `all_reduce #5`.
+    pub(crate) fn name(&self) -> String {
+        let name = Collective::from_number(self.collective).map_or("unknown", Collective::name);
+        format!("{name} #{}", self.sequence)
     }
 
     /// The operation in words: `all_reduce #5 (float32, 1024 elements, sum)`.

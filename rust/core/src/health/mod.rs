@@ -17,9 +17,10 @@ pub(crate) struct Recorder {
 
 #[derive(Debug)]
 struct Record {
-    work: Arc<WorkState>,
     /// Of a collective.
     fingerprint: Option<Fingerprint>,
+    /// `None` for one that ended as soon as it had begun.
+    work: Option<Arc<WorkState>>,
 }
 
 impl Recorder {
@@ -31,16 +32,28 @@ impl Recorder {
     }
 
     pub(crate) fn record(&mut self, work: &Arc<WorkState>, fingerprint: Option<Fingerprint>) {
+        self.push(Record {
+            fingerprint,
+            work: Some(Arc::clone(work)),
+        });
+    }
+
+    /// Records a collective that has been carried out at once.
+    pub(crate) fn note(&mut self, fingerprint: Fingerprint) {
+        self.push(Record {
+            fingerprint: Some(fingerprint),
+            work: None,
+        });
+    }
+
+    fn push(&mut self, record: Record) {
         if self.capacity == 0 {
             return;
         }
         if self.operations.len() == self.capacity {
             self.operations.pop_front();
         }
-        self.operations.push_back(Record {
-            work: Arc::clone(work),
-            fingerprint,
-        });
+        self.operations.push_back(record);
     }
 
     /// The fingerprint of the collective with this number, if it is still kept.
@@ -56,7 +69,11 @@ impl Recorder {
     pub(crate) fn lines(&self) -> Vec<String> {
         self.operations
             .iter()
-            .map(|Record { work, .. }| {
+            .map(|Record { fingerprint, work }| {
+                let Some(work) = work else {
+                    let name = fingerprint.map_or_else(String::new, |print| print.name());
+                    return format!("{name} completed at once");
+                };
                 let age = work.started.elapsed().as_secs_f64();
                 let state = match (work.result(), work.duration()) {
                     (Some(Ok(())), Some(took)) => {

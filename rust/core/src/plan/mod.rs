@@ -183,16 +183,28 @@ impl Step {
     ///   that one depends on the other, and a barrier consists of them: "I have heard from ..." is what they
     ///   say.
     pub fn must_follow(&self, earlier: &Self) -> bool {
+        self.shares_link(earlier) || self.depends_on(earlier)
+    }
+
+    /// The first of these reasons.
+    pub fn shares_link(&self, earlier: &Self) -> bool {
         match (self, earlier) {
-            (Self::Send { to, .. }, Self::Send { to: other, .. }) if to == other => return true,
+            (Self::Send { to, .. }, Self::Send { to: other, .. }) => to == other,
             (
                 Self::Recv { from, .. } | Self::Fold { from, .. },
                 Self::Recv { from: other, .. } | Self::Fold { from: other, .. },
-            ) if from == other => return true,
-            (Self::Send { src, .. }, Self::Recv { dst, .. }) if src.len == 0 && dst.len == 0 => {
-                return true;
-            }
-            _ => {}
+            ) => from == other,
+            _ => false,
+        }
+    }
+
+    /// The others.
+    pub fn depends_on(&self, earlier: &Self) -> bool {
+        if let (Self::Send { src, .. }, Self::Recv { dst, .. }) = (self, earlier)
+            && src.len == 0
+            && dst.len == 0
+        {
+            return true;
         }
         let touches = |writer: &Self, other: &Self| {
             writer.writes().is_some_and(|written| {

@@ -56,6 +56,30 @@ pub struct Interest {
     pub writable: bool,
 }
 
+/// Bytes with which every message begins; the link does not interpret them.
+pub const MESSAGE_HEADER: usize = 40;
+
+/// A message that has been lent to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Counted from 1 in each direction.
+    pub number: u64,
+    /// The peer is known to be able to read it, so other messages may be sent before it is back. One that is not may
+    /// be refused.
+    pub proven: bool,
+}
+
+/// What has become of a message that was lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loan {
+    /// The peer has not finished reading it.
+    Out,
+    /// It may be changed again.
+    Returned,
+    /// The peer cannot read it there, and waits for the payload in the stream.
+    Refused,
+}
+
 /// One ordered reliable stream between two ranks of a group.
 ///
 /// Every method returns at once. `Ok(0)` means "not now", and also stands for the end of the stream: a broken
@@ -72,6 +96,54 @@ pub trait Link: Send {
     /// multiple of `align` bytes long (`align` <= 16), in total at most `max` bytes (a multiple of `align`).
     /// Consumes what it lent and returns the total. The slices need not be aligned in memory.
     fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize>;
+
+    /// The longest message, with its header, that may be posted; 0 where posting is no faster than the stream.
+    fn post_limit(&self) -> usize {
+        0
+    }
+
+    /// Sends a message whole, at its place in the stream. False: not now.
+    fn try_post(&mut self, _header: &[u8; MESSAGE_HEADER], _payload: &[u8]) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Lends the next message to `take`, if it was posted or lent and not streamed. Of a posted message that is all of
+    /// it; of a lent one it is the header, and [`Link::try_recv`] and [`Link::try_fold`] deliver the payload.
+    fn try_take(&mut self, _take: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Whether the next message has begun to arrive in the stream. Asked between two messages, when
+    /// [`Link::try_take`] found none.
+    fn is_streaming(&mut self) -> Result<bool> {
+        Ok(true)
+    }
+
+    /// Whether a payload of `bytes` is better lent than streamed.
+    fn lends(&self, _bytes: usize) -> bool {
+        false
+    }
+
+    /// The most pieces that a lent payload may consist of.
+    fn most_lent_runs(&self) -> usize {
+        0
+    }
+
+    /// Sends a message by its header and the place of its payload, `(address, bytes)` piece by piece. The memory must
+    /// stay as it is until [`Link::loan`] says that it is back, or [`Link::send_abort`] or the end of the link has
+    /// revoked it. `None`: not now.
+    fn try_lend(
+        &mut self,
+        _header: &[u8; MESSAGE_HEADER],
+        _runs: &[(usize, usize)],
+    ) -> Result<Option<Ticket>> {
+        Ok(None)
+    }
+
+    /// What has become of a lent message.
+    fn loan(&mut self, _ticket: Ticket) -> Result<Loan> {
+        Ok(Loan::Returned)
+    }
 
     /// Announces that this side is about to sleep on [`Link::fds`] until one of `interest` can be served. Returns
     /// true when that is already so (then do not sleep). Must be followed by [`Link::disarm`].

@@ -8,26 +8,45 @@
 
 #[cfg(all(test, loom))]
 mod model;
+mod loans;
 mod ring;
 mod segment;
+mod slots;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use self::loans::{Borrower, Lender, Run};
 use self::ring::{Consumer, Producer};
 pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
-use self::segment::{RingMemory, Segment};
+use self::segment::{BoardMemory, RingMemory, Segment};
+use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
-use super::{Interest, Link, Notice, PeerState, Position};
-use crate::error::Result;
+use super::{Interest, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Position, Ticket};
+use crate::error::{Code, Error, Result};
 
 /// One end of a link through shared memory.
 pub struct ShmLink {
     producer: Producer<RingMemory>,
     consumer: Consumer<RingMemory>,
+    poster: Poster<BoardMemory>,
+    taker: Taker<BoardMemory>,
+    lender: Lender<BoardMemory>,
+    borrower: Borrower<BoardMemory>,
+    /// What attempts since the last sleep lacked.
+    lacks: Lacks,
     control: Control,
     name: &'static str,
+}
+
+/// What a sender waits for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lacks {
+    room: bool,
+    slot: bool,
+    /// A loan, and how the account of loans stood when it was last looked at.
+    loan: Option<u64>,
 }
 
 impl ShmLink {
@@ -70,9 +89,16 @@ impl ShmLink {
             Side::Maker => (0, 1),
             Side::Opener => (1, 0),
         };
+        let peer = rustix::net::sockopt::socket_peercred(&control).ok();
+        let peer = peer.map(|peer| peer.pid.as_raw_nonzero().get());
         Self {
             producer: Producer::new(segment.ring(outgoing)),
             consumer: Consumer::new(segment.ring(incoming)),
+            poster: Poster::new(segment.board(outgoing)),
+            taker: Taker::new(segment.board(incoming)),
+            lender: Lender::new(segment.board(outgoing)),
+            borrower: Borrower::new(segment.board(incoming), peer),
+            lacks: Lacks::default(),
             control: Control::new(control),
             name,
         }
@@ -89,26 +115,144 @@ enum Side {
 
 impl Link for ShmLink {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize> {
-        self.producer.send(bytes, || self.control.ring_doorbell())
+        let sent = self.producer.send(bytes, || self.control.ring_doorbell())?;
+        self.lacks.room |= sent == 0;
+        Ok(sent)
     }
 
     fn try_recv(&mut self, bytes: &mut [u8]) -> Result<usize> {
-        self.consumer.recv(bytes, || self.control.ring_doorbell())
+        let control = &mut self.control;
+        if self.borrower.is_reading() {
+            return self.borrower.recv(bytes, || control.ring_doorbell());
+        }
+        self.consumer.recv(bytes, || control.ring_doorbell())
     }
 
     fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize> {
         let control = &mut self.control;
+        if self.borrower.is_reading() {
+            return self
+                .borrower
+                .fold(max, align, fold, || control.ring_doorbell());
+        }
         self.consumer
             .fold(max, align, fold, || control.ring_doorbell())
     }
 
+    fn post_limit(&self) -> usize {
+        slots::ROOM
+    }
+
+    fn try_post(&mut self, header: &[u8; MESSAGE_HEADER], payload: &[u8]) -> Result<bool> {
+        let place = (self.producer.published(), false);
+        let posted = self.poster.post(place, (header, payload), || {
+            self.control.ring_doorbell();
+        })?;
+        self.lacks.slot |= !posted;
+        Ok(posted)
+    }
+
+    fn try_take(&mut self, take: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let Some(post) = self.taker.peek()? else {
+            return Ok(false);
+        };
+        let consumed = self.consumer.consumed();
+        if post.after > consumed {
+            return Ok(false);
+        }
+        let control = &mut self.control;
+        if !post.lent {
+            self.taker.take(post, take, || control.ring_doorbell());
+            return Ok(true);
+        }
+        let mut begun = Ok(());
+        let borrower = &mut self.borrower;
+        let mut begin = |message: &[u8]| {
+            begun = match message.split_first_chunk::<MESSAGE_HEADER>() {
+                Some((header, description)) => {
+                    take(header);
+                    borrower.begin(description)
+                }
+                None => Err(Error::new(Code::Untrusted, "a loan without a header")),
+            };
+        };
+        self.taker
+            .take(post, &mut begin, || control.ring_doorbell());
+        begun.map(|()| true)
+    }
+
+    fn is_streaming(&mut self) -> Result<bool> {
+        if !self.consumer.has_bytes()? {
+            return Ok(false);
+        }
+        // A post that comes before these bytes was published before them.
+        let consumed = self.consumer.consumed();
+        Ok(self.taker.peek()?.is_none_or(|post| post.after > consumed))
+    }
+
+    fn lends(&self, bytes: usize) -> bool {
+        bytes >= loans::LENT_FROM && self.lender.may_lend()
+    }
+
+    fn try_lend(
+        &mut self,
+        header: &[u8; MESSAGE_HEADER],
+        runs: &[(usize, usize)],
+    ) -> Result<Option<Ticket>> {
+        if !self.poster.has_room()? {
+            self.lacks.slot = true;
+            return Ok(None);
+        }
+        let mut description = Vec::with_capacity(slots::ROOM);
+        for &(address, bytes) in runs {
+            let run = Run {
+                segment: 0,
+                at: address as u64,
+                bytes: bytes as u64,
+            };
+            run.write(&mut description);
+        }
+        let place = (self.producer.published(), true);
+        let posted = self.poster.post(place, (header, &description), || {
+            self.control.ring_doorbell();
+        })?;
+        Ok(posted.then(|| self.lender.lend()))
+    }
+
+    fn most_lent_runs(&self) -> usize {
+        loans::most_runs(slots::ROOM - MESSAGE_HEADER)
+    }
+
+    fn loan(&mut self, ticket: Ticket) -> Result<Loan> {
+        let before = self.lender.returned();
+        let loan = self.lender.look(ticket)?;
+        if loan == Loan::Out {
+            self.lacks.loan = Some(before);
+        }
+        Ok(loan)
+    }
+
     fn arm(&mut self, interest: Interest) -> bool {
-        let readable = interest.readable && self.consumer.arm();
-        let writable = interest.writable && self.producer.arm();
-        readable || writable || self.control.has_news()
+        let mut ready = false;
+        if interest.readable {
+            ready |= self.consumer.arm();
+            // Corrupt words are reported by the next attempt to take.
+            ready |= self.taker.peek().map_or(true, |post| post.is_some());
+        }
+        if interest.writable {
+            let room = self.producer.arm();
+            let lacks = self.lacks;
+            ready |= room && (lacks.room || (!lacks.slot && lacks.loan.is_none()));
+            ready |= lacks.slot && self.poster.has_room().unwrap_or(true);
+            ready |= lacks
+                .loan
+                .is_some_and(|before| before != self.lender.returned());
+        }
+        ready || self.control.has_news()
     }
 
     fn disarm(&mut self) {
+        self.lacks = Lacks::default();
         let consumer_rung = self.consumer.disarm();
         let producer_rung = self.producer.disarm();
         if consumer_rung || producer_rung {
@@ -125,6 +269,7 @@ impl Link for ShmLink {
     }
 
     fn send_abort(&mut self, notice: &Notice) {
+        self.lender.revoke();
         self.control.send(&Frame::Abort(notice.clone()));
     }
 
@@ -146,6 +291,12 @@ impl Link for ShmLink {
 
     fn describe(&self) -> String {
         self.name.to_owned()
+    }
+}
+
+impl Drop for ShmLink {
+    fn drop(&mut self) {
+        self.lender.revoke();
     }
 }
 

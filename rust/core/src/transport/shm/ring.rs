@@ -148,6 +148,12 @@ impl<M: Memory> Producer<M> {
         }
     }
 
+    /// Bytes ever published.
+    #[inline]
+    pub(super) fn published(&self) -> u64 {
+        self.tail
+    }
+
     /// Bytes that the ring holds.
     pub(super) fn capacity(&self) -> usize {
         self.memory.capacity()
@@ -255,6 +261,18 @@ impl<M: Memory> Consumer<M> {
             tail: 0,
             armed: false,
         }
+    }
+
+    /// Whether bytes have arrived.
+    #[inline]
+    pub(super) fn has_bytes(&mut self) -> Result<bool> {
+        Ok(self.available(1)? > 0)
+    }
+
+    /// Bytes ever consumed.
+    #[inline]
+    pub(super) fn consumed(&self) -> u64 {
+        self.head
     }
 
     /// Copies out as many bytes as have arrived and fit, at most one ring's worth. Calls `wake`

@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use rustix::fs::{self, MemfdFlags, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
+use super::loans::Ledger;
 use super::ring::Memory;
+use super::slots::{Board, ROOM, SLOT, SLOTS};
 use crate::error::{Code, Error, Result};
 use crate::reduce::piece;
 
@@ -23,9 +25,11 @@ pub const MIN_CAPACITY: usize = 64;
 pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// `unisono` and the version of this layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x01");
-/// Where the first ring's bytes begin: a page, for the header and both rings' words.
-const DATA: usize = 4096;
+const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x02");
+/// Where the slots begin: after a page for the header and the words of both directions.
+const BOARDS: usize = 4096;
+/// Where the first ring's bytes begin: at a page, after the slots of both directions.
+const DATA: usize = (BOARDS + 2 * SLOTS * SLOT).next_multiple_of(4096);
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
@@ -34,7 +38,7 @@ const SEALS: SealFlags = SealFlags::SHRINK
 #[repr(C, align(128))]
 struct Line(AtomicU64);
 
-/// The words of one ring. Each has one writer in the common case, and the flags are written only
+/// The words of one direction: of its ring, slots and loans. Each has one writer in the common case, and the flags are written only
 /// around sleeps, so that looking at them costs nothing while nobody sleeps.
 #[repr(C)]
 struct Words {
@@ -42,6 +46,16 @@ struct Words {
     head: Line,
     producer_asleep: Line,
     consumer_asleep: Line,
+    taken: Line,
+    returned: Line,
+    revoked: Line,
+}
+
+/// The two words at the beginning of a slot; its room follows.
+#[repr(C)]
+struct SlotWords {
+    stamp: AtomicU64,
+    after: AtomicU64,
 }
 
 /// The first page.
@@ -50,10 +64,11 @@ struct Header {
     magic: AtomicU64,
     capacity: AtomicU64,
     /// From the side that made the segment, and to it.
-    rings: [Words; 2],
+    directions: [Words; 2],
 }
 
-const _: () = assert!(size_of::<Header>() <= DATA);
+const _: () = assert!(size_of::<Header>() <= BOARDS);
+const _: () = assert!(size_of::<SlotWords>() + ROOM == SLOT);
 
 /// A mapped segment.
 pub(super) struct Segment {
@@ -165,13 +180,24 @@ impl Segment {
 
     /// One of the two rings: 0 from the side that made the segment, 1 to it.
     pub(super) fn ring(self: &Arc<Self>, index: usize) -> RingMemory {
-        let words = NonNull::from(&self.header().rings[index]);
+        let words = NonNull::from(&self.header().directions[index]);
         // SAFETY: the offset is within the mapping, whose length is `length_of(capacity)`.
         let data = unsafe { self.base.add(DATA + index * self.capacity) };
         RingMemory {
             words,
             data,
             capacity: self.capacity,
+            _segment: Arc::clone(self),
+        }
+    }
+
+    /// The slots and the account of loans of one direction, numbered as rings are.
+    pub(super) fn board(self: &Arc<Self>, index: usize) -> BoardMemory {
+        // SAFETY: the slots of both directions lie within the mapping, before its `DATA`.
+        let slots = unsafe { self.base.add(BOARDS + index * SLOTS * SLOT) };
+        BoardMemory {
+            words: NonNull::from(&self.header().directions[index]),
+            slots,
             _segment: Arc::clone(self),
         }
     }
@@ -186,7 +212,7 @@ impl Drop for Segment {
     }
 }
 
-fn length_of(capacity: usize) -> usize {
+pub(super) fn length_of(capacity: usize) -> usize {
     DATA + 2 * capacity
 }
 
@@ -280,6 +306,114 @@ impl Memory for RingMemory {
     }
 }
 
+/// The slots of one direction of a segment.
+pub(super) struct BoardMemory {
+    words: NonNull<Words>,
+    slots: NonNull<u8>,
+    /// Keeps the mapping.
+    _segment: Arc<Segment>,
+}
+
+// SAFETY: as for `RingMemory`.
+unsafe impl Send for BoardMemory {}
+
+impl BoardMemory {
+    #[inline]
+    fn words(&self) -> &Words {
+        // SAFETY: it came from a reference into the segment, which `_segment` keeps mapped.
+        unsafe { self.words.as_ref() }
+    }
+
+    #[inline]
+    fn slot(&self, slot: usize) -> NonNull<u8> {
+        assert!(slot < SLOTS);
+        // SAFETY: within the slots of this direction, by the assertion.
+        unsafe { self.slots.add(slot * SLOT) }
+    }
+
+    #[inline]
+    fn slot_words(&self, slot: usize) -> &SlotWords {
+        // SAFETY: every slot begins with these words, aligned, since slots begin at multiples of 64 bytes from a page;
+        // nothing but atomic accesses touches them.
+        unsafe { self.slot(slot).cast::<SlotWords>().as_ref() }
+    }
+
+    #[inline]
+    fn room(&self, slot: usize) -> *mut u8 {
+        self.slot(slot)
+            .as_ptr()
+            .wrapping_add(size_of::<SlotWords>())
+    }
+}
+
+impl Board for BoardMemory {
+    type Word = AtomicU64;
+
+    #[inline]
+    fn stamp(&self, slot: usize) -> &AtomicU64 {
+        &self.slot_words(slot).stamp
+    }
+
+    #[inline]
+    fn after(&self, slot: usize) -> &AtomicU64 {
+        &self.slot_words(slot).after
+    }
+
+    #[inline]
+    fn taken(&self) -> &AtomicU64 {
+        &self.words().taken.0
+    }
+
+    #[inline]
+    fn producer_asleep(&self) -> &AtomicU64 {
+        &self.words().producer_asleep.0
+    }
+
+    #[inline]
+    fn consumer_asleep(&self) -> &AtomicU64 {
+        &self.words().consumer_asleep.0
+    }
+
+    #[inline]
+    unsafe fn write(&self, slot: usize, at: usize, bytes: &[u8]) {
+        // SAFETY: the caller keeps the destination within the room of a slot that is not published, of which no slice
+        // exists.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.room(slot).wrapping_add(at),
+                bytes.len(),
+            );
+        }
+    }
+
+    #[inline]
+    unsafe fn lend(&self, slot: usize, length: usize, take: &mut dyn FnMut(&[u8])) {
+        // SAFETY: as in `RingMemory::lend`: within the mapping, published and not given back while the slice lives. A
+        // peer that writes all the same changes a header that is compared, or numbers.
+        take(unsafe { std::slice::from_raw_parts(self.room(slot), length) });
+    }
+}
+
+impl Ledger for BoardMemory {
+    type Word = AtomicU64;
+
+    #[inline]
+    fn returned(&self) -> &AtomicU64 {
+        &self.words().returned.0
+    }
+
+    #[inline]
+    fn revoked(&self) -> &AtomicU64 {
+        &self.words().revoked.0
+    }
+
+    #[inline]
+    fn producer_asleep(&self) -> &AtomicU64 {
+        &self.words().producer_asleep.0
+    }
+}
+
 /// Copies `len` bytes, in pieces where the C library would be slow (see [`piece`]).
 ///
 /// # Safety
@@ -306,7 +440,7 @@ impl Segment {
     }
 
     pub(super) fn corrupt_ring(&self, index: usize, tail: Option<u64>, head: Option<u64>) {
-        let words = &self.header().rings[index];
+        let words = &self.header().directions[index];
         if let Some(tail) = tail {
             words.tail.0.store(tail, Ordering::Release);
         }

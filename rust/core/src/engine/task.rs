@@ -1,0 +1,491 @@
+//! One step of a plan: how its bytes move.
+//!
+//! A [`Task`] is what a plan works on: the caller's buffers, scratch memory, the operator and the header that each of
+//! its messages begins with. It moves a step as far as that goes now and notes in a [`Progress`] how far; which step may
+//! move when is the executor's business.
+
+use crate::buffer::Memory;
+use crate::error::{Code, Error, Result};
+use crate::plan::{Buffer, Span, Step, Wire};
+use crate::reduce::{self, Kernel};
+use crate::transport::endpoint::Lane;
+use crate::transport::{Loan, Ticket};
+use crate::types::{Collective, DataType, Rank};
+
+use super::links::{LinkTable, OpenLink};
+use super::wire::{Fingerprint, HEADER};
+
+/// Payloads up to this length travel with their header in one write.
+const TOGETHER: usize = 216;
+
+/// How far a step has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Progress {
+    pub(super) done: bool,
+    /// Bytes of header and payload sent, or of payload received.
+    pub(super) bytes: usize,
+    /// The header of the message being received has been read and compared.
+    header_read: bool,
+    /// The message being sent is lent.
+    loan: Option<Ticket>,
+    /// It was, and was refused: its payload is streamed.
+    refused: bool,
+}
+
+impl Progress {
+    /// Whether the step uses its link direction no more, though it may not have ended.
+    pub(super) fn leaves_link(&self) -> bool {
+        self.done || self.loan.is_some_and(|ticket| ticket.proven)
+    }
+}
+
+/// What a plan works on.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) collective: Collective,
+    pub(crate) input: Memory,
+    pub(crate) output: Memory,
+    pub(crate) scratch: Memory,
+    pub(crate) dtype: DataType,
+    pub(crate) kernel: Option<Kernel>,
+    /// The same operator on the type of scratch memory.
+    pub(crate) partial_kernel: Option<Kernel>,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) rank: Rank,
+    pub(crate) world: usize,
+}
+
+impl Task {
+    /// The element type of scratch memory: wider than the element type in reductions of 16-bit and 8-bit floats only.
+    pub(crate) fn partial(&self) -> DataType {
+        if self.kernel.is_some() {
+            self.dtype.accumulator()
+        } else {
+            self.dtype
+        }
+    }
+
+    /// Moves `step` as far as that goes now. Returns whether anything moved.
+    pub(super) fn advance(
+        &self,
+        step: &Step,
+        progress: &mut Progress,
+        links: &mut LinkTable,
+    ) -> Result<bool> {
+        match *step {
+            Step::Send { to, src } => {
+                let Some(open) = links.open(Lane::Collective, to) else {
+                    return Ok(false);
+                };
+                let before = (progress.bytes, progress.leaves_link());
+                self.send(open, src, progress)?;
+                Ok((progress.bytes, progress.leaves_link()) != before)
+            }
+            Step::Recv { from, dst, wire } | Step::Fold { from, dst, wire } => {
+                let Some(open) = links.open(Lane::Collective, from) else {
+                    return Ok(false);
+                };
+                let before = (progress.bytes, progress.header_read);
+                let fold = matches!(step, Step::Fold { .. });
+                self.receive(open, from, (dst, wire, fold), progress)?;
+                Ok((progress.bytes, progress.header_read) != before || progress.done)
+            }
+            Step::Copy { src, dst } => {
+                self.zip(src, dst, |this, dst, src, (wide_dst, wide_src)| {
+                    match (wide_dst, wide_src) {
+                        (true, false) => reduce::widen(this.dtype, dst, src),
+                        (false, true) => reduce::narrow(this.dtype, dst, src),
+                        _ => reduce::copy(dst, src),
+                    }
+                });
+                progress.done = true;
+                Ok(true)
+            }
+            Step::Reduce { src, dst } => {
+                let kernel = self.reducer();
+                self.zip(src, dst, |_, dst, src, (wide_dst, wide_src)| {
+                    if wide_dst == wide_src {
+                        kernel.fold(dst, src);
+                    } else {
+                        kernel.fold_element(dst, src);
+                    }
+                });
+                progress.done = true;
+                Ok(true)
+            }
+            Step::Finish { src, dst } => {
+                self.finish(src, dst);
+                progress.done = true;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Bytes of the message of a step that sends or receives.
+    pub(super) fn message_bytes(&self, step: &Step) -> usize {
+        match *step {
+            Step::Send { src, .. } => src.len * self.element_size(src.buffer),
+            Step::Recv { dst, wire, .. } | Step::Fold { dst, wire, .. } => {
+                dst.len * self.wire_type(wire).size()
+            }
+            _ => 0,
+        }
+    }
+
+    fn send(&self, open: &mut OpenLink, src: Span, progress: &mut Progress) -> Result<()> {
+        let size = self.element_size(src.buffer);
+        let (offset, length) = (src.offset * size, src.len * size);
+        let memory = self.memory(src.buffer);
+        if let Some(ticket) = progress.loan {
+            match open.link.loan(ticket)? {
+                Loan::Out => return Ok(()),
+                Loan::Returned => {
+                    progress.bytes = HEADER + length;
+                    progress.done = true;
+                    return Ok(());
+                }
+                Loan::Refused => {
+                    progress.bytes = HEADER;
+                    (progress.loan, progress.refused) = (None, true);
+                }
+            }
+        } else if progress.bytes == 0 {
+            let sent = self.send_whole(open, memory, (offset, length), progress)?;
+            if sent {
+                return Ok(());
+            }
+        }
+        while progress.bytes < HEADER {
+            // The header and a short payload in one write: one message, one publication, one wake-up.
+            let mut together = [0_u8; HEADER + TOGETHER];
+            together[..HEADER].copy_from_slice(&self.header(length));
+            let payload = memory.read(offset, length.min(TOGETHER));
+            together[HEADER..HEADER + payload.len()].copy_from_slice(payload);
+            match open
+                .link
+                .try_send(&together[progress.bytes..HEADER + payload.len()])?
+            {
+                0 => return Ok(()),
+                n => progress.bytes += n,
+            }
+        }
+        while progress.bytes < HEADER + length {
+            let sent = progress.bytes - HEADER;
+            let payload = memory.read(offset + sent, length - sent);
+            match open.link.try_send(payload)? {
+                0 => return Ok(()),
+                n => progress.bytes += n,
+            }
+        }
+        progress.done = true;
+        Ok(())
+    }
+
+    /// Posts or lends the message, where the link does that. Returns false when it is to be streamed.
+    fn send_whole(
+        &self,
+        open: &mut OpenLink,
+        memory: &Memory,
+        (offset, length): (usize, usize),
+        progress: &mut Progress,
+    ) -> Result<bool> {
+        if HEADER + length <= open.link.post_limit() {
+            let header = self.header(length);
+            let payload = memory.read(offset, length);
+            let posted = if payload.len() == length {
+                open.link.try_post(&header, payload)?
+            } else {
+                let whole = memory.gather(offset, length);
+                open.link.try_post(&header, &whole)?
+            };
+            if posted {
+                progress.bytes = HEADER + length;
+                progress.done = true;
+            }
+            return Ok(true);
+        }
+        if !open.link.lends(length) {
+            return Ok(false);
+        }
+        let mut runs = SmallRuns::new();
+        if !runs.fill(memory, offset, length, open.link.most_lent_runs()) {
+            return Ok(false);
+        }
+        progress.loan = open.link.try_lend(&self.header(length), runs.as_slice())?;
+        Ok(true)
+    }
+
+    /// What a message of `length` bytes of payload begins with.
+    fn header(&self, length: usize) -> [u8; HEADER] {
+        Fingerprint {
+            length: length as u64,
+            ..self.fingerprint
+        }
+        .encode()
+    }
+
+    fn receive(
+        &self,
+        open: &mut OpenLink,
+        from: Rank,
+        (dst, wire, fold): (Span, Wire, bool),
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let incoming = self.wire_type(wire).size();
+        let length = dst.len * incoming;
+        let size = self.element_size(dst.buffer);
+        let memory = self.memory(dst.buffer);
+        let convert = match (self.is_wide(dst.buffer), wire) {
+            (true, Wire::Element) => Convert::Widen,
+            (false, Wire::Partial) if self.partial() != self.dtype => Convert::Narrow,
+            _ => Convert::Keep,
+        };
+        if !progress.header_read {
+            let deliver = |payload: &[u8]| {
+                let mut done = 0;
+                while done < length {
+                    let offset = dst.offset * size + done / incoming * size;
+                    let target = memory.write(offset, (length - done) / incoming * size);
+                    let run = &payload[done..done + target.len() / size * incoming];
+                    self.absorb(target, run, fold, convert);
+                    done += run.len();
+                }
+            };
+            match self.begin_message(open, from, length, deliver)? {
+                Begun::Nothing => return Ok(()),
+                Begun::Header => progress.header_read = true,
+                Begun::Whole => {
+                    progress.header_read = true;
+                    progress.bytes = length;
+                }
+            }
+        }
+        while progress.bytes < length {
+            let elements = progress.bytes / incoming;
+            let offset = (dst.offset + elements) * size;
+            let target = memory.write(offset, (dst.len - elements) * size);
+            let received = if fold || convert != Convert::Keep {
+                let max = target.len() / size * incoming;
+                let mut at = 0;
+                open.link.try_fold(max, incoming, &mut |run| {
+                    let target = &mut target[at..at + run.len() / incoming * size];
+                    at += target.len();
+                    self.absorb(target, run, fold, convert);
+                })?
+            } else {
+                // A plain receive may stop inside an element.
+                let within = progress.bytes % incoming;
+                open.link.try_recv(&mut target[within..])?
+            };
+            if received == 0 {
+                return Ok(());
+            }
+            progress.bytes += received;
+        }
+        progress.done = true;
+        Ok(())
+    }
+
+    /// Takes the header of the next message and compares it; with a message that was posted, the payload as well.
+    fn begin_message(
+        &self,
+        open: &mut OpenLink,
+        from: Rank,
+        length: usize,
+        deliver: impl Fn(&[u8]),
+    ) -> Result<Begun> {
+        let expected = self.header(length);
+        if open.header_bytes == 0 {
+            let mut begun = Ok(Begun::Nothing);
+            let OpenLink { link, header, .. } = open;
+            let taken = link.try_take(&mut |message| {
+                begun = match message.split_first_chunk::<HEADER>() {
+                    Some((theirs, payload)) if *theirs == expected => {
+                        if payload.len() == length {
+                            deliver(payload);
+                            Ok(Begun::Whole)
+                        } else {
+                            Ok(Begun::Header)
+                        }
+                    }
+                    Some((theirs, _)) => {
+                        *header = *theirs;
+                        Err(difference(&expected, theirs, self.rank, from))
+                    }
+                    None => Err(no_message(from)),
+                };
+            })?;
+            if taken {
+                return begun;
+            }
+        }
+        if !open.read_header()? {
+            return Ok(Begun::Nothing);
+        }
+        if open.header != expected {
+            return Err(difference(&expected, &open.header, self.rank, from));
+        }
+        open.header_bytes = 0;
+        Ok(Begun::Header)
+    }
+
+    fn absorb(&self, target: &mut [u8], run: &[u8], fold: bool, convert: Convert) {
+        match (fold, convert) {
+            (true, Convert::Widen) => self.reducer().fold_element(target, run),
+            // A fold that narrows would round more than once; no plan asks for one.
+            (true, Convert::Keep | Convert::Narrow) => self.reducer().fold(target, run),
+            (false, Convert::Widen) => reduce::widen(self.dtype, target, run),
+            (false, Convert::Narrow) => reduce::narrow(self.dtype, target, run),
+            (false, Convert::Keep) => reduce::copy(target, run),
+        }
+    }
+
+    fn reducer(&self) -> &Kernel {
+        self.kernel
+            .as_ref()
+            .expect("a plan that reduces has an operator")
+    }
+
+    fn finish(&self, src: Span, dst: Span) {
+        // A result that stays in scratch memory is divided but not rounded yet.
+        let kernel = if self.is_wide(dst.buffer) {
+            self.partial_kernel
+        } else {
+            self.kernel
+        };
+        let kernel = kernel.expect("a plan that reduces has an operator");
+        if src != dst {
+            self.zip(src, dst, |this, dst, src, _| {
+                kernel.finish(dst, src, this.world)
+            });
+            return;
+        }
+        let size = self.element_size(dst.buffer);
+        let memory = self.memory(dst.buffer);
+        let (mut at, end) = (dst.offset * size, (dst.offset + dst.len) * size);
+        while at < end {
+            let run = memory.write(at, end - at);
+            kernel.finish_in_place(run, self.world);
+            at += run.len();
+        }
+    }
+
+    /// Calls `f` with the matching runs of both spans, and with whether each side is in the accumulation type.
+    fn zip(&self, src: Span, dst: Span, mut f: impl FnMut(&Self, &mut [u8], &[u8], (bool, bool))) {
+        let (from, to) = (self.memory(src.buffer), self.memory(dst.buffer));
+        let (from_size, to_size) = (self.element_size(src.buffer), self.element_size(dst.buffer));
+        let wide = (self.is_wide(dst.buffer), self.is_wide(src.buffer));
+        let mut done = 0;
+        while done < src.len {
+            let left = src.len - done;
+            let read = from.read((src.offset + done) * from_size, left * from_size);
+            let written = to.write((dst.offset + done) * to_size, left * to_size);
+            let elements = (read.len() / from_size).min(written.len() / to_size);
+            f(
+                self,
+                &mut written[..elements * to_size],
+                &read[..elements * from_size],
+                wide,
+            );
+            done += elements;
+        }
+    }
+
+    fn memory(&self, buffer: Buffer) -> &Memory {
+        match buffer {
+            Buffer::Input => &self.input,
+            Buffer::Output => &self.output,
+            Buffer::Scratch => &self.scratch,
+        }
+    }
+
+    /// Whether the buffer's elements are in an accumulation type that differs from the element type.
+    fn is_wide(&self, buffer: Buffer) -> bool {
+        buffer == Buffer::Scratch && self.partial() != self.dtype
+    }
+
+    fn element_size(&self, buffer: Buffer) -> usize {
+        match buffer {
+            Buffer::Scratch => self.partial().size(),
+            Buffer::Input | Buffer::Output => self.dtype.size(),
+        }
+    }
+
+    fn wire_type(&self, wire: Wire) -> DataType {
+        match wire {
+            Wire::Element => self.dtype,
+            Wire::Partial => self.partial(),
+        }
+    }
+}
+
+/// What becomes of the elements of a message on their way into a buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Convert {
+    Keep,
+    /// From the element type to the accumulation type.
+    Widen,
+    /// From the accumulation type to the element type: the one rounding of a finished result.
+    Narrow,
+}
+
+/// What has come of a message.
+enum Begun {
+    Nothing,
+    Header,
+    Whole,
+}
+
+/// The error for a header that is not the one that must come next.
+#[cold]
+fn difference(expected: &[u8; HEADER], theirs: &[u8; HEADER], rank: Rank, peer: Rank) -> Error {
+    match (Fingerprint::decode(expected), Fingerprint::decode(theirs)) {
+        (Some(expected), Some(theirs)) if expected != theirs => {
+            expected.mismatch(&theirs, rank, peer)
+        }
+        _ => no_message(peer),
+    }
+}
+
+#[cold]
+fn no_message(peer: Rank) -> Error {
+    Error::new(
+        Code::Untrusted,
+        format!("rank {peer} sent bytes that do not begin a message; its stream is corrupt"),
+    )
+    .with_peer(peer)
+}
+
+/// The pieces of a payload that is lent.
+struct SmallRuns {
+    runs: [(usize, usize); 24],
+    count: usize,
+}
+
+impl SmallRuns {
+    fn new() -> Self {
+        Self {
+            runs: [(0, 0); 24],
+            count: 0,
+        }
+    }
+
+    /// Finds the pieces of `length` bytes from `offset` on. False when there are more than `most`.
+    fn fill(&mut self, memory: &Memory, offset: usize, length: usize, most: usize) -> bool {
+        let mut done = 0;
+        while done < length {
+            if self.count == most.min(self.runs.len()) {
+                return false;
+            }
+            let run = memory.place(offset + done, length - done);
+            self.runs[self.count] = run;
+            self.count += 1;
+            done += run.1;
+        }
+        true
+    }
+
+    fn as_slice(&self) -> &[(usize, usize)] {
+        &self.runs[..self.count]
+    }
+}

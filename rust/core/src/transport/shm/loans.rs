@@ -1,0 +1,400 @@
+//! Large messages that are lent instead of copied: the receiver reads them where they lie in the sender's memory.
+//!
+//! The sender posts a message that says where the payload lies ([`Run`]s) and keeps it as it is until the receiver has
+//! *returned* it. There are two ways to read it: through a mapping of the sender's heap, or with `process_vm_readv`,
+//! one copy in blocks that stay in the cache. Containers and hardened systems may forbid the second; a receiver
+//! that cannot read *refuses* the loan, and gets the payload through the ring. The first loan of each kind proves that
+//! it can be read: until it has come back the sender sends nothing after it ([`Ticket::proven`]), so that a refused
+//! payload is the next in the stream.
+//!
+//! A sender whose operation fails before its loans are back *revokes* them all, before its memory is used for anything
+//! else. The receiver looks for that after each block it has read, so what it makes use of was read before.
+
+use std::cell::RefCell;
+use std::sync::atomic::{Ordering, fence};
+
+use rustix::io::Errno;
+
+use super::ring::{MAX_ALIGN, Word};
+use crate::error::{Code, Error, Result};
+use crate::transport::{Loan, Ticket};
+
+/// Payloads from this length on are lent from memory that only `process_vm_readv` reaches: below it the system
+/// call costs more than the second copy.
+pub(super) const LENT_FROM: usize = 64 << 10;
+
+/// How much is read at once into memory between: it stays in the cache until it is folded.
+const BLOCK: usize = 64 << 10;
+
+/// How much is read at once into its place, so that a caller with several links comes round to all of them.
+const PIECE: usize = 512 << 10;
+
+/// Bytes of a [`Run`] in a post.
+const RUN: usize = 24;
+
+/// The words in which the two sides keep account of one direction's loans. All are zero at first.
+pub(super) trait Ledger {
+    type Word: Word;
+
+    /// The number of loans that have come back, twice, and 1 more when the last of them was refused. Written by the
+    /// receiver.
+    fn returned(&self) -> &Self::Word;
+    /// 1 once the sender has taken back what it lent. Written by the sender.
+    fn revoked(&self) -> &Self::Word;
+    /// The ring's flag.
+    fn producer_asleep(&self) -> &Self::Word;
+}
+
+/// A piece of lent memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// 0: the sender's own memory; else a segment of its heap.
+    pub(super) segment: u32,
+    /// The address, or the offset in the segment.
+    pub(super) at: u64,
+    pub(super) bytes: u64,
+}
+
+impl Run {
+    /// Appends the run's form in a post.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&u64::from(self.segment).to_le_bytes());
+        out.extend_from_slice(&self.at.to_le_bytes());
+        out.extend_from_slice(&self.bytes.to_le_bytes());
+    }
+
+    fn read(bytes: &[u8; RUN]) -> Option<Self> {
+        let word = |at: usize| {
+            u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight of the bytes"))
+        };
+        let run = Self {
+            segment: u32::try_from(word(0)).ok()?,
+            at: word(8),
+            bytes: word(16),
+        };
+        run.at.checked_add(run.bytes)?;
+        Some(run)
+    }
+}
+
+/// How many runs fit into `room` bytes.
+pub(super) const fn most_runs(room: usize) -> usize {
+    room / RUN
+}
+
+/// The side that lends.
+pub(super) struct Lender<L> {
+    ledger: L,
+    lent: u64,
+    /// The number of the first loan of private memory, and whether it came back read.
+    probe: Option<u64>,
+    proven: bool,
+    refused: bool,
+}
+
+impl<L: Ledger> Lender<L> {
+    pub(super) fn new(ledger: L) -> Self {
+        Self {
+            ledger,
+            lent: 0,
+            probe: None,
+            proven: false,
+            refused: false,
+        }
+    }
+
+    /// Whether private memory may be lent, as far as is known.
+    pub(super) fn may_lend(&self) -> bool {
+        !self.refused
+    }
+
+    /// Counts a loan of private memory that has been posted.
+    pub(super) fn lend(&mut self) -> Ticket {
+        self.lent += 1;
+        self.probe.get_or_insert(self.lent);
+        Ticket {
+            number: self.lent,
+            proven: self.proven,
+        }
+    }
+
+    /// What has become of a loan. A sender asks again and again, and sends nothing else meanwhile unless the loan is
+    /// proven.
+    pub(super) fn look(&mut self, ticket: Ticket) -> Result<Loan> {
+        // Acquire: the receiver has finished reading.
+        let word = self.ledger.returned().load(Ordering::Acquire);
+        let (returned, refused) = (word >> 1, word & 1 != 0);
+        if returned > self.lent {
+            return Err(corrupt(format_args!(
+                "{returned} of {} returned",
+                self.lent
+            )));
+        }
+        if returned < ticket.number {
+            return Ok(Loan::Out);
+        }
+        if refused && returned == ticket.number && !ticket.proven {
+            self.refused = true;
+            return Ok(Loan::Refused);
+        }
+        self.proven = true;
+        Ok(Loan::Returned)
+    }
+
+    /// Whether every loan has come back: what a sleeper that waits for one looks at once more.
+    pub(super) fn returned(&self) -> u64 {
+        self.ledger.returned().load(Ordering::Acquire)
+    }
+
+    /// Takes back what is lent.
+    pub(super) fn revoke(&mut self) {
+        self.ledger.revoked().swap(1, Ordering::SeqCst);
+    }
+}
+
+/// The side that reads what is lent.
+pub(super) struct Borrower<L> {
+    ledger: L,
+    /// The peer's process, if it is one that can be named.
+    peer: Option<i32>,
+    borrowed: u64,
+    current: Option<Current>,
+}
+
+/// The loan being read.
+struct Current {
+    runs: Vec<Run>,
+    /// The run being read, and how far.
+    run: usize,
+    within: u64,
+    /// Nothing of it has been read yet.
+    fresh: bool,
+}
+
+/// How an attempt to read ended.
+enum Attempt {
+    Read,
+    /// Not now, or never: the peer's state will tell.
+    Nothing,
+    Refused,
+}
+
+impl<L: Ledger> Borrower<L> {
+    pub(super) fn new(ledger: L, peer: Option<i32>) -> Self {
+        Self {
+            ledger,
+            peer,
+            borrowed: 0,
+            current: None,
+        }
+    }
+
+    /// Whether a loan is being read.
+    #[inline]
+    pub(super) fn is_reading(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// Begins to read what a post describes.
+    pub(super) fn begin(&mut self, description: &[u8]) -> Result<()> {
+        let (runs, rest) = description.as_chunks::<RUN>();
+        let runs: Option<Vec<Run>> = runs.iter().map(Run::read).collect();
+        let runs = runs.filter(|runs| rest.is_empty() && !runs.is_empty());
+        let Some(runs) = runs else {
+            return Err(corrupt(format_args!(
+                "a description of {} bytes",
+                description.len()
+            )));
+        };
+        self.borrowed += 1;
+        self.current = Some(Current {
+            runs,
+            run: 0,
+            within: 0,
+            fresh: true,
+        });
+        Ok(())
+    }
+
+    /// Reads into `bytes` what fits. `Ok(0)` also when the loan has just been refused. Calls `wake` when the sender
+    /// sleeps.
+    pub(super) fn recv(&mut self, bytes: &mut [u8], wake: impl FnOnce()) -> Result<usize> {
+        let limit = bytes.len().min(PIECE);
+        let mut done = 0;
+        while done < limit {
+            let Some(count) = self.left_of_run(limit - done) else {
+                break;
+            };
+            match self.read(&mut bytes[done..done + count])? {
+                Attempt::Read => self.advance(count),
+                Attempt::Nothing => break,
+                Attempt::Refused => {
+                    self.give_back(true, wake);
+                    return Ok(0);
+                }
+            }
+            done += count;
+        }
+        self.end_if_read(wake);
+        Ok(done)
+    }
+
+    /// Lends consecutive runs of multiples of `align` bytes to `fold`, in total at most `max`.
+    pub(super) fn fold(
+        &mut self,
+        max: usize,
+        align: usize,
+        fold: &mut dyn FnMut(&[u8]),
+        wake: impl FnOnce(),
+    ) -> Result<usize> {
+        thread_local! {
+            static BETWEEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+        }
+        assert!((1..=MAX_ALIGN).contains(&align) && max.is_multiple_of(align));
+        let limit = max.min(PIECE / align * align);
+        let mut done = 0;
+        let mut refused = false;
+        BETWEEN.with_borrow_mut(|between| -> Result<()> {
+            between.resize(BLOCK, 0);
+            while done < limit {
+                let block = (limit - done).min(BLOCK / align * align);
+                let Some(count) = self.left_of_run(block) else {
+                    break;
+                };
+                // Runs are whole elements; a run that is not is the sender's fault and ends the link.
+                let count = count / align * align;
+                if count == 0 {
+                    return Err(corrupt(format_args!("a run that is no whole element")));
+                }
+                match self.read(&mut between[..count])? {
+                    Attempt::Read => self.advance(count),
+                    Attempt::Nothing => break,
+                    Attempt::Refused => {
+                        refused = true;
+                        return Ok(());
+                    }
+                }
+                fold(&between[..count]);
+                done += count;
+            }
+            Ok(())
+        })?;
+        if refused {
+            self.give_back(true, wake);
+        } else {
+            self.end_if_read(wake);
+        }
+        Ok(done)
+    }
+
+    /// Bytes left in the run being read, at most `most`; `None` when all has been read.
+    fn left_of_run(&self, most: usize) -> Option<usize> {
+        let current = self.current.as_ref()?;
+        let run = current.runs.get(current.run)?;
+        Some(usize::try_from(run.bytes - current.within).map_or(most, |left| left.min(most)))
+    }
+
+    fn advance(&mut self, count: usize) {
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        current.fresh = false;
+        current.within += count as u64;
+        while current
+            .runs
+            .get(current.run)
+            .is_some_and(|run| run.bytes == current.within)
+        {
+            current.run += 1;
+            current.within = 0;
+        }
+    }
+
+    /// Reads exactly `bytes` from where the loan has been read to.
+    fn read(&self, bytes: &mut [u8]) -> Result<Attempt> {
+        let Some(current) = &self.current else {
+            return Ok(Attempt::Nothing);
+        };
+        let run = current.runs[current.run];
+        let (Some(peer), 0) = (self.peer, run.segment) else {
+            return Ok(Attempt::Refused);
+        };
+        match read_process(peer, run.at + current.within, bytes) {
+            Ok(()) => {}
+            Err(Errno::SRCH | Errno::FAULT) => return Ok(Attempt::Nothing),
+            Err(_) if current.fresh => return Ok(Attempt::Refused),
+            Err(errno) => {
+                return Err(Error::system(
+                    format_args!("read the memory of process {peer}"),
+                    errno,
+                ));
+            }
+        }
+        // Whoever sees no revocation now has read before it; the exchange that sets it comes before other use.
+        fence(Ordering::Acquire);
+        match self.ledger.revoked().load(Ordering::Relaxed) {
+            0 => Ok(Attempt::Read),
+            _ => Ok(Attempt::Nothing),
+        }
+    }
+
+    fn end_if_read(&mut self, wake: impl FnOnce()) {
+        if self
+            .current
+            .as_ref()
+            .is_some_and(|current| current.run == current.runs.len())
+        {
+            self.give_back(false, wake);
+        }
+    }
+
+    fn give_back(&mut self, refused: bool, wake: impl FnOnce()) {
+        self.current = None;
+        // Also releases: whoever sees the count may write to the memory.
+        self.ledger
+            .returned()
+            .swap(self.borrowed << 1 | u64::from(refused), Ordering::SeqCst);
+        let flag = self.ledger.producer_asleep();
+        if flag.load(Ordering::SeqCst) != 0 && flag.swap(0, Ordering::AcqRel) != 0 {
+            wake();
+        }
+    }
+}
+
+/// Fills `bytes` from `address` on of another process's memory.
+fn read_process(process: i32, address: u64, bytes: &mut [u8]) -> std::result::Result<(), Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let local = libc::iovec {
+            iov_base: bytes[done..].as_mut_ptr().cast(),
+            iov_len: bytes.len() - done,
+        };
+        let remote = libc::iovec {
+            iov_base: std::ptr::without_provenance_mut(address as usize + done),
+            iov_len: bytes.len() - done,
+        };
+        // SAFETY: the kernel writes to the local vector alone, which is the rest of an exclusive slice; the remote one
+        // names memory of the other process, which the kernel checks.
+        let count = unsafe { libc::process_vm_readv(process, &local, 1, &remote, 1, 0) };
+        match count {
+            -1 => match Errno::from_io_error(&std::io::Error::last_os_error()) {
+                Some(Errno::INTR) => {}
+                other => return Err(other.unwrap_or(Errno::IO)),
+            },
+            0 => return Err(Errno::FAULT),
+            count => done += count as usize,
+        }
+    }
+    Ok(())
+}
+
+#[cold]
+fn corrupt(what: std::fmt::Arguments<'_>) -> Error {
+    Error::new(
+        Code::Untrusted,
+        format!(
+            "an impossible loan on a shared memory link ({what}): the peer's memory is damaged or its version of \
+             unisono differs"
+        ),
+    )
+}
