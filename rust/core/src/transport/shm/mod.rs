@@ -73,7 +73,7 @@ impl ShmLink {
         Self {
             producer: Producer::new(segment.ring(outgoing)),
             consumer: Consumer::new(segment.ring(incoming)),
-            control: Control::new(control),
+            control: Control::with_segments(control),
             name,
         }
     }
