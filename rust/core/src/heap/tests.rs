@@ -22,7 +22,7 @@ fn free(arena: &Arena, block: Block) {
     assert!(unsafe { arena.free(block.address) });
 }
 
-fn bytes(block: &Block) -> &mut [u8] {
+fn bytes(block: Block) -> &'static mut [u8] {
     // SAFETY: the tests use each block from one place at a time.
     unsafe { std::slice::from_raw_parts_mut(block.address.as_ptr(), block.bytes) }
 }
@@ -54,7 +54,7 @@ fn blocks_are_aligned_and_known_to_peers_by_their_place() {
 fn a_peer_that_maps_the_segment_sees_the_block() {
     let arena = heap(256 * MIB);
     let block = arena.allocate(5000, 64).unwrap();
-    bytes(&block)[..6].copy_from_slice(b"unison");
+    bytes(block)[..6].copy_from_slice(b"unison");
     let place = arena.locate(block.address.as_ptr(), 5000).unwrap();
     let file = arena.segment_file(place.segment).unwrap();
     let mut peer = PeerHeap::default();
@@ -145,14 +145,14 @@ fn segments_grow_with_the_heap_and_a_huge_block_has_its_own() {
 fn empty_segments_are_kept_for_the_next_block_while_links_share_them() {
     let arena = heap(256 * MIB);
     let block = arena.allocate(MIB, 64).unwrap();
-    bytes(&block).fill(7);
+    bytes(block).fill(7);
     assert_eq!(block.used, 0);
     let before = retired();
     free(&arena, block);
     assert_eq!(arena.statistics().segments, 1);
     let again = arena.allocate(2 * MIB, 64).unwrap();
     assert_eq!((again.address, again.used), (block.address, MIB));
-    assert!(bytes(&again)[MIB..].iter().all(|&byte| byte == 0));
+    assert!(bytes(again)[MIB..].iter().all(|&byte| byte == 0));
     free(&arena, again);
     // With the last link they go, and without one they go with their last block.
     arena.remove_sharer();
@@ -206,9 +206,9 @@ fn threads_get_blocks_of_their_own() {
             scope.spawn(move || {
                 for round in 0..300 {
                     let block = arena.allocate(1 + round * 997, 64).unwrap();
-                    bytes(&block).fill(mark);
+                    bytes(block).fill(mark);
                     std::thread::yield_now();
-                    assert!(bytes(&block).iter().all(|&byte| byte == mark));
+                    assert!(bytes(block).iter().all(|&byte| byte == mark));
                     free(arena, block);
                 }
             });
@@ -224,7 +224,7 @@ fn a_forked_child_shares_the_memory_and_leaves_the_heap_alone() {
     HEAP.set_limit(256 * MIB);
     HEAP.add_sharer();
     let block = HEAP.allocate(MIB, 64).unwrap();
-    bytes(&block)[0] = 1;
+    bytes(block)[0] = 1;
     // Another thread may be inside the heap at the fork; here it is certain to be.
     let busy = HEAP.hold();
     // SAFETY: the child calls nothing but what is under test, which takes no lock, and leaves by `_exit`.
@@ -236,8 +236,8 @@ fn a_forked_child_shares_the_memory_and_leaves_the_heap_alone() {
         // SAFETY: nothing happens.
         let freed = unsafe { HEAP.free(address) };
         HEAP.trim();
-        let seen = bytes(&block)[0] == 1;
-        bytes(&block)[1] = 2;
+        let seen = bytes(block)[0] == 1;
+        bytes(block)[1] = 2;
         // SAFETY: ends the child without running what the parent's threads hold.
         unsafe { libc::_exit(i32::from(!(refused && alone && freed && seen))) };
     }
@@ -246,7 +246,7 @@ fn a_forked_child_shares_the_memory_and_leaves_the_heap_alone() {
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0);
     drop(busy);
-    assert_eq!(bytes(&block)[1], 2);
+    assert_eq!(bytes(block)[1], 2);
     assert_eq!(HEAP.statistics().blocks, 1);
     free(&HEAP, block);
 }
@@ -286,7 +286,7 @@ proptest! {
                     prop_assert!(after.is_none_or(|(at, _)| start + block.bytes <= *at));
                     prop_assert!(arena.locate(block.address.as_ptr(), block.bytes).is_some());
                     // The ends stand for the whole: touching all of it takes long.
-                    let slice = bytes(&block);
+                    let slice = bytes(block);
                     let fresh = &slice[block.used..];
                     let ends = [fresh.first(), fresh.last()];
                     prop_assert!(ends.into_iter().flatten().all(|&byte| byte == 0));
@@ -298,7 +298,7 @@ proptest! {
                 Call::Free(index) if !blocks.is_empty() => {
                     let start = *blocks.keys().nth(index % blocks.len()).unwrap();
                     let (block, mark) = blocks.remove(&start).unwrap();
-                    let slice = bytes(&block);
+                    let slice = bytes(block);
                     prop_assert_eq!((slice[0], slice[block.bytes - 1]), (mark, mark));
                     free(&arena, block);
                 }

@@ -30,7 +30,7 @@ use rustix::net::{
 
 use self::outbound::Outbound;
 use self::segments::Segments;
-use super::{Notice, PeerState, Position};
+use super::{PeerState, Position};
 
 pub use self::frame::{Frame, MAX_MESSAGE};
 

@@ -8,6 +8,7 @@ use super::frame::{ABORT, DOORBELL, FAREWELL, HEARTBEAT, SEGMENT, SEGMENT_ANSWER
 use super::*;
 use crate::error::Code;
 use crate::heap::{self, Buffer, Identity};
+use crate::transport::Notice;
 
 fn notice(message: &str) -> Notice {
     Notice {
