@@ -7,6 +7,7 @@ use crate::buffer::Memory;
 use crate::config::Config;
 use crate::engine::{Completion, Group, Request, WorkState};
 use crate::error::{Error, Result};
+use crate::heap;
 use crate::rendezvous::store::Store;
 use crate::types::{DataType, Rank};
 
@@ -30,6 +31,7 @@ impl Communicator {
     /// `InvalidArgument` for a rank out of range; `Timeout` naming the ranks that did not come; `Mismatch` when
     /// ranks disagree on the world size or on settings, or two claim one number; `System` for the rest.
     pub fn join(store: &dyn Store, rank: Rank, world: usize, config: Config) -> Result<Self> {
+        heap::configure(&config);
         Ok(Self::new(Group::join(store, rank, world, config)?))
     }
 
@@ -38,6 +40,7 @@ impl Communicator {
     /// # Errors
     /// `System` when descriptors run out.
     pub fn local(world: usize, config: &Config) -> Result<Vec<Self>> {
+        heap::configure(config);
         Ok(Group::local(world, config)?
             .into_iter()
             .map(Self::new)

@@ -110,6 +110,8 @@ settings! {
     algorithm: Option<Algorithm>, "UNISONO_ALGORITHM", "auto",
         "auto, direct, two_shot, ring, tree, recursive_doubling, halving or bruck", true,
         "Collectives that know this algorithm use it instead of the one that is predicted fastest.";
+    heap_bytes: Option<Bytes>, "UNISONO_HEAP_BYTES", "auto", "auto, or bytes, such as 2G; 0 for none", false,
+        "Memory that peers read in place grows to this much per process; auto is half of the machine's or container's.";
     eager_bytes: Bytes, "UNISONO_EAGER_BYTES", "64K", "bytes, such as 65536 or 64K", true,
         "A send up to this size leaves at once; a larger one waits until its receive is posted.";
     spin_us: Option<u64>, "UNISONO_SPIN_US", "auto", "auto, or microseconds", false,

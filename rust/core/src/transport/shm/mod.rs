@@ -99,7 +99,7 @@ impl ShmLink {
             lender: Lender::new(segment.board(outgoing)),
             borrower: Borrower::new(segment.board(incoming), peer),
             lacks: Lacks::default(),
-            control: Control::new(control),
+            control: Control::with_segments(control),
             name,
         }
     }

@@ -1,0 +1,467 @@
+//! The heap itself: blocks from segments, which come when they are needed and go when they are empty.
+//!
+//! Freed memory is kept for the next block of its size, with the pages that it has: having the kernel take 64 MiB back
+//! and clear them again costs several times what it takes to reduce them, and training allocates and frees the same
+//! sizes in every step. What bounds the waste is that a segment without a block is given back whole, after it has been
+//! empty for [`RETAINED`], at once while no link shares the heap, and at once when its room is needed for another. A
+//! segment is as large as the largest of what was asked for, [`LEAST`], and all that there is already (to [`MOST`]), so
+//! that a few segments suffice whatever the heap grows to, while a huge block has one of its own that goes with it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use super::limit;
+use super::places::Places;
+use super::region::{CHUNK, Region};
+use super::segment::Segment;
+use crate::fork;
+
+/// Blocks begin at multiples of this: two blocks never share a cache line.
+pub(super) const GRAIN: usize = 64;
+const PAGE: usize = 4096;
+/// Blocks from this size on consist of whole pages.
+const LARGE: usize = 16 * PAGE;
+/// The size of a small segment.
+const LEAST: usize = 64 << 20;
+/// The size up to which segments grow with the heap.
+const MOST: usize = 1 << 30;
+/// How long an empty segment waits for the next block.
+const RETAINED: Duration = Duration::from_secs(10);
+
+/// The numbers of segments, which are never used twice in a process.
+static NUMBERS: AtomicU32 = AtomicU32::new(1);
+/// How many segments were given back in this process.
+static RETIRED: AtomicU64 = AtomicU64::new(0);
+
+/// Memory that [`Arena::allocate`] handed out. It is the caller's until it is freed; nothing happens when this is
+/// dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The first byte: at least at a multiple of 64, and of a page for blocks of 64 KiB and more.
+    pub address: NonNull<u8>,
+    /// At least the bytes that were asked for.
+    pub bytes: usize,
+    /// So many of them, from the first on, may hold bytes of earlier blocks; the rest is zero.
+    pub used: usize,
+}
+
+// SAFETY: an address and two numbers; using the address is unsafe anyway.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+/// A place in memory as peers know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The number of the segment, not 0.
+    pub segment: u32,
+    /// Bytes from its beginning.
+    pub offset: u64,
+}
+
+/// What a heap holds, in bytes where nothing else is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// In blocks.
+    pub in_use: usize,
+    /// The most that was ever in blocks at one time.
+    pub peak: usize,
+    /// In segments, of which only what was touched takes memory.
+    pub reserved: usize,
+    /// To which `reserved` may grow.
+    pub limit: usize,
+    /// The number of blocks.
+    pub blocks: usize,
+    /// The number of segments.
+    pub segments: usize,
+}
+
+/// A heap. A process has one ([`super`]); tests make their own.
+pub(super) struct Arena {
+    limit: OnceLock<AtomicUsize>,
+    region: OnceLock<Option<Arc<Region>>>,
+    state: Mutex<State>,
+    /// Links whose peers may have mapped segments.
+    sharers: AtomicUsize,
+    /// Whether it was said that there is no room.
+    complained: AtomicBool,
+    retained: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    segments: BTreeMap<u32, Segment>,
+    /// By address.
+    blocks: Option<HashMap<usize, Held>>,
+    /// The region's chunks.
+    chunks: Option<Places>,
+    /// Empty segments.
+    idle: usize,
+    in_use: usize,
+    peak: usize,
+    reserved: usize,
+}
+
+/// A block that is in use.
+#[derive(Clone, Copy)]
+struct Held {
+    segment: u32,
+    offset: usize,
+    bytes: usize,
+}
+
+impl Arena {
+    pub(super) const fn new() -> Self {
+        Self::retaining(RETAINED)
+    }
+
+    pub(super) const fn retaining(retained: Duration) -> Self {
+        Self {
+            limit: OnceLock::new(),
+            region: OnceLock::new(),
+            state: Mutex::new(State {
+                segments: BTreeMap::new(),
+                blocks: None,
+                chunks: None,
+                idle: 0,
+                in_use: 0,
+                peak: 0,
+                reserved: 0,
+            }),
+            sharers: AtomicUsize::new(0),
+            complained: AtomicBool::new(false),
+            retained,
+        }
+    }
+
+    pub(super) fn allocate(&self, bytes: usize, align: usize) -> Option<Block> {
+        fork::watch();
+        if fork::is_child() || self.limit() == 0 {
+            return None;
+        }
+        let (bytes, align) = rounded(bytes, align)?;
+        let region = self.region()?;
+        let mut retired = Vec::new();
+        let block = {
+            let mut state = self.state.lock();
+            let block = match state.take(bytes, align) {
+                Some(block) => Ok(block),
+                None => self
+                    .grow(&mut state, region, bytes, &mut retired)
+                    .and_then(|()| state.take(bytes, align).ok_or("no memory".to_owned())),
+            };
+            self.retire_idle(&mut state, &mut retired);
+            block
+        };
+        self.dispose(retired);
+        block
+            .inspect_err(|reason| self.complain(bytes, reason))
+            .ok()
+    }
+
+    /// Frees the block at `address`. False when there is none.
+    ///
+    /// # Safety
+    /// Nobody uses the block any more, in this process or by way of an operation that is under way.
+    pub(super) unsafe fn free(&self, address: NonNull<u8>) -> bool {
+        if fork::is_child() {
+            // The block is the parent's, and the lock may have been held by a thread that is not in this process.
+            return self.contains(address.as_ptr());
+        }
+        let mut retired = Vec::new();
+        let found = {
+            let mut state = self.state.lock();
+            let found = state.put(address);
+            self.retire_idle(&mut state, &mut retired);
+            found
+        };
+        self.dispose(retired);
+        found
+    }
+
+    pub(super) fn contains(&self, address: *const u8) -> bool {
+        let region = self.region.get().and_then(Option::as_ref);
+        region.is_some_and(|region| region.contains(address.addr()))
+    }
+
+    #[inline]
+    pub(super) fn locate(&self, address: *const u8, bytes: usize) -> Option<Place> {
+        let region = self.region.get()?.as_ref()?;
+        let (segment, offset) = region.locate(address.addr(), bytes)?;
+        if fork::is_child() {
+            return None;
+        }
+        let offset = offset as u64;
+        Some(Place { segment, offset })
+    }
+
+    pub(super) fn segment_file(&self, number: u32) -> Option<OwnedFd> {
+        if fork::is_child() {
+            return None;
+        }
+        let state = self.state.lock();
+        let segment = state.segments.get(&number)?;
+        segment.file.as_fd().try_clone_to_owned().ok()
+    }
+
+    pub(super) fn is_live(&self, number: u32) -> bool {
+        fork::is_child() || self.state.lock().segments.contains_key(&number)
+    }
+
+    pub(super) fn statistics(&self) -> Statistics {
+        if fork::is_child() {
+            return Statistics::default();
+        }
+        let limit = self.limit();
+        let state = self.state.lock();
+        Statistics {
+            in_use: state.in_use,
+            peak: state.peak,
+            reserved: state.reserved,
+            limit,
+            blocks: state.blocks.as_ref().map_or(0, HashMap::len),
+            segments: state.segments.len(),
+        }
+    }
+
+    pub(super) fn limit(&self) -> usize {
+        self.limit_word().load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_limit(&self, bytes: usize) {
+        self.limit_word().store(bytes, Ordering::Relaxed);
+    }
+
+    fn limit_word(&self) -> &AtomicUsize {
+        self.limit
+            .get_or_init(|| AtomicUsize::new(limit::from_environment()))
+    }
+
+    /// Gives empty segments back now.
+    pub(super) fn trim(&self) {
+        if fork::is_child() {
+            return;
+        }
+        let mut retired = Vec::new();
+        self.state.lock().retire(&mut retired, |_| true);
+        self.dispose(retired);
+    }
+
+    pub(super) fn add_sharer(&self) {
+        self.sharers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove_sharer(&self) {
+        if self.sharers.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.trim();
+        }
+    }
+
+    /// The addresses, reserved at the first call: twice what the heap may grow to, so that holes which segments of
+    /// several chunks leave do not matter.
+    fn region(&self) -> Option<&Arc<Region>> {
+        let reserve = || {
+            let bytes = self.limit().max(limit::of_the_machine()).saturating_mul(2);
+            let region = Region::reserve(bytes)
+                .inspect_err(|errno| self.complain(bytes, &format!("no addresses: {errno}")))
+                .ok()?;
+            let mut state = self.state.lock();
+            state.blocks = Some(HashMap::new());
+            state.chunks = Some(Places::new(region.length()));
+            Some(Arc::new(region))
+        };
+        self.region.get_or_init(reserve).as_ref()
+    }
+
+    /// Adds a segment in which a block of `bytes` finds room.
+    fn grow(
+        &self,
+        state: &mut State,
+        region: &Arc<Region>,
+        bytes: usize,
+        retired: &mut Vec<Segment>,
+    ) -> Result<(), String> {
+        let limit = self.limit();
+        let least = bytes.next_multiple_of(PAGE);
+        if state.reserved + least > limit {
+            state.retire(retired, |_| true);
+        }
+        let room = limit.saturating_sub(state.reserved) / PAGE * PAGE;
+        if least > room {
+            let reserved = state.reserved;
+            return Err(format!(
+                "{reserved} of {limit} bytes (heap_bytes) are taken"
+            ));
+        }
+        let length = state.reserved.clamp(LEAST, MOST).max(least).min(room);
+        let chunks = state.chunks.as_mut().ok_or("no addresses")?;
+        let span = length.next_multiple_of(CHUNK);
+        let at = chunks
+            .take(span, CHUNK)
+            .ok_or("its addresses are scattered")?;
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        match Segment::create(number, region, at, length, limit::is_strict()) {
+            Ok(segment) => {
+                state.segments.insert(number, segment);
+                state.reserved += length;
+                state.idle += 1;
+                Ok(())
+            }
+            Err(errno) => {
+                chunks.put(at, span);
+                Err(refusal(errno))
+            }
+        }
+    }
+
+    fn retire_idle(&self, state: &mut State, retired: &mut Vec<Segment>) {
+        if state.idle == 0 {
+            return;
+        }
+        if self.sharers.load(Ordering::Relaxed) == 0 {
+            // Nobody has mapped them; making them anew costs us as little as it costs malloc.
+            return state.retire(retired, |_| true);
+        }
+        let now = Instant::now();
+        state.retire(retired, |since| now.duration_since(since) >= self.retained);
+    }
+
+    /// Ends segments that are no longer in the table, with the lock not held: giving back their pages takes time.
+    fn dispose(&self, retired: Vec<Segment>) {
+        for segment in retired {
+            let (at, length) = segment.chunks();
+            drop(segment);
+            RETIRED.fetch_add(1, Ordering::Release);
+            if let Some(chunks) = &mut self.state.lock().chunks {
+                chunks.put(at, length);
+            }
+        }
+    }
+
+    fn complain(&self, bytes: usize, reason: &str) {
+        if !self.complained.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                bytes,
+                "the shared heap has no room, and memory is private from here on where it has none: {reason}"
+            );
+        }
+    }
+}
+
+impl State {
+    /// A block in the oldest segment that has room, so that the youngest become empty.
+    fn take(&mut self, bytes: usize, align: usize) -> Option<Block> {
+        let (segment, offset) = self.segments.values_mut().find_map(|segment| {
+            let offset = segment.places.take(bytes, align)?;
+            Some((segment, offset))
+        })?;
+        if !segment.commit(offset, bytes) {
+            segment.places.put(offset, bytes);
+            return None;
+        }
+        let address = segment.address(offset);
+        let used = segment.fresh.saturating_sub(offset).min(bytes);
+        segment.fresh = segment.fresh.max(offset + bytes);
+        if segment.idle_since.take().is_some() {
+            self.idle -= 1;
+        }
+        let held = Held {
+            segment: segment.number,
+            offset,
+            bytes,
+        };
+        self.blocks.as_mut()?.insert(address.addr().get(), held);
+        self.in_use += bytes;
+        self.peak = self.peak.max(self.in_use);
+        Some(Block {
+            address,
+            bytes,
+            used,
+        })
+    }
+
+    fn put(&mut self, address: NonNull<u8>) -> bool {
+        let Some(held) = self
+            .blocks
+            .as_mut()
+            .and_then(|blocks| blocks.remove(&address.addr().get()))
+        else {
+            return false;
+        };
+        self.in_use -= held.bytes;
+        if let Some(segment) = self.segments.get_mut(&held.segment) {
+            segment.places.put(held.offset, held.bytes);
+            if segment.places.is_untouched() {
+                segment.idle_since = Some(Instant::now());
+                self.idle += 1;
+            }
+        }
+        true
+    }
+
+    /// Takes the empty segments out of the table whose time of becoming so is `due`.
+    fn retire(&mut self, retired: &mut Vec<Segment>, due: impl Fn(Instant) -> bool) {
+        if self.idle == 0 {
+            return;
+        }
+        let before = retired.len();
+        let due = |_: &u32, segment: &mut Segment| segment.idle_since.is_some_and(&due);
+        retired.extend(extract(&mut self.segments, due));
+        for segment in &retired[before..] {
+            self.idle -= 1;
+            self.reserved -= segment.length();
+        }
+    }
+}
+
+/// Removes and returns what `which` holds for.
+fn extract<K: Ord + Copy, V>(
+    map: &mut BTreeMap<K, V>,
+    mut which: impl FnMut(&K, &mut V) -> bool,
+) -> Vec<V> {
+    let keys: Vec<K> = map
+        .iter_mut()
+        .filter_map(|(key, value)| which(key, value).then_some(*key))
+        .collect();
+    keys.iter().filter_map(|key| map.remove(key)).collect()
+}
+
+/// The size and alignment that a block really gets.
+fn rounded(bytes: usize, align: usize) -> Option<(usize, usize)> {
+    if !align.is_power_of_two() || align > CHUNK || bytes > isize::MAX as usize / 2 {
+        return None;
+    }
+    Some(if bytes >= LARGE {
+        (bytes.next_multiple_of(PAGE), align.max(PAGE))
+    } else {
+        (bytes.max(1).next_multiple_of(GRAIN), align.max(GRAIN))
+    })
+}
+
+fn refusal(errno: Errno) -> String {
+    match errno {
+        Errno::FBIG => "the size of files is limited (ulimit -f)".to_owned(),
+        Errno::MFILE => "too many open files (ulimit -n)".to_owned(),
+        errno => format!("the system refused a segment: {errno}"),
+    }
+}
+
+/// How many segments were given back so far in this process, in any heap.
+pub(super) fn retired() -> u64 {
+    RETIRED.load(Ordering::Acquire)
+}
+
+#[cfg(test)]
+impl Arena {
+    /// Keeps every thread of the process out of the heap.
+    pub(super) fn hold(&self) -> impl Drop {
+        self.state.lock()
+    }
+}

@@ -1,0 +1,129 @@
+//! The shared heap: memory that peers on this host read in place.
+//!
+//! A process has one heap. It hands out blocks from memfd segments ([`allocate`], [`Buffer`]), and tells for any
+//! address whether it lies in one ([`locate`]). A link between two processes of a host passes the segments'
+//! descriptors to the peer, who maps them to read ([`PeerHeap`]): a collective then folds from the memory of the peer
+//! that wrote it, without a copy in between. Memory from here is otherwise like any other: it may be passed to every
+//! operation, and operations take every other memory.
+//!
+//! The heap is bounded by the setting `heap_bytes`. When it is full, or the kernel refuses, there is simply no block,
+//! and the caller takes private memory; that is logged once. Memory is committed as it is touched.
+//!
+//! After `fork` parent and child share what was in the heap, as they share torch's shared tensors: what one writes
+//! the other sees, and what the parent frees it may use again. The child has no heap of its own: it is handed no block,
+//! and what it frees stays as it is.
+
+mod arena;
+mod buffer;
+mod limit;
+mod peer;
+mod places;
+mod region;
+mod segment;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use self::arena::Arena;
+pub use self::arena::{Block, Place, Statistics};
+pub use self::buffer::Buffer;
+pub use self::peer::{Identity, PeerHeap};
+
+use crate::config::Config;
+
+/// The heap of this process.
+static HEAP: Arena = Arena::new();
+
+/// A block of at least `bytes` bytes at a multiple of `align` (a power of two up to 64 MiB; 64 and more is had in any
+/// case, a page for 64 KiB and more). `None` when the heap is full, turned off (`heap_bytes` is 0) or belongs to the
+/// parent of this process. What is in the block is unspecified, but initialised; [`Block::used`] says how much of it
+/// is not zero already.
+pub fn allocate(bytes: usize, align: usize) -> Option<Block> {
+    HEAP.allocate(bytes, align)
+}
+
+/// As [`allocate`], and every byte is zero. Memory that was never used is not touched.
+pub fn allocate_zeroed(bytes: usize, align: usize) -> Option<Block> {
+    let block = allocate(bytes, align)?;
+    // SAFETY: the block was just made and is nobody else's.
+    unsafe { block.address.write_bytes(0, block.used) };
+    Some(block)
+}
+
+/// Frees the block that begins at `address`. False, and nothing else, when there is none. In a forked child nothing
+/// happens: the block is its parent's.
+///
+/// # Safety
+/// Nobody uses the block any more, in this process or by way of an operation that is under way.
+pub unsafe fn free(address: NonNull<u8>) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe { HEAP.free(address) }
+}
+
+/// Where `address..address + bytes` lies, for peers. `None` when it is not, as a whole, in a segment of the heap. For
+/// memory that the caller has a right to use the answer stays true until that is freed.
+///
+/// A subtraction and two loads; no lock.
+#[inline]
+pub fn locate(address: *const u8, bytes: usize) -> Option<Place> {
+    HEAP.locate(address, bytes)
+}
+
+/// The descriptor of a segment, to be passed to a peer. `None` when there is no such segment any more, or no
+/// descriptor left.
+pub fn segment_file(segment: u32) -> Option<OwnedFd> {
+    HEAP.segment_file(segment)
+}
+
+/// Whether segment `segment` has not been given back. A number stands for the same segment for ever.
+pub fn is_live(segment: u32) -> bool {
+    HEAP.is_live(segment)
+}
+
+/// How many segments have been given back so far. While this stays the same, so does every answer of [`is_live`] that
+/// was true; it costs one load.
+#[inline]
+pub fn retired() -> u64 {
+    arena::retired()
+}
+
+/// What the heap holds.
+pub fn statistics() -> Statistics {
+    HEAP.statistics()
+}
+
+/// Bounds the heap to `bytes` from here on; 0 turns it off. What it holds already, it keeps.
+pub fn set_limit(bytes: usize) {
+    HEAP.set_limit(bytes);
+}
+
+/// Gives segments without a block back to the system now rather than later.
+pub fn trim() {
+    HEAP.trim();
+}
+
+/// Bounds the heap as `config` says, if it does: the last group to be made decides for the process.
+pub(crate) fn configure(config: &Config) {
+    if let Some(bytes) = config.heap_bytes {
+        set_limit(bytes.0);
+    }
+}
+
+/// Held by each link whose peer may map segments. While there is none, empty segments are not kept.
+#[derive(Debug)]
+pub(crate) struct Sharing(());
+
+impl Sharing {
+    pub(crate) fn begin() -> Self {
+        HEAP.add_sharer();
+        Self(())
+    }
+}
+
+impl Drop for Sharing {
+    fn drop(&mut self) {
+        HEAP.remove_sharer();
+    }
+}

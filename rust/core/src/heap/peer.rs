@@ -1,0 +1,369 @@
+//! A peer's heap as this side sees it: its segments, mapped to read.
+//!
+//! What a peer announces is checked against what the kernel says of the descriptor that came with it: that it is a
+//! memfd of that length, sealed against changing it, and the very file that was meant. An announcement that a member
+//! would not make is an error that ends the link; a segment that cannot be mapped here is not, and the peer's memory is
+//! then read by other means.
+//!
+//! Several links to one process share one mapping of a segment, and its page table.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rustix::fs;
+use rustix::mm::{self, MapFlags, ProtFlags};
+
+use super::segment::SEALS;
+use crate::error::{Code, Error, Result};
+
+/// More segments than any heap has: 64 of them hold 64 GiB.
+const MOST_SEGMENTS: usize = 4096;
+
+/// What identifies a segment to a peer, besides its descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its number in the heap of its owner.
+    pub segment: u32,
+    /// Its length.
+    pub bytes: u64,
+    /// The file's number, which tells one memfd from another on this host.
+    pub inode: u64,
+}
+
+impl Identity {
+    /// Of segment `segment`, whose descriptor is `file`.
+    ///
+    /// # Errors
+    /// `System` when the kernel says nothing about it.
+    pub fn of(segment: u32, file: impl AsFd) -> Result<Self> {
+        let stat = fs::fstat(file).map_err(|errno| Error::system("look at a segment", errno))?;
+        Ok(Self {
+            segment,
+            bytes: u64::try_from(stat.st_size).unwrap_or(0),
+            inode: stat.st_ino,
+        })
+    }
+}
+
+/// The segments that a peer has announced and not taken back.
+#[derive(Debug, Default)]
+pub struct PeerHeap {
+    /// `None`: could not be mapped.
+    segments: HashMap<u32, Option<Arc<Window>>>,
+}
+
+impl PeerHeap {
+    /// Maps a segment that the peer announced. `file` is what came with the announcement, if anything did: descriptors
+    /// do not arrive when this process has none left. Says whether the peer may refer to the segment.
+    ///
+    /// # Errors
+    /// `Untrusted` when no member announces such a segment: the number is in use, the file is another one, or can
+    /// still change its size.
+    pub fn admit(&mut self, identity: Identity, file: Option<OwnedFd>) -> Result<bool> {
+        if self.segments.len() >= MOST_SEGMENTS {
+            return Err(untrusted("more segments than a heap has"));
+        }
+        if identity.segment == 0 || self.segments.contains_key(&identity.segment) {
+            return Err(untrusted(format_args!(
+                "segment {} again",
+                identity.segment
+            )));
+        }
+        let window = match file {
+            Some(file) => {
+                check(identity, &file)?;
+                Window::open(identity, &file)
+            }
+            None => Err(Error::system("receive a descriptor", "none arrived")),
+        };
+        let window = window.inspect_err(|error| {
+            tracing::warn!("a peer's shared heap cannot be read in place: {error}");
+        });
+        let window = window.ok();
+        let mapped = window.is_some();
+        self.segments.insert(identity.segment, window);
+        Ok(mapped)
+    }
+
+    /// Lets go of a segment that the peer has given back. An unknown one does not matter.
+    pub fn forget(&mut self, segment: u32) {
+        self.segments.remove(&segment);
+    }
+
+    /// How many segments there are.
+    pub fn len(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Where `bytes` bytes from `offset` of a segment lie in this process. They can be read as long as `self` is
+    /// neither dropped nor told to forget the segment. `None`: the segment could not be mapped here, which the peer was
+    /// told in answer to its announcement.
+    ///
+    /// # Errors
+    /// `Untrusted` when the segment was not announced, or is shorter than that.
+    pub fn span(&self, segment: u32, offset: u64, bytes: usize) -> Result<Option<NonNull<u8>>> {
+        let Some(window) = self.segments.get(&segment) else {
+            return Err(untrusted(format_args!(
+                "bytes of segment {segment}, which is not announced"
+            )));
+        };
+        let Some(window) = window else {
+            return Ok(None);
+        };
+        window.at(offset, bytes).map(Some).ok_or_else(|| {
+            let length = window.length;
+            untrusted(format_args!(
+                "{bytes} bytes from {offset} of a segment of {length} bytes"
+            ))
+        })
+    }
+
+    /// As [`PeerHeap::span`], as a slice.
+    ///
+    /// # Errors
+    /// As [`PeerHeap::span`].
+    ///
+    /// # Safety
+    /// While the slice lives, a peer that keeps the link's protocol does not write these bytes: it lent them, and has
+    /// not been told yet that they were read. Should it break the protocol, other bytes than were sent are seen; so
+    /// they are used as numbers, for which every pattern is valid, and never as lengths, addresses or conditions.
+    pub unsafe fn slice(&self, segment: u32, offset: u64, bytes: usize) -> Result<Option<&[u8]>> {
+        let start = self.span(segment, offset, bytes)?;
+        // SAFETY: the span is mapped for as long as `self` is borrowed, since forgetting takes `&mut self`, and cannot
+        // fault, since the file's size is sealed. The caller promises that nobody writes to it.
+        Ok(start.map(|start| unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) }))
+    }
+}
+
+/// Whether `file` is what was announced. Its size, seals and number are the kernel's word.
+fn check(identity: Identity, file: &OwnedFd) -> Result<()> {
+    let seals = fs::fcntl_get_seals(file)
+        .map_err(|errno| untrusted(format_args!("a segment that cannot be sealed ({errno})")))?;
+    if !seals.contains(SEALS) {
+        return Err(untrusted(format_args!(
+            "a segment whose size can change (seals {seals:?})"
+        )));
+    }
+    let seen = Identity::of(identity.segment, file)?;
+    if seen != identity || seen.bytes == 0 {
+        return Err(untrusted(format_args!("{identity:?}, but sent {seen:?}")));
+    }
+    Ok(())
+}
+
+fn untrusted(what: impl fmt::Display) -> Error {
+    Error::new(
+        Code::Untrusted,
+        format!("the peer's heap is refused: it announced {what}"),
+    )
+}
+
+/// A segment of another process's heap, mapped to read.
+#[derive(Debug)]
+struct Window {
+    base: NonNull<u8>,
+    length: usize,
+    inode: u64,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, on drop.
+unsafe impl Send for Window {}
+// SAFETY: as above; nothing in it changes, and its bytes are reached by unsafe code only.
+unsafe impl Sync for Window {}
+
+/// What is mapped, by inode. A mapping keeps its file, so that the number is not another's as long as the entry is
+/// alive.
+static WINDOWS: Mutex<Vec<(u64, Weak<Window>)>> = Mutex::new(Vec::new());
+
+impl Window {
+    fn open(identity: Identity, file: &OwnedFd) -> Result<Arc<Self>> {
+        let mut windows = WINDOWS.lock();
+        let known = windows.iter().find(|(inode, _)| *inode == identity.inode);
+        if let Some(window) = known.and_then(|(_, window)| window.upgrade()) {
+            return Ok(window);
+        }
+        let refused = |cause: &dyn fmt::Display| {
+            Error::system(
+                format_args!("map {} bytes of a peer's heap", identity.bytes),
+                cause,
+            )
+        };
+        let length = usize::try_from(identity.bytes).map_err(|cause| refused(&cause))?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+        let mapped = unsafe {
+            mm::mmap(
+                ptr::null_mut(),
+                length,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                file,
+                0,
+            )
+        };
+        let base = mapped.map_err(|errno| refused(&errno))?;
+        let base =
+            NonNull::new(base.cast::<u8>()).ok_or_else(|| refused(&"mapped at address zero"))?;
+        // SAFETY: a hint about the mapping just made; it changes no contents.
+        let _ = unsafe { mm::madvise(base.as_ptr().cast(), length, mm::Advice::LinuxHugepage) };
+        let window = Arc::new(Self {
+            base,
+            length,
+            inode: identity.inode,
+        });
+        windows.push((identity.inode, Arc::downgrade(&window)));
+        Ok(window)
+    }
+
+    /// The address of `bytes` bytes from `offset`, if there are so many.
+    fn at(&self, offset: u64, bytes: usize) -> Option<NonNull<u8>> {
+        let offset = usize::try_from(offset).ok()?;
+        let end = offset.checked_add(bytes)?;
+        // SAFETY: the offset is within the mapping, or at its end.
+        (end <= self.length).then(|| unsafe { self.base.add(offset) })
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        let this: *const Self = self;
+        WINDOWS
+            .lock()
+            .retain(|(inode, window)| *inode != self.inode || !ptr::eq(window.as_ptr(), this));
+        // SAFETY: this is the mapping that `open` made, whole, and whoever reads it holds an `Arc` around `self`.
+        let result = unsafe { mm::munmap(self.base.as_ptr().cast(), self.length) };
+        debug_assert!(result.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use rustix::fs::{MemfdFlags, SealFlags};
+
+    use super::*;
+
+    fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = fs::memfd_create("unisono test", flags).unwrap();
+        fs::ftruncate(&file, bytes).unwrap();
+        fs::fcntl_add_seals(&file, seals).unwrap();
+        file
+    }
+
+    fn refused(heap: &mut PeerHeap, identity: Identity, file: OwnedFd) -> String {
+        let error = heap.admit(identity, Some(file)).unwrap_err();
+        assert_eq!(error.code, Code::Untrusted);
+        error.message
+    }
+
+    #[test]
+    fn what_the_owner_writes_is_seen_until_the_segment_goes() {
+        let file = memfd(8192, SEALS);
+        let identity = Identity::of(3, &file).unwrap();
+        let writer = File::from(file.try_clone().unwrap());
+        let (mut one, mut two) = (PeerHeap::default(), PeerHeap::default());
+        assert!(
+            one.admit(identity, Some(file.try_clone().unwrap()))
+                .unwrap()
+        );
+        assert!(
+            two.admit(
+                Identity {
+                    segment: 9,
+                    ..identity
+                },
+                Some(file)
+            )
+            .unwrap()
+        );
+        writer.write_all_at(b"unison", 4096).unwrap();
+        // SAFETY: nobody writes any more.
+        let seen = unsafe { one.slice(3, 4096, 6) }.unwrap().unwrap();
+        assert_eq!(seen, b"unison");
+        // One mapping serves both.
+        assert_eq!(one.span(3, 0, 1).unwrap(), two.span(9, 0, 1).unwrap());
+        one.forget(3);
+        assert!(one.is_empty() && one.span(3, 0, 1).is_err());
+        // SAFETY: as above.
+        assert_eq!(unsafe { two.slice(9, 4100, 2) }.unwrap().unwrap(), b"on");
+        let inode = identity.inode;
+        assert!(WINDOWS.lock().iter().any(|(known, _)| *known == inode));
+        drop(two);
+        assert!(!WINDOWS.lock().iter().any(|(known, _)| *known == inode));
+    }
+
+    #[test]
+    fn spans_outside_a_segment_are_refused() {
+        let file = memfd(4096, SEALS);
+        let mut heap = PeerHeap::default();
+        heap.admit(Identity::of(1, &file).unwrap(), Some(file))
+            .unwrap();
+        assert!(heap.span(1, 0, 4096).unwrap().is_some());
+        assert!(heap.span(1, 4096, 0).unwrap().is_some());
+        for (segment, offset, bytes) in [
+            (1, 0, 4097),
+            (1, 4096, 1),
+            (1, u64::MAX, 1),
+            (1, 1, usize::MAX),
+            (2, 0, 0),
+        ] {
+            let error = heap.span(segment, offset, bytes).unwrap_err();
+            assert_eq!(error.code, Code::Untrusted, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_segment_that_is_not_what_was_announced_is_refused() {
+        let mut heap = PeerHeap::default();
+        let file = memfd(4096, SEALS);
+        let good = Identity::of(1, &file).unwrap();
+        let again = || file.try_clone().unwrap();
+        let longer = Identity {
+            bytes: 8192,
+            ..good
+        };
+        assert!(refused(&mut heap, longer, again()).contains("but sent"));
+        let other = Identity {
+            inode: good.inode + 1,
+            ..good
+        };
+        assert!(refused(&mut heap, other, again()).contains("but sent"));
+        let zero = Identity { segment: 0, ..good };
+        assert!(refused(&mut heap, zero, again()).contains("segment 0 again"));
+        for missing in [SealFlags::SHRINK, SealFlags::GROW, SealFlags::SEAL] {
+            let file = memfd(4096, SEALS - missing);
+            let identity = Identity::of(1, &file).unwrap();
+            assert!(refused(&mut heap, identity, file).contains("size can change"));
+        }
+        let empty = memfd(0, SEALS);
+        let identity = Identity::of(1, &empty).unwrap();
+        assert!(refused(&mut heap, identity, empty).contains("but sent"));
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let identity = Identity::of(1, &socket).unwrap();
+        assert!(refused(&mut heap, identity, socket.into()).contains("cannot be sealed"));
+        assert!(heap.is_empty());
+        assert!(heap.admit(good, Some(again())).unwrap());
+        assert!(refused(&mut heap, good, again()).contains("segment 1 again"));
+    }
+
+    #[test]
+    fn a_segment_whose_descriptor_was_lost_is_not_mapped() {
+        let file = memfd(4096, SEALS);
+        let identity = Identity::of(5, &file).unwrap();
+        let mut heap = PeerHeap::default();
+        assert!(!heap.admit(identity, None).unwrap());
+        assert_eq!(heap.span(5, 0, 1), Ok(None));
+        assert_eq!(heap.len(), 1);
+    }
+}

@@ -1,0 +1,208 @@
+//! Where the heap's segments are mapped: one range of addresses, reserved once.
+//!
+//! It is divided into chunks. A segment begins at a chunk, and a table of one word per chunk says which segment lies
+//! there, so that an address is traced to its segment by a subtraction and a load, without a lock. Reserved addresses
+//! cost nothing but themselves: no memory, and no claim on any.
+
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+
+/// Where a segment may begin; also the largest alignment a block can have.
+pub(super) const CHUNK: usize = 64 << 20;
+/// The least that is worth reserving.
+const FEWEST: usize = 4;
+
+/// A range of addresses of this process.
+pub(super) struct Region {
+    base: NonNull<u8>,
+    /// Per chunk: the segment's number in the upper half and its first chunk in the lower, or 0.
+    owners: Box<[AtomicU64]>,
+    /// Per chunk: the length of the segment that begins there.
+    lengths: Box<[AtomicUsize]>,
+}
+
+// SAFETY: the addresses belong to the process, not to a thread; everything else is atomic.
+unsafe impl Send for Region {}
+// SAFETY: as above. Mapping and unmapping take `&self`, and their callers own the range that they name.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Reserves `bytes`, or as many as the kernel grants where addresses are limited.
+    pub(super) fn reserve(bytes: usize) -> Result<Self, Errno> {
+        let mut chunks = bytes.div_ceil(CHUNK).max(FEWEST);
+        loop {
+            // A chunk more than is used leaves room to begin at a multiple of the chunk.
+            let length = (chunks + 1).checked_mul(CHUNK).ok_or(Errno::NOMEM)?;
+            match map_nothing(ptr::null_mut(), length, MapFlags::empty()) {
+                Ok(start) => return Ok(Self::over(start, length)),
+                Err(errno) if chunks <= FEWEST => return Err(errno),
+                Err(_) => chunks = (chunks / 2).max(FEWEST),
+            }
+        }
+    }
+
+    /// The chunks in the reservation of `length` bytes from `start`; what is before and after them is given back.
+    fn over(start: *mut u8, length: usize) -> Self {
+        let chunks = length / CHUNK - 1;
+        let skipped = start.addr().next_multiple_of(CHUNK) - start.addr();
+        let rest = CHUNK - skipped;
+        let base = start.wrapping_add(skipped);
+        // SAFETY: both are parts of the reservation just made, outside the chunks, and nothing is mapped there.
+        let result =
+            unsafe { unmap(start, skipped).and(unmap(base.wrapping_add(chunks * CHUNK), rest)) };
+        debug_assert!(result.is_ok());
+        Self {
+            base: NonNull::new(base).expect("the kernel does not map address zero unasked"),
+            owners: (0..chunks).map(|_| AtomicU64::new(0)).collect(),
+            lengths: (0..chunks).map(|_| AtomicUsize::new(0)).collect(),
+        }
+    }
+
+    /// The number of addresses.
+    pub(super) fn length(&self) -> usize {
+        self.owners.len() * CHUNK
+    }
+
+    /// Whether `address` is in it.
+    pub(super) fn contains(&self, address: usize) -> bool {
+        address.wrapping_sub(self.base.addr().get()) < self.length()
+    }
+
+    /// The segment in which all of `address..address + bytes` lies, and where.
+    #[inline]
+    pub(super) fn locate(&self, address: usize, bytes: usize) -> Option<(u32, usize)> {
+        let at = address.wrapping_sub(self.base.addr().get());
+        let owner = self.owners.get(at / CHUNK)?.load(Ordering::Acquire);
+        let (number, first) = ((owner >> 32) as u32, owner as u32 as usize);
+        if number == 0 {
+            return None;
+        }
+        let offset = at - first * CHUNK;
+        // Written before the owner was.
+        let length = self.lengths[first].load(Ordering::Relaxed);
+        let end = offset.checked_add(bytes)?;
+        (end <= length).then_some((number, offset))
+    }
+
+    /// The address of offset `at`.
+    pub(super) fn address(&self, at: usize) -> NonNull<u8> {
+        assert!(at < self.length());
+        // SAFETY: inside the reservation.
+        unsafe { self.base.add(at) }
+    }
+
+    /// Maps `file`, `length` bytes long, to read and write at offset `at`, as segment `number` (not 0).
+    ///
+    /// The range is the caller's own: chunks that hold no segment.
+    pub(super) fn map(
+        &self,
+        number: u32,
+        file: BorrowedFd<'_>,
+        at: usize,
+        length: usize,
+    ) -> Result<(), Errno> {
+        assert!(number != 0 && at.is_multiple_of(CHUNK) && length <= self.length() - at);
+        let chunks = at / CHUNK..(at + length).div_ceil(CHUNK);
+        let owned = |owner: &AtomicU64| owner.load(Ordering::Relaxed) != 0;
+        assert!(!self.owners[chunks.clone()].iter().any(owned));
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let place = self.address(at).as_ptr().cast();
+        // SAFETY: it replaces a part of our own reservation, in which nothing is mapped: no segment (asserted above).
+        unsafe {
+            mm::mmap(place, length, access, flags, file, 0)?;
+            // Fewer and larger pages where the system has them for shared memory; else nothing happens.
+            let _ = mm::madvise(place, length, Advice::LinuxHugepage);
+        }
+        self.lengths[chunks.start].store(length, Ordering::Relaxed);
+        let owner = u64::from(number) << 32 | chunks.start as u64;
+        for chunk in &self.owners[chunks] {
+            chunk.store(owner, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Undoes [`Region::map`]: the addresses are reserved as before.
+    ///
+    /// # Safety
+    /// Nobody uses the memory any more.
+    pub(super) unsafe fn unmap(&self, at: usize, length: usize) -> Result<(), Errno> {
+        for chunk in &self.owners[at / CHUNK..(at + length).div_ceil(CHUNK)] {
+            chunk.store(0, Ordering::Release);
+        }
+        map_nothing(self.address(at).as_ptr(), length, MapFlags::FIXED).map(drop)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the reservation that `over` kept, whole; who drops it uses nothing in it.
+        let result = unsafe { unmap(self.base.as_ptr(), self.length()) };
+        debug_assert!(result.is_ok());
+    }
+}
+
+/// Reserves `length` addresses, at `place` if the flags say `FIXED`.
+fn map_nothing(place: *mut u8, length: usize, flags: MapFlags) -> Result<*mut u8, Errno> {
+    let flags = flags | MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: without `FIXED` a fresh mapping touches no existing memory. With it, it replaces a segment of this
+    // region, of which `Region::unmap`'s caller promises that nobody uses it.
+    let mapped = unsafe { mm::mmap_anonymous(place.cast(), length, ProtFlags::empty(), flags) }?;
+    Ok(mapped.cast())
+}
+
+/// # Safety
+/// The range is mapped and nobody uses it.
+unsafe fn unmap(start: *mut u8, length: usize) -> Result<(), Errno> {
+    match length {
+        0 => Ok(()),
+        // SAFETY: as the caller promises.
+        _ => unsafe { mm::munmap(start.cast(), length) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::fs;
+
+    use super::*;
+
+    fn file(bytes: usize) -> std::os::fd::OwnedFd {
+        let file = fs::memfd_create("unisono test", fs::MemfdFlags::CLOEXEC).unwrap();
+        fs::ftruncate(&file, bytes as u64).unwrap();
+        file
+    }
+
+    #[test]
+    fn an_address_is_traced_to_the_segment_that_holds_all_of_it() {
+        let region = Region::reserve(8 * CHUNK).unwrap();
+        assert_eq!(region.length(), 8 * CHUNK);
+        let base = region.address(0).addr().get();
+        assert_eq!(base % CHUNK, 0);
+        assert_eq!(region.locate(base, 1), None);
+        let (small, large) = (file(8192), file(CHUNK + 4096));
+        region.map(7, small.as_fd(), 0, 8192).unwrap();
+        region.map(9, large.as_fd(), CHUNK, CHUNK + 4096).unwrap();
+        assert_eq!(region.locate(base, 8192), Some((7, 0)));
+        assert_eq!(region.locate(base + 100, 8092), Some((7, 100)));
+        assert_eq!(region.locate(base + 100, 8093), None);
+        assert_eq!(region.locate(base + 8192, 1), None);
+        assert_eq!(region.locate(base + CHUNK - 1, 1), None);
+        let far = base + 2 * CHUNK;
+        assert_eq!(region.locate(far, 4096), Some((9, CHUNK)));
+        assert_eq!(region.locate(far, 4097), None);
+        assert_eq!(region.locate(far, usize::MAX), None);
+        assert_eq!(region.locate(base + 8 * CHUNK, 1), None);
+        assert_eq!(region.locate(base - 1, 1), None);
+        // SAFETY: nothing refers to it.
+        unsafe { region.unmap(CHUNK, CHUNK + 4096) }.unwrap();
+        assert_eq!(region.locate(far, 1), None);
+        assert_eq!(region.locate(base, 1), Some((7, 0)));
+    }
+}

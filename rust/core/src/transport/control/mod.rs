@@ -1,0 +1,242 @@
+//! The control channel: a stream socket beside a link's data, never behind it.
+//!
+//! It carries a few kinds of frame ([`Frame`]). A doorbell is one byte and wakes a peer that sleeps on the
+//! socket; the others are `{kind: u8, length: u16 little-endian, payload}`. Everything read from it
+//! is treated as hostile: a frame has a bounded length, and the first byte that no member would
+//! send ends the channel with a description of it, since nothing after it can be trusted to be a
+//! frame.
+//!
+//! Nothing here blocks. What the socket does not take is kept and tried again on the next call, and
+//! once more when the channel is dropped. The end of the socket is the end of the peer: an orderly
+//! one announces it with a farewell, so an end without it means that the process is gone.
+//!
+//! Between processes of a host it also passes the segments of their heaps (`segments.rs`).
+
+mod frame;
+mod outbound;
+mod segments;
+#[cfg(test)]
+mod tests;
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recv, recvmsg,
+};
+
+use self::outbound::Outbound;
+use self::segments::Segments;
+use super::{PeerState, Position};
+
+pub use self::frame::{Frame, MAX_MESSAGE};
+
+/// How many reads one call makes at most, so that a flooding peer cannot hold its caller.
+const MAX_READS: usize = 16;
+
+/// This side's end of a control channel.
+#[derive(Debug)]
+pub struct Control {
+    socket: OwnedFd,
+    /// The start of a frame whose rest has not arrived.
+    inbound: Vec<u8>,
+    /// Frames that the socket has not taken yet.
+    outbound: Outbound,
+    state: PeerState,
+    /// The last position the peer sent and nobody has taken.
+    position: Option<Position>,
+    /// Nothing more will be read: the peer's end closed, failed, or sent what no member sends.
+    ended: bool,
+    /// `state` has changed, or a position has come, since the caller last asked.
+    news: bool,
+    /// On a channel that passes them.
+    segments: Option<Segments>,
+}
+
+impl Control {
+    /// A control channel over a connected stream socket, Unix or TCP, that carries nothing else
+    /// from here on. It passes no segments, and a peer that sends one ends it.
+    pub fn new(socket: impl Into<OwnedFd>) -> Self {
+        Self::over(socket.into(), None)
+    }
+
+    /// As [`Control::new`], to a process of this host: each side can map the segments of the other's heap.
+    pub fn with_segments(socket: UnixStream) -> Self {
+        Self::over(socket.into(), Some(Segments::new()))
+    }
+
+    fn over(socket: OwnedFd, segments: Option<Segments>) -> Self {
+        Self {
+            socket,
+            segments,
+            inbound: Vec::new(),
+            outbound: Outbound::default(),
+            state: PeerState::Present,
+            position: None,
+            ended: false,
+            news: false,
+        }
+    }
+
+    /// Wakes the peer. When the socket is full the peer has bytes to read, which wake it as well.
+    pub fn ring_doorbell(&mut self) {
+        if self.flush() {
+            self.outbound.push(&Frame::Doorbell, None);
+            if !self.flush() {
+                self.outbound.clear();
+            }
+        }
+    }
+
+    /// Sends `frame`, now or as soon as the socket takes it.
+    pub fn send(&mut self, frame: &Frame) {
+        self.outbound.push(frame, None);
+        self.flush();
+    }
+
+    /// Reads what has arrived and says how the peer is. An abort outranks a farewell, a farewell a
+    /// loss.
+    pub fn peer_state(&mut self) -> PeerState {
+        self.retract_segments();
+        self.flush();
+        self.drain();
+        self.news = false;
+        self.state.clone()
+    }
+
+    /// What the peer last said it is in, if that has not been taken yet.
+    pub fn take_position(&mut self) -> Option<Position> {
+        self.position.take()
+    }
+
+    /// Whether the last [`Control::drain`] learned something that [`Control::peer_state`] has not
+    /// told yet.
+    pub fn has_news(&self) -> bool {
+        self.news
+    }
+
+    /// Reads what has arrived, doorbells included.
+    pub fn drain(&mut self) {
+        let mut chunk = [0; 1024];
+        for _ in 0..MAX_READS {
+            if self.ended {
+                return;
+            }
+            match self.receive(&mut chunk) {
+                Ok((0, _)) => self.end("connection closed".to_owned()),
+                Ok((count, more)) => {
+                    self.take(&chunk[..count]);
+                    if count < chunk.len() && !more {
+                        return;
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => {}
+                Err(errno) => self.end(describe(errno)),
+            }
+        }
+    }
+
+    /// Receives into `chunk`, and descriptors to `segments`. Says how many bytes came, and whether more may be there
+    /// although they do not fill the chunk: the kernel ends a read after the bytes that came with a descriptor.
+    fn receive(&mut self, chunk: &mut [u8]) -> Result<(usize, bool), Errno> {
+        let Some(segments) = &mut self.segments else {
+            let (_, count) = recv(&self.socket, chunk, RecvFlags::DONTWAIT)?;
+            return Ok((count, false));
+        };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut messages = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut parts = [IoSliceMut::new(chunk)];
+        let received = recvmsg(&self.socket, &mut parts, &mut messages, flags)?;
+        let mut more = received.flags.contains(ReturnFlags::CTRUNC);
+        for message in messages.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                more = true;
+                segments.keep(files);
+            }
+        }
+        Ok((received.bytes, more))
+    }
+
+    /// The socket to watch.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Applies every whole frame of what was kept and `bytes`, and keeps the rest.
+    fn take(&mut self, bytes: &[u8]) {
+        self.inbound.extend_from_slice(bytes);
+        let mut done = 0;
+        while !self.ended {
+            match Frame::parse(&self.inbound[done..]) {
+                Ok(Some((frame, length))) => {
+                    done += length;
+                    self.apply(frame);
+                }
+                Ok(None) => break,
+                Err(what) => {
+                    self.inbound.clear();
+                    return self.end(format!("{what} on the control channel"));
+                }
+            }
+        }
+        self.inbound.drain(..done);
+        let strays = |segments: &Segments| segments.has_strays(self.inbound.is_empty());
+        if self.segments.as_ref().is_some_and(strays) {
+            self.end("a descriptor without a frame on the control channel".to_owned());
+        }
+    }
+
+    fn apply(&mut self, frame: Frame) {
+        let state = match frame {
+            Frame::Abort(notice) if !matches!(self.state, PeerState::Aborted(_)) => {
+                PeerState::Aborted(notice)
+            }
+            Frame::Farewell if self.state == PeerState::Present => PeerState::Left,
+            Frame::Position(position) => {
+                self.position = Some(position);
+                self.news = true;
+                return;
+            }
+            Frame::Segment(identity) => return self.admit(identity),
+            Frame::SegmentAnswer { segment, mapped } => return self.answered(segment, mapped),
+            Frame::SegmentGone(segment) => return self.forget(segment),
+            _ => return,
+        };
+        self.state = state;
+        self.news = true;
+    }
+
+    fn end(&mut self, what: String) {
+        self.ended = true;
+        if self.state == PeerState::Present {
+            self.state = PeerState::Lost(what);
+            self.news = true;
+        }
+    }
+
+    /// Sends what is waiting. True when nothing is left.
+    fn flush(&mut self) -> bool {
+        self.outbound.flush(self.socket.as_fd())
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+/// What a failed socket call saw, in words.
+pub(super) fn describe(errno: Errno) -> String {
+    match errno {
+        Errno::CONNRESET => "connection reset".to_owned(),
+        Errno::PIPE => "connection closed".to_owned(),
+        Errno::TIMEDOUT => "connection timed out".to_owned(),
+        other => std::io::Error::from(other).to_string(),
+    }
+}

@@ -1,0 +1,88 @@
+//! What waits to be sent: bytes, and the descriptors that travel with some of them.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+
+use super::Frame;
+
+/// A queue of frames.
+#[derive(Debug, Default)]
+pub(super) struct Outbound {
+    bytes: Vec<u8>,
+    /// Each with the position in `bytes` of the byte that it travels with, in order.
+    files: VecDeque<(usize, OwnedFd)>,
+}
+
+impl Outbound {
+    /// Adds a frame, and the descriptor that its first byte carries.
+    pub(super) fn push(&mut self, frame: &Frame, file: Option<OwnedFd>) {
+        self.files.extend(file.map(|file| (self.bytes.len(), file)));
+        frame.write(&mut self.bytes);
+    }
+
+    /// The bytes that wait.
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Drops everything.
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        self.files.clear();
+    }
+
+    /// Sends as much as the socket takes. True when nothing is left.
+    pub(super) fn flush(&mut self, socket: BorrowedFd<'_>) -> bool {
+        while !self.bytes.is_empty() {
+            match self.transmit(socket) {
+                Ok(count) => self.sent(count),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return false,
+                // So many descriptors of this user are on their way that the kernel takes no further one. The frame
+                // goes without it, and the peer says that it could not map the segment.
+                Err(Errno::TOOMANYREFS) => drop(self.files.pop_front()),
+                // The peer's end is gone. Reading says so too, after what arrived before it.
+                Err(_) => self.clear(),
+            }
+        }
+        true
+    }
+
+    /// One system call: a descriptor is taken with the bytes from its own on, and ends a call before them.
+    fn transmit(&self, socket: BorrowedFd<'_>) -> Result<usize, Errno> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let at = |index: usize| {
+            self.files
+                .get(index)
+                .map_or(self.bytes.len(), |file| file.0)
+        };
+        let Some((0, file)) = self.files.front() else {
+            return send(socket, &self.bytes[..at(0)], flags);
+        };
+        let files = [file.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut messages = SendAncillaryBuffer::new(&mut space);
+        messages.push(SendAncillaryMessage::ScmRights(&files));
+        sendmsg(
+            socket,
+            &[IoSlice::new(&self.bytes[..at(1)])],
+            &mut messages,
+            flags,
+        )
+    }
+
+    fn sent(&mut self, count: usize) {
+        self.bytes.drain(..count);
+        if count > 0 && self.files.front().is_some_and(|file| file.0 == 0) {
+            self.files.pop_front();
+        }
+        for file in &mut self.files {
+            file.0 -= count;
+        }
+    }
+}
