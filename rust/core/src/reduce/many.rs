@@ -44,36 +44,73 @@ impl Kernel {
         world: usize,
         streaming: Streaming,
     ) {
-        self.pass(self.element(), Some(world))
-            .run(dst, sources, streaming);
+        self.pass_to_result(world).run_all(dst, sources, streaming);
     }
 
     /// `dst = ((s0 op s1) op s2) ...`, with `dst` in the accumulation type and not finished: to be
     /// folded further. Otherwise as [`Kernel::reduce`].
     pub fn fold_all(&self, dst: &mut [u8], sources: &[Source<'_>], streaming: Streaming) {
-        self.pass(self.accumulator(), None)
-            .run(dst, sources, streaming);
+        self.pass_to_partial().run_all(dst, sources, streaming);
     }
 
-    fn pass(&self, into: DataType, world: Option<usize>) -> Pass<'_> {
+    /// What [`Kernel::reduce`] does.
+    pub(super) fn pass_to_result(&self, world: usize) -> Pass<'_> {
         Pass {
             kernel: self,
-            into,
-            world,
+            into: self.element(),
+            world: Some(world),
+        }
+    }
+
+    /// What [`Kernel::fold_all`] does.
+    pub(super) fn pass_to_partial(&self) -> Pass<'_> {
+        Pass {
+            kernel: self,
+            into: self.accumulator(),
+            world: None,
         }
     }
 }
 
 /// How a result is made: in which type and, if it is finished, for how many ranks.
-struct Pass<'a> {
+pub(super) struct Pass<'a> {
     kernel: &'a Kernel,
     into: DataType,
     world: Option<usize>,
 }
 
 impl Pass<'_> {
-    fn run(&self, dst: &mut [u8], sources: &[Source<'_>], streaming: Streaming) {
+    fn run_all(&self, dst: &mut [u8], sources: &[Source<'_>], streaming: Streaming) {
         self.check(dst, sources);
+        self.run(dst, sources, 0, streaming);
+    }
+
+    pub(super) fn check(&self, dst: &[u8], sources: &[Source<'_>]) {
+        assert!(!sources.is_empty(), "a result of no contributions");
+        for source in sources {
+            let (dtype, bytes) = match source {
+                Source::Element(bytes) => (self.kernel.element(), bytes.len()),
+                Source::Partial(bytes) => (self.kernel.accumulator(), bytes.len()),
+                Source::Destination => (self.into, dst.len()),
+            };
+            assert_lengths(self.into, dst.len(), dtype, bytes);
+        }
+    }
+
+    /// Bytes of an element of the result.
+    pub(super) fn result_size(&self) -> usize {
+        self.into.size()
+    }
+
+    /// Makes the part of the result that belongs in `dst` and begins with element `first`, from
+    /// sources that have been checked.
+    pub(super) fn run(
+        &self,
+        dst: &mut [u8],
+        sources: &[Source<'_>],
+        first: usize,
+        streaming: Streaming,
+    ) {
         let is_held = |source: &Source<'_>| matches!(source, Source::Destination);
         let streamer = (streaming == Streaming::Yes && !sources.iter().any(is_held))
             .then(|| self.kernel.tier.streamer());
@@ -83,7 +120,7 @@ impl Pass<'_> {
             && streamer.is_none()
             && !sources[1..].iter().any(is_held);
         let size = self.into.size();
-        let mut at = 0;
+        let mut at = first;
         BUFFERS.with_borrow_mut(|buffers| {
             for dst in seams(dst, BLOCK / self.kernel.accumulator().size() * size, size) {
                 let elements = at..at + dst.len() / size;
@@ -101,18 +138,6 @@ impl Pass<'_> {
                 }
             }
         });
-    }
-
-    fn check(&self, dst: &[u8], sources: &[Source<'_>]) {
-        assert!(!sources.is_empty(), "a result of no contributions");
-        for source in sources {
-            let (dtype, bytes) = match source {
-                Source::Element(bytes) => (self.kernel.element(), bytes.len()),
-                Source::Partial(bytes) => (self.kernel.accumulator(), bytes.len()),
-                Source::Destination => (self.into, dst.len()),
-            };
-            assert_lengths(self.into, dst.len(), dtype, bytes);
-        }
     }
 
     fn through_buffers(

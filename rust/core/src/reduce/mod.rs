@@ -33,10 +33,12 @@ mod simd;
 mod small_float;
 #[cfg(test)]
 mod tests;
+mod workers;
 
 pub(crate) use copy::piece;
 pub use copy::{Streaming, copy, copy_hinted};
 pub use many::Source;
+pub use workers::Workers;
 
 use crate::error::Result;
 use crate::types::{DataType, ReduceOp};
