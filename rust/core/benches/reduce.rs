@@ -1,18 +1,29 @@
 //! How fast reductions run beside a copy of as many bytes.
 //!
-//! `cargo bench -p unisono --bench reduce [-- KIB]`
+//! `cargo bench -p unisono --bench reduce [-- [all] [KIB]]`
 //!
-//! Prints gigabytes of accumulator per second, the best of several rounds, for buffers of 16 KiB,
-//! 256 KiB and 16 MiB or of the given size.
+//! Prints gigabytes of result per second, the best of several rounds, for results of 16 KiB, 1 MiB
+//! and 64 MiB or of the given size. `all` adds every operator worth a loop of its own, folded one
+//! contribution at a time.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use unisono::reduce::{self, Kernel};
+use unisono::reduce::{self, Kernel, Source, Streaming};
 use unisono::types::{DataType, ReduceOp};
 
-const SHOWN: [(DataType, &[ReduceOp]); 11] = {
-    use ReduceOp::{Band, Land, Max, Prod, Sum};
+const SIZES_KIB: [usize; 3] = [16, 1024, 64 * 1024];
+
+const SHOWN: [DataType; 5] = [
+    DataType::Float32,
+    DataType::Float64,
+    DataType::Float16,
+    DataType::BFloat16,
+    DataType::Int8,
+];
+
+const ALL: [(DataType, &[ReduceOp]); 13] = {
+    use ReduceOp::{Avg, Band, Land, Max, Prod, Sum};
     [
         (DataType::Float32, &[Sum, Prod, Max, Land]),
         (DataType::Float64, &[Sum, Max]),
@@ -20,7 +31,9 @@ const SHOWN: [(DataType, &[ReduceOp]); 11] = {
         (DataType::BFloat16, &[Sum, Max]),
         (DataType::Float8E4M3, &[Sum]),
         (DataType::Float8E5M2, &[Sum]),
-        (DataType::Int32, &[Sum, Prod, Max, Band]),
+        (DataType::Int8, &[Sum, Prod, Max]),
+        (DataType::Int16, &[Sum, Prod, Max]),
+        (DataType::Int32, &[Sum, Prod, Max, Band, Avg]),
         (DataType::Int64, &[Sum, Prod, Max]),
         (DataType::UInt8, &[Sum, Prod, Max]),
         (DataType::Bool, &[Sum]),
@@ -29,50 +42,115 @@ const SHOWN: [(DataType, &[ReduceOp]); 11] = {
 };
 
 fn main() {
-    let sizes: Vec<usize> = match std::env::args().filter_map(|a| a.parse().ok()).next() {
-        Some(kib) => vec![kib],
-        None => vec![16, 256, 16 * 1024],
-    };
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let given = arguments.iter().find_map(|a| a.parse().ok());
+    let sizes = given.map_or(SIZES_KIB.to_vec(), |kib| vec![kib]);
     for kib in sizes {
-        measure(kib * 1024);
+        copies(kib * 1024);
+        passes(kib * 1024);
+        if arguments.iter().any(|a| a == "all") {
+            folds(kib * 1024);
+        }
     }
 }
 
-fn measure(bytes: usize) {
-    println!("{} KiB of accumulator, GB/s", bytes / 1024);
-    let src = vec![0_u8; bytes];
-    let mut dst = vec![0_u8; bytes];
-    let copy = rate(bytes, || reduce::copy(black_box(&mut dst), black_box(&src)));
-    println!("  {:<14} {:<6} {copy:7.1}", "", "copy");
-    for (dtype, ops) in SHOWN {
-        let wide = dtype.accumulator().size();
-        let contribution = ones(dtype, bytes / wide);
-        let mut acc = vec![0_u8; bytes];
+/// Copies: the C library's whole and in blocks, ours by either kind of store.
+fn copies(bytes: usize) {
+    const BLOCK: usize = 256 << 10;
+    println!("{} KiB, GB/s of result", bytes / 1024);
+    let src = vec![1_u8; bytes];
+    let mut dst = vec![1_u8; bytes];
+    let mut show = |what: &str, copy: &mut dyn FnMut(&mut [u8], &[u8])| {
+        let speed = rate(bytes, || copy(black_box(&mut dst), black_box(&src)));
+        println!("  {what:<32} {speed:7.1}");
+    };
+    let blocks = |dst: &mut [u8], src: &[u8], streaming| {
+        for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
+            reduce::copy_hinted(dst, src, streaming);
+        }
+    };
+    show("memcpy", &mut |dst, src| dst.copy_from_slice(src));
+    show("copy", &mut reduce::copy);
+    show("copy of blocks", &mut |dst, src| {
+        blocks(dst, src, Streaming::No)
+    });
+    show("copy of blocks, streaming", &mut |dst, src| {
+        blocks(dst, src, Streaming::Yes);
+    });
+}
+
+/// A result from several contributions: folded one after the other, as before there was a pass,
+/// and in one pass by either kind of store.
+fn passes(bytes: usize) {
+    println!(
+        "  {:<10} {:>8} {:>12} {:>12} {:>12} {:>12}",
+        "sum", "ranks", "one by one", "one pass", "streaming", "in place"
+    );
+    for dtype in SHOWN {
+        let kernel = Kernel::new(ReduceOp::Sum, dtype).expect("a meaningful pair");
+        let ranks = vec![ones(dtype, bytes / dtype.size()); 8];
+        let mut acc = vec![0_u8; bytes / dtype.size() * dtype.accumulator().size()];
+        let mut dst = vec![0_u8; bytes];
+        for world in [2, 4, 8] {
+            let sources: Vec<_> = ranks[..world].iter().map(|r| Source::Element(r)).collect();
+            let mut held = sources.clone();
+            held[world - 1] = Source::Destination;
+            let successive = rate(bytes, || {
+                reduce::widen(dtype, &mut acc, black_box(&ranks[0]));
+                for rank in &ranks[1..world] {
+                    kernel.fold_element(&mut acc, black_box(rank));
+                }
+                kernel.finish(black_box(&mut dst), &acc, world);
+            });
+            let mut pass = |sources: &[Source<'_>], streaming| {
+                rate(bytes, || {
+                    kernel.reduce(black_box(&mut dst), black_box(sources), world, streaming);
+                })
+            };
+            println!(
+                "  {:<10} {world:>8} {successive:>12.1} {:>12.1} {:>12.1} {:>12.1}",
+                dtype.name(),
+                pass(&sources, Streaming::No),
+                pass(&sources, Streaming::Yes),
+                pass(&held, Streaming::No),
+            );
+        }
+    }
+}
+
+/// One contribution folded, by operator and type.
+fn folds(bytes: usize) {
+    for (dtype, ops) in ALL {
+        let contribution = ones(dtype, bytes / dtype.size());
+        let mut acc = vec![0_u8; contribution.len() / dtype.size() * dtype.accumulator().size()];
         let mut result = contribution.clone();
+        let show = |what: &str, speed: f64| {
+            println!("  {:<14} {what:<17} {speed:7.1}", dtype.name());
+        };
         for op in ops {
             let kernel = Kernel::new(*op, dtype).expect("a meaningful pair");
             reduce::widen(dtype, &mut acc, &contribution);
             let fold = rate(bytes, || {
                 kernel.fold_element(black_box(&mut acc), black_box(&contribution));
             });
-            println!(
-                "  {dtype:<14} {op:<6} {fold:7.1}",
-                dtype = dtype.name(),
-                op = op.name()
-            );
+            show(op.name(), fold);
+            if *op == ReduceOp::Avg {
+                let finish = rate(bytes, || kernel.finish(black_box(&mut result), &acc, 3));
+                show("finish", finish);
+            }
         }
-        if wide != dtype.size() {
+        if dtype.accumulator() != dtype {
             let narrow = rate(bytes, || {
                 reduce::narrow(dtype, black_box(&mut result), black_box(&acc));
             });
-            println!("  {:<14} {:<6} {narrow:7.1}", dtype.name(), "narrow");
+            show("narrow", narrow);
         }
     }
 }
 
 /// Bytes per second over 1e9, in the fastest of 20 rounds of a few milliseconds.
 fn rate(bytes: usize, mut work: impl FnMut()) -> f64 {
-    let repeats = (64_usize << 20).div_ceil(bytes).max(2) / 2;
+    let repeats = (32_usize << 20).div_ceil(bytes).max(2) / 2;
     let round = |work: &mut dyn FnMut()| {
         let start = Instant::now();
         (0..repeats).for_each(|_| work());

@@ -5,6 +5,13 @@
 //! thirtieth, when the destination's place in its page is the source's or a few bytes further on
 //! (glibc bug 30994). Collectives meet this often: a ring begins a page, an array from `malloc` 16
 //! bytes after one. Short pieces go through vector registers instead, at full speed.
+//!
+//! Large copies bypass the caches. The C library would too, but it sees each call alone, while
+//! collectives copy in blocks; and what it takes for the size of the caches in a virtual machine can
+//! be that of the whole host.
+
+use super::cache;
+use super::simd::Tier;
 
 /// Distances from source to destination are taken modulo this.
 const PAGE: usize = 4096;
@@ -18,20 +25,66 @@ const PIECE: usize = 1024;
 /// Longer than any copy for which it does; what bypasses the caches is best left whole.
 const LONG: usize = 4 << 20;
 
-/// `dst = src`, equally long.
+/// Whether what is written should pass the caches by.
+///
+/// An ordinary store fetches the line it writes to and lets something else out of the caches for
+/// it. A streaming one does neither: a copy moves two thirds of the bytes. But who reads the
+/// destination then finds it in memory, not in the cache. So it pays exactly when the caches would
+/// not have kept it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Streaming {
+    /// Ordinary stores.
+    #[default]
+    No,
+    /// Stores to memory, where the processor has them (x86-64; elsewhere ordinary ones).
+    Yes,
+}
+
+impl Streaming {
+    /// What suits an operation during which the cores that share a cache touch so many bytes, read
+    /// and written: streaming from the size of the last cache on. A copy alone touches twice its
+    /// length; in a collective, what all ranks of this host read and write counts.
+    pub fn for_footprint(bytes: usize) -> Self {
+        if bytes > cache::last_level() {
+            Self::Yes
+        } else {
+            Self::No
+        }
+    }
+}
+
+/// `dst = src`, equally long; streaming if they are too large together for the caches.
 ///
 /// # Panics
 /// If the lengths differ.
 pub fn copy(dst: &mut [u8], src: &[u8]) {
+    copy_hinted(dst, src, Streaming::for_footprint(2 * src.len()));
+}
+
+/// [`copy`] for a part of something larger, whose whole the caller knows.
+///
+/// What was streamed is visible to other processors before anything that this thread stores later.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn copy_hinted(dst: &mut [u8], src: &[u8], streaming: Streaming) {
     assert_eq!(dst.len(), src.len(), "a copy between different lengths");
+    if streaming == Streaming::Yes {
+        return Tier::best().streamer().copy(dst, src);
+    }
+    copy_cached(dst, src);
+}
+
+/// [`copy`] by ordinary stores.
+pub(super) fn copy_cached(dst: &mut [u8], src: &[u8]) {
     let piece = piece(dst.as_ptr().addr(), src.as_ptr().addr(), src.len());
     for (dst, src) in dst.chunks_mut(piece).zip(src.chunks(piece)) {
         dst.copy_from_slice(src);
     }
 }
 
-/// In pieces of how many bytes to copy `len` bytes between these addresses: all at once, outside the slow case. Never
-/// 0.
+/// In pieces of how many bytes to copy `len` bytes between these addresses: all at once, outside
+/// the slow case. Never 0.
 pub(crate) fn piece(dst: usize, src: usize, len: usize) -> usize {
     let ahead = dst.wrapping_sub(src) % PAGE;
     if ahead >= NEAR || len <= PIECE || len > LONG {
@@ -46,16 +99,29 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_exceeds_the_cache_arrives() {
+        let content: Vec<u8> = (0..cache::last_level() / 2 + 77)
+            .map(|i| (i * 31 % 251) as u8)
+            .collect();
+        assert_eq!(Streaming::for_footprint(2 * content.len()), Streaming::Yes);
+        let mut space = vec![0; content.len()];
+        copy(&mut space, &content);
+        assert!(space == content);
+    }
+
+    #[test]
     fn every_byte_arrives_whatever_the_distance() {
         let content: Vec<u8> = (0..3 * PIECE + 7).map(|i| (i * 31 % 251) as u8).collect();
         let mut space = vec![0; content.len() + PAGE];
         for offset in [0, 1, 16, 63, 64, 2048, 4095] {
-            for len in [0, 1, PIECE, PIECE + 1, content.len()] {
-                space.fill(0xaa);
-                copy(&mut space[offset..][..len], &content[..len]);
-                assert_eq!(space[offset..][..len], content[..len]);
-                assert!(space[..offset].iter().all(|b| *b == 0xaa));
-                assert!(space[offset + len..].iter().all(|b| *b == 0xaa));
+            for len in [0, 1, 63, 64, 130, PIECE, PIECE + 1, content.len()] {
+                for streaming in [Streaming::No, Streaming::Yes] {
+                    space.fill(0xaa);
+                    copy_hinted(&mut space[offset..][..len], &content[..len], streaming);
+                    assert_eq!(space[offset..][..len], content[..len]);
+                    assert!(space[..offset].iter().all(|b| *b == 0xaa));
+                    assert!(space[offset + len..].iter().all(|b| *b == 0xaa));
+                }
             }
         }
     }

@@ -3,8 +3,9 @@
 //! A reduction has three moments. Contributions are *folded* into an accumulator, whose type is
 //! that of the elements or, for the 16-bit and 8-bit floats, float32; when all have come the result
 //! is *finished*: divided by the world size for an average, made 0 or 1 for a logical operator, and
-//! rounded once to the element type. A [`Kernel`] is one operator on one type with the loop looked
-//! up, so that nothing is decided per chunk.
+//! rounded once to the element type. A [`Kernel`] is one operator on one type with the loops looked
+//! up, so that nothing is decided per chunk. Contributions that are all at hand are combined in one
+//! pass ([`Kernel::reduce`], [`Kernel::fold_all`]).
 //!
 //! All slices are raw bytes of whole elements and need no alignment. The loops are written once,
 //! over arrays of bytes (`ops`, `small_float`), and compiled for several instruction sets (`simd`);
@@ -24,20 +25,25 @@
 //! * `PremulSum` folds as `Sum` does: each rank passes its own contribution through [`scale`]
 //!   first.
 
+mod cache;
 mod copy;
+mod many;
 mod ops;
 mod simd;
 mod small_float;
 #[cfg(test)]
 mod tests;
+mod workers;
 
-pub use copy::copy;
 pub(crate) use copy::piece;
+pub use copy::{Streaming, copy, copy_hinted};
+pub use many::Source;
+pub use workers::Workers;
 
 use crate::error::Result;
 use crate::types::{DataType, ReduceOp};
 
-use ops::{Divide, FoldFn, Scale, Truth};
+use ops::{Divide, Loops, Scale, Truth};
 use simd::Tier;
 
 /// Bytes that conversions and finishing handle at a time: enough to amortise a call, little enough
@@ -50,7 +56,7 @@ pub struct Kernel {
     op: ReduceOp,
     element: DataType,
     tier: Tier,
-    fold: FoldFn,
+    loops: Loops,
 }
 
 impl Kernel {
@@ -79,21 +85,29 @@ impl Kernel {
     /// If the lengths differ or are not whole elements; so do all functions here.
     pub fn fold(&self, acc: &mut [u8], src: &[u8]) {
         assert_lengths(self.accumulator(), acc.len(), self.accumulator(), src.len());
-        (self.fold)(self.tier, acc, src);
+        (self.loops.fold)(self.tier, acc, src);
     }
 
     /// `acc = acc op src` with `acc` in the accumulation type and `src` in the element type.
     pub fn fold_element(&self, acc: &mut [u8], src: &[u8]) {
         assert_lengths(self.accumulator(), acc.len(), self.element, src.len());
         if !is_small(self.element) {
-            return (self.fold)(self.tier, acc, src);
+            return (self.loops.fold)(self.tier, acc, src);
         }
         let mut scratch = Scratch::new();
         for (acc, src) in small_blocks_mut(self.element, acc, src) {
             let wide = scratch.first(acc.len());
             small_float::widen(self.tier, self.element, wide, src);
-            (self.fold)(self.tier, acc, wide);
+            (self.loops.fold)(self.tier, acc, wide);
         }
+    }
+
+    /// `dst = a op b`, all in the accumulation type and equally long.
+    pub fn fold_into(&self, dst: &mut [u8], a: &[u8], b: &[u8]) {
+        let wide = self.accumulator();
+        assert_lengths(wide, dst.len(), wide, a.len());
+        assert_lengths(wide, dst.len(), wide, b.len());
+        (self.loops.fold_into)(self.tier, dst, a, b);
     }
 
     /// `dst = result`, from the fold of all contributions: `src` is in the accumulation type, `dst`
@@ -144,7 +158,7 @@ impl Kernel {
             op,
             element: dtype,
             tier,
-            fold: ops::fold_fn(op, dtype)?,
+            loops: ops::loops(op, dtype)?,
         })
     }
 

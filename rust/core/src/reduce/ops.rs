@@ -12,11 +12,17 @@ use super::simd::{Body, Tier};
 use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
 
-/// `acc = acc op src`, in the accumulation type.
-pub(super) type FoldFn = fn(Tier, &mut [u8], &[u8]);
+/// The loops of one operator on one accumulation type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Loops {
+    /// `acc = acc op src`.
+    pub(super) fold: fn(Tier, &mut [u8], &[u8]),
+    /// `dst = a op b`.
+    pub(super) fold_into: fn(Tier, &mut [u8], &[u8], &[u8]),
+}
 
-/// The loop of `op` on the accumulation type of `dtype`.
-pub(super) fn fold_fn(op: ReduceOp, dtype: DataType) -> Result<FoldFn> {
+/// The loops of `op` on the accumulation type of `dtype`.
+pub(super) fn loops(op: ReduceOp, dtype: DataType) -> Result<Loops> {
     let found = match dtype.accumulator() {
         DataType::Float32 => float::<f32, 4>(op),
         DataType::Float64 => float::<f64, 8>(op),
@@ -36,7 +42,7 @@ pub(super) fn fold_fn(op: ReduceOp, dtype: DataType) -> Result<FoldFn> {
     found.ok_or_else(|| Error::unsupported(format!("operator {op} has no meaning for {dtype}")))
 }
 
-fn float<T, const N: usize>(op: ReduceOp) -> Option<FoldFn>
+fn float<T, const N: usize>(op: ReduceOp) -> Option<Loops>
 where
     T: Number<N> + Logic,
     Sum: Combine<T>,
@@ -45,19 +51,19 @@ where
     Max: Combine<T>,
 {
     Some(match op {
-        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => fold::<Sum, T, N>,
-        ReduceOp::Prod => fold::<Prod, T, N>,
-        ReduceOp::Min => fold::<Min, T, N>,
-        ReduceOp::Max => fold::<Max, T, N>,
-        ReduceOp::Land => fold::<Land, T, N>,
-        ReduceOp::Lor => fold::<Lor, T, N>,
-        ReduceOp::Lxor => fold::<Lxor, T, N>,
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => Loops::of::<Sum, T, N>(),
+        ReduceOp::Prod => Loops::of::<Prod, T, N>(),
+        ReduceOp::Min => Loops::of::<Min, T, N>(),
+        ReduceOp::Max => Loops::of::<Max, T, N>(),
+        ReduceOp::Land => Loops::of::<Land, T, N>(),
+        ReduceOp::Lor => Loops::of::<Lor, T, N>(),
+        ReduceOp::Lxor => Loops::of::<Lxor, T, N>(),
         ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor => return None,
     })
 }
 
 /// `T` is the type and `U` the unsigned one of its size.
-fn integer<T, U, const N: usize>(op: ReduceOp) -> Option<FoldFn>
+fn integer<T, U, const N: usize>(op: ReduceOp) -> Option<Loops>
 where
     T: Number<N>,
     U: Number<N> + Logic,
@@ -70,30 +76,32 @@ where
     Bxor: Combine<U>,
 {
     Some(match op {
-        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => fold::<Sum, U, N>,
-        ReduceOp::Prod => fold::<Prod, U, N>,
-        ReduceOp::Min => fold::<Min, T, N>,
-        ReduceOp::Max => fold::<Max, T, N>,
-        ReduceOp::Band => fold::<Band, U, N>,
-        ReduceOp::Bor => fold::<Bor, U, N>,
-        ReduceOp::Bxor => fold::<Bxor, U, N>,
-        ReduceOp::Land => fold::<Land, U, N>,
-        ReduceOp::Lor => fold::<Lor, U, N>,
-        ReduceOp::Lxor => fold::<Lxor, U, N>,
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => Loops::of::<Sum, U, N>(),
+        ReduceOp::Prod => Loops::of::<Prod, U, N>(),
+        ReduceOp::Min => Loops::of::<Min, T, N>(),
+        ReduceOp::Max => Loops::of::<Max, T, N>(),
+        ReduceOp::Band => Loops::of::<Band, U, N>(),
+        ReduceOp::Bor => Loops::of::<Bor, U, N>(),
+        ReduceOp::Bxor => Loops::of::<Bxor, U, N>(),
+        ReduceOp::Land => Loops::of::<Land, U, N>(),
+        ReduceOp::Lor => Loops::of::<Lor, U, N>(),
+        ReduceOp::Lxor => Loops::of::<Lxor, U, N>(),
     })
 }
 
-fn boolean(op: ReduceOp) -> Option<FoldFn> {
+fn boolean(op: ReduceOp) -> Option<Loops> {
     Some(match op {
-        ReduceOp::Prod | ReduceOp::Min | ReduceOp::Band | ReduceOp::Land => fold::<Land, u8, 1>,
-        ReduceOp::Sum | ReduceOp::Max | ReduceOp::Bor | ReduceOp::Lor => fold::<Lor, u8, 1>,
-        ReduceOp::Bxor | ReduceOp::Lxor => fold::<Lxor, u8, 1>,
+        ReduceOp::Prod | ReduceOp::Min | ReduceOp::Band | ReduceOp::Land => {
+            Loops::of::<Land, u8, 1>()
+        }
+        ReduceOp::Sum | ReduceOp::Max | ReduceOp::Bor | ReduceOp::Lor => Loops::of::<Lor, u8, 1>(),
+        ReduceOp::Bxor | ReduceOp::Lxor => Loops::of::<Lxor, u8, 1>(),
         ReduceOp::Avg | ReduceOp::PremulSum(_) => return None,
     })
 }
 
 /// `T` is the type of a part, of `PART` bytes; a whole number has `WHOLE`.
-fn complex<T, const PART: usize, const WHOLE: usize>(op: ReduceOp) -> Option<FoldFn>
+fn complex<T, const PART: usize, const WHOLE: usize>(op: ReduceOp) -> Option<Loops>
 where
     T: Number<PART>,
     Sum: Combine<T>,
@@ -101,15 +109,25 @@ where
     Complex<T>: Number<WHOLE>,
 {
     match op {
-        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => Some(fold::<Sum, T, PART>),
-        ReduceOp::Prod => Some(fold::<Prod, Complex<T>, WHOLE>),
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => Some(Loops::of::<Sum, T, PART>()),
+        ReduceOp::Prod => Some(Loops::of::<Prod, Complex<T>, WHOLE>()),
         _ => None,
     }
 }
 
-fn fold<O: Combine<T>, T: Number<N>, const N: usize>(tier: Tier, acc: &mut [u8], src: &[u8]) {
-    let number = PhantomData::<(O, T)>;
-    tier.run(Fold::<O, T, N> { acc, src, number });
+impl Loops {
+    fn of<O: Combine<T>, T: Number<N>, const N: usize>() -> Self {
+        Self {
+            fold: |tier, acc, src| {
+                let number = PhantomData::<(O, T)>;
+                tier.run(Fold::<O, T, N> { acc, src, number });
+            },
+            fold_into: |tier, dst, a, b| {
+                let number = PhantomData::<(O, T)>;
+                tier.run(FoldInto::<O, T, N> { dst, a, b, number });
+            },
+        }
+    }
 }
 
 struct Fold<'a, O, T, const N: usize> {
@@ -125,6 +143,25 @@ impl<O: Combine<T>, T: Number<N>, const N: usize> Body for Fold<'_, O, T, N> {
         let (src, _) = self.src.as_chunks::<N>();
         for (acc, src) in acc.iter_mut().zip(src) {
             *acc = O::combine(T::read(*acc), T::read(*src)).write();
+        }
+    }
+}
+
+struct FoldInto<'a, O, T, const N: usize> {
+    dst: &'a mut [u8],
+    a: &'a [u8],
+    b: &'a [u8],
+    number: PhantomData<(O, T)>,
+}
+
+impl<O: Combine<T>, T: Number<N>, const N: usize> Body for FoldInto<'_, O, T, N> {
+    #[inline(always)]
+    fn run(self) {
+        let (dst, _) = self.dst.as_chunks_mut::<N>();
+        let (a, _) = self.a.as_chunks::<N>();
+        let (b, _) = self.b.as_chunks::<N>();
+        for ((dst, a), b) in dst.iter_mut().zip(a).zip(b) {
+            *dst = O::combine(T::read(*a), T::read(*b)).write();
         }
     }
 }

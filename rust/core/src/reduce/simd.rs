@@ -2,10 +2,14 @@
 //! running.
 //!
 //! A loop is a value that implements [`Body`]. [`Tier::run`] inlines it into a function that
-//! enables a set of target features, where the compiler vectorises it; nothing here writes vector
-//! code by hand but the conversions between float16 and float32, which have instructions of their
-//! own. No tier enables fused multiply-add, so that all give the same bits. On aarch64 the baseline
-//! has NEON and the plain compilation uses it.
+//! enables a set of target features, where the compiler vectorises it. By hand there are only the
+//! conversions between float16 and float32 and the stores past the caches ([`Streamer`]), which
+//! have instructions of their own. The compiler never makes one rounding of two by fusing a product
+//! and a sum, whatever the features, so all give the same bits. On aarch64 the baseline has NEON and
+//! the plain compilation uses it.
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 /// A loop over buffers it holds. Implementations mark `run` as `inline(always)`: a call would leave
 /// the target features.
@@ -23,13 +27,17 @@ enum Set {
     Plain,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Tier {
     /// The widest one.
     pub(super) fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if has_avx2() {
+        if has_avx512() {
+            return Self(Set::Avx512);
+        } else if has_avx2() {
             return Self(Set::Avx2);
         }
         Self(Set::Plain)
@@ -40,8 +48,9 @@ impl Tier {
     pub(super) fn all() -> Vec<Self> {
         let mut all = vec![Self(Set::Plain)];
         #[cfg(target_arch = "x86_64")]
-        if has_avx2() {
-            all.push(Self(Set::Avx2));
+        {
+            all.extend(has_avx2().then_some(Self(Set::Avx2)));
+            all.extend(has_avx512().then_some(Self(Set::Avx512)));
         }
         all
     }
@@ -55,6 +64,9 @@ impl Tier {
             // `avx2` enables.
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => unsafe { x86::avx2(body) },
+            // SAFETY: the same with `has_avx512` and `avx512`.
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => unsafe { x86::avx512(body) },
         }
     }
 
@@ -62,10 +74,12 @@ impl Tier {
     /// converted. The rest is the caller's.
     pub(super) fn widen_f16(self, dst: &mut [u8], src: &[u8]) -> usize {
         match self.0 {
+            // SAFETY: a `Tier` of this set exists only after `has_avx2` found f16c among others.
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: every set but the plain one includes the features found by `has_avx2`, f16c
-            // among them.
             Set::Avx2 => unsafe { x86::widen_f16(dst, src) },
+            // SAFETY: `has_avx512` found the features.
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => unsafe { x86::widen_f16_wide(dst, src) },
             Set::Plain => {
                 let _ = (dst, src);
                 0
@@ -76,16 +90,72 @@ impl Tier {
     /// float32 to float16, to nearest even, likewise: the bytes of `src` it converted.
     pub(super) fn narrow_f16(self, dst: &mut [u8], src: &[u8]) -> usize {
         match self.0 {
-            #[cfg(target_arch = "x86_64")]
             // SAFETY: as in `widen_f16`.
+            #[cfg(target_arch = "x86_64")]
             Set::Avx2 => unsafe { x86::narrow_f16(dst, src) },
+            // SAFETY: as in `widen_f16`.
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => unsafe { x86::narrow_f16_wide(dst, src) },
             Set::Plain => {
                 let _ = (dst, src);
                 0
             }
         }
     }
+
+    /// Copies past the caches, for what nobody will read before it is evicted anyway.
+    pub(super) fn streamer(self) -> Streamer {
+        Streamer(self)
+    }
 }
+
+/// Stores that go to memory without fetching what they replace.
+///
+/// The processor may deliver such stores after later ordinary ones, a release store to an atomic
+/// among them. Dropping the streamer fences them, so that what is published after that is seen
+/// after the data. A function that makes one has fenced when it returns.
+pub(super) struct Streamer(Tier);
+
+impl Streamer {
+    /// `dst = src`, equally long.
+    ///
+    /// Lines of 64 bytes that `dst` covers whole bypass the caches; parts of lines at its ends do
+    /// not. A copy in pieces should have its seams where lines begin.
+    pub(super) fn copy(&self, dst: &mut [u8], src: &[u8]) {
+        assert_eq!(dst.len(), src.len(), "a copy between different lengths");
+        #[cfg(target_arch = "x86_64")]
+        {
+            let head = dst.as_ptr().align_offset(LINE).min(dst.len());
+            let (dst_head, dst) = dst.split_at_mut(head);
+            let (src_head, src) = src.split_at(head);
+            dst_head.copy_from_slice(src_head);
+            let (lines, dst_tail) = dst.as_chunks_mut::<LINE>();
+            let (src, src_tail) = src.as_chunks::<LINE>();
+            match self.0.0 {
+                // SAFETY: `lines` begins on a multiple of LINE, or is empty, and there are as many
+                // in `src`. Dropping `self` fences.
+                Set::Plain => unsafe { x86::stream(lines, src) },
+                // SAFETY: likewise; and a `Tier` of this set exists only after detection.
+                Set::Avx2 => unsafe { x86::stream_avx2(lines, src) },
+                // SAFETY: likewise.
+                Set::Avx512 => unsafe { x86::stream_avx512(lines, src) },
+            }
+            dst_tail.copy_from_slice(src_tail);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        super::copy(dst, src);
+    }
+}
+
+impl Drop for Streamer {
+    fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        x86::fence();
+    }
+}
+
+/// What caches hold and memory is written in.
+pub(super) const LINE: usize = 64;
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
@@ -93,47 +163,10 @@ fn has_avx2() -> bool {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::{
-        __m128i, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps,
-        _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps,
-    };
-
-    use super::Body;
-
-    #[target_feature(enable = "avx2,f16c")]
-    pub(super) fn avx2(body: impl Body) {
-        body.run();
-    }
-
-    #[target_feature(enable = "avx2,f16c")]
-    pub(super) fn widen_f16(dst: &mut [u8], src: &[u8]) -> usize {
-        let (wide, _) = dst.as_chunks_mut::<32>();
-        let (narrow, _) = src.as_chunks::<16>();
-        for (wide, narrow) in wide.iter_mut().zip(narrow) {
-            // SAFETY: the arrays have exactly the 16 bytes read and the 32 written, and neither
-            // access needs alignment.
-            unsafe {
-                let eight = _mm_loadu_si128(narrow.as_ptr().cast::<__m128i>());
-                _mm256_storeu_ps(wide.as_mut_ptr().cast::<f32>(), _mm256_cvtph_ps(eight));
-            }
-        }
-        wide.len().min(narrow.len()) * 16
-    }
-
-    #[target_feature(enable = "avx2,f16c")]
-    pub(super) fn narrow_f16(dst: &mut [u8], src: &[u8]) -> usize {
-        let (narrow, _) = dst.as_chunks_mut::<16>();
-        let (wide, _) = src.as_chunks::<32>();
-        for (narrow, wide) in narrow.iter_mut().zip(wide) {
-            // SAFETY: the arrays have exactly the 32 bytes read and the 16 written, and neither
-            // access needs alignment.
-            unsafe {
-                let eight = _mm256_loadu_ps(wide.as_ptr().cast::<f32>());
-                let half = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight);
-                _mm_storeu_si128(narrow.as_mut_ptr().cast::<__m128i>(), half);
-            }
-        }
-        wide.len().min(narrow.len()) * 32
-    }
+fn has_avx512() -> bool {
+    has_avx2()
+        && std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("avx512bw")
+        && std::arch::is_x86_feature_detected!("avx512dq")
+        && std::arch::is_x86_feature_detected!("avx512vl")
 }

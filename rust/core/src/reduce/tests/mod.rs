@@ -2,6 +2,7 @@
 //! loops.
 
 mod conversions;
+mod many;
 mod reference;
 
 use std::ops::{Deref, DerefMut};

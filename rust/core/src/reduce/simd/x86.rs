@@ -1,0 +1,143 @@
+//! The instruction sets of x86-64.
+
+use std::arch::x86_64::{
+    __m128i, __m256i, __m512i, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_sfence,
+    _mm_storeu_si128, _mm_stream_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_stream_si256,
+    _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_storeu_ps,
+    _mm512_stream_si512,
+};
+
+use super::{Body, LINE};
+
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn avx2(body: impl Body) {
+    body.run();
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
+pub(super) fn avx512(body: impl Body) {
+    body.run();
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn widen_f16(dst: &mut [u8], src: &[u8]) -> usize {
+    let (wide, _) = dst.as_chunks_mut::<32>();
+    let (narrow, _) = src.as_chunks::<16>();
+    for (wide, narrow) in wide.iter_mut().zip(narrow) {
+        // SAFETY: the arrays have exactly the 16 bytes read and the 32 written, and neither access
+        // needs alignment.
+        unsafe {
+            let eight = _mm_loadu_si128(narrow.as_ptr().cast::<__m128i>());
+            _mm256_storeu_ps(wide.as_mut_ptr().cast::<f32>(), _mm256_cvtph_ps(eight));
+        }
+    }
+    wide.len().min(narrow.len()) * 16
+}
+
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn narrow_f16(dst: &mut [u8], src: &[u8]) -> usize {
+    let (narrow, _) = dst.as_chunks_mut::<16>();
+    let (wide, _) = src.as_chunks::<32>();
+    for (narrow, wide) in narrow.iter_mut().zip(wide) {
+        // SAFETY: the arrays have exactly the 32 bytes read and the 16 written, and neither access
+        // needs alignment.
+        unsafe {
+            let eight = _mm256_loadu_ps(wide.as_ptr().cast::<f32>());
+            let half = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(eight);
+            _mm_storeu_si128(narrow.as_mut_ptr().cast::<__m128i>(), half);
+        }
+    }
+    wide.len().min(narrow.len()) * 32
+}
+
+#[target_feature(enable = "avx512f")]
+pub(super) fn widen_f16_wide(dst: &mut [u8], src: &[u8]) -> usize {
+    let (wide, _) = dst.as_chunks_mut::<64>();
+    let (narrow, _) = src.as_chunks::<32>();
+    for (wide, narrow) in wide.iter_mut().zip(narrow) {
+        // SAFETY: the arrays have exactly the 32 bytes read and the 64 written, and neither access
+        // needs alignment.
+        unsafe {
+            let sixteen = _mm256_loadu_si256(narrow.as_ptr().cast::<__m256i>());
+            _mm512_storeu_ps(wide.as_mut_ptr().cast::<f32>(), _mm512_cvtph_ps(sixteen));
+        }
+    }
+    wide.len().min(narrow.len()) * 32
+}
+
+#[target_feature(enable = "avx512f")]
+pub(super) fn narrow_f16_wide(dst: &mut [u8], src: &[u8]) -> usize {
+    let (narrow, _) = dst.as_chunks_mut::<32>();
+    let (wide, _) = src.as_chunks::<64>();
+    for (narrow, wide) in narrow.iter_mut().zip(wide) {
+        // SAFETY: the arrays have exactly the 64 bytes read and the 32 written, and neither access
+        // needs alignment.
+        unsafe {
+            let sixteen = _mm512_loadu_ps(wide.as_ptr().cast::<f32>());
+            let half = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sixteen);
+            _mm256_storeu_si256(narrow.as_mut_ptr().cast::<__m256i>(), half);
+        }
+    }
+    wide.len().min(narrow.len()) * 64
+}
+
+/// `dst = src` past the caches.
+///
+/// # Safety
+/// `dst` begins on a multiple of LINE unless it is empty, and [`fence`] is called before anything
+/// is published.
+pub(super) unsafe fn stream(dst: &mut [[u8; LINE]], src: &[[u8; LINE]]) {
+    for (dst, src) in dst.iter_mut().zip(src) {
+        let to = dst.as_mut_ptr().cast::<__m128i>();
+        let from = src.as_ptr().cast::<__m128i>();
+        // SAFETY: both arrays have the 64 bytes accessed; `dst` is aligned for these stores by the
+        // caller's word, and the loads need no alignment. All four are read before one is written
+        // only for speed.
+        unsafe {
+            let parts = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
+            for (i, part) in parts.into_iter().enumerate() {
+                _mm_stream_si128(to.add(i), part);
+            }
+        }
+    }
+}
+
+/// [`stream`] with 32 bytes at a time.
+///
+/// # Safety
+/// As for [`stream`].
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn stream_avx2(dst: &mut [[u8; LINE]], src: &[[u8; LINE]]) {
+    for (dst, src) in dst.iter_mut().zip(src) {
+        let to = dst.as_mut_ptr().cast::<__m256i>();
+        let from = src.as_ptr().cast::<__m256i>();
+        // SAFETY: as in `stream`.
+        unsafe {
+            let parts = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
+            _mm256_stream_si256(to, parts.0);
+            _mm256_stream_si256(to.add(1), parts.1);
+        }
+    }
+}
+
+/// [`stream`] with a line at a time.
+///
+/// # Safety
+/// As for [`stream`].
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn stream_avx512(dst: &mut [[u8; LINE]], src: &[[u8; LINE]]) {
+    for (dst, src) in dst.iter_mut().zip(src) {
+        // SAFETY: as in `stream`.
+        unsafe {
+            let line = _mm512_loadu_si512(src.as_ptr().cast::<__m512i>());
+            _mm512_stream_si512(dst.as_mut_ptr().cast::<__m512i>(), line);
+        }
+    }
+}
+
+/// Orders what was streamed before every store that follows.
+pub(super) fn fence() {
+    // SAFETY: it only orders stores, and every x86-64 processor has it.
+    unsafe { _mm_sfence() }
+}
