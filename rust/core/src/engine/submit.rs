@@ -13,7 +13,6 @@ use crate::types::{Collective, DataType, Rank, ReduceOp};
 use super::executor::{Execution, Factor, Operands, Prepared};
 use super::group::{Core, Group, Operation, PlanKey};
 use super::positions::TOLD_AFTER;
-use super::progress;
 use super::request::{Request, Sizes};
 use super::wire::Fingerprint;
 use super::work::{Completion, WorkState};
@@ -264,7 +263,7 @@ impl Group {
             }
         } else if let Some(this) = self.this.upgrade() {
             core.watched = true;
-            progress::adopt(this);
+            self.staff.progress.adopt(this);
         }
     }
 }
