@@ -2,8 +2,10 @@
 // store the ranks meet through. No pybind11, and so no dependence on the version of Python.
 #include <torch/headeronly/version.h>
 #include <torch/library.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
@@ -115,6 +117,8 @@ void attach(const c10::intrusive_ptr<c10d::ProcessGroup>& pg,
 }
 
 struct Registry {
+  // The process that the groups are of: a forked child has none of the threads that would end them.
+  std::atomic<pid_t> owner = 0;
   std::mutex mutex;
   std::vector<std::weak_ptr<Handle>> handles;
 };
@@ -138,12 +142,14 @@ c10::intrusive_ptr<Backend> join_group(const c10::intrusive_ptr<c10d::Store>& st
 
 void remember(const std::shared_ptr<Handle>& handle) {
   std::lock_guard lock(registry().mutex);
+  registry().owner = ::getpid();
   auto& handles = registry().handles;
   std::erase_if(handles, [](const auto& known) { return known.expired(); });
   handles.push_back(handle);
 }
 
 void close_all() noexcept {
+  if (registry().owner != ::getpid()) return;
   std::vector<std::weak_ptr<Handle>> handles;
   {
     std::lock_guard lock(registry().mutex);

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -171,6 +172,14 @@ class Backend final : public c10d::Backend {
 
   // How often each list of ranks under each name has been split off.
   std::unordered_map<std::string, int> splits_;
+
+  // What the last merge made, through which store and as which rank.
+  struct Merged {
+    c10::weak_intrusive_ptr<c10d::Store> store;
+    int rank;
+    c10::weak_intrusive_ptr<c10d::Backend> backend;
+  };
+  std::optional<Merged> merged_;
 
   // The window and the thread that opened it; other threads' calls go on as ever.
   std::atomic<Window> window_ = Window::None;

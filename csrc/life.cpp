@@ -75,9 +75,17 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
 c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const c10::intrusive_ptr<Options>& opts,
                                                  const int& rank, const int& size) {
+  // torch 2.11 asks once for each kind of device. Every merge draws its ranks from its store, so
+  // one that gives this rank again is still at the same merge.
+  if (merged_ && merged_->rank == rank && merged_->store.lock() == store) {
+    if (auto backend = merged_->backend.lock()) return backend;
+  }
   auto options = c10::make_intrusive<Options>(opts ? *opts : *options_);
-  auto backend = join_group(store, rank, size, options, settings_);
+  c10::intrusive_ptr<c10d::Backend> backend = join_group(store, rank, size, options, settings_);
   backend->setTimeout(options->timeout);
+  using c10::weak_intrusive_ptr;
+  merged_.emplace(weak_intrusive_ptr<c10d::Store>(store), rank,
+                  weak_intrusive_ptr<c10d::Backend>(backend));
   return backend;
 }
 

@@ -35,31 +35,36 @@ std::vector<std::shared_ptr<Hook>> Observers::Hooks<Hook>::all() const {
   return hooks;
 }
 
-void Observers::add_abort_hook(int64_t id, AbortHook hook) {
+template <typename Hook>
+void Observers::add(Hooks<Hook>& hooks, int64_t id, Hook hook) {
   // What it replaces is destroyed after the lock is gone: it may hold Python objects.
-  auto held = std::make_shared<AbortHook>(std::move(hook));
+  auto held = std::make_shared<Hook>(std::move(hook));
   std::lock_guard lock(mutex_);
-  abort_hooks_.put(id, held);
+  hooks.put(id, held);
   asked_ = true;
+}
+
+template <typename Hook>
+void Observers::remove(Hooks<Hook>& hooks, int64_t id) {
+  std::shared_ptr<Hook> gone;
+  std::lock_guard lock(mutex_);
+  gone = hooks.take(id);
+}
+
+void Observers::add_abort_hook(int64_t id, AbortHook hook) {
+  add(abort_hooks_, id, std::move(hook));
 }
 
 void Observers::remove_abort_hook(int64_t id) {
-  std::shared_ptr<AbortHook> gone;
-  std::lock_guard lock(mutex_);
-  gone = abort_hooks_.take(id);
+  remove(abort_hooks_, id);
 }
 
 void Observers::add_completion_hook(int64_t id, CompletionHook hook) {
-  auto held = std::make_shared<CompletionHook>(std::move(hook));
-  std::lock_guard lock(mutex_);
-  completion_hooks_.put(id, held);
-  asked_ = true;
+  add(completion_hooks_, id, std::move(hook));
 }
 
 void Observers::remove_completion_hook(int64_t id) {
-  std::shared_ptr<CompletionHook> gone;
-  std::lock_guard lock(mutex_);
-  gone = completion_hooks_.take(id);
+  remove(completion_hooks_, id);
 }
 
 void Observers::set_work_hook(WorkHook hook) {
@@ -87,8 +92,7 @@ std::chrono::milliseconds Observers::begin(uint64_t key) {
   return extra;
 }
 
-void Observers::end(const Ending& ending) {
-  if (asked_.load(std::memory_order_acquire)) tell(ending);
+void Observers::leave() {
   if (under_way_.fetch_sub(1, std::memory_order_release) == 1) under_way_.notify_all();
 }
 
@@ -100,7 +104,7 @@ void Observers::forget(uint64_t key) {
       if (extension.until == key) extension.until.reset();
     }
   }
-  if (under_way_.fetch_sub(1, std::memory_order_release) == 1) under_way_.notify_all();
+  leave();
 }
 
 void Observers::tell(const Ending& ending) {

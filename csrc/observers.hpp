@@ -60,8 +60,12 @@ class Observers {
 
   // A work begins; the result is its extra time.
   std::chrono::milliseconds begin(uint64_t key);
-  // It has ended, and its results are in place.
-  void end(const Ending& ending);
+  // It has ended, and its results are in place; `describe` says how, if anybody has asked.
+  template <typename Describe>
+  void end(const Describe& describe) {
+    if (asked_.load(std::memory_order_acquire)) tell(describe());
+    leave();
+  }
   // It never started.
   void forget(uint64_t key);
   // The backend is about to abort.
@@ -82,7 +86,13 @@ class Observers {
     std::optional<uint64_t> until;
   };
 
+  template <typename Hook>
+  void add(Hooks<Hook>& hooks, int64_t id, Hook hook);
+  template <typename Hook>
+  void remove(Hooks<Hook>& hooks, int64_t id);
   void tell(const Ending& ending);
+  // One work fewer is under way.
+  void leave();
 
   std::atomic<size_t> under_way_ = 0;
   // Somebody has asked for something that follows.

@@ -101,13 +101,15 @@ void Work::settle(std::exception_ptr error) {
   const auto futures = end(std::move(error));
   if (!futures) return;
   const bool failed = exception() != nullptr;
-  handle_->observers.end({.key = key_,
-                          .type = retrieveOpType(),
-                          .sequence = getSequencenumber(),
-                          .started = started_,
-                          .milliseconds = getDuration(),
-                          .failed = failed,
-                          .dead = failed && handle_->group->error().code != 0});
+  handle_->observers.end([&] {
+    return Ending{.key = key_,
+                  .type = retrieveOpType(),
+                  .sequence = getSequencenumber(),
+                  .started = started_,
+                  .milliseconds = getDuration(),
+                  .failed = failed,
+                  .dead = failed && handle_->group->error().code != 0};
+  });
   // Callbacks may do anything.
   if (futures->value) complete(*futures->value);
   if (futures->result) report(*futures->result);

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import own_threads
 import pytest
 
 import unisono
@@ -303,6 +304,7 @@ def join_with_settings() -> tuple[str, str]:
 
 def closed() -> None:
     """A closed communicator says so; closing twice is fine; what is open at exit is closed then."""
+    own_threads.look_at_exit()
     comm = unisono.init(timeout=30)
     part = comm.split(0)
     assert part is not None
@@ -316,6 +318,20 @@ def closed() -> None:
     gc.collect()
     # `part` stays open, with an operation under way.
     globals()["kept"] = (part, part.irecv(np.ones(3), (part.rank + 1) % part.size))
+
+
+def threads_without_a_group() -> list[str]:
+    """What is left of unisono's threads when every communicator has been closed, twice."""
+    for _ in range(2):
+        with unisono.init(timeout=30) as comm, comm.split(0) as part:
+            work = part.all_reduce(np.ones(3), async_op=True)
+            comm.barrier()
+            work.wait()
+            assert own_threads.names()
+        left = own_threads.left_after(10)
+        if left:
+            break
+    return left
 
 
 def left_early() -> int:

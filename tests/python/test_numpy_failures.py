@@ -150,6 +150,11 @@ def test_a_closed_communicator_and_a_quiet_end():
         assert result.output == ""
 
 
+def test_threads_go_with_the_last_communicator():
+    for result in run_ranks(2, "numpy_failures:threads_without_a_group"):
+        assert result.value == []
+
+
 def test_the_first_to_come_may_be_the_first_to_leave():
     results = run_ranks(3, "numpy_failures:left_early")
     assert [result.value for result in results] == [0, 1, 2]

@@ -35,6 +35,18 @@ def test_groups_come_and_go_without_a_trace() -> None:
         assert grown["memory"] < MEMORY, where
 
 
+def test_threads_go_with_the_last_group(tmp_path: Path) -> None:
+    target = f"{OURS}:has_threads_while_it_has_groups"
+    for result in run_ranks(2, target, "unisono", str(tmp_path), torch=True):
+        assert result.value == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_ends_by_itself() -> None:
+    for result in run_ranks(2, f"{OURS}:is_forked", "unisono", torch=True):
+        assert result.value == 0
+
+
 def test_monitored_barrier_names_every_missing_rank() -> None:
     run_ranks(3, f"{OURS}:misses_a_monitored_barrier", "unisono", torch=True)
 
@@ -81,6 +93,8 @@ def test_torchrun_starts_again_after_a_worker_dies(tmp_path: Path) -> None:
 # The end of the interpreter, with the groups still there
 
 LEAVES = """
+import own_threads
+own_threads.look_at_exit()
 import sys, threading
 import torch, torch.distributed as dist
 import torch.distributed._functional_collectives as functional

@@ -137,7 +137,6 @@ def rank_splits() -> None:
     dist.barrier()
 
 
-@pytest.mark.skipif(not ASKS, reason="torch 2.11 merges twice over one store, once per device")
 def test_groups_are_merged() -> None:
     run_ranks(2, f"{__name__}:rank_merges", torch=True)
 
@@ -145,11 +144,17 @@ def test_groups_are_merged() -> None:
 def rank_merges() -> None:
     rank, world = start()
     alone = dist.new_group([rank], use_local_synchronization=True)
-    store = dist.PrefixStore("together", dist.distributed_c10d._get_default_store())
-    both = alone.merge_remote_group(store, world, timedelta(seconds=20), "both", "two in one")
-    tensor = torch.tensor([rank + 1.0])
-    both.allreduce([tensor]).wait()
-    check(tensor, torch.tensor([3.0]))
+    merged = []
+    for name in ("both", "again"):
+        store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        merged.append(
+            alone.merge_remote_group(store, world, timedelta(seconds=20), name, "two in one")
+        )
+    # In turn: neither is the other.
+    for group in merged + merged:
+        tensor = torch.tensor([rank + 1.0])
+        group.allreduce([tensor]).wait()
+        check(tensor, torch.tensor([3.0]))
     dist.barrier()
 
 

@@ -14,6 +14,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import own_threads
 import pytest
 import torch
 import torch.distributed as dist
@@ -62,6 +63,45 @@ def makes_and_destroys_groups(backend: str) -> tuple[dict[str, int], dict[str, i
     after = resources()
     dist.barrier()
     return before, after
+
+
+def has_threads_while_it_has_groups(backend: str, path: str) -> list[str]:
+    """What is left of unisono's threads when the last group has been destroyed, twice."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for attempt in range(2):
+        file = f"file://{path}/{attempt}"
+        dist.init_process_group(backend, file, rank=rank, world_size=world)
+        group = dist.new_group()
+        work = dist.all_reduce(torch.ones(1000), group=group, async_op=True)
+        work.get_future().then(lambda done: done.value()[0]).wait()
+        assert own_threads.names()
+        dist.destroy_process_group()
+        # The work, and so what it holds of its group, is still there.
+        left = own_threads.left_after(10)
+        if left or not work.is_completed():
+            break
+    return left
+
+
+# What a fork inherits
+
+
+def is_forked(backend: str) -> int:
+    """A child ends as a Python process does, though it has none of the threads of its parent."""
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    if dist.get_rank() == 0:
+        # Not begun by the other rank, and so not ended in the child either.
+        work = dist.all_reduce(torch.ones(1000), async_op=True)
+        child = os.fork()
+        if child == 0:
+            raise SystemExit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        dist.distributed_c10d._get_default_store().set("ended", b"")
+        work.wait()
+        return code
+    dist.distributed_c10d._get_default_store().wait(["ended"])
+    dist.all_reduce(torch.ones(1000))
+    return 0
 
 
 # monitored_barrier

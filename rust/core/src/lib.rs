@@ -41,8 +41,9 @@ pub mod plan;
 pub mod reduce;
 pub mod rendezvous;
 mod slices;
+mod threads;
 pub mod transport;
 pub mod types;
 
 pub use communicator::{Communicator, PointToPoint, Work};
-pub use engine::{Completion, Request, Sizes};
+pub use engine::{Completion, Request, Sizes, wait_for_threads};

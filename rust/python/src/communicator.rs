@@ -95,7 +95,7 @@ impl Drop for Meeting {
     }
 }
 
-/// Closes what the program left open.
+/// Closes what the program left open, and waits for the threads.
 #[pyfunction]
 fn close_all(py: Python<'_>) {
     let open = std::mem::take(&mut *OPEN.lock());
@@ -107,6 +107,7 @@ fn close_all(py: Python<'_>) {
                 Ok(())
             });
         }
+        unisono::wait_for_threads(crate::THREADS_END);
     });
 }
 

@@ -21,7 +21,12 @@ mod settings;
 mod torch;
 mod work;
 
+use std::time::Duration;
+
 use pyo3::prelude::*;
+
+/// How long the end of the interpreter may wait for our threads, which need far less, unless a callback does not return.
+const THREADS_END: Duration = Duration::from_secs(1);
 
 /// The native half of unisono.
 #[pymodule(gil_used = false)]

@@ -27,10 +27,13 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(close_torch_groups, module)?)
 }
 
-/// Closes every process group that is still alive; called before the interpreter goes.
+/// Closes every process group that is still alive, and waits for the threads; called before the interpreter goes.
 #[pyfunction]
 fn close_torch_groups(py: Python<'_>) {
-    py.detach(ffi::close_all);
+    py.detach(|| {
+        ffi::close_all();
+        unisono::wait_for_threads(crate::THREADS_END);
+    });
 }
 
 /// A joined group; empty when joining failed, which the status beside it says.

@@ -7,13 +7,15 @@
 //! thread goes on with those, and so forth.
 
 use std::collections::VecDeque;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::Result;
+use crate::threads;
 
 use super::work::Completion;
 
@@ -27,12 +29,16 @@ const LINGER: Duration = Duration::from_secs(10);
 /// Threads at most: more completions that wait for one another than this do wait for ever.
 const MOST_WORKERS: usize = 32;
 
-struct Pool {
+/// The threads that call completions, seen from outside.
+#[derive(Default)]
+pub(super) struct Teller {
     state: Mutex<State>,
-    /// There is something to call.
+    /// There is something to call, or the end has come.
     ready: Condvar,
-    /// There is something to call and nobody to do it.
+    /// There is something to call and nobody to do it, or the end has come.
     unattended: Condvar,
+    /// The end has come, or a worker has gone.
+    leaving: Condvar,
 }
 
 #[derive(Default)]
@@ -42,49 +48,49 @@ struct State {
     idle: usize,
     /// How many completions have been begun.
     begun: u64,
+    /// The thread is there that sees to it that none waits behind one that does not return.
+    is_relieved: bool,
+    /// The threads end when there is nothing to call.
+    is_stopping: bool,
 }
 
-static POOL: OnceLock<Option<Arc<Pool>>> = OnceLock::new();
-
-/// Starts the threads if they do not run yet. False when the system refuses one.
-pub(super) fn start() -> bool {
-    let pool = POOL.get_or_init(|| {
-        let pool = Arc::new(Pool {
-            state: Mutex::new(State {
-                workers: 1,
-                ..State::default()
-            }),
-            ready: Condvar::new(),
-            unattended: Condvar::new(),
-        });
-        let threads = [
-            pool.spawn("unisono-tell", Pool::work),
-            pool.spawn("unisono-relieve", Pool::relieve),
-        ];
-        threads.into_iter().all(|started| started).then_some(pool)
-    });
-    pool.is_some()
-}
-
-/// Has `completion` called with `result`, soon, on a thread for that.
-pub(super) fn tell(completion: Completion, result: Result<()>) {
-    let Some(Some(pool)) = POOL.get() else { return };
-    let mut state = pool.state.lock();
-    state.queue.push_back((completion, result));
-    if state.idle > 0 {
-        pool.ready.notify_one();
-    } else {
-        pool.unattended.notify_one();
+impl State {
+    fn is_over(&self) -> bool {
+        self.is_stopping && self.queue.is_empty()
     }
 }
 
-impl Pool {
-    fn spawn(self: &Arc<Self>, name: &str, body: fn(&Arc<Self>)) -> bool {
+impl Teller {
+    /// Starts the threads.
+    pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
+        let mut state = self.state.lock();
+        self.hire(&mut state)?;
         let same = Arc::clone(self);
-        std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || body(&same))
-            .is_ok()
+        threads::spawn("unisono-relieve", move || same.relieve())?;
+        state.is_relieved = true;
+        Ok(())
+    }
+
+    /// Has `completion` called with `result`, soon, on a thread for that.
+    pub(super) fn tell(self: &Arc<Self>, completion: Completion, result: Result<()>) {
+        let mut state = self.state.lock();
+        state.queue.push_back((completion, result));
+        if state.idle > 0 {
+            self.ready.notify_one();
+        } else if state.is_relieved {
+            self.unattended.notify_one();
+        } else {
+            // The threads have gone home: one comes back for it. If the system refuses it, this is never told.
+            let _ = self.hire(&mut state);
+        }
+    }
+
+    /// Every group has been closed: the threads end when what is in the queue has been called.
+    pub(super) fn stop(&self) {
+        self.state.lock().is_stopping = true;
+        self.ready.notify_all();
+        self.unattended.notify_all();
+        self.leaving.notify_all();
     }
 
     /// Calls completions, one after the other.
@@ -96,40 +102,57 @@ impl Pool {
                 if !state.queue.is_empty() && state.idle == 0 {
                     self.unattended.notify_one();
                 }
-                parking_lot::MutexGuard::unlocked(&mut state, || {
+                MutexGuard::unlocked(&mut state, || {
                     // It is foreign code. Its panic has been reported by the hook; the next one is told all the same.
                     let _ = catch_unwind(AssertUnwindSafe(|| completion(result)));
                 });
             }
-            state.idle += 1;
-            if state.workers == 1 {
-                self.ready.wait(&mut state);
-            } else if self.ready.wait_for(&mut state, LINGER).timed_out()
-                && state.queue.is_empty()
-                && state.workers > 1
-            {
-                state.idle -= 1;
-                state.workers -= 1;
-                return;
+            if state.is_stopping {
+                break;
             }
+            state.idle += 1;
+            let waited_in_vain = if state.workers == 1 {
+                self.ready.wait(&mut state);
+                false
+            } else {
+                self.ready.wait_for(&mut state, LINGER).timed_out()
+            };
             state.idle -= 1;
+            if waited_in_vain && state.queue.is_empty() && state.workers > 1 {
+                break;
+            }
         }
+        state.workers -= 1;
+        self.unattended.notify_one();
+        self.leaving.notify_one();
     }
 
     /// Sees to it that completions do not wait behind one that does not return.
     fn relieve(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        loop {
+        while !state.is_over() {
             if state.queue.is_empty() || state.idle > 0 {
                 self.unattended.wait(&mut state);
                 continue;
             }
             let begun = state.begun;
-            parking_lot::MutexGuard::unlocked(&mut state, || std::thread::sleep(STUCK_AFTER));
-            let stuck = state.begun == begun && !state.queue.is_empty() && state.idle == 0;
-            if stuck && state.workers < MOST_WORKERS && self.spawn("unisono-tell", Self::work) {
-                state.workers += 1;
+            let until = Instant::now() + STUCK_AFTER;
+            while !state.is_over() && !self.leaving.wait_until(&mut state, until).timed_out() {}
+            if state.begun == begun && !state.queue.is_empty() && state.idle == 0 {
+                // If the system refuses a thread, the next look is the next attempt.
+                let _ = self.hire(&mut state);
             }
         }
+        state.is_relieved = false;
+    }
+
+    /// One more thread that calls completions, if there may be one more.
+    fn hire(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+        if state.workers < MOST_WORKERS {
+            let same = Arc::clone(self);
+            threads::spawn("unisono-tell", move || same.work())?;
+            state.workers += 1;
+        }
+        Ok(())
     }
 }

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use crate::buffer::Memory;
 use crate::communicator::PointToPoint;
 use crate::config::Config;
@@ -69,7 +71,7 @@ impl Group {
         let membership = Membership {
             members,
             key: GroupKey::from_bytes(roster.secret),
-            endpoint: Some(endpoint),
+            endpoint: Mutex::new(Some(endpoint)),
             topology: Topology::from_hosts(&hosts, cores()),
         };
         Self::enter(rank, membership, config)
@@ -78,7 +80,7 @@ impl Group {
     /// Makes the group and opens the door to its other members.
     fn enter(rank: Rank, membership: Membership, config: Config) -> Result<Arc<Self>> {
         let key = membership.key.clone();
-        let endpoint = membership.endpoint.clone();
+        let endpoint = membership.endpoint();
         let group = Self::assemble(rank, membership, config)?;
         if let Some(endpoint) = endpoint {
             let door = Door {
@@ -101,7 +103,7 @@ impl Group {
                 let membership = Membership {
                     members: (0..world).map(member).collect(),
                     key: key.clone(),
-                    endpoint: None,
+                    endpoint: Mutex::new(None),
                     topology: Topology::one_host(world, cores()),
                 };
                 Self::assemble(rank, membership, config.clone())
@@ -156,6 +158,8 @@ impl Group {
     /// The group of some of this group's ranks, in the order of `ranks`; `None` where this rank is not among them.
     /// Nothing is sent: its members know of each other what there is to know.
     pub(crate) fn subgroup(&self, ranks: &[Rank], label: &[u8]) -> Result<Option<Arc<Self>>> {
+        // In this order: an open group has it.
+        let endpoint = self.membership.endpoint();
         self.check_alive()?;
         for (index, rank) in ranks.iter().enumerate() {
             self.check_rank(*rank, "a subgroup with")?;
@@ -168,20 +172,20 @@ impl Group {
         let Some(rank) = ranks.iter().position(|rank| *rank == self.rank) else {
             return Ok(None);
         };
+        if endpoint.is_none() && ranks.len() > 1 {
+            return Err(Error::unsupported(
+                "a group inside one process cannot be split",
+            ));
+        }
         let membership = Membership {
             members: ranks
                 .iter()
                 .map(|rank| self.membership.members[*rank].clone())
                 .collect(),
             key: self.membership.key.derive(label),
-            endpoint: self.membership.endpoint.clone(),
+            endpoint: Mutex::new(endpoint),
             topology: self.membership.topology.subset(ranks),
         };
-        if membership.endpoint.is_none() && membership.members.len() > 1 {
-            return Err(Error::unsupported(
-                "a group inside one process cannot be split",
-            ));
-        }
         let group = Self::enter(rank, membership, self.config.clone())?;
         group.set_timeout(self.timeout());
         Ok(Some(group))

@@ -18,12 +18,11 @@ use crate::transport::endpoint::{Address, Endpoint, Lane};
 use crate::transport::{Link, Notice};
 use crate::types::{Collective, Rank};
 
-use super::completions;
 use super::executor::{Execution, Prepared};
 use super::links::LinkTable;
 use super::matching::{Finished, Matching};
-use super::progress;
 use super::sleep::{Patience, Sleeper};
+use super::staff::{Staff, Stay};
 use super::work::WorkState;
 
 /// A rank as errors name it and links reach it.
@@ -39,8 +38,15 @@ pub(crate) struct Member {
 pub(crate) struct Membership {
     pub(crate) members: Vec<Member>,
     pub(crate) key: GroupKey,
-    pub(crate) endpoint: Option<Arc<Endpoint>>,
+    /// Where they reach this process, until the group is closed; `None` inside one process.
+    pub(crate) endpoint: Mutex<Option<Arc<Endpoint>>>,
     pub(crate) topology: Topology,
+}
+
+impl Membership {
+    pub(super) fn endpoint(&self) -> Option<Arc<Endpoint>> {
+        self.endpoint.lock().clone()
+    }
 }
 
 /// News from the threads that make connections.
@@ -75,6 +81,9 @@ pub(crate) struct Group {
     failure: OnceLock<(Error, Notice)>,
     pub(super) closed: Arc<AtomicBool>,
     timeout_ms: AtomicU64,
+    pub(super) staff: Arc<Staff>,
+    /// Until the group is closed.
+    stay: Mutex<Option<Arc<Stay>>>,
     pub(super) this: Weak<Self>,
 }
 
@@ -132,8 +141,9 @@ impl Group {
         membership: Membership,
         config: Config,
     ) -> Result<Arc<Self>> {
-        progress::start()?;
+        super::forming::check_process()?;
         super::forming::note_process();
+        let stay = Stay::begin()?;
         let world = membership.members.len();
         let spin = config.spin_us.map(Duration::from_micros);
         let neighbours = membership.topology.ranks_beside(rank);
@@ -169,6 +179,8 @@ impl Group {
             sleeper,
             failure: OnceLock::new(),
             closed: Arc::new(AtomicBool::new(false)),
+            staff: Arc::clone(stay.staff()),
+            stay: Mutex::new(Some(stay)),
             this: Weak::clone(this),
         }))
     }
@@ -267,7 +279,7 @@ impl Group {
     pub(super) fn settle(&self, core: &mut Core) {
         for (work, result) in std::mem::take(&mut core.finished) {
             if let Some((completion, result)) = work.finish(result) {
-                completions::tell(completion, result);
+                self.staff.teller.tell(completion, result);
             }
         }
         if core.followers > 0 {
@@ -320,7 +332,7 @@ impl Group {
         self.fail(&mut self.core.lock(), error);
     }
 
-    /// Leaves in good order.
+    /// Leaves in good order. Threads that worked for this group alone end soon after; nobody waits for that here.
     pub(crate) fn close(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -328,7 +340,7 @@ impl Group {
         if super::forming::check_process().is_err() {
             return;
         }
-        if let Some(endpoint) = &self.membership.endpoint {
+        if let Some(endpoint) = self.membership.endpoint() {
             endpoint.unregister(&self.membership.key.id, self.rank);
         }
         let mut core = self.core.lock();
@@ -342,9 +354,14 @@ impl Group {
             }
         }
         core.links = LinkTable::new(self.world);
+        // A message that came in half, and that nobody has asked for.
+        core.matching.clear();
         drop(core);
         // The progress thread may hold the group still.
         self.sleeper.ring();
+        let endpoint = self.membership.endpoint.lock().take();
+        let stay = self.stay.lock().take();
+        drop((endpoint, stay));
     }
 
     fn abort_on_close(&self, core: &mut Core) {

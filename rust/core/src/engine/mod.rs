@@ -17,6 +17,7 @@ mod positions;
 mod progress;
 mod request;
 mod sleep;
+mod staff;
 mod step;
 mod submit;
 mod task;
@@ -27,6 +28,7 @@ mod work;
 
 pub(crate) use group::Group;
 pub use request::{Request, Sizes};
+pub use staff::wait_for_threads;
 pub(crate) use wire::Fingerprint;
 pub use work::Completion;
 pub(crate) use work::WorkState;

@@ -1,13 +1,13 @@
-//! The thread of a process that drives groups nobody waits for. It is started when first needed and sleeps when there is
-//! nothing to do.
+//! The thread of a process that drives groups nobody waits for. It sleeps when there is nothing to do, and ends when told
+//! to.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
-use super::completions;
 use super::group::Group;
 use super::sleep::{Next, Patience, Sleeper};
 
@@ -15,48 +15,36 @@ use super::sleep::{Next, Patience, Sleeper};
 pub(crate) struct Progress {
     adopted: Mutex<Vec<Arc<Group>>>,
     sleeper: Sleeper,
+    stopping: AtomicBool,
 }
-
-static PROGRESS: OnceLock<Option<Arc<Progress>>> = OnceLock::new();
 
 /// Rounds between two looks at deadlines and at the state of peers, beside the one before each sleep.
 const ROUNDS_PER_LOOK: u32 = 256;
 
-/// Starts it and those that tell of completions, if they do not run yet, so that a failure to start them is an error
-/// of the call that needs them.
-pub(crate) fn start() -> Result<()> {
-    let progress = PROGRESS.get_or_init(|| {
-        let progress = Arc::new(Progress {
-            adopted: Mutex::new(Vec::new()),
-            sleeper: Sleeper::new().ok()?,
-        });
-        let same = Arc::clone(&progress);
-        std::thread::Builder::new()
-            .name("unisono-drive".into())
-            .spawn(move || same.run())
-            .ok()
-            .map(|_| progress)
-    });
-    if progress.is_none() || !completions::start() {
-        return Err(Error::system(
-            "start the progress thread",
-            "the system refused a thread or a descriptor; look at `ulimit -a`",
-        ));
-    }
-    Ok(())
-}
-
-/// Hands a group with operations under way to the progress thread. The caller holds the group's lock and has marked it
-/// as watched.
-pub(crate) fn adopt(group: Arc<Group>) {
-    if let Some(Some(progress)) = PROGRESS.get() {
-        progress.adopted.lock().push(group);
-        progress.sleeper.ring();
-    }
-}
-
 impl Progress {
-    fn run(&self) {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            adopted: Mutex::new(Vec::new()),
+            sleeper: Sleeper::new()?,
+            stopping: AtomicBool::new(false),
+        })
+    }
+
+    /// Hands a group with operations under way to the thread. The caller holds the group's lock and has marked it as
+    /// watched; the group is open, so the thread has not been told to end.
+    pub(super) fn adopt(&self, group: Arc<Group>) {
+        self.adopted.lock().push(group);
+        self.sleeper.ring();
+    }
+
+    /// Every group has been closed: the thread ends when it has let go of them.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.sleeper.ring();
+    }
+
+    /// The thread's work.
+    pub(super) fn run(&self) {
         let mut groups: Vec<Arc<Group>> = Vec::new();
         let mut patience = Patience::of_background();
         let mut rounds = 0_u32;
@@ -78,6 +66,10 @@ impl Progress {
                 kept
             });
             if groups.is_empty() {
+                // Before this flag was set, every group that was ever adopted had been.
+                if self.stopping.load(Ordering::Acquire) && self.adopted.lock().is_empty() {
+                    return;
+                }
                 self.sleeper.sleep_forever();
                 continue;
             }

@@ -166,7 +166,7 @@ impl Group {
 
     fn connect_in_background(&self, lane: Lane, peer: Rank) -> Result<(), Error> {
         let (Some(endpoint), Some(target), Some(this)) = (
-            self.membership.endpoint.clone(),
+            self.membership.endpoint(),
             self.membership.members[peer].address.clone(),
             self.this.upgrade(),
         ) else {
@@ -189,10 +189,7 @@ impl Group {
                 Err(error) => Mail::Failed { lane, peer, error },
             });
         };
-        std::thread::Builder::new()
-            .name("unisono-connect".into())
-            .spawn(connect)
-            .map(drop)
+        crate::threads::spawn("unisono-connect", connect)
             .map_err(|error| Error::system("start a thread to connect", error))
     }
 

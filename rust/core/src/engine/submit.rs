@@ -14,7 +14,6 @@ use crate::types::{Collective, DataType, Rank, ReduceOp};
 use super::executor::{Execution, Factor, Prepared};
 use super::group::{Core, Group, Operation, PlanKey};
 use super::positions::TOLD_AFTER;
-use super::progress;
 use super::request::{Request, Sizes};
 use super::task::Task;
 use super::wire::Fingerprint;
@@ -314,7 +313,7 @@ impl Group {
             }
         } else if let Some(this) = self.this.upgrade() {
             core.watched = true;
-            progress::adopt(this);
+            self.staff.progress.adopt(this);
         }
     }
 }

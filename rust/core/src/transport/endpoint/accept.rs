@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::rendezvous::handshake::{
     Answer, Answers, CHALLENGE_BYTES, HELLO_BYTES, Hello, Hex, PROOF_BYTES, Purpose, Stranger,
 };
+use crate::threads;
 use crate::transport::shm::ShmLink;
 use crate::transport::tcp::TcpLink;
 
@@ -178,18 +179,16 @@ fn admit(
     crowd.wait_for_room(shared);
     let place = crowd.enter();
     let shared = Arc::clone(shared);
-    let spawned = std::thread::Builder::new()
-        .name("unisono-handshake".into())
-        .spawn(move || {
-            let peer = stream.peer();
-            match receive(&shared, stream, &place.guest) {
-                Ok(()) => {}
-                Err(reason) if reason.is_usual => {
-                    tracing::debug!(%peer, %reason, "a connection came to nothing");
-                }
-                Err(reason) => tracing::warn!(%peer, %reason, "turned a connection away"),
+    let spawned = threads::spawn("unisono-handshake", move || {
+        let peer = stream.peer();
+        match receive(&shared, stream, &place.guest) {
+            Ok(()) => {}
+            Err(reason) if reason.is_usual => {
+                tracing::debug!(%peer, %reason, "a connection came to nothing");
             }
-        });
+            Err(reason) => tracing::warn!(%peer, %reason, "turned a connection away"),
+        }
+    });
     if let Err(cause) = &spawned {
         tracing::warn!(%cause, "cannot start a thread for a connection, which is closed");
     }

@@ -30,7 +30,6 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -46,6 +45,7 @@ use self::membership::Membership;
 use self::wire::{Cut, Patience};
 use crate::error::{Error, Result};
 use crate::rendezvous::handshake::{Hex, random_bytes};
+use crate::threads;
 use crate::transport::Link;
 use crate::types::Rank;
 
@@ -149,13 +149,10 @@ struct Shared {
 
 /// The listening sockets of a process and the thread that accepts on them.
 ///
-/// Several endpoints in one process work independently. Dropping it closes the sockets and ends the thread; links
-/// made through it live on.
+/// Several endpoints in one process work independently. Dropping it ends the thread, which closes the sockets, without
+/// waiting for that; links made through it live on.
 pub struct Endpoint {
     shared: Arc<Shared>,
-    acceptor: Option<JoinHandle<()>>,
-    /// The process that started the thread: a forked child has no such thread to wait for.
-    pid: u32,
 }
 
 impl Endpoint {
@@ -224,18 +221,12 @@ impl Endpoint {
                 .map_err(|cause| Error::system("create an eventfd", cause))?,
             told: Mutex::default(),
         });
-        let acceptor = std::thread::Builder::new()
-            .name("unisono-accept".into())
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || accept::run(&shared, &Listeners { unix, tcp })
-            })
-            .map_err(|cause| Error::system("start the accepting thread", cause))?;
-        Ok(Arc::new(Self {
-            shared,
-            acceptor: Some(acceptor),
-            pid: std::process::id(),
-        }))
+        threads::spawn("unisono-accept", {
+            let shared = Arc::clone(&shared);
+            move || accept::run(&shared, &Listeners { unix, tcp })
+        })
+        .map_err(|cause| Error::system("start the accepting thread", cause))?;
+        Ok(Arc::new(Self { shared }))
     }
 
     /// What to publish, so that others can connect.
@@ -308,13 +299,6 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.shared.stop();
-        if let Some(acceptor) = self.acceptor.take() {
-            let forked = self.pid != std::process::id();
-            if !forked && acceptor.thread().id() != std::thread::current().id() {
-                // It can only have panicked, which the panic hook has reported.
-                let _ = acceptor.join();
-            }
-        }
         let groups = std::mem::take(&mut *self.shared.groups.lock());
         for membership in groups.values() {
             membership.close();

@@ -1,0 +1,80 @@
+//! The threads that the library starts, and waiting for their end.
+//!
+//! A thread ends by itself when nothing needs it any more. Whoever makes it unneeded does not wait for that: it may hold
+//! locks, Python's among them, or be the thread itself. Who must know it gone, because what it stands on goes as well,
+//! calls [`wait_for_end`].
+//!
+//! The last thing a thread does is to join the one that ended before it. So when none is running and the last one has
+//! been joined, the system has taken all of them back.
+
+use std::io;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+struct Threads {
+    running: Vec<JoinHandle<()>>,
+    last_to_end: Option<JoinHandle<()>>,
+}
+
+static THREADS: Mutex<Threads> = Mutex::new(Threads {
+    running: Vec::new(),
+    last_to_end: None,
+});
+
+/// Signalled when a thread has left the list.
+static ENDED: Condvar = Condvar::new();
+
+/// Starts a thread.
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    // Held until the thread is on the list, where it looks for itself when it ends.
+    let mut threads = THREADS.lock();
+    let handle = thread::Builder::new().name(name.into()).spawn(move || {
+        let _end = End;
+        body();
+    })?;
+    threads.running.push(handle);
+    Ok(())
+}
+
+/// Waits until all of them have ended, at most `limit`. Returns whether they have.
+pub(crate) fn wait_for_end(limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    let mut threads = THREADS.lock();
+    while !threads.running.is_empty() {
+        if ENDED.wait_until(&mut threads, deadline).timed_out() {
+            return threads.running.is_empty();
+        }
+    }
+    let last = threads.last_to_end.take();
+    drop(threads);
+    join(last);
+    true
+}
+
+/// Ends a thread's stay on the list, also when its body panics.
+struct End;
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let me = thread::current().id();
+        let mut threads = THREADS.lock();
+        let mine = threads
+            .running
+            .iter()
+            .position(|handle| handle.thread().id() == me)
+            .map(|at| threads.running.swap_remove(at));
+        let before = std::mem::replace(&mut threads.last_to_end, mine);
+        ENDED.notify_all();
+        drop(threads);
+        join(before);
+    }
+}
+
+fn join(thread: Option<JoinHandle<()>>) {
+    if let Some(thread) = thread {
+        // It can only have panicked, which the panic hook has reported.
+        let _ = thread.join();
+    }
+}
