@@ -1,8 +1,8 @@
 """A job: the ranks of one peer, alive for as long as their world is measured, each under commands.
 
 Every rank has a FIFO for commands and one for replies (benchmarks/ranks/channel.h has the words).
-A rank without a command sleeps in `read`, so the jobs of all peers live side by side and only the one
-that has been told to measure uses the cores.
+A rank without a command sleeps in `read`, so the jobs of all peers live side by side and only the
+one that has been told to measure uses the cores.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class Job:
                 for command in commands
             ]
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> Job:
         self._read_replies(START_SECONDS)
+        return self
 
     def command(self, line: str) -> list[float]:
         """Tell every rank, and return every rank's number (zero where the answer has none)."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from harness import build
-from harness.jobs import Job, Jobs
+from harness.build import MissingError
+from harness.jobs import FailedError, Job, Jobs
 
 # The two orders in which an all_reduce on shared buffers can go over memory (ranks/bound.c).
 BOUND_VARIANTS = ("two_pass", "two_pass_streaming", "one_pass", "one_pass_streaming")
@@ -30,6 +33,7 @@ class Peer:
     """One column of a comparison: a job, and how its commands name a collective."""
 
     name: str
+    asked_as: str  # what stands for it in a list of peers
     job: Job
     prefix: str = ""
     # For the bound: the only collective it has, and the name of the variant.
@@ -42,29 +46,43 @@ class Peer:
         return self.only[1] if collective == self.only[0] else None
 
 
-def start(names: list[str], world: int, jobs: Jobs, options: Options) -> list[Peer]:
-    """Start the jobs of the named peers; raises `build.Missing` for one that cannot be had."""
-    peers: list[Peer] = []
+def start(
+    names: list[str], world: int, jobs: Jobs, options: Options
+) -> tuple[list[Peer], dict[str, str]]:
+    """Start the jobs of the named peers. Returns them, and why others cannot be had."""
+    started: dict[str, Job] = {}
+    missing: dict[str, str] = {}
+
+    def attempt(name: str, action: Callable[[], Job]) -> None:
+        try:
+            started[name] = action()
+        except (MissingError, FailedError) as reason:
+            started.pop(name, None)
+            missing[name] = str(reason)
+
     through_torch = [name.removeprefix("torch/") for name in names if name.startswith("torch/")]
-    for name in names:
-        if name in ("unisono", "unisono-heap"):
-            peers.append(Peer(name, start_unisono(name, world, jobs, options)))
-        elif name == "openmpi":
-            peers.append(Peer(name, start_open_mpi(world, jobs, options)))
-        elif name == "bound":
-            job = start_bound(world, jobs, options)
-            peers += [
-                Peer(f"bound/{variant}", job, only=("all_reduce", variant))
-                for variant in BOUND_VARIANTS
-            ]
-        elif not name.startswith("torch/"):
-            raise ValueError(f"{name} is no peer")
+    for name in dict.fromkeys(name for name in names if not name.startswith("torch/")):
+        attempt(name, functools.partial(STARTERS[name], name, world, jobs, options))
     if through_torch:
-        job = start_torch(through_torch, world, jobs)
-        peers += [Peer(f"torch/{backend}", job, f"{backend}/") for backend in through_torch]
-    for job in jobs:
-        job.wait_until_ready()
-    return peers
+        attempt("torch", lambda: start_torch(through_torch, world, jobs))
+    for name, job in list(started.items()):
+        attempt(name, job.wait_until_ready)
+    peers: list[Peer] = []
+    for name in names:
+        family = "torch" if name.startswith("torch/") else name
+        if family in started:
+            peers += peers_of(name, started[family])
+    return peers, missing
+
+
+def peers_of(name: str, job: Job) -> list[Peer]:
+    if name == "bound":
+        return [
+            Peer(f"bound/{variant}", name, job, only=("all_reduce", variant))
+            for variant in BOUND_VARIANTS
+        ]
+    prefix = f"{name.removeprefix('torch/')}/" if name.startswith("torch/") else ""
+    return [Peer(name, name, job, prefix)]
 
 
 def start_unisono(name: str, world: int, jobs: Jobs, options: Options) -> Job:
@@ -80,13 +98,13 @@ def start_unisono(name: str, world: int, jobs: Jobs, options: Options) -> Job:
     return jobs.add(Job(name, world, commands, folder))
 
 
-def start_open_mpi(world: int, jobs: Jobs, options: Options) -> Job:
+def start_open_mpi(name: str, world: int, jobs: Jobs, options: Options) -> Job:
     """Start the C program under mpirun."""
     program, launcher = build.open_mpi_program(), build.beside_python("mpirun")
-    folder = jobs.folder("openmpi")
+    folder = jobs.folder(name)
     command = [str(launcher), "-n", str(world), *OPEN_MPI_FLAGS, *open_mpi_extra(world)]
     command += [str(program), str(folder), *(["out"] if options.out_of_place else [])]
-    return jobs.add(Job("openmpi", world, [command], folder, OPEN_MPI_ENVIRONMENT))
+    return jobs.add(Job(name, world, [command], folder, OPEN_MPI_ENVIRONMENT))
 
 
 def open_mpi_extra(world: int) -> list[str]:
@@ -96,10 +114,10 @@ def open_mpi_extra(world: int) -> list[str]:
     return []
 
 
-def start_bound(world: int, jobs: Jobs, options: Options) -> Job:
-    folder = jobs.folder("bound")
+def start_bound(name: str, world: int, jobs: Jobs, options: Options) -> Job:
+    folder = jobs.folder(name)
     command = [str(build.bound_program()), str(folder), str(world), str(options.most_bytes)]
-    return jobs.add(Job("bound", world, [command], folder))
+    return jobs.add(Job(name, world, [command], folder))
 
 
 def start_torch(backends: list[str], world: int, jobs: Jobs) -> Job:
@@ -112,3 +130,11 @@ def start_torch(backends: list[str], world: int, jobs: Jobs) -> Job:
     # of a plugin but not of gloo.
     environment = {"OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "0"}
     return jobs.add(Job("torch", world, commands, folder, environment))
+
+
+STARTERS = {
+    "unisono": start_unisono,
+    "unisono-heap": start_unisono,
+    "openmpi": start_open_mpi,
+    "bound": start_bound,
+}

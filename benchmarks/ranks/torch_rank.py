@@ -1,7 +1,7 @@
 """One rank of torch.distributed under commands: torch_rank.py FOLDER WORLD BACKENDS RANK.
 
-Every backend has its process group in the same processes, made by `new_group(backend=...)`; a command
-names the one it is for, as in `time gloo/all_reduce 8 1000`. The words are those of channel.h.
+Every backend has its process group in the same processes, made by `new_group(backend=...)`; a
+command names the one it is for, as in `time gloo/all_reduce 8 1000`. The words are those of channel.h.
 """
 
 from __future__ import annotations
@@ -190,7 +190,10 @@ class Rank:
 
     def __init__(self, rank: int, world: int, backends: list[str]) -> None:
         self.rank, self.world = rank, world
-        self.groups = {name: dist.new_group(backend=name, timeout=WAIT) for name in backends}
+        self.groups = {
+            name: dist.new_group(backend=name.removesuffix("-heap"), timeout=WAIT)
+            for name in backends
+        }
         # The same for all backends, so that nobody's own barrier favours it.
         self.meeting = next(iter(self.groups.values()))
         self.cell: tuple[str, int] | None = None
@@ -206,6 +209,8 @@ class Rank:
         backend, _, name = words[0].partition("/")
         if name not in COLLECTIVES or backend not in self.groups:
             return f"no there is no {words[0]} here"
+        if backend.endswith("-heap"):
+            return "no there is no shared heap for tensors in this build"
         group, collective = self.groups[backend], self.prepare(name, int(words[1]))
         if verb == "check":
             return self.check(collective, group)
@@ -254,8 +259,7 @@ def main() -> None:
         )
         answering = Rank(int(rank), int(world), backends.split(","))
         replies.write("ok\n")
-        for line in commands:
-            replies.write(answering.answer(line) + "\n")
+        replies.writelines(f"{answering.answer(line)}\n" for line in commands)
         dist.destroy_process_group()
 
 

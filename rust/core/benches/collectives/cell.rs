@@ -1,7 +1,7 @@
 //! One collective at one size with its buffers: how it is called, and what its result must be.
 
 use unisono::buffer::{Element, Memory};
-use unisono::error::Result;
+use unisono::error;
 use unisono::types::ReduceOp;
 use unisono::{Communicator, PointToPoint, Request};
 
@@ -52,7 +52,7 @@ impl Kind {
         }
     }
 
-    pub(crate) fn parse(name: &str) -> std::result::Result<Self, String> {
+    pub(crate) fn parse(name: &str) -> Result<Self, String> {
         let known = Self::ALL.into_iter().find(|kind| kind.name() == name);
         known.ok_or_else(|| format!("there is no {name} here"))
     }
@@ -68,7 +68,7 @@ pub(crate) enum Storage {
 }
 
 impl Storage {
-    pub(crate) fn parse(name: &str) -> std::result::Result<Self, String> {
+    pub(crate) fn parse(name: &str) -> Result<Self, String> {
         match name {
             "private" => Ok(Self::Private),
             "heap" => Ok(Self::Heap),
@@ -80,14 +80,6 @@ impl Storage {
         match self {
             Self::Private => "private",
             Self::Heap => "heap",
-        }
-    }
-
-    /// Refuses what this build cannot give.
-    pub(crate) fn check(self) -> std::result::Result<(), String> {
-        match self {
-            Self::Private => Ok(()),
-            Self::Heap => Err("there is no shared heap in this build".to_owned()),
         }
     }
 }
@@ -102,16 +94,19 @@ struct Buffer<T> {
 impl<T: Number> Buffer<T> {
     const ALIGNMENT: usize = 64;
 
-    fn new(count: usize) -> Self {
+    fn new(count: usize, storage: Storage) -> Result<Self, String> {
+        if storage == Storage::Heap {
+            return Err("there is no shared heap in this build".to_owned());
+        }
         let spare = Self::ALIGNMENT / size_of::<T>();
         // Written, so that no page of it is the kernel's page of zeros.
         let memory = vec![T::from_small(1); count + spare];
         let first = memory.as_ptr().align_offset(Self::ALIGNMENT);
-        Self {
+        Ok(Self {
             memory,
             first,
             count,
-        }
+        })
     }
 
     fn as_slice(&self) -> &[T] {
@@ -151,10 +146,10 @@ impl Number for u8 {
 /// A collective on buffers of its own, whatever their type.
 pub(crate) trait Measured {
     /// Calls it so many times, one after the other.
-    fn repeat(&mut self, comm: &Communicator, iterations: usize) -> Result<()>;
+    fn repeat(&mut self, comm: &Communicator, iterations: usize) -> error::Result<()>;
 
     /// Calls it on known data, once for each root. Returns how many elements are wrong.
-    fn check(&mut self, comm: &Communicator) -> Result<usize>;
+    fn check(&mut self, comm: &Communicator) -> error::Result<usize>;
 }
 
 /// Makes the buffers of `kind` for a whole of `bytes`.
@@ -162,13 +157,15 @@ pub(crate) fn prepare(
     kind: Kind,
     bytes: usize,
     comm: &Communicator,
+    storage: Storage,
     out_of_place: bool,
-) -> Box<dyn Measured> {
-    if bytes.is_multiple_of(4) {
-        Box::new(Cell::<f32>::new(kind, bytes / 4, comm, out_of_place))
+) -> Result<Box<dyn Measured>, String> {
+    Ok(if bytes.is_multiple_of(4) {
+        let cell = Cell::<f32>::new(kind, bytes / 4, comm, storage, out_of_place)?;
+        Box::new(cell)
     } else {
-        Box::new(Cell::<u8>::new(kind, bytes, comm, out_of_place))
-    }
+        Box::new(Cell::<u8>::new(kind, bytes, comm, storage, out_of_place)?)
+    })
 }
 
 struct Cell<T> {
@@ -184,7 +181,13 @@ struct Cell<T> {
 }
 
 impl<T: Number> Cell<T> {
-    fn new(kind: Kind, elements: usize, comm: &Communicator, out_of_place: bool) -> Self {
+    fn new(
+        kind: Kind,
+        elements: usize,
+        comm: &Communicator,
+        storage: Storage,
+        out_of_place: bool,
+    ) -> Result<Self, String> {
         use Kind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         let (rank, world) = (comm.rank(), comm.world_size());
         let shard = (elements / world).max(1);
@@ -194,19 +197,19 @@ impl<T: Number> Cell<T> {
             AllToAll => (shard * world, shard * world),
             _ => (elements, elements),
         };
-        Self {
+        Ok(Self {
             kind,
-            input: Buffer::new(input),
-            output: Buffer::new(output),
+            input: Buffer::new(input, storage)?,
+            output: Buffer::new(output, storage)?,
             shard,
             rank,
             world,
             out_of_place,
             root: 0,
-        }
+        })
     }
 
-    fn call(&mut self, comm: &Communicator) -> Result<()> {
+    fn call(&mut self, comm: &Communicator) -> error::Result<()> {
         const SUM: ReduceOp = ReduceOp::Sum;
         let root = self.root;
         let is_root = root == self.rank;
@@ -230,14 +233,14 @@ impl<T: Number> Cell<T> {
         }
     }
 
-    fn all_reduce_out_of_place(&mut self, comm: &Communicator) -> Result<()> {
+    fn all_reduce_out_of_place(&mut self, comm: &Communicator) -> error::Result<()> {
         let (input, output) = (self.input.view(), self.output.view());
         let request = Request::all_reduce(T::DTYPE, ReduceOp::Sum, Some(input), output);
         // SAFETY: the buffers are this cell's, and `run` returns when the operation has ended.
         unsafe { comm.run(request) }.map(drop)
     }
 
-    fn ping_pong(&mut self, comm: &Communicator) -> Result<()> {
+    fn ping_pong(&mut self, comm: &Communicator) -> error::Result<()> {
         let peer = self.rank ^ 1;
         if peer >= self.world {
             return Ok(());
@@ -252,7 +255,7 @@ impl<T: Number> Cell<T> {
         }
     }
 
-    fn send_recv(&mut self, comm: &Communicator) -> Result<()> {
+    fn send_recv(&mut self, comm: &Communicator) -> error::Result<()> {
         let (next, previous) = (self.next(), self.previous());
         let (input, output) = (self.input.view(), self.output.view());
         let options = PointToPoint::default;
@@ -316,11 +319,11 @@ fn value(rank: usize, index: usize) -> u8 {
 }
 
 impl<T: Number> Measured for Cell<T> {
-    fn repeat(&mut self, comm: &Communicator, iterations: usize) -> Result<()> {
+    fn repeat(&mut self, comm: &Communicator, iterations: usize) -> error::Result<()> {
         (0..iterations).try_for_each(|_| self.call(comm))
     }
 
-    fn check(&mut self, comm: &Communicator) -> Result<usize> {
+    fn check(&mut self, comm: &Communicator) -> error::Result<usize> {
         let (rank, in_place) = (self.rank, self.is_in_place());
         let mut wrong = 0;
         for _ in 0..self.world {

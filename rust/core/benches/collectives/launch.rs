@@ -11,7 +11,6 @@ const MOST_CALLS: f64 = 20_000.0;
 
 /// Prints one JSON line for each cell.
 pub(crate) fn measure(arguments: &Arguments) -> Result<(), String> {
-    arguments.storage.check()?;
     for &world in &arguments.ranks {
         let mut ranks = Ranks::start(world, arguments)?;
         for &kind in &arguments.kinds {

@@ -19,16 +19,16 @@ use unisono::config::Config;
 use unisono::rendezvous;
 
 use crate::Arguments;
-use crate::cell::{Kind, Measured, prepare};
+use crate::cell::{Kind, Measured, Storage, prepare};
 
 /// Joins the group and answers commands until there are no more.
 pub(crate) fn serve(arguments: &Arguments) -> Result<(), String> {
-    arguments.storage.check()?;
     let rank = arguments.rank.unwrap_or_default();
     let (commands, mut replies) = channel(arguments, rank)?;
     let mut runner = Runner {
         comm: join(rank, arguments).map_err(|error| error.to_string())?,
         out_of_place: arguments.out_of_place,
+        storage: arguments.storage,
         cell: None,
     };
     let broken = |error| format!("the driver is gone: {error}");
@@ -83,6 +83,7 @@ impl From<unisono::error::Error> for Refusal {
 struct Runner {
     comm: Communicator,
     out_of_place: bool,
+    storage: Storage,
     cell: Option<(Kind, usize, Box<dyn Measured>)>,
 }
 
@@ -96,7 +97,7 @@ impl Runner {
         match words.as_slice() {
             ["check", name, bytes] => {
                 let (kind, bytes) = (Kind::parse(name).map_err(Refusal::No)?, parse(bytes)?);
-                self.prepare(kind, bytes);
+                self.prepare(kind, bytes)?;
                 let (_, _, cell) = self.cell.as_mut().expect("prepared above");
                 Ok(match cell.check(&self.comm)? {
                     0 => "ok".to_owned(),
@@ -122,17 +123,18 @@ impl Runner {
     }
 
     /// Makes the buffers, unless they are there.
-    fn prepare(&mut self, kind: Kind, bytes: usize) {
+    fn prepare(&mut self, kind: Kind, bytes: usize) -> Result<(), Refusal> {
         if !matches!(&self.cell, Some((of, size, _)) if (*of, *size) == (kind, bytes)) {
             // The old ones go first: there may not be room for both.
             self.cell = None;
-            let cell = prepare(kind, bytes, &self.comm, self.out_of_place);
-            self.cell = Some((kind, bytes, cell));
+            let cell = prepare(kind, bytes, &self.comm, self.storage, self.out_of_place);
+            self.cell = Some((kind, bytes, cell.map_err(Refusal::No)?));
         }
+        Ok(())
     }
 
     fn time(&mut self, kind: Kind, bytes: usize, iterations: usize) -> Result<f64, Refusal> {
-        self.prepare(kind, bytes);
+        self.prepare(kind, bytes)?;
         let (_, _, cell) = self.cell.as_mut().expect("prepared above");
         self.comm.barrier()?;
         let started = Instant::now();
