@@ -98,19 +98,22 @@ def marks_table(
 ) -> str:
     """Every mark: the ratio that was measured, the mark in brackets, and whether it was met."""
     wide = (30, 20, 18, 18, 18)
-    head = ["", *marks.COLUMNS]
     lines = [title("The marks: float32 all_reduce in place, peer's median / unisono's median")]
-    lines.append("".join(f"{text:<{width}}" for text, width in zip(head, wide, strict=True)))
+    lines.append(spread(["", *marks.COLUMNS], wide))
     for row in marks.ROWS:
         columns = row.ratios(torch_cells if row.peer.startswith("torch/") else cells)
         texts = [column.text() if column else "-" for column in columns]
         name = f"{row.name}, {row.world} ranks"
-        line = "".join(f"{text:<{width}}" for text, width in zip([name, *texts], wide, strict=True))
-        lines.append(line.rstrip())
+        lines.append(spread([name, *texts], wide))
         if columns[0]:
             lines.append(f"{'':30}worst {columns[0].note}")
     lines.append("8 B - 16 KiB: the geometric mean over 8, 64, 512, 4096 and 16384 B")
     return "\n".join(lines)
+
+
+def spread(texts: list[str], widths: tuple[int, ...]) -> str:
+    columns = zip(texts, widths, strict=True)
+    return "".join(f"{text:<{width}}" for text, width in columns).rstrip()
 
 
 def bound_table(cells: list[Cell], loops: dict[int, dict[str, float]]) -> str:

@@ -1,7 +1,7 @@
 """One rank of torch.distributed under commands: torch_rank.py FOLDER WORLD BACKENDS RANK.
 
 Every backend has its process group in the same processes, made by `new_group(backend=...)`; a
-command names the one it is for, as in `time gloo/all_reduce 8 1000`. The words are those of channel.h.
+command names the one it is for, as in `time gloo/all_reduce 8 1000`. The words are channel.h's.
 """
 
 from __future__ import annotations
