@@ -206,6 +206,10 @@ def header(args: argparse.Namespace) -> str:
     text = f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; float32"
     text += "\nmedians over the rounds of the slowest rank's time of one call"
     text += "\nratio = peer / unisono: above 1, unisono is faster; < marks where it is not"
+    if os.getloadavg()[0] > 0.5:
+        text += (
+            f"\nload average {os.getloadavg()[0]:.1f}: others use this machine, ratios will vary"
+        )
     crowded = [str(world) for world in args.ranks if world > len(os.sched_getaffinity(0))]
     if crowded:
         text += f"\nwith {' and '.join(crowded)} ranks there are more ranks than cores"

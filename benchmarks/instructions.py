@@ -1,4 +1,4 @@
-"""Count the instructions of small operations with callgrind, and compare them with the recorded ones.
+"""Count the instructions of small operations with callgrind, and compare with the recorded counts.
 
     python benchmarks/instructions.py            count, and say by how much each has changed
     python benchmarks/instructions.py --record   count, and keep the counts in instructions.json
@@ -6,8 +6,8 @@
 Times vary with the machine, counts do not: two counts of one build differ by about one in a
 hundred. Two ranks, which are threads of one process, are linked as two processes would be; valgrind
 runs one thread at a time and hands over where a thread yields. What is counted is all of the
-operation on both ranks, from the call to the return, halved. Setting up drops out, since two runs with
-different numbers of calls are subtracted.
+operation on both ranks, from the call to the return, halved. Setting up drops out, since two runs
+with different numbers of calls are subtracted.
 """
 
 from __future__ import annotations
