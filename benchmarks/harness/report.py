@@ -1,0 +1,238 @@
+"""What comes out: tables of ratios, and the same as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+from harness import marks
+from harness.arguments import size_name
+from harness.cells import Cell
+
+LABELS = {
+    "unisono": "unisono",
+    "unisono-heap": "unisono, heap",
+    "openmpi": "Open MPI",
+    "torch/unisono": "unisono",
+    "torch/unisono-heap": "unisono, heap",
+    "torch/gloo": "gloo",
+}
+
+# Bus bandwidth is algorithm bandwidth times this, as nccl-tests define it: what a link must carry,
+# so that the number is comparable between collectives and world sizes.
+FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce": lambda _: 1,
+    "broadcast": lambda _: 1,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,
+    "scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "ping_pong": lambda _: 1,
+    "send_recv": lambda _: 1,
+}
+
+
+def show(progress: str) -> None:
+    """Overwrite the line of progress, where there is a terminal to see it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{progress}")
+        sys.stderr.flush()
+
+
+def title(text: str) -> str:
+    return f"\n{text}\n{'-' * len(text)}"
+
+
+def microseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e6:,.1f}"
+
+
+def ratios_table(cells: list[Cell], reference: str, peer: str) -> str:
+    """Return one world's cells, a line each, with a gap between collectives."""
+    ours, theirs = LABELS.get(reference, reference), LABELS.get(peer, peer)
+    lines = [f"{'':16}{'size':>9}{ours:>14}{theirs:>14}{'ratio':>9}   lowest - highest"]
+    previous = None
+    for cell in cells:
+        if previous not in (None, cell.collective):
+            lines.append("")
+        name = cell.collective if cell.collective != previous else ""
+        previous = cell.collective
+        line = f"{name:16}{'' if cell.collective == 'barrier' else size_name(cell.size):>9}"
+        line += "".join(f"{microseconds(cell.median(which)):>14}" for which in (reference, peer))
+        ratio = cell.ratio(peer, reference)
+        if ratio is None:
+            reasons = [f"{LABELS.get(who, who)}: {why}" for who, why in cell.refused.items()]
+            lines.append(f"{line}   not compared{'; '.join(['', *reasons])}")
+            continue
+        low, high = cell.ratio_range(peer, reference)
+        lines.append(f"{line}{ratio:>9.2f}   {low:6.2f} - {high:.2f}{'' if ratio >= 1 else '  <'}")
+    return "\n".join(lines)
+
+
+def behind(cells: list[Cell], reference: str, peer: str) -> str:
+    """Count the cells where the reference is at least as fast, and name every other one."""
+    ratios = [(cell, cell.ratio(peer, reference)) for cell in cells]
+    compared = [(cell, ratio) for cell, ratio in ratios if ratio]
+    slower = [(cell, ratio) for cell, ratio in compared if ratio < 1]
+    ours, theirs = LABELS.get(reference, reference), LABELS.get(peer, peer)
+    text = f"{ours} is at least as fast as {theirs} in {len(compared) - len(slower)} of "
+    text += f"{len(compared)} cells"
+    if not slower:
+        return text
+    names = [
+        f"  {cell.world} ranks {cell.collective} {size_name(cell.size)}: {ratio:.2f}"
+        for cell, ratio in slower
+    ]
+    return "\n".join([f"{text}; not in:", *names])
+
+
+def marks_table(
+    cells: dict[tuple[int, str, int], Cell], torch_cells: dict[tuple[int, str, int], Cell]
+) -> str:
+    """Every mark: the ratio that was measured, the mark in brackets, and whether it was met."""
+    wide = (30, 20, 18, 18, 18)
+    lines = [title("The marks: float32 all_reduce in place, peer's median / unisono's median")]
+    lines.append(spread(["", *marks.COLUMNS], wide))
+    for row in marks.ROWS:
+        columns = row.ratios(torch_cells if row.peer.startswith("torch/") else cells)
+        texts = [column.text() if column else "-" for column in columns]
+        name = f"{row.name}, {row.world} ranks"
+        lines.append(spread([name, *texts], wide))
+        if columns[0]:
+            lines.append(f"{'':30}worst {columns[0].note}")
+    lines.append("8 B - 16 KiB: the geometric mean over 8, 64, 512, 4096 and 16384 B")
+    return "\n".join(lines)
+
+
+def spread(texts: list[str], widths: tuple[int, ...]) -> str:
+    columns = zip(texts, widths, strict=True)
+    return "".join(f"{text:<{width}}" for text, width in columns).rstrip()
+
+
+def bound_table(cells: list[Cell], loops: dict[int, dict[str, float]]) -> str:
+    """How far all_reduce is from what memory allows: unisono's time / the bound's."""
+    lines = [title("The bound: an all_reduce on shared buffers that waits for nobody")]
+    for world, rates in loops.items():
+        text = ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in rates.items())
+        lines.append(f"{world} ranks at once, each: {text} (of 64 MiB results on private memory)")
+    lines.append(
+        f"{'':9}{'size':>9}{'bound':>12}  {'fastest':20}{'private / bound':>17}{'heap / bound':>17}"
+    )
+    for cell in cells:
+        bound = cell.bound()
+        if not bound:
+            continue
+        variant = min(
+            (peer for peer in cell.rounds if peer.startswith("bound/")),
+            key=lambda peer: cell.median(peer) or 0.0,
+        )
+        line = f"{cell.world} ranks  {size_name(cell.size):>9}{microseconds(bound):>12}  "
+        line += f"{variant.removeprefix('bound/'):20}"
+        for peer in ("unisono", "unisono-heap"):
+            seconds = cell.median(peer)
+            text = f"{seconds / bound:.2f}" if seconds else "-"
+            if seconds and peer == "unisono-heap" and cell.world == 2:
+                met = seconds / bound <= marks.MARK_OF_BOUND
+                text += f" ({marks.MARK_OF_BOUND}) {'met' if met else 'MISSED'}"
+            line += f"{text:>17}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def barrier_table(cells: list[Cell]) -> str:
+    lines = [title("Barrier, microseconds")]
+    lines.append(f"{'':9}{'unisono':>12}{'Open MPI':>12}{'difference':>12}")
+    for cell in cells:
+        ours, theirs = cell.median("unisono"), cell.median("openmpi")
+        line = f"{cell.world} ranks  {_fine(ours):>12}{_fine(theirs):>12}"
+        if ours and theirs:
+            line += f"{(ours - theirs) * 1e6:>+12.2f}"
+            if cell.world == 2:
+                met = ours - theirs <= marks.MARK_OF_BARRIER
+                line += f"  (+1) {'met' if met else 'MISSED'}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _fine(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e6:,.2f}"
+
+
+def bandwidths(cell: Cell, peer: str) -> tuple[float | None, float | None]:
+    """Algorithm and bus bandwidth in bytes per second; none for a barrier."""
+    seconds, factor = cell.median(peer), FACTORS.get(cell.collective)
+    if not seconds or not factor:
+        return None, None
+    rate = cell.size / seconds
+    return rate, rate * factor(cell.world)
+
+
+def records(cells: list[Cell], reference_of: dict[str, str]) -> list[dict[str, object]]:
+    """Return one flat record for each cell and peer; `reference_of` says what a peer is beside."""
+    rows = []
+    for cell in cells:
+        for peer in (*cell.rounds, *cell.refused):
+            rounds = cell.rounds.get(peer, [])
+            algorithm, bus = bandwidths(cell, peer)
+            reference = reference_of.get(peer)
+            rows.append(
+                {
+                    "ranks": cell.world,
+                    "collective": cell.collective,
+                    "bytes": cell.size,
+                    "dtype": "uint8" if cell.size % 4 else "float32",
+                    "peer": peer,
+                    "seconds": cell.median(peer),
+                    "lowest": min(rounds, default=None),
+                    "highest": max(rounds, default=None),
+                    "rounds": len(rounds),
+                    "calls_per_round": cell.calls.get(peer),
+                    "algorithm_bytes_per_second": algorithm,
+                    "bus_bytes_per_second": bus,
+                    "reference": reference,
+                    "ratio": cell.ratio(peer, reference) if reference else None,
+                    "refused": cell.refused.get(peer),
+                }
+            )
+    return rows
+
+
+def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_json(path: Path, cells: list[Cell], more: dict[str, object]) -> None:
+    """Everything, with the seconds of every round."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"machine": machine(), **more, "cells": [dataclasses.asdict(cell) for cell in cells]}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def machine() -> dict[str, object]:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": processor(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def processor() -> str:
+    """Return the processor's name, where the kernel tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
