@@ -110,6 +110,8 @@ settings! {
     algorithm: Option<Algorithm>, "UNISONO_ALGORITHM", "auto",
         "auto, direct, two_shot, ring, tree, recursive_doubling, halving or bruck", true,
         "Collectives that know this algorithm use it instead of the one that is predicted fastest.";
+    lend_bytes: LendBytes, "UNISONO_LEND_BYTES", "auto", "auto, none, or bytes, such as 256K", false,
+        "Payloads from this size on are read out of this process's memory by their receivers, not copied through a ring.";
     heap_bytes: Option<Bytes>, "UNISONO_HEAP_BYTES", "auto", "auto, or bytes, such as 2G; 0 for none", false,
         "Memory that peers read in place grows to this much per process; auto is half of the machine's or container's.";
     eager_bytes: Bytes, "UNISONO_EAGER_BYTES", "64K", "bytes, such as 65536 or 64K", true,
@@ -278,6 +280,35 @@ impl Value for Bytes {
 
     fn show(&self) -> String {
         self.0.to_string()
+    }
+}
+
+/// From which size on private memory is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LendBytes {
+    /// What is fastest on most machines.
+    Auto,
+    /// Never.
+    None,
+    /// From this size on.
+    From(usize),
+}
+
+impl Value for LendBytes {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "auto" => Some(Self::Auto),
+            "none" => Some(Self::None),
+            bytes => Bytes::parse(bytes).map(|bytes| Self::From(bytes.0)),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Auto => "auto".to_owned(),
+            Self::None => "none".to_owned(),
+            Self::From(bytes) => bytes.to_string(),
+        }
     }
 }
 

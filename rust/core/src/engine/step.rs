@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::config::LendBytes;
 use crate::error::{Code, Error};
 use crate::transport::endpoint::{ConnectRequest, Lane, Outcome};
 use crate::transport::{Interest, Notice, PeerState};
@@ -123,6 +124,11 @@ impl Group {
                         self.fail(core, error);
                         return;
                     }
+                }
+                match self.config.lend_bytes {
+                    LendBytes::Auto => {}
+                    LendBytes::None => link.lend_private_from(None),
+                    LendBytes::From(bytes) => link.lend_private_from(Some(bytes)),
                 }
                 tracing::debug!(rank = self.rank, peer, lane = ?lane, via = %link.describe(), "link open");
                 core.links.establish(lane, peer, link);

@@ -113,7 +113,12 @@ impl Group {
         work
     }
 
-    fn execution(&self, core: &mut Core, request: Request, sequence: u64) -> Result<Box<Execution>> {
+    fn execution(
+        &self,
+        core: &mut Core,
+        request: Request,
+        sequence: u64,
+    ) -> Result<Box<Execution>> {
         let (request, factor) = premultiplied(request);
         let prepared = self.prepared(core, &request)?;
         let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();

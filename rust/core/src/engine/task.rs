@@ -9,7 +9,7 @@ use crate::error::{Code, Error, Result};
 use crate::plan::{Buffer, Span, Step, Wire};
 use crate::reduce::{self, Kernel};
 use crate::transport::endpoint::Lane;
-use crate::transport::{Loan, Ticket};
+use crate::transport::{Lending, Loan, Ticket};
 use crate::types::{Collective, DataType, Rank};
 
 use super::links::{LinkTable, OpenLink};
@@ -204,14 +204,18 @@ impl Task {
             }
             return Ok(true);
         }
-        if !open.link.lends(length) {
+        if length < open.link.lends_from() {
             return Ok(false);
         }
         let mut runs = SmallRuns::new();
         if !runs.fill(memory, offset, length, open.link.most_lent_runs()) {
             return Ok(false);
         }
-        progress.loan = open.link.try_lend(&self.header(length), runs.as_slice())?;
+        match open.link.try_lend(&self.header(length), runs.as_slice())? {
+            Lending::Lent(ticket) => progress.loan = Some(ticket),
+            Lending::NotNow => {}
+            Lending::Unfit => return Ok(false),
+        }
         Ok(true)
     }
 

@@ -69,6 +69,17 @@ pub struct Ticket {
     pub proven: bool,
 }
 
+/// What became of an attempt to lend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lending {
+    /// The peer may read the payload where it lies.
+    Lent(Ticket),
+    /// The link can carry no message now.
+    NotNow,
+    /// This payload is to be streamed.
+    Unfit,
+}
+
 /// What has become of a message that was lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loan {
@@ -119,9 +130,9 @@ pub trait Link: Send {
         Ok(true)
     }
 
-    /// Whether a payload of `bytes` is better lent than streamed.
-    fn lends(&self, _bytes: usize) -> bool {
-        false
+    /// Payloads from this length on may be lent.
+    fn lends_from(&self) -> usize {
+        usize::MAX
     }
 
     /// The most pieces that a lent payload may consist of.
@@ -129,15 +140,18 @@ pub trait Link: Send {
         0
     }
 
+    /// From which size on memory outside the shared heap is lent; `None`: never.
+    fn lend_private_from(&mut self, _bytes: Option<usize>) {}
+
     /// Sends a message by its header and the place of its payload, `(address, bytes)` piece by piece. The memory must
     /// stay as it is until [`Link::loan`] says that it is back, or [`Link::send_abort`] or the end of the link has
-    /// revoked it. `None`: not now.
+    /// revoked it.
     fn try_lend(
         &mut self,
         _header: &[u8; MESSAGE_HEADER],
         _runs: &[(usize, usize)],
-    ) -> Result<Option<Ticket>> {
-        Ok(None)
+    ) -> Result<Lending> {
+        Ok(Lending::Unfit)
     }
 
     /// What has become of a lent message.

@@ -1,11 +1,11 @@
 //! Large messages that are lent instead of copied: the receiver reads them where they lie in the sender's memory.
 //!
 //! The sender posts a message that says where the payload lies ([`Run`]s) and keeps it as it is until the receiver has
-//! *returned* it. There are two ways to read it: through a mapping of the sender's heap, or with `process_vm_readv`,
-//! one copy in blocks that stay in the cache. Containers and hardened systems may forbid the second; a receiver
-//! that cannot read *refuses* the loan, and gets the payload through the ring. The first loan of each kind proves that
-//! it can be read: until it has come back the sender sends nothing after it ([`Ticket::proven`]), so that a refused
-//! payload is the next in the stream.
+//! *returned* it. There are two ways to read it: in place, through a mapping of the sender's heap, which the receiver
+//! has confirmed; or with `process_vm_readv`, one copy in blocks that stay in the cache. Containers and hardened systems
+//! may forbid the second; a receiver that cannot read *refuses* the loan, and gets the payload through the ring. So the
+//! first loan of that kind is a trial: until it has come back the sender sends nothing after it ([`Ticket::proven`]),
+//! and a refused payload is the next in the stream.
 //!
 //! A sender whose operation fails before its loans are back *revokes* them all, before its memory is used for anything
 //! else. The receiver looks for that after each block it has read, so what it makes use of was read before.
@@ -17,11 +17,17 @@ use rustix::io::Errno;
 
 use super::ring::{MAX_ALIGN, Word};
 use crate::error::{Code, Error, Result};
+use crate::heap::PeerHeap;
+use crate::reduce::{Streaming, copy_hinted};
 use crate::transport::{Loan, Ticket};
+
+/// Payloads from this length on are lent from the heap: below it a copy that stays in the cache costs less than waiting
+/// for the return.
+pub(super) const LENT_IN_PLACE_FROM: usize = 16 << 10;
 
 /// Payloads from this length on are lent from memory that only `process_vm_readv` reaches: below it the system
 /// call costs more than the second copy.
-pub(super) const LENT_FROM: usize = 64 << 10;
+const LENT_FROM: usize = 64 << 10;
 
 /// How much is read at once into memory between: it stays in the cache until it is folded.
 const BLOCK: usize = 64 << 10;
@@ -56,11 +62,13 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Appends the run's form in a post.
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&u64::from(self.segment).to_le_bytes());
-        out.extend_from_slice(&self.at.to_le_bytes());
-        out.extend_from_slice(&self.bytes.to_le_bytes());
+    /// Puts the run's form in a post at the beginning of `out`; how long that is.
+    pub(super) fn write(&self, out: &mut [u8]) -> usize {
+        let words = [u64::from(self.segment), self.at, self.bytes];
+        for (out, word) in out.chunks_exact_mut(8).zip(words) {
+            out.copy_from_slice(&word.to_le_bytes());
+        }
+        RUN
     }
 
     fn read(bytes: &[u8; RUN]) -> Option<Self> {
@@ -85,9 +93,11 @@ pub(super) const fn most_runs(room: usize) -> usize {
 /// The side that lends.
 pub(super) struct Lender<L> {
     ledger: L,
+    /// From which size on private memory is lent.
+    pub(super) private_from: Option<usize>,
     lent: u64,
-    /// The number of the first loan of private memory, and whether it came back read.
-    probe: Option<u64>,
+    /// The loan that shows whether private memory can be read, and whether it did.
+    trial: Option<u64>,
     proven: bool,
     refused: bool,
 }
@@ -96,25 +106,29 @@ impl<L: Ledger> Lender<L> {
     pub(super) fn new(ledger: L) -> Self {
         Self {
             ledger,
+            private_from: Some(LENT_FROM),
             lent: 0,
-            probe: None,
+            trial: None,
             proven: false,
             refused: false,
         }
     }
 
-    /// Whether private memory may be lent, as far as is known.
-    pub(super) fn may_lend(&self) -> bool {
-        !self.refused
+    /// Whether `bytes` of private memory are better lent than streamed, and the peer can read them as far as is known.
+    pub(super) fn lends_private(&self, bytes: usize) -> bool {
+        self.private_from.is_some_and(|from| bytes >= from) && !self.refused
     }
 
-    /// Counts a loan of private memory that has been posted.
-    pub(super) fn lend(&mut self) -> Ticket {
+    /// Counts a loan that has been posted; `private`: some of it is to be read with `process_vm_readv`.
+    pub(super) fn lend(&mut self, private: bool) -> Ticket {
         self.lent += 1;
-        self.probe.get_or_insert(self.lent);
+        let trial = private && !self.proven;
+        if trial {
+            self.trial = Some(self.lent);
+        }
         Ticket {
             number: self.lent,
-            proven: self.proven,
+            proven: !trial,
         }
     }
 
@@ -133,15 +147,18 @@ impl<L: Ledger> Lender<L> {
         if returned < ticket.number {
             return Ok(Loan::Out);
         }
-        if refused && returned == ticket.number && !ticket.proven {
-            self.refused = true;
-            return Ok(Loan::Refused);
+        if self.trial == Some(ticket.number) {
+            self.trial = None;
+            if refused {
+                self.refused = true;
+                return Ok(Loan::Refused);
+            }
+            self.proven = true;
         }
-        self.proven = true;
         Ok(Loan::Returned)
     }
 
-    /// Whether every loan has come back: what a sleeper that waits for one looks at once more.
+    /// The account of what has come back: what a sleeper that waits for a loan looks at once more.
     pub(super) fn returned(&self) -> u64 {
         self.ledger.returned().load(Ordering::Acquire)
     }
@@ -164,6 +181,8 @@ pub(super) struct Borrower<L> {
 /// The loan being read.
 struct Current {
     runs: Vec<Run>,
+    /// How to write to a place that it is copied to.
+    streaming: Streaming,
     /// The run being read, and how far.
     run: usize,
     within: u64,
@@ -207,8 +226,15 @@ impl<L: Ledger> Borrower<L> {
             )));
         };
         self.borrowed += 1;
+        // Beside what is read and written here the peers do as much, at the least.
+        let bytes: u64 = runs
+            .iter()
+            .map(|run| run.bytes)
+            .fold(0, u64::saturating_add);
+        let footprint = usize::try_from(bytes.saturating_mul(4)).unwrap_or(usize::MAX);
         self.current = Some(Current {
             runs,
+            streaming: Streaming::for_footprint(footprint),
             run: 0,
             within: 0,
             fresh: true,
@@ -216,75 +242,115 @@ impl<L: Ledger> Borrower<L> {
         Ok(())
     }
 
-    /// Reads into `bytes` what fits. `Ok(0)` also when the loan has just been refused. Calls `wake` when the sender
-    /// sleeps.
-    pub(super) fn recv(&mut self, bytes: &mut [u8], wake: impl FnOnce()) -> Result<usize> {
+    /// Reads into `bytes` what fits: how much, and whether the sender must be woken. `Ok(0)` also when the loan has just
+    /// been refused.
+    pub(super) fn recv(
+        &mut self,
+        heap: Option<&PeerHeap>,
+        bytes: &mut [u8],
+    ) -> Result<(usize, Back)> {
         let limit = bytes.len().min(PIECE);
         let mut done = 0;
         while done < limit {
             let Some(count) = self.left_of_run(limit - done) else {
                 break;
             };
-            match self.read(&mut bytes[done..done + count])? {
+            let target = &mut bytes[done..done + count];
+            let attempt = match self.place(heap, count)? {
+                Some(lent) => {
+                    copy_hinted(target, lent, self.streaming());
+                    self.verdict()
+                }
+                None => self.read(target)?,
+            };
+            match attempt {
                 Attempt::Read => self.advance(count),
                 Attempt::Nothing => break,
-                Attempt::Refused => {
-                    self.give_back(true, wake);
-                    return Ok(0);
-                }
+                Attempt::Refused => return Ok((0, self.give_back(true))),
             }
             done += count;
         }
-        self.end_if_read(wake);
-        Ok(done)
+        Ok((done, self.end_if_read()))
     }
 
-    /// Lends consecutive runs of multiples of `align` bytes to `fold`, in total at most `max`.
+    /// Lends consecutive runs of multiples of `align` bytes to `fold`, in total at most `max`: as [`Borrower::recv`].
     pub(super) fn fold(
         &mut self,
-        max: usize,
-        align: usize,
+        heap: Option<&PeerHeap>,
+        (max, align): (usize, usize),
         fold: &mut dyn FnMut(&[u8]),
-        wake: impl FnOnce(),
-    ) -> Result<usize> {
-        thread_local! {
-            static BETWEEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-        }
+    ) -> Result<(usize, Back)> {
         assert!((1..=MAX_ALIGN).contains(&align) && max.is_multiple_of(align));
         let limit = max.min(PIECE / align * align);
         let mut done = 0;
-        let mut refused = false;
-        BETWEEN.with_borrow_mut(|between| -> Result<()> {
-            between.resize(BLOCK, 0);
-            while done < limit {
-                let block = (limit - done).min(BLOCK / align * align);
-                let Some(count) = self.left_of_run(block) else {
-                    break;
-                };
-                // Runs are whole elements; a run that is not is the sender's fault and ends the link.
-                let count = count / align * align;
-                if count == 0 {
-                    return Err(corrupt(format_args!("a run that is no whole element")));
-                }
-                match self.read(&mut between[..count])? {
-                    Attempt::Read => self.advance(count),
-                    Attempt::Nothing => break,
-                    Attempt::Refused => {
-                        refused = true;
-                        return Ok(());
-                    }
-                }
-                fold(&between[..count]);
-                done += count;
+        while done < limit {
+            let Some(count) = self.left_of_run(limit - done) else {
+                break;
+            };
+            // Runs are whole elements; one that is not is the sender's fault and ends the link.
+            let count = count / align * align;
+            if count == 0 {
+                return Err(corrupt(format_args!("a run that is no whole element")));
             }
-            Ok(())
-        })?;
-        if refused {
-            self.give_back(true, wake);
-        } else {
-            self.end_if_read(wake);
+            let (count, attempt) = match self.place(heap, count)? {
+                Some(lent) => {
+                    fold(lent);
+                    (count, self.verdict())
+                }
+                None => self.fold_block(count.min(BLOCK / align * align), fold)?,
+            };
+            match attempt {
+                Attempt::Read => self.advance(count),
+                Attempt::Nothing => break,
+                Attempt::Refused => return Ok((0, self.give_back(true))),
+            }
+            done += count;
         }
-        Ok(done)
+        Ok((done, self.end_if_read()))
+    }
+
+    /// Reads a block of private memory and lends it to `fold`.
+    fn fold_block(&self, count: usize, fold: &mut dyn FnMut(&[u8])) -> Result<(usize, Attempt)> {
+        thread_local! {
+            static BETWEEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+        }
+        BETWEEN.with_borrow_mut(|between| {
+            between.resize(BLOCK, 0);
+            let attempt = self.read(&mut between[..count])?;
+            if matches!(attempt, Attempt::Read) {
+                fold(&between[..count]);
+            }
+            Ok((count, attempt))
+        })
+    }
+
+    fn streaming(&self) -> Streaming {
+        self.current
+            .as_ref()
+            .map_or(Streaming::No, |current| current.streaming)
+    }
+
+    /// The next `count` bytes where they lie, if that is in the peer's heap.
+    fn place<'a>(&self, heap: Option<&'a PeerHeap>, count: usize) -> Result<Option<&'a [u8]>> {
+        let Some((current, heap)) = self.current.as_ref().zip(heap) else {
+            return Ok(None);
+        };
+        let run = current.runs[current.run];
+        if run.segment == 0 {
+            return Ok(None);
+        }
+        // SAFETY: the peer lent these bytes and leaves them alone until they are given back, which is after the slice's
+        // last use (`recv`, `fold`); they are used as numbers alone.
+        unsafe { heap.slice(run.segment, run.at + current.within, count) }
+    }
+
+    /// Whether what has just been read in place counts: the sender had not taken it back before.
+    fn verdict(&self) -> Attempt {
+        fence(Ordering::Acquire);
+        match self.ledger.revoked().load(Ordering::Relaxed) {
+            0 => Attempt::Read,
+            _ => Attempt::Nothing,
+        }
     }
 
     /// Bytes left in the run being read, at most `most`; `None` when all has been read.
@@ -316,7 +382,10 @@ impl<L: Ledger> Borrower<L> {
             return Ok(Attempt::Nothing);
         };
         let run = current.runs[current.run];
-        let (Some(peer), 0) = (self.peer, run.segment) else {
+        if run.segment != 0 {
+            return Err(corrupt(format_args!("segment {}", run.segment)));
+        }
+        let Some(peer) = self.peer else {
             return Ok(Attempt::Refused);
         };
         match read_process(peer, run.at + current.within, bytes) {
@@ -330,35 +399,34 @@ impl<L: Ledger> Borrower<L> {
                 ));
             }
         }
-        // Whoever sees no revocation now has read before it; the exchange that sets it comes before other use.
-        fence(Ordering::Acquire);
-        match self.ledger.revoked().load(Ordering::Relaxed) {
-            0 => Ok(Attempt::Read),
-            _ => Ok(Attempt::Nothing),
+        Ok(self.verdict())
+    }
+
+    fn end_if_read(&mut self) -> Back {
+        match &self.current {
+            Some(current) if current.run == current.runs.len() => self.give_back(false),
+            _ => Back::default(),
         }
     }
 
-    fn end_if_read(&mut self, wake: impl FnOnce()) {
-        if self
-            .current
-            .as_ref()
-            .is_some_and(|current| current.run == current.runs.len())
-        {
-            self.give_back(false, wake);
-        }
-    }
-
-    fn give_back(&mut self, refused: bool, wake: impl FnOnce()) {
+    fn give_back(&mut self, refused: bool) -> Back {
         self.current = None;
         // Also releases: whoever sees the count may write to the memory.
         self.ledger
             .returned()
             .swap(self.borrowed << 1 | u64::from(refused), Ordering::SeqCst);
         let flag = self.ledger.producer_asleep();
-        if flag.load(Ordering::SeqCst) != 0 && flag.swap(0, Ordering::AcqRel) != 0 {
-            wake();
+        Back {
+            wake: flag.load(Ordering::SeqCst) != 0 && flag.swap(0, Ordering::AcqRel) != 0,
         }
     }
+}
+
+/// Whether the sender sleeps and must be rung for, because a loan has gone back.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use]
+pub(super) struct Back {
+    pub(super) wake: bool,
 }
 
 /// Fills `bytes` from `address` on of another process's memory.

@@ -6,9 +6,9 @@
 //! sleeper's flag raised (`ring.rs` says why no wake-up is lost). The kernel closes that socket
 //! when the peer's process ends, which wakes the sleeper too.
 
+mod loans;
 #[cfg(all(test, loom))]
 mod model;
-mod loans;
 mod ring;
 mod segment;
 mod slots;
@@ -19,12 +19,13 @@ use std::sync::Arc;
 
 use self::loans::{Borrower, Lender, Run};
 use self::ring::{Consumer, Producer};
-pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
 use self::segment::{BoardMemory, RingMemory, Segment};
+pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
 use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
-use super::{Interest, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Position, Ticket};
+use super::{Interest, Lending, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Position, Ticket};
 use crate::error::{Code, Error, Result};
+use crate::heap;
 
 /// One end of a link through shared memory.
 pub struct ShmLink {
@@ -123,7 +124,11 @@ impl Link for ShmLink {
     fn try_recv(&mut self, bytes: &mut [u8]) -> Result<usize> {
         let control = &mut self.control;
         if self.borrower.is_reading() {
-            return self.borrower.recv(bytes, || control.ring_doorbell());
+            let (count, back) = self.borrower.recv(control.peer_heap(), bytes)?;
+            if back.wake {
+                control.ring_doorbell();
+            }
+            return Ok(count);
         }
         self.consumer.recv(bytes, || control.ring_doorbell())
     }
@@ -131,9 +136,13 @@ impl Link for ShmLink {
     fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize> {
         let control = &mut self.control;
         if self.borrower.is_reading() {
-            return self
+            let (count, back) = self
                 .borrower
-                .fold(max, align, fold, || control.ring_doorbell());
+                .fold(control.peer_heap(), (max, align), fold)?;
+            if back.wake {
+                control.ring_doorbell();
+            }
+            return Ok(count);
         }
         self.consumer
             .fold(max, align, fold, || control.ring_doorbell())
@@ -190,33 +199,51 @@ impl Link for ShmLink {
         Ok(self.taker.peek()?.is_none_or(|post| post.after > consumed))
     }
 
-    fn lends(&self, bytes: usize) -> bool {
-        bytes >= loans::LENT_FROM && self.lender.may_lend()
+    fn lends_from(&self) -> usize {
+        loans::LENT_IN_PLACE_FROM
+    }
+
+    fn lend_private_from(&mut self, bytes: Option<usize>) {
+        self.lender.private_from = bytes;
     }
 
     fn try_lend(
         &mut self,
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
-    ) -> Result<Option<Ticket>> {
+    ) -> Result<Lending> {
         if !self.poster.has_room()? {
             self.lacks.slot = true;
-            return Ok(None);
+            return Ok(Lending::NotNow);
         }
-        let mut description = Vec::with_capacity(slots::ROOM);
-        for &(address, bytes) in runs {
+        let mut description = [0; slots::ROOM - MESSAGE_HEADER];
+        let (mut length, mut bytes, mut private) = (0, 0, false);
+        for &(address, run_bytes) in runs {
+            let place = heap::locate(std::ptr::without_provenance(address), run_bytes)
+                .filter(|place| self.control.lends(place.segment));
+            private |= place.is_none();
             let run = Run {
-                segment: 0,
-                at: address as u64,
-                bytes: bytes as u64,
+                segment: place.map_or(0, |place| place.segment),
+                at: place.map_or(address as u64, |place| place.offset),
+                bytes: run_bytes as u64,
             };
-            run.write(&mut description);
+            length += run.write(&mut description[length..]);
+            bytes += run_bytes;
+        }
+        if private && !self.lender.lends_private(bytes) {
+            return Ok(Lending::Unfit);
         }
         let place = (self.producer.published(), true);
-        let posted = self.poster.post(place, (header, &description), || {
-            self.control.ring_doorbell();
-        })?;
-        Ok(posted.then(|| self.lender.lend()))
+        let posted = self
+            .poster
+            .post(place, (header, &description[..length]), || {
+                self.control.ring_doorbell();
+            })?;
+        Ok(if posted {
+            Lending::Lent(self.lender.lend(private))
+        } else {
+            Lending::NotNow
+        })
     }
 
     fn most_lent_runs(&self) -> usize {

@@ -184,12 +184,7 @@ impl<B: Board> Taker<B> {
     /// Lends the message `post`, which [`Taker::peek`] found, to `take`, and gives its slot back. Calls `wake` when the
     /// sender sleeps.
     #[inline]
-    pub(super) fn take(
-        &mut self,
-        post: Post,
-        take: &mut dyn FnMut(&[u8]),
-        wake: impl FnOnce(),
-    ) {
+    pub(super) fn take(&mut self, post: Post, take: &mut dyn FnMut(&[u8]), wake: impl FnOnce()) {
         let slot = self.taken as usize % SLOTS;
         // SAFETY: `peek` checked the length and found the slot published; it is given back below.
         unsafe { self.board.lend(slot, post.length, take) };
