@@ -108,6 +108,7 @@ fn start_receive(
     let options = PointToPoint {
         timeout: None,
         completion: Some(Box::new(move |result| drop(tell.send(result)))),
+        ..PointToPoint::default()
     };
     // SAFETY: every caller keeps `byte` until it has been told of the end.
     let work = unsafe {

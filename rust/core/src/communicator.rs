@@ -87,7 +87,7 @@ impl Communicator {
     /// # Safety
     /// As for [`Communicator::start`].
     pub unsafe fn begin(&self, request: Request) -> Result<Work> {
-        let state = self.group.submit(request, None, false)?;
+        let state = self.group.begin_now(request)?;
         Ok(Work {
             group: Arc::clone(&self.group),
             state,
@@ -143,7 +143,7 @@ impl Communicator {
         tag: u64,
         options: PointToPoint,
     ) -> Result<Work> {
-        let state = self.group.send(dtype, memory, to, tag, options)?;
+        let state = self.group.send(dtype, memory, (to, tag), options)?;
         Ok(Work {
             group: Arc::clone(&self.group),
             state,
@@ -166,11 +166,45 @@ impl Communicator {
         tag: u64,
         options: PointToPoint,
     ) -> Result<Work> {
-        let state = self.group.receive(dtype, memory, from, tag, options)?;
+        let state = self.group.receive(dtype, memory, (from, tag), options)?;
         Ok(Work {
             group: Arc::clone(&self.group),
             state,
         })
+    }
+
+    /// As [`Communicator::send`], in the calling thread, until the memory may be used again.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`], and whatever ends the operation.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`]; the operation has completed when this returns.
+    pub unsafe fn send_now(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        (to, tag): (Rank, u64),
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        self.group.send_now(dtype, memory, (to, tag), timeout)
+    }
+
+    /// As [`Communicator::receive`], in the calling thread, until the message has come. Returns the rank it came from.
+    ///
+    /// # Errors
+    /// As [`Communicator::receive`], and whatever ends the operation.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`]; the operation has completed when this returns.
+    pub unsafe fn receive_now(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        (from, tag): (Option<Rank>, u64),
+        timeout: Option<Duration>,
+    ) -> Result<Rank> {
+        self.group.receive_now(dtype, memory, (from, tag), timeout)
     }
 
     /// Blocks until every rank has called it, like [`Request::barrier`], and on failure rank 0 names every rank
@@ -253,6 +287,8 @@ pub struct PointToPoint {
     pub timeout: Option<Duration>,
     /// Called when it ends, on a thread made for that.
     pub completion: Option<Completion>,
+    /// The caller waits at once ([`Work::wait`]) and drives the operation itself; nobody else does.
+    pub blocking: bool,
 }
 
 /// An operation under way. Dropping it does not end the operation.

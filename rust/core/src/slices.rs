@@ -2,7 +2,7 @@
 //! [`crate::communicator`].
 
 use crate::buffer::{Element, Memory};
-use crate::communicator::{Communicator, PointToPoint};
+use crate::communicator::Communicator;
 use crate::engine::{Request, Sizes};
 use crate::error::Result;
 use crate::types::{Rank, ReduceOp};
@@ -114,10 +114,8 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn send_slice<T: Element>(&self, data: &[T], to: Rank, tag: u64) -> Result<()> {
-        // SAFETY: `data` is borrowed until `wait` has seen the end of the operation.
-        let work =
-            unsafe { self.send(T::DTYPE, Memory::of(data), to, tag, PointToPoint::default()) }?;
-        work.wait(None)
+        // SAFETY: `data` is borrowed until `send_now` returns, which is after the end of the operation.
+        unsafe { self.send_now(T::DTYPE, Memory::of(data), (to, tag), None) }
     }
 
     /// Receives exactly `data.len()` elements from rank `from`, or from any; returns the rank they came from.
@@ -130,11 +128,8 @@ impl Communicator {
         from: Option<Rank>,
         tag: u64,
     ) -> Result<Rank> {
-        let memory = Memory::of_mut(data);
-        // SAFETY: `data` is borrowed until `wait` has seen the end of the operation.
-        let work = unsafe { self.receive(T::DTYPE, memory, from, tag, PointToPoint::default()) }?;
-        work.wait(None)?;
-        Ok(work.source().or(from).unwrap_or(self.rank()))
+        // SAFETY: `data` is borrowed until `receive_now` returns, which is after the end of the operation.
+        unsafe { self.receive_now(T::DTYPE, Memory::of_mut(data), (from, tag), None) }
     }
 
     fn carry_out(&self, request: Request) -> Result<()> {

@@ -131,6 +131,7 @@ unsafe fn send_or_receive(
     } = message;
     let options = PointToPoint {
         timeout,
+        blocking: completion.is_none(),
         completion,
     };
     // SAFETY: the caller's promise is the one asked for.

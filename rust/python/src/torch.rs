@@ -132,6 +132,7 @@ unsafe fn send(
         let options = PointToPoint {
             completion: Some(upcall(completion)),
             timeout: timeout(message.timeout_ms),
+            blocking: false,
         };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {
@@ -153,6 +154,7 @@ unsafe fn receive(
         let options = PointToPoint {
             completion: Some(upcall(completion)),
             timeout: timeout(message.timeout_ms),
+            blocking: false,
         };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {

@@ -202,17 +202,19 @@ impl Group {
                     .saturating_mul(2)
                     .saturating_add(Duration::from_secs(1)),
             ),
-            completion: None,
+            ..PointToPoint::default()
         };
-        let signal = |to| self.send(DataType::UInt8, Memory::empty(), to, BARRIER_TAG, options());
-        let await_signal = |from| {
-            self.receive(
+        let signal = |to| {
+            self.send(
                 DataType::UInt8,
                 Memory::empty(),
-                Some(from),
-                BARRIER_TAG,
+                (to, BARRIER_TAG),
                 options(),
             )
+        };
+        let await_signal = |from| {
+            let place = (Some(from), BARRIER_TAG);
+            self.receive(DataType::UInt8, Memory::empty(), place, options())
         };
         if self.rank != 0 {
             signal(0)?;

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
 use crate::transport::endpoint::Lane;
 use crate::transport::{Interest, Link, PeerState};
@@ -135,4 +136,38 @@ pub(crate) fn loss(state: &PeerState, peer: Rank, label: &str) -> Option<Error> 
         }
     };
     Some(error.with_peer(peer))
+}
+
+/// The pieces of a payload that is lent.
+#[derive(Default)]
+pub(super) struct Runs {
+    runs: [(usize, usize); 24],
+    count: usize,
+}
+
+impl Runs {
+    /// Finds the pieces of `length` bytes from `offset` on. False when there are more than `most`.
+    pub(super) fn fill(
+        &mut self,
+        memory: &Memory,
+        offset: usize,
+        length: usize,
+        most: usize,
+    ) -> bool {
+        let mut done = 0;
+        while done < length {
+            if self.count == most.min(self.runs.len()) {
+                return false;
+            }
+            let run = memory.place(offset + done, length - done);
+            self.runs[self.count] = run;
+            self.count += 1;
+            done += run.1;
+        }
+        true
+    }
+
+    pub(super) fn as_slice(&self) -> &[(usize, usize)] {
+        &self.runs[..self.count]
+    }
 }

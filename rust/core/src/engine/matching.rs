@@ -14,12 +14,13 @@ use std::sync::Arc;
 
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
+use crate::transport::Loan;
 use crate::transport::endpoint::Lane;
 use crate::types::{DataType, Rank};
 
-use super::links::LinkTable;
+use super::links::{LinkTable, OpenLink};
 use super::traffic::{
-    Announced, CREDIT, Frame, HEADER, Kept, Kind, Outgoing, Peer, Posted, Sink, corrupt,
+    Announced, CREDIT, Frame, HEADER, Kept, Kind, Outgoing, Peer, Posted, Sent, Sink, corrupt, fill,
 };
 use super::work::WorkState;
 
@@ -31,6 +32,8 @@ pub(crate) struct Matching {
     kept: VecDeque<Kept>,
     next_id: u64,
     eager_bytes: usize,
+    /// The payload of a short message on its way from the link to where it goes.
+    inbox: Vec<u8>,
 }
 
 /// What an operation waits for, for reports.
@@ -52,6 +55,7 @@ impl Matching {
             kept: VecDeque::new(),
             next_id: 0,
             eager_bytes,
+            inbox: Vec::new(),
         }
     }
 
@@ -62,6 +66,7 @@ impl Matching {
                 !peer.outgoing.is_empty()
                     || !peer.announced.is_empty()
                     || !peer.ready.is_empty()
+                    || !peer.lent.is_empty()
                     || peer.sink.is_some()
             })
     }
@@ -97,6 +102,8 @@ impl Matching {
                 header,
                 payload: memory,
                 sent: 0,
+                lendable: false,
+                loan: None,
                 work: Some(work),
             });
         } else {
@@ -152,6 +159,99 @@ impl Matching {
         posted.work.set_source(rank);
         finished.push((posted.work, Ok(())));
         finished.push((Arc::clone(work), Ok(())));
+        Ok(())
+    }
+
+    /// Sends a short message now, if nothing is in the way. Returns false when it has to be started instead.
+    pub(crate) fn send_at_once(
+        &mut self,
+        links: &mut LinkTable,
+        dtype: DataType,
+        memory: &Memory,
+        (to, tag): (Rank, u64),
+    ) -> Result<bool> {
+        let bytes = memory.len();
+        let peer = &mut self.peers[to];
+        if to == self.rank
+            || bytes > self.eager_bytes
+            || peer.in_flight + bytes > CREDIT
+            || !peer.outgoing.is_empty()
+        {
+            return Ok(false);
+        }
+        let Some(open) = links.open(Lane::PointToPoint, to) else {
+            return Ok(false);
+        };
+        let payload = memory.read(0, bytes);
+        if payload.len() != bytes || HEADER + bytes > open.link.post_limit() {
+            return Ok(false);
+        }
+        let frame = Frame {
+            kind: Kind::Eager,
+            dtype: dtype as u8,
+            tag,
+            id: self.next_id,
+            bytes: bytes as u64,
+        };
+        let posted = open.link.try_post(&frame.encode(), payload)?;
+        if posted {
+            self.next_id += 1;
+            peer.in_flight += bytes;
+        }
+        Ok(posted)
+    }
+
+    /// Whether a receive from `from` may look for its message on the link: no other receive, and nothing that came
+    /// before, could have to do with it.
+    pub(crate) fn may_look(&self, from: Rank) -> bool {
+        from != self.rank
+            && self.posted.is_empty()
+            && self.kept.is_empty()
+            && self.peers[from].sink.is_none()
+    }
+
+    /// Receives a short message if it is the next that came. Anything else that came is taken in.
+    pub(crate) fn look(
+        &mut self,
+        links: &mut LinkTable,
+        wanted: &Wanted<'_>,
+        finished: &mut Finished,
+    ) -> Result<Look> {
+        let from = wanted.from;
+        let Some(open) = links.open(Lane::PointToPoint, from) else {
+            return Ok(Look::Otherwise);
+        };
+        let Some(frame) = take_whole(open, from, &mut self.inbox)? else {
+            let streams = open.header_bytes > 0 || open.link.is_streaming()?;
+            return Ok(if streams {
+                Look::Otherwise
+            } else {
+                Look::Nothing
+            });
+        };
+        let hit = frame.kind == Kind::Eager
+            && frame.tag == wanted.tag
+            && frame.dtype == wanted.dtype as u8
+            && frame.bytes == self.inbox.len() as u64
+            && wanted.memory.len() == self.inbox.len();
+        if !hit {
+            self.take_in(from, frame)?;
+            return Ok(Look::Otherwise);
+        }
+        fill(wanted.memory, &self.inbox);
+        self.peers[from].give_back(wanted.memory.len());
+        if !self.peers[from].outgoing.is_empty() {
+            self.advance_outgoing(from, links, finished)?;
+        }
+        Ok(Look::Received)
+    }
+
+    /// Takes in a message that came whole, its payload in the inbox.
+    fn take_in(&mut self, from: Rank, frame: Frame) -> Result<()> {
+        self.accept(from, frame)?;
+        if let Some(sink) = &mut self.peers[from].sink {
+            sink.fill(&self.inbox);
+        }
         Ok(())
     }
 
@@ -217,25 +317,27 @@ impl Matching {
         };
         let peer = &mut self.peers[rank];
         let mut moved = false;
+        while let Some((ticket, _)) = peer.lent.front()
+            && open.link.loan(*ticket)? != Loan::Out
+        {
+            let (_, frame) = peer.lent.pop_front().expect("the loan just looked at");
+            finished.extend(frame.work.map(|work| (work, Ok(()))));
+            moved = true;
+        }
         while let Some(frame) = peer.outgoing.front_mut() {
-            let total = HEADER + frame.payload.len();
-            while frame.sent < total {
-                let sent = if frame.sent < HEADER {
-                    open.link.try_send(&frame.header[frame.sent..])?
-                } else {
-                    let at = frame.sent - HEADER;
-                    let run = frame.payload.read(at, frame.payload.len() - at);
-                    open.link.try_send(run)?
-                };
-                if sent == 0 {
-                    return Ok(moved);
+            let before = frame.sent;
+            let sent = frame.advance(&mut *open.link)?;
+            moved |= frame.sent != before || sent != Sent::NotNow;
+            match sent {
+                Sent::NotNow => return Ok(moved),
+                Sent::Whole => {
+                    let frame = peer.outgoing.pop_front().expect("the frame just sent");
+                    finished.extend(frame.work.map(|work| (work, Ok(()))));
                 }
-                frame.sent += sent;
-                moved = true;
-            }
-            let frame = peer.outgoing.pop_front().expect("the frame just sent");
-            if let Some(work) = frame.work {
-                finished.push((work, Ok(())));
+                Sent::Lent(ticket) => {
+                    let frame = peer.outgoing.pop_front().expect("the frame just sent");
+                    peer.lent.push_back((ticket, frame));
+                }
             }
         }
         Ok(moved)
@@ -261,6 +363,11 @@ impl Matching {
                     moved = true;
                 }
                 self.close_sink(rank, finished)?;
+            }
+            if let Some(frame) = take_whole(open, rank, &mut self.inbox)? {
+                self.take_in(rank, frame)?;
+                moved = true;
+                continue;
             }
             let before = open.header_bytes;
             let complete = open.read_header()?;
@@ -326,6 +433,8 @@ impl Matching {
                     header,
                     payload: announced.payload,
                     sent: 0,
+                    lendable: true,
+                    loan: None,
                     work: Some(announced.work),
                 });
             }
@@ -420,9 +529,9 @@ impl Matching {
             .collect()
     }
 
-    /// Whether frames wait to be sent to `rank`.
+    /// Whether frames wait to be sent to `rank`, or to come back from there.
     pub(crate) fn has_outgoing(&self, rank: Rank) -> bool {
-        !self.peers[rank].outgoing.is_empty()
+        !self.peers[rank].outgoing.is_empty() || !self.peers[rank].lent.is_empty()
     }
 
     /// Whether something under way cannot end without `rank`.
@@ -430,6 +539,7 @@ impl Matching {
         let peer = &self.peers[rank];
         !peer.announced.is_empty()
             || !peer.ready.is_empty()
+            || !peer.lent.is_empty()
             || peer.outgoing.iter().any(|frame| frame.work.is_some())
             || matches!(peer.sink, Some(Sink::Receive { .. }))
             || self.posted.iter().any(|posted| posted.from == Some(rank))
@@ -462,7 +572,8 @@ impl Matching {
             add(&posted.work, posted.from, posted.memory.len());
         }
         for (rank, peer) in self.peers.iter().enumerate() {
-            for frame in &peer.outgoing {
+            let lent = peer.lent.iter().map(|(_, frame)| frame);
+            for frame in peer.outgoing.iter().chain(lent) {
                 if let Some(work) = &frame.work {
                     add(work, Some(rank), frame.payload.len());
                 }
@@ -494,4 +605,39 @@ impl Matching {
         }
         works
     }
+}
+
+/// What a receive that has not been started asks for.
+pub(crate) struct Wanted<'a> {
+    pub(crate) from: Rank,
+    pub(crate) tag: u64,
+    pub(crate) dtype: DataType,
+    pub(crate) memory: &'a Memory,
+}
+
+/// What such a receive has found.
+pub(crate) enum Look {
+    Received,
+    Nothing,
+    /// Something that only a receive that has been started can deal with.
+    Otherwise,
+}
+
+/// The frame of the next message, if it was posted or lent, with the payload of a posted one in `inbox`.
+fn take_whole(open: &mut OpenLink, rank: Rank, inbox: &mut Vec<u8>) -> Result<Option<Frame>> {
+    if open.header_bytes > 0 {
+        return Ok(None);
+    }
+    let mut frame = Ok(None);
+    open.link.try_take(&mut |message| {
+        frame = match message.split_first_chunk::<HEADER>() {
+            Some((header, payload)) => {
+                inbox.clear();
+                inbox.extend_from_slice(payload);
+                Frame::decode(header, rank).map(Some)
+            }
+            None => Err(corrupt(rank, "bytes that do not begin a message")),
+        };
+    })?;
+    frame
 }

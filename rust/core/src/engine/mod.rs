@@ -6,6 +6,7 @@
 //! one of them takes over when it leaves); and the process's progress thread, for groups that have operations
 //! under way and nobody leading. No step blocks, so groups never block each other.
 
+mod at_once;
 mod completions;
 mod estimate;
 mod executor;

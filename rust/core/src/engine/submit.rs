@@ -42,37 +42,8 @@ impl Group {
         Ok(work)
     }
 
-    /// Carries a collective out in this thread. Returns its number.
-    ///
-    /// What can be had by looking a few times is had under the lock at once: nothing is allocated, no clock is read and
-    /// nobody else learns of the operation. It becomes one that others can drive as soon as it has to wait for longer,
-    /// and from the start where the group has other operations under way.
-    pub(crate) fn run(&self, request: Request) -> Result<u64> {
-        self.check_alive()?;
-        request.check(self.rank, self.world)?;
-        let timeout = request.timeout.unwrap_or_else(|| self.timeout());
-        let mut core = self.core.lock();
-        self.check_alive()?;
-        let alone = !core.leader && !core.is_busy();
-        let mut execution = self.begin(&mut core, request)?;
-        let sequence = execution.fingerprint().sequence;
-        if alone && self.run_at_once(&mut core, &mut execution)? {
-            core.recorder.note(execution.fingerprint());
-            core.recycle(execution);
-            return Ok(sequence);
-        }
-        let work = self.keep(&mut core, execution, timeout, None);
-        if !alone {
-            self.step(&mut core);
-            self.after_submit(&mut core, false);
-        }
-        drop(core);
-        self.wait(&work, None)?;
-        Ok(sequence)
-    }
-
     /// Gives the request its number and its plan.
-    fn begin(&self, core: &mut Core, request: Request) -> Result<Box<Execution>> {
+    pub(super) fn begin(&self, core: &mut Core, request: Request) -> Result<Box<Execution>> {
         let sequence = core.sequence + 1;
         let execution = self.execution(core, request, sequence)?;
         core.sequence = sequence;
@@ -83,7 +54,7 @@ impl Group {
     }
 
     /// Makes it an operation that whoever steps the group drives.
-    fn keep(
+    pub(super) fn keep(
         &self,
         core: &mut Core,
         execution: Box<Execution>,
@@ -219,13 +190,12 @@ impl Group {
         &self,
         dtype: DataType,
         memory: Memory,
-        to: Rank,
-        tag: u64,
+        (to, tag): (Rank, u64),
         options: PointToPoint,
     ) -> Result<Arc<WorkState>> {
         self.check_rank(to, "send to")?;
         check_elements(dtype, &memory, "send")?;
-        self.message(Collective::Send, Some(to), options, |core, work| {
+        self.message((Collective::Send, Some(to)), options, |core, work| {
             core.matching
                 .send(dtype, memory, (to, tag), work, &mut core.finished)
         })
@@ -236,15 +206,14 @@ impl Group {
         &self,
         dtype: DataType,
         memory: Memory,
-        from: Option<Rank>,
-        tag: u64,
+        (from, tag): (Option<Rank>, u64),
         options: PointToPoint,
     ) -> Result<Arc<WorkState>> {
         if let Some(from) = from {
             self.check_rank(from, "receive from")?;
         }
         check_elements(dtype, &memory, "recv")?;
-        self.message(Collective::Recv, from, options, |core, work| {
+        self.message((Collective::Recv, from), options, |core, work| {
             core.matching
                 .receive(dtype, memory, (from, tag), work, &mut core.finished)
         })
@@ -262,8 +231,7 @@ impl Group {
 
     fn message(
         &self,
-        collective: Collective,
-        peer: Option<Rank>,
+        (collective, peer): (Collective, Option<Rank>),
         options: PointToPoint,
         start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<()>,
     ) -> Result<Arc<WorkState>> {
@@ -292,12 +260,12 @@ impl Group {
                 .for_each(|peer| self.ensure_link(&mut core.links, Lane::PointToPoint, peer)),
         }
         self.step(&mut core);
-        self.after_submit(&mut core, true);
+        self.after_submit(&mut core, !options.blocking);
         Ok(work)
     }
 
     /// Sees to it that somebody drives what was just submitted.
-    fn after_submit(&self, core: &mut Core, background: bool) {
+    pub(super) fn after_submit(&self, core: &mut Core, background: bool) {
         if core.sleeping {
             self.sleeper.ring();
         }
@@ -344,7 +312,7 @@ fn premultiplied(mut request: Request) -> (Request, Option<Factor>) {
     (request, Some(factor))
 }
 
-fn check_elements(dtype: DataType, memory: &Memory, operation: &str) -> Result<()> {
+pub(super) fn check_elements(dtype: DataType, memory: &Memory, operation: &str) -> Result<()> {
     if !memory.len().is_multiple_of(dtype.size()) {
         return Err(Error::invalid(format!(
             "{operation}: {} bytes are not a whole number of {dtype} elements",

@@ -12,7 +12,7 @@ use crate::transport::endpoint::Lane;
 use crate::transport::{Lending, Loan, Ticket};
 use crate::types::{Collective, DataType, Rank};
 
-use super::links::{LinkTable, OpenLink};
+use super::links::{LinkTable, OpenLink, Runs};
 use super::wire::{Fingerprint, HEADER};
 
 /// Payloads up to this length travel with their header in one write.
@@ -207,7 +207,7 @@ impl Task {
         if length < open.link.lends_from() {
             return Ok(false);
         }
-        let mut runs = SmallRuns::new();
+        let mut runs = Runs::default();
         if !runs.fill(memory, offset, length, open.link.most_lent_runs()) {
             return Ok(false);
         }
@@ -458,38 +458,4 @@ fn no_message(peer: Rank) -> Error {
         format!("rank {peer} sent bytes that do not begin a message; its stream is corrupt"),
     )
     .with_peer(peer)
-}
-
-/// The pieces of a payload that is lent.
-struct SmallRuns {
-    runs: [(usize, usize); 24],
-    count: usize,
-}
-
-impl SmallRuns {
-    fn new() -> Self {
-        Self {
-            runs: [(0, 0); 24],
-            count: 0,
-        }
-    }
-
-    /// Finds the pieces of `length` bytes from `offset` on. False when there are more than `most`.
-    fn fill(&mut self, memory: &Memory, offset: usize, length: usize, most: usize) -> bool {
-        let mut done = 0;
-        while done < length {
-            if self.count == most.min(self.runs.len()) {
-                return false;
-            }
-            let run = memory.place(offset + done, length - done);
-            self.runs[self.count] = run;
-            self.count += 1;
-            done += run.1;
-        }
-        true
-    }
-
-    fn as_slice(&self) -> &[(usize, usize)] {
-        &self.runs[..self.count]
-    }
 }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
+use crate::transport::{Lending, Link, Loan, Ticket};
 use crate::types::{DataType, Rank};
 
+use super::links::Runs;
 use super::wire::{u32_at, u64_at};
 use super::work::WorkState;
 
@@ -88,8 +90,80 @@ pub(super) struct Outgoing {
     pub(super) payload: Memory,
     /// Bytes of header and payload already sent.
     pub(super) sent: usize,
+    /// The payload may be lent: it is not complete before the receiver has read it.
+    pub(super) lendable: bool,
+    /// It is lent.
+    pub(super) loan: Option<Ticket>,
     /// Completed when the whole frame has been sent.
     pub(super) work: Option<Arc<WorkState>>,
+}
+
+/// How far a frame has come in one attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// Not to its end.
+    NotNow,
+    Whole,
+    /// Its payload will be read where it lies; other frames may follow.
+    Lent(Ticket),
+}
+
+impl Outgoing {
+    /// Sends as much as goes now.
+    pub(super) fn advance(&mut self, link: &mut dyn Link) -> Result<Sent> {
+        if let Some(ticket) = self.loan {
+            match link.loan(ticket)? {
+                Loan::Out => return Ok(Sent::NotNow),
+                Loan::Returned => return Ok(Sent::Whole),
+                Loan::Refused => {
+                    (self.loan, self.lendable) = (None, false);
+                    self.sent = HEADER;
+                }
+            }
+        }
+        let length = self.payload.len();
+        if self.sent == 0 && HEADER + length <= link.post_limit() {
+            let run = self.payload.read(0, length);
+            let posted = if run.len() == length {
+                link.try_post(&self.header, run)?
+            } else {
+                link.try_post(&self.header, &self.payload.gather(0, length))?
+            };
+            return Ok(if posted { Sent::Whole } else { Sent::NotNow });
+        }
+        if self.sent == 0 && self.lendable && length >= link.lends_from() {
+            let mut runs = Runs::default();
+            if runs.fill(&self.payload, 0, length, link.most_lent_runs()) {
+                match link.try_lend(&self.header, runs.as_slice())? {
+                    Lending::NotNow => return Ok(Sent::NotNow),
+                    Lending::Unfit => {}
+                    Lending::Lent(ticket) if ticket.proven => return Ok(Sent::Lent(ticket)),
+                    Lending::Lent(ticket) => {
+                        self.loan = Some(ticket);
+                        return Ok(Sent::NotNow);
+                    }
+                }
+            }
+        }
+        self.stream(link)
+    }
+
+    fn stream(&mut self, link: &mut dyn Link) -> Result<Sent> {
+        let total = HEADER + self.payload.len();
+        while self.sent < total {
+            let sent = if self.sent < HEADER {
+                link.try_send(&self.header[self.sent..])?
+            } else {
+                let at = self.sent - HEADER;
+                link.try_send(self.payload.read(at, self.payload.len() - at))?
+            };
+            if sent == 0 {
+                return Ok(Sent::NotNow);
+            }
+            self.sent += sent;
+        }
+        Ok(Sent::Whole)
+    }
 }
 
 /// A send that was announced and waits for the receiver.
@@ -140,6 +214,8 @@ pub(super) struct Peer {
     /// Receives whose message was announced and may now come.
     pub(super) ready: Vec<(u64, Posted)>,
     pub(super) sink: Option<Sink>,
+    /// Sends whose payload is lent and may be read later than what was sent after it.
+    pub(super) lent: VecDeque<(Ticket, Outgoing)>,
     /// Bytes that the peer may be keeping for us.
     pub(super) in_flight: usize,
     /// Bytes of the peer's that are no longer kept and not yet given back.
@@ -153,6 +229,8 @@ impl Peer {
             header,
             payload: Memory::empty(),
             sent: 0,
+            lendable: false,
+            loan: None,
             work: None,
         });
     }
@@ -213,12 +291,17 @@ impl Posted {
     }
 
     pub(super) fn fill(&self, payload: &[u8]) {
-        let mut done = 0;
-        while done < payload.len() {
-            let target = self.memory.write(done, payload.len() - done);
-            target.copy_from_slice(&payload[done..done + target.len()]);
-            done += target.len();
-        }
+        fill(&self.memory, payload);
+    }
+}
+
+/// Copies a whole payload into `memory`, which is as long.
+pub(super) fn fill(memory: &Memory, payload: &[u8]) {
+    let mut done = 0;
+    while done < payload.len() {
+        let target = memory.write(done, payload.len() - done);
+        target.copy_from_slice(&payload[done..done + target.len()]);
+        done += target.len();
     }
 }
 
@@ -234,6 +317,18 @@ impl Sink {
         match self {
             Self::Receive { memory, done, .. } => memory.write(*done, memory.len() - *done),
             Self::Keep { payload, done, .. } => &mut payload[*done..],
+        }
+    }
+
+    /// Puts in the whole payload of a message that was posted; of a lent one it comes later.
+    pub(super) fn fill(&mut self, payload: &[u8]) {
+        let mut done = 0;
+        while done < payload.len() && !self.is_full() {
+            let rest = self.rest();
+            let run = rest.len().min(payload.len() - done);
+            rest[..run].copy_from_slice(&payload[done..done + run]);
+            self.advance(run);
+            done += run;
         }
     }
 

@@ -1,13 +1,11 @@
 //! Waiting: a caller leads the group until its operation has ended; the progress thread drives the rest.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 
 use crate::error::{Code, Error, Result};
 
-use super::executor::Execution;
 use super::group::{Core, Group};
 use super::sleep::Next;
 use super::work::WorkState;
@@ -15,45 +13,7 @@ use super::work::WorkState;
 /// Steps that moved something between two looks at deadlines and at the state of peers.
 const STEPS_PER_LOOK: u32 = 1024;
 
-/// How often a call that nobody else knows of gives its core away before it becomes known. The group stays locked
-/// meanwhile.
-const YIELDS_AT_ONCE: u32 = 64;
-
 impl Group {
-    /// Moves `execution`, which is not among the group's operations, as long as it takes no sleep. Returns whether it
-    /// has ended.
-    pub(super) fn run_at_once(&self, core: &mut Core, execution: &mut Execution) -> Result<bool> {
-        let run = catch_unwind(AssertUnwindSafe(|| {
-            core.patience.reset();
-            let mut yields = 0;
-            loop {
-                let moved = execution.advance(&mut core.links, &|_| true)?;
-                if execution.is_done() {
-                    return Ok(true);
-                }
-                if moved {
-                    core.patience.reset();
-                    continue;
-                }
-                match core.patience.next() {
-                    Next::Spin => std::hint::spin_loop(),
-                    Next::Yield if yields < YIELDS_AT_ONCE => {
-                        yields += 1;
-                        std::thread::yield_now();
-                    }
-                    Next::Yield | Next::Sleep => return Ok(false),
-                }
-            }
-        }));
-        let result = run.unwrap_or_else(|_| Err(Error::internal(super::step::PANICKED)));
-        result.map_err(|error| {
-            let error = error.with_operation(execution.name());
-            let error = self.explained(core, error);
-            self.fail(core, error.clone());
-            error
-        })
-    }
-
     /// Waits for the end of an operation, leading the group meanwhile if nobody else does.
     pub(crate) fn wait(&self, work: &WorkState, timeout: Option<Duration>) -> Result<()> {
         if let Some(result) = work.result() {
@@ -131,7 +91,11 @@ impl Group {
                     std::hint::spin_loop();
                     MutexGuard::bump(core);
                 }
-                Next::Yield => MutexGuard::unlocked(core, std::thread::yield_now),
+                Next::Yield => {
+                    let mut patience = core.patience;
+                    MutexGuard::unlocked(core, || patience.give_way());
+                    core.patience = patience;
+                }
                 Next::Sleep => {
                     let mut wake = until;
                     if !self.arm(core, &mut wake) {

@@ -13,7 +13,7 @@ pub(crate) const HEADER: usize = MESSAGE_HEADER;
 const MAGIC: u32 = u32::from_le_bytes(*b"UNI1");
 
 /// What a message belongs to. Both sides compute it; a difference is an error on both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fingerprint {
     /// The operation's number in the group.
     pub(crate) sequence: u64,
@@ -59,6 +59,12 @@ impl Fingerprint {
             length: u64_at(bytes, 24),
             root: u32_at(bytes, 32),
         })
+    }
+
+    /// Whether it is of a collective, not of a message between two ranks.
+    pub(crate) fn is_collective(&self) -> bool {
+        let messages = [Collective::Send as u8, Collective::Recv as u8];
+        !messages.contains(&self.collective)
     }
 
     /// `all_reduce #5`.

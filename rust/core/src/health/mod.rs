@@ -17,7 +17,7 @@ pub(crate) struct Recorder {
 
 #[derive(Debug)]
 struct Record {
-    /// Of a collective.
+    /// Of a collective, and of a message that was carried out at once.
     fingerprint: Option<Fingerprint>,
     /// `None` for one that ended as soon as it had begun.
     work: Option<Arc<WorkState>>,
@@ -38,7 +38,7 @@ impl Recorder {
         });
     }
 
-    /// Records a collective that has been carried out at once.
+    /// Records an operation that has been carried out at once.
     pub(crate) fn note(&mut self, fingerprint: Fingerprint) {
         self.push(Record {
             fingerprint: Some(fingerprint),
@@ -62,7 +62,7 @@ impl Recorder {
             .iter()
             .rev()
             .filter_map(|record| record.fingerprint)
-            .find(|fingerprint| fingerprint.sequence == sequence)
+            .find(|fingerprint| fingerprint.sequence == sequence && fingerprint.is_collective())
     }
 
     /// One line per operation, oldest first.
