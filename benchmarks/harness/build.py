@@ -24,7 +24,7 @@ class MissingError(Exception):
 
 def rust_bench(name: str) -> Path:
     """Build one of rust/core's bench programs with cargo, optimised, and return where it lies."""
-    cargo = shutil.which("cargo")
+    cargo = shutil.which(os.environ.get("CARGO", "cargo"))
     if cargo is None:
         raise MissingError("cargo is not installed (https://rust-lang.org/tools/install)")
     command = [cargo, "bench", "-p", "unisono", "--bench", name, "--no-run"]
