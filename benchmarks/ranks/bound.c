@@ -9,6 +9,9 @@
  *   two_pass   sum the own slice of all buffers into the own buffer; copy the other slices from their owners
  *   one_pass   sum the own slice of all buffers and store the sum to every buffer
  *
+ * From call to call the processes take turns at the ranks' parts, so that one that has a core for itself for a while goes
+ * over all the memory, as a real all_reduce does between two visits to the same place.
+ *
  * `add` and `copy` are the loops alone on private memory, BYTES long: a[i] += b[i], and memcpy.
  * The commands are those of channel.h, without `check` and `idle`. Built for the machine it runs on (-march=native).
  */
@@ -30,22 +33,28 @@ static int rank, world;
 static struct shared {
     volatile int arrived;
     volatile int turn;
+    double met; /* when the last one came */
 } *shared;
 static float *pool;
 static size_t pool_bytes;
 
 static float *buffer_of(int owner, size_t bytes) { return pool + owner * ((bytes + 4095) / 4096 * 1024); }
 
-/* All processes leave together; the only one, before a measurement. */
-static void meet(void) {
+/*
+ * Before a measurement: returns when all have come, with the time of that, from which everybody's clock runs. One that
+ * gets a core late would otherwise not count that it was late, and nobody waits for it in what is measured.
+ */
+static double meet(void) {
     const int turn = shared->turn;
     if (__atomic_add_fetch(&shared->arrived, 1, __ATOMIC_ACQ_REL) == world) {
         shared->arrived = 0;
+        shared->met = now();
         __atomic_store_n(&shared->turn, turn + 1, __ATOMIC_RELEASE);
     }
     while (__atomic_load_n(&shared->turn, __ATOMIC_ACQUIRE) == turn) {
         usleep(0);
     }
+    return shared->met;
 }
 
 /* Stores `count` floats that lie in the cache; streaming: past the caches. */
@@ -82,32 +91,33 @@ static void sum_block(float *restrict sum, float *const *buffers, size_t first, 
     }
 }
 
-static void all_reduce(size_t bytes, int one_pass, int streaming) {
+/* The part of rank `me`. */
+static void all_reduce(size_t bytes, int me, int one_pass, int streaming) {
     float *buffers[MOST_RANKS];
     for (int owner = 0; owner < world; owner++) {
         buffers[owner] = buffer_of(owner, bytes);
     }
     const size_t count = bytes / sizeof(float), slice = (count / world + 15) / 16 * 16;
-    const size_t first = slice * rank < count ? slice * rank : count;
-    const size_t last = first + slice < count && rank + 1 < world ? first + slice : count;
+    const size_t first = slice * me < count ? slice * me : count;
+    const size_t last = first + slice < count && me + 1 < world ? first + slice : count;
     float sum[BLOCK] __attribute__((aligned(64)));
     for (size_t at = first; at < last; at += BLOCK) {
         const size_t length = last - at < BLOCK ? last - at : BLOCK;
         sum_block(sum, buffers, at, length);
         for (int owner = 0; owner < world; owner++) {
-            if (one_pass || owner == rank) {
+            if (one_pass || owner == me) {
                 store(buffers[owner] + at, sum, length, streaming);
             }
         }
     }
     for (int step = 1; !one_pass && step < world; step++) {
-        const int owner = (rank + step) % world;
+        const int owner = (me + step) % world;
         const size_t from = slice * owner < count ? slice * owner : count;
         const size_t to = from + slice < count && owner + 1 < world ? from + slice : count;
         if (streaming) {
-            store(buffers[rank] + from, buffers[owner] + from, to - from, 1);
+            store(buffers[me] + from, buffers[owner] + from, to - from, 1);
         } else {
-            memcpy(buffers[rank] + from, buffers[owner] + from, (to - from) * sizeof(float));
+            memcpy(buffers[me] + from, buffers[owner] + from, (to - from) * sizeof(float));
         }
     }
 }
@@ -134,13 +144,13 @@ static float *private_memory(size_t bytes) {
     return memory;
 }
 
-static int run(const char *name, size_t bytes) {
+static int run(const char *name, size_t bytes, long turn) {
     const int streaming = strstr(name, "_streaming") != NULL;
     if (strncmp(name, "two_pass", 8) == 0 || strncmp(name, "one_pass", 8) == 0) {
         if (buffer_of(world, bytes) > pool + pool_bytes / sizeof(float)) {
             return 0;
         }
-        all_reduce(bytes, name[0] == 'o', streaming);
+        all_reduce(bytes, (int)((rank + turn) % world), name[0] == 'o', streaming);
         return 1;
     }
     float *memory = private_memory(bytes);
@@ -165,14 +175,13 @@ static void serve(const char *folder) {
             channel_reply(&channel, "ok");
             continue;
         }
-        if (!run(command.name, bytes)) { /* once to warm up, and to see whether it can be done */
+        if (!run(command.name, bytes, 0)) { /* once to warm up, and to see whether it can be done */
             channel_reply(&channel, "no %s of %zu bytes", command.name, bytes);
             continue;
         }
-        meet();
-        const double start = now();
+        const double start = meet();
         for (long done = 0; done < command.iterations; done++) {
-            run(command.name, bytes);
+            run(command.name, bytes, done);
         }
         channel_reply(&channel, "ok %.9f", now() - start);
     }
