@@ -47,7 +47,7 @@ override publish = publish() { cmp -s "$$1" "$$2" || { cp "$$1" "$$2.new" && mv 
 
 RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
 CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.c tests/c/*.cpp \
-	examples/c/*.c examples/cpp/*.cpp)
+	examples/c/*.c examples/cpp/*.cpp benchmarks/ranks/*.c benchmarks/ranks/*.h)
 PYTHON_DIRS = $(wildcard python tests/python tests/conformance examples benchmarks)
 
 .PHONY: help

@@ -6,6 +6,7 @@ be had is left out of a comparison, and the output says why.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ class MissingError(Exception):
     """Something a peer needs is not there; the message says what and how to get it."""
 
 
+@functools.cache
 def rust_bench(name: str) -> Path:
     """Build one of rust/core's bench programs with cargo, optimised, and return where it lies."""
     cargo = shutil.which(os.environ.get("CARGO", "cargo"))

@@ -221,6 +221,7 @@ def test_instructions_are_counted() -> None:
 
 def test_what_is_missing_is_named(monkeypatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
+    build.rust_bench.cache_clear()
     with pytest.raises(build.MissingError, match="cargo is not installed"):
         build.rust_bench("collectives")
     with pytest.raises(build.MissingError, match="valgrind is not installed"):
