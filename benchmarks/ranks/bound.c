@@ -7,8 +7,10 @@
  * two orders of doing that are measured, each with ordinary and with streaming stores, and the
  * bound is the fastest:
  *
- *   two_pass   sum the own slice of all buffers into the own buffer; copy the other slices from
- * their owners one_pass   sum the own slice of all buffers and store the sum to every buffer
+ * two_pass: sum the own slice of all buffers into the own buffer, then copy the other slices from
+ * their owners.
+ *
+ * one_pass: sum the own slice of all buffers and store the sum to every buffer.
  *
  * From call to call the processes take turns at the ranks' parts, so that one that has a core for
  * itself for a while goes over all the memory, as a real all_reduce does between two visits to the

@@ -2,11 +2,14 @@
  * How a measuring program hears from the driver: one pair of FIFOs for each rank, so that a rank
  * without a command sleeps in read() and leaves its core to the peer that is being measured.
  *
- *   check COLLECTIVE BYTES             ok, or "wrong REASON", or "no REASON" where there is no such
- * collective time COLLECTIVE BYTES ITERATIONS   ok SECONDS, on this rank, for all iterations after
- * a barrier idle SECONDS                       ok CPU_SECONDS, spent in waiting for a last rank
- * that is late by SECONDS free                               ok; the buffers are gone end of file
- * the program ends
+ * check COLLECTIVE BYTES: "ok", or "wrong REASON", or "no REASON" where there is no such
+ * collective.
+ *
+ * time COLLECTIVE BYTES ITERATIONS: "ok SECONDS", on this rank, for all iterations after a barrier.
+ *
+ * idle SECONDS: "ok CPU_SECONDS", spent in waiting for a last rank that is late by SECONDS.
+ *
+ * free: "ok", and the buffers are gone. At the end of file the program ends.
  */
 #ifndef CHANNEL_H
 #define CHANNEL_H
