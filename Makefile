@@ -47,7 +47,7 @@ override publish = publish() { cmp -s "$$1" "$$2" || { cp "$$1" "$$2.new" && mv 
 
 RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
 CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.c tests/c/*.cpp \
-	examples/c/*.c examples/cpp/*.cpp)
+	examples/c/*.c examples/cpp/*.cpp benchmarks/ranks/*.c benchmarks/ranks/*.h)
 PYTHON_DIRS = $(wildcard python tests/python tests/conformance examples benchmarks)
 
 .PHONY: help
@@ -106,8 +106,14 @@ fmt: setup ## Format every language in place
 	@if [ -n "$(CXX_FILES)" ]; then $(VENV)/bin/clang-format -i $(CXX_FILES); fi
 
 .PHONY: bench
-bench: setup ## Compare unisono with gloo, interleaved in one run
-	OMP_NUM_THREADS=1 $(PY) benchmarks/compare.py
+bench: setup bench-peers ## Measure beside Open MPI, gloo and the memory, for ten minutes; results in bench-results/
+	@mkdir -p $(BENCH_RESULTS)
+	$(measure) benchmarks/compare.py --minutes 6 --json $(BENCH_RESULTS)/compare.json --csv $(BENCH_RESULTS)/compare.csv \
+	  | tee $(BENCH_RESULTS)/compare.txt
+	$(measure) benchmarks/ddp.py --json $(BENCH_RESULTS)/ddp.json | tee $(BENCH_RESULTS)/ddp.txt
+	$(measure) benchmarks/sweep.py --quick | tee $(BENCH_RESULTS)/sweep.txt
+	$(measure) benchmarks/instructions.py | tee $(BENCH_RESULTS)/instructions.txt
+	@echo "results: $(BENCH_RESULTS)/ (compare, ddp, sweep and instructions .txt; .csv, .json and .png beside them)"
 
 .PHONY: wheel
 wheel: setup ## Build a wheel for this environment's torch into dist/
@@ -166,6 +172,20 @@ extension: prerequisites $(PACKAGE_STAMP)
 	  $(CARGO) build --release -p unisono-python --features torch $(torch_target) $(hush); \
 	  $(publish) "$(TARGET)/torch-$$torch_minor/release/lib_core.so" "python/unisono/core-torch-$$torch_minor.so"; \
 	else echo "torch: csrc/backend.cpp does not exist, built without it"; fi
+
+override BENCH_RESULTS := bench-results
+override measure = CARGO_TARGET_DIR=$(TARGET) $(PY) -u
+
+# Open MPI and matplotlib. Without them the benchmarks leave that peer and the plots out, so it may fail.
+override BENCH_STAMP := $(VENV)/.unisono-bench
+.PHONY: bench-peers
+bench-peers: setup
+	@if [ ! -f $(BENCH_STAMP) ]; then \
+	  echo "installing what unisono is measured beside"; \
+	  requirements=$$($(PY) -c 'import importlib.metadata as m; print(*(r.split(";")[0].strip() for r in m.requires("unisono") if "bench" in r))'); \
+	  if $(PY) -m pip install $$requirements; then touch $(BENCH_STAMP); \
+	  else echo "Open MPI and matplotlib could not be installed: they are left out"; fi; \
+	fi
 
 # What the tests of the frameworks need. Without it they skip, so it may fail; torch stays as it is.
 override FRAMEWORKS_STAMP := $(VENV)/.unisono-frameworks

@@ -76,10 +76,7 @@ class Run:
         self.loops: dict[int, dict[str, float]] = {}
         self.idle: dict[str, float] = {}
         self.missing: dict[str, str] = {}
-        self.until = time.monotonic() + args.minutes * 60
-        self.weight_left = sum(
-            cell.weight for _ in args.ranks for cell in self.wanted_native() + self.wanted_torch()
-        )
+        self.late = 0  # cells that there was no time for
 
     def wanted_native(self) -> list[Wanted]:
         """From C and Rust: all_reduce for the marks, the others for the table of collectives."""
@@ -117,8 +114,11 @@ class Run:
                 cells.append(Wanted(collective, size, tuple(names)))
         return cells
 
-    def world(self, world: int, wanted: list[Wanted], into: dict[Key, Cell]) -> None:
-        """Start every peer of one world and measure its cells."""
+    def world(
+        self, world: int, wanted: list[Wanted], into: dict[Key, Cell], seconds: float
+    ) -> None:
+        """Start every peer of one world and measure its cells, for about so many seconds."""
+        until, weight_left = time.monotonic() + seconds, sum(cell.weight for cell in wanted)
         options = Options(most_bytes=max((cell.size for cell in wanted), default=8))
         names = list(dict.fromkeys(name for cell in wanted for name in cell.peers))
         report.show(f"{world} ranks: starting {', '.join(names)}")
@@ -127,8 +127,12 @@ class Run:
             self.missing |= missing
             for cell in wanted:
                 report.show(f"{world} ranks: {cell.collective} {arguments.size_name(cell.size)}")
-                share = (self.until - time.monotonic()) * cell.weight / self.weight_left
-                self.weight_left -= cell.weight
+                left = until - time.monotonic()
+                share = left * cell.weight / weight_left
+                weight_left -= cell.weight
+                if left < -seconds / 4 and not self.is_for_marks(cell.collective, cell.size):
+                    self.late += 1
+                    continue
                 effort = Effort(min(max(share, self.args.least), LONGEST), self.args.rounds)
                 taking_part = [peer for peer in peers if peer.asked_as in cell.peers]
                 if taking_part:
@@ -153,13 +157,13 @@ class Run:
         }
 
     def all(self) -> None:
+        native, through_torch = self.wanted_native(), self.wanted_torch()
+        weight = len(self.args.ranks) * sum(cell.weight for cell in native + through_torch)
         for world in self.args.ranks:
-            for wanted, into in (
-                (self.wanted_native(), self.native),
-                (self.wanted_torch(), self.torch),
-            ):
+            for wanted, into in ((native, self.native), (through_torch, self.torch)):
                 if wanted:
-                    self.world(world, wanted, into)
+                    share = sum(cell.weight for cell in wanted) / weight
+                    self.world(world, wanted, into, share * self.args.minutes * 60)
             print(self.tables(world), flush=True)
 
     def tables(self, world: int) -> str:
@@ -198,6 +202,8 @@ class Run:
         refusals = [list(cell.refused.items()) for cell in native + through_torch]
         reasons = dict.fromkeys([*self.missing.items(), *itertools.chain(*refusals)])
         texts += [f"not measured: {name}: {reason}" for name, reason in reasons]
+        if self.late:
+            texts.append(f"not measured for want of time: {self.late} cells (--minutes)")
         return "\n".join(texts)
 
 

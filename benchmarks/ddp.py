@@ -4,10 +4,10 @@
     python benchmarks/ddp.py --quick    few steps of a small model
 
 Both models are the same and live in the same processes, each wrapped by DDP over its own backend's
-group; they take turns, step by step, with a third that does not communicate, which shows what is left
-for a backend to gain. A step is forward, backward with its all_reduces, and SGD, on a batch small
-enough that communication is a good part of it. The time is that of the slowest rank; the ratio is
-that of the medians.
+group; they take turns, step by step, with a third that does not communicate, which shows what is
+left for a backend to gain. A step is forward, backward with its all_reduces, and SGD, on a batch
+small enough that communication is a good part of it. The time is that of the slowest rank; the
+ratio is that of the medians.
 """
 
 from __future__ import annotations

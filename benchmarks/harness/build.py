@@ -6,6 +6,7 @@ be had is left out of a comparison, and the output says why.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -22,9 +23,10 @@ class MissingError(Exception):
     """Something a peer needs is not there; the message says what and how to get it."""
 
 
+@functools.cache
 def rust_bench(name: str) -> Path:
     """Build one of rust/core's bench programs with cargo, optimised, and return where it lies."""
-    cargo = shutil.which("cargo")
+    cargo = shutil.which(os.environ.get("CARGO", "cargo"))
     if cargo is None:
         raise MissingError("cargo is not installed (https://rust-lang.org/tools/install)")
     command = [cargo, "bench", "-p", "unisono", "--bench", name, "--no-run"]

@@ -71,9 +71,8 @@ class Job:
 
     def command(self, line: str) -> list[float]:
         """Tell every rank, and return every rank's number (zero where the answer has none)."""
-        for rank, descriptor in enumerate(self._commands):
-            if not self._pending[rank]:
-                os.write(descriptor, f"{line}\n".encode())
+        for descriptor in self._commands:
+            os.write(descriptor, f"{line}\n".encode())
         return self._read_replies(REPLY_SECONDS, line)
 
     def _read_replies(self, limit: float, line: str = "the start") -> list[float]:

@@ -1,9 +1,10 @@
 /*
  * One rank of Open MPI (or any MPI) under the driver's commands: mpirun ... openmpi FOLDER [out]
  *
- * BYTES is the size of the whole: what all_reduce and broadcast are given, what all_gather returns, what
- * reduce_scatter takes in. The root moves on by one rank at every call. `out` as second argument: all_reduce out of
- * place. The Rust program in rust/core/benches/collectives does the same on unisono.
+ * BYTES is the size of the whole: what all_reduce and broadcast are given, what all_gather returns,
+ * what reduce_scatter takes in. The root moves on by one rank at every call. `out` as second
+ * argument: all_reduce out of place. The Rust program in rust/core/benches/collectives does the
+ * same on unisono.
  */
 #include <mpi.h>
 #include <stdint.h>
@@ -12,289 +13,297 @@
 #include "channel.h"
 
 enum kind {
-    ALL_REDUCE,
-    REDUCE,
-    BROADCAST,
-    ALL_GATHER,
-    REDUCE_SCATTER,
-    GATHER,
-    SCATTER,
-    ALL_TO_ALL,
-    BARRIER,
-    PING_PONG,
-    SEND_RECV,
-    KINDS
+  ALL_REDUCE,
+  REDUCE,
+  BROADCAST,
+  ALL_GATHER,
+  REDUCE_SCATTER,
+  GATHER,
+  SCATTER,
+  ALL_TO_ALL,
+  BARRIER,
+  PING_PONG,
+  SEND_RECV,
+  KINDS
 };
 
-static const char *const NAMES[KINDS] = {"all_reduce", "reduce",  "broadcast",  "all_gather", "reduce_scatter", "gather",
-                                         "scatter",    "all_to_all", "barrier", "ping_pong",  "send_recv"};
+static const char* const NAMES[KINDS] = {"all_reduce",     "reduce",    "broadcast", "all_gather",
+                                         "reduce_scatter", "gather",    "scatter",   "all_to_all",
+                                         "barrier",        "ping_pong", "send_recv"};
 
 /* One collective at one size, with its buffers. */
 static struct {
-    enum kind kind;
-    size_t bytes;
-    MPI_Datatype type;
-    size_t element;
-    int shard; /* elements of one rank's block */
-    int count; /* elements of the whole */
-    int root;
-    char *input, *output;
+  enum kind kind;
+  size_t bytes;
+  MPI_Datatype type;
+  size_t element;
+  int shard; /* elements of one rank's block */
+  int count; /* elements of the whole */
+  int root;
+  char *input, *output;
 } cell = {.kind = KINDS};
 
 static int rank, world, out_of_place;
 
-static void *buffer(size_t bytes) {
-    void *memory = NULL;
-    if (posix_memalign(&memory, 64, bytes ? bytes : 64)) {
-        fprintf(stderr, "%zu bytes of memory cannot be had\n", bytes);
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-    memset(memory, 0, bytes); /* so that every page is there */
-    return memory;
+static void* buffer(size_t bytes) {
+  void* memory = NULL;
+  if (posix_memalign(&memory, 64, bytes ? bytes : 64)) {
+    fprintf(stderr, "%zu bytes of memory cannot be had\n", bytes);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+  memset(memory, 0, bytes); /* so that every page is there */
+  return memory;
 }
 
 static void free_cell(void) {
-    free(cell.input);
-    free(cell.output);
-    cell.input = cell.output = NULL;
-    cell.kind = KINDS;
+  free(cell.input);
+  free(cell.output);
+  cell.input = cell.output = NULL;
+  cell.kind = KINDS;
 }
 
 static int in_blocks(enum kind kind) {
-    return kind == ALL_GATHER || kind == REDUCE_SCATTER || kind == GATHER || kind == SCATTER || kind == ALL_TO_ALL;
+  return kind == ALL_GATHER || kind == REDUCE_SCATTER || kind == GATHER || kind == SCATTER ||
+         kind == ALL_TO_ALL;
 }
 
 /* Makes the buffers, unless they are there. */
 static void prepare(enum kind kind, size_t bytes) {
-    if (cell.kind == kind && cell.bytes == bytes) {
-        return;
-    }
-    free_cell();
-    cell.kind = kind;
-    cell.bytes = bytes;
-    cell.type = bytes % 4 ? MPI_UINT8_T : MPI_FLOAT;
-    cell.element = bytes % 4 ? 1 : 4;
-    size_t elements = bytes / cell.element;
-    cell.shard = elements / world ? (int)(elements / world) : 1;
-    cell.count = in_blocks(kind) ? cell.shard * world : (int)elements;
-    cell.root = 0;
-    size_t whole = cell.count * cell.element, block = cell.shard * cell.element;
-    cell.input = buffer(kind == ALL_GATHER || kind == GATHER ? block : whole);
-    cell.output = buffer(kind == REDUCE_SCATTER || kind == SCATTER ? block : whole);
+  if (cell.kind == kind && cell.bytes == bytes) {
+    return;
+  }
+  free_cell();
+  cell.kind = kind;
+  cell.bytes = bytes;
+  cell.type = bytes % 4 ? MPI_UINT8_T : MPI_FLOAT;
+  cell.element = bytes % 4 ? 1 : 4;
+  size_t elements = bytes / cell.element;
+  cell.shard = elements / world ? (int)(elements / world) : 1;
+  cell.count = in_blocks(kind) ? cell.shard * world : (int)elements;
+  cell.root = 0;
+  size_t whole = cell.count * cell.element, block = cell.shard * cell.element;
+  cell.input = buffer(kind == ALL_GATHER || kind == GATHER ? block : whole);
+  cell.output = buffer(kind == REDUCE_SCATTER || kind == SCATTER ? block : whole);
 }
 
 static void ping_pong(void) {
-    int peer = rank ^ 1;
-    if (peer >= world) {
-        return;
-    }
-    if (rank % 2 == 0) {
-        MPI_Send(cell.input, cell.count, cell.type, peer, 0, MPI_COMM_WORLD);
-    }
-    MPI_Recv(cell.output, cell.count, cell.type, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    if (rank % 2 == 1) {
-        MPI_Send(cell.input, cell.count, cell.type, peer, 0, MPI_COMM_WORLD);
-    }
+  int peer = rank ^ 1;
+  if (peer >= world) {
+    return;
+  }
+  if (rank % 2 == 0) {
+    MPI_Send(cell.input, cell.count, cell.type, peer, 0, MPI_COMM_WORLD);
+  }
+  MPI_Recv(cell.output, cell.count, cell.type, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  if (rank % 2 == 1) {
+    MPI_Send(cell.input, cell.count, cell.type, peer, 0, MPI_COMM_WORLD);
+  }
 }
 
 static void call(void) {
-    const MPI_Comm comm = MPI_COMM_WORLD;
-    const int shard = cell.shard, count = cell.count, root = cell.root, is_root = rank == cell.root;
-    const MPI_Datatype type = cell.type;
-    char *const input = cell.input, *const output = cell.output;
-    switch (cell.kind) {
+  const MPI_Comm comm = MPI_COMM_WORLD;
+  const int shard = cell.shard, count = cell.count, root = cell.root, is_root = rank == cell.root;
+  const MPI_Datatype type = cell.type;
+  char *const input = cell.input, *const output = cell.output;
+  switch (cell.kind) {
     case ALL_REDUCE:
-        MPI_Allreduce(out_of_place ? (void *)input : MPI_IN_PLACE, output, count, type, MPI_SUM, comm);
-        break;
+      MPI_Allreduce(out_of_place ? (void*)input : MPI_IN_PLACE, output, count, type, MPI_SUM, comm);
+      break;
     case REDUCE:
-        MPI_Reduce(is_root ? MPI_IN_PLACE : (void *)output, output, count, type, MPI_SUM, root, comm);
-        break;
+      MPI_Reduce(is_root ? MPI_IN_PLACE : (void*)output, output, count, type, MPI_SUM, root, comm);
+      break;
     case BROADCAST:
-        MPI_Bcast(output, count, type, root, comm);
-        break;
+      MPI_Bcast(output, count, type, root, comm);
+      break;
     case ALL_GATHER:
-        MPI_Allgather(input, shard, type, output, shard, type, comm);
-        break;
+      MPI_Allgather(input, shard, type, output, shard, type, comm);
+      break;
     case REDUCE_SCATTER:
-        MPI_Reduce_scatter_block(input, output, shard, type, MPI_SUM, comm);
-        break;
+      MPI_Reduce_scatter_block(input, output, shard, type, MPI_SUM, comm);
+      break;
     case GATHER:
-        MPI_Gather(input, shard, type, output, shard, type, root, comm);
-        break;
+      MPI_Gather(input, shard, type, output, shard, type, root, comm);
+      break;
     case SCATTER:
-        MPI_Scatter(input, shard, type, output, shard, type, root, comm);
-        break;
+      MPI_Scatter(input, shard, type, output, shard, type, root, comm);
+      break;
     case ALL_TO_ALL:
-        MPI_Alltoall(input, shard, type, output, shard, type, comm);
-        break;
+      MPI_Alltoall(input, shard, type, output, shard, type, comm);
+      break;
     case BARRIER:
-        MPI_Barrier(comm);
-        break;
+      MPI_Barrier(comm);
+      break;
     case PING_PONG:
-        ping_pong();
-        break;
+      ping_pong();
+      break;
     case SEND_RECV:
-        MPI_Sendrecv(input, count, type, (rank + 1) % world, 0, output, count, type, (rank + world - 1) % world, 0, comm,
-                     MPI_STATUS_IGNORE);
-        break;
+      MPI_Sendrecv(input, count, type, (rank + 1) % world, 0, output, count, type,
+                   (rank + world - 1) % world, 0, comm, MPI_STATUS_IGNORE);
+      break;
     case KINDS:
-        break;
-    }
-    cell.root = (root + 1) % world;
+      break;
+  }
+  cell.root = (root + 1) % world;
 }
 
 enum { PERIOD = 7, ALL_ROOTS_UP_TO = 1 << 20 };
 
 /* What element `index` of rank `of`'s contribution is in a check: small, so that sums are exact. */
-static int value(int of, size_t index) { return (int)((3 * (size_t)of + index) % PERIOD) + 1; }
+static int value(int of, size_t index) {
+  return (int)((3 * (size_t)of + index) % PERIOD) + 1;
+}
 
 /* The sums of all contributions, which repeat. */
 static int sums[PERIOD];
 
-static int sum(size_t index) { return sums[index % PERIOD]; }
-
-static void put(char *to, size_t index, int number) {
-    if (cell.element == 4) {
-        ((float *)to)[index] = (float)number;
-    } else {
-        ((uint8_t *)to)[index] = (uint8_t)number;
-    }
+static int sum(size_t index) {
+  return sums[index % PERIOD];
 }
 
-static int get(const char *from, size_t index) {
-    return cell.element == 4 ? (int)((const float *)from)[index] : ((const uint8_t *)from)[index];
+static void put(char* to, size_t index, int number) {
+  if (cell.element == 4) {
+    ((float*)to)[index] = (float)number;
+  } else {
+    ((uint8_t*)to)[index] = (uint8_t)number;
+  }
+}
+
+static int get(const char* from, size_t index) {
+  return cell.element == 4 ? (int)((const float*)from)[index] : ((const uint8_t*)from)[index];
 }
 
 /* What element `index` of this rank's output must be; -1 where the call leaves nothing. */
 static int expected(size_t index, int root) {
-    const size_t shard = cell.shard, own = shard * rank;
-    switch (cell.kind) {
+  const size_t shard = cell.shard, own = shard * rank;
+  switch (cell.kind) {
     case ALL_REDUCE:
-        return sum(index);
+      return sum(index);
     case REDUCE:
-        return rank == root ? sum(index) : -1;
+      return rank == root ? sum(index) : -1;
     case BROADCAST:
-        return value(root, index);
+      return value(root, index);
     case ALL_GATHER:
-        return value((int)(index / shard), index % shard);
+      return value((int)(index / shard), index % shard);
     case REDUCE_SCATTER:
-        return sum(own + index);
+      return sum(own + index);
     case GATHER:
-        return rank == root ? value((int)(index / shard), index % shard) : -1;
+      return rank == root ? value((int)(index / shard), index % shard) : -1;
     case SCATTER:
-        return value(root, own + index);
+      return value(root, own + index);
     case ALL_TO_ALL:
-        return value((int)(index / shard), own + index % shard);
+      return value((int)(index / shard), own + index % shard);
     case PING_PONG:
-        return (rank ^ 1) < world ? value(rank ^ 1, index) : -1;
+      return (rank ^ 1) < world ? value(rank ^ 1, index) : -1;
     case SEND_RECV:
-        return value((rank + world - 1) % world, index);
+      return value((rank + world - 1) % world, index);
     default:
-        return -1;
-    }
+      return -1;
+  }
 }
 
 /*
- * Runs the collective on known data, once for each root unless it is large. Returns how many elements are wrong.
+ * Runs the collective on known data, once for each root unless it is large. Returns how many
+ * elements are wrong.
  */
 static long check(void) {
-    for (int index = 0; index < PERIOD; index++) {
-        sums[index] = 0;
-        for (int of = 0; of < world; of++) {
-            sums[index] += value(of, index);
-        }
+  for (int index = 0; index < PERIOD; index++) {
+    sums[index] = 0;
+    for (int of = 0; of < world; of++) {
+      sums[index] += value(of, index);
     }
-    const int inputs = cell.kind == ALL_GATHER || cell.kind == GATHER ? cell.shard : cell.count;
-    const int outputs = cell.kind == REDUCE_SCATTER || cell.kind == SCATTER ? cell.shard : cell.count;
-    const int in_place = cell.kind == BROADCAST || cell.kind == REDUCE || (cell.kind == ALL_REDUCE && !out_of_place);
-    long wrong = 0;
-    const int rounds = cell.bytes <= ALL_ROOTS_UP_TO ? world : 1;
-    for (int round = 0; round < rounds; round++) {
-        for (int index = 0; index < inputs; index++) {
-            put(cell.input, index, value(rank, index));
-        }
-        for (int index = 0; index < outputs; index++) {
-            put(cell.output, index, in_place ? value(rank, index) : 0);
-        }
-        const int root = cell.root;
-        call();
-        for (int index = 0; index < outputs; index++) {
-            const int must = expected(index, root);
-            wrong += must >= 0 && get(cell.output, index) != must;
-        }
+  }
+  const int inputs = cell.kind == ALL_GATHER || cell.kind == GATHER ? cell.shard : cell.count;
+  const int outputs = cell.kind == REDUCE_SCATTER || cell.kind == SCATTER ? cell.shard : cell.count;
+  const int in_place =
+      cell.kind == BROADCAST || cell.kind == REDUCE || (cell.kind == ALL_REDUCE && !out_of_place);
+  long wrong = 0;
+  const int rounds = cell.bytes <= ALL_ROOTS_UP_TO ? world : 1;
+  for (int round = 0; round < rounds; round++) {
+    for (int index = 0; index < inputs; index++) {
+      put(cell.input, index, value(rank, index));
     }
-    /* Sums in place would grow without end. */
-    memset(cell.input, 0, inputs * cell.element);
-    memset(cell.output, 0, outputs * cell.element);
-    return wrong;
+    for (int index = 0; index < outputs; index++) {
+      put(cell.output, index, in_place ? value(rank, index) : 0);
+    }
+    const int root = cell.root;
+    call();
+    for (int index = 0; index < outputs; index++) {
+      const int must = expected(index, root);
+      wrong += must >= 0 && get(cell.output, index) != must;
+    }
+  }
+  /* Sums in place would grow without end. */
+  memset(cell.input, 0, inputs * cell.element);
+  memset(cell.output, 0, outputs * cell.element);
+  return wrong;
 }
 
 static double time_calls(long iterations) {
-    MPI_Barrier(MPI_COMM_WORLD);
-    const double start = now();
-    for (long done = 0; done < iterations; done++) {
-        call();
-    }
-    const double seconds = now() - start;
-    return cell.kind == PING_PONG ? seconds / 2 : seconds;
+  MPI_Barrier(MPI_COMM_WORLD);
+  const double start = now();
+  for (long done = 0; done < iterations; done++) {
+    call();
+  }
+  const double seconds = now() - start;
+  return cell.kind == PING_PONG ? seconds / 2 : seconds;
 }
 
 /* All ranks wait for a message from the last one, which sends it `seconds` later. */
 static double idle(double seconds) {
-    char byte = 0;
-    MPI_Barrier(MPI_COMM_WORLD);
-    const double before = cpu_seconds();
-    if (rank == world - 1) {
-        struct timespec time = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
-        nanosleep(&time, NULL);
-        for (int to = 0; to < rank; to++) {
-            MPI_Send(&byte, 1, MPI_BYTE, to, 1, MPI_COMM_WORLD);
-        }
+  char byte = 0;
+  MPI_Barrier(MPI_COMM_WORLD);
+  const double before = cpu_seconds();
+  if (rank == world - 1) {
+    struct timespec time = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
+    nanosleep(&time, NULL);
+    for (int to = 0; to < rank; to++) {
+      MPI_Send(&byte, 1, MPI_BYTE, to, 1, MPI_COMM_WORLD);
+    }
+  } else {
+    MPI_Recv(&byte, 1, MPI_BYTE, world - 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  }
+  return cpu_seconds() - before;
+}
+
+static enum kind kind_of(const char* name) {
+  int kind = 0;
+  while (kind < KINDS && strcmp(name, NAMES[kind]) != 0) {
+    kind++;
+  }
+  return (enum kind)kind;
+}
+
+int main(int count, char** arguments) {
+  MPI_Init(&count, &arguments);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &world);
+  if (count < 2) {
+    fprintf(stderr, "usage: openmpi FOLDER [out]\n");
+    return 2;
+  }
+  out_of_place = count > 2 && strcmp(arguments[2], "out") == 0;
+  struct channel channel = channel_open(arguments[1], rank);
+  channel_reply(&channel, "ok");
+  struct command command;
+  while (channel_next(&channel, &command)) {
+    const enum kind kind = kind_of(command.name);
+    if (strcmp(command.verb, "idle") == 0) {
+      channel_reply(&channel, "ok %.9f", idle(command.number));
+    } else if (strcmp(command.verb, "free") == 0) {
+      free_cell();
+      channel_reply(&channel, "ok");
+    } else if (kind == KINDS) {
+      channel_reply(&channel, "no there is no %s here", command.name);
+    } else if (strcmp(command.verb, "check") == 0) {
+      prepare(kind, (size_t)command.number);
+      const long wrong = check();
+      channel_reply(&channel, wrong ? "wrong %ld elements" : "ok", wrong);
     } else {
-        MPI_Recv(&byte, 1, MPI_BYTE, world - 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+      prepare(kind, (size_t)command.number);
+      channel_reply(&channel, "ok %.9f", time_calls(command.iterations));
     }
-    return cpu_seconds() - before;
-}
-
-static enum kind kind_of(const char *name) {
-    int kind = 0;
-    while (kind < KINDS && strcmp(name, NAMES[kind]) != 0) {
-        kind++;
-    }
-    return (enum kind)kind;
-}
-
-int main(int count, char **arguments) {
-    MPI_Init(&count, &arguments);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &world);
-    if (count < 2) {
-        fprintf(stderr, "usage: openmpi FOLDER [out]\n");
-        return 2;
-    }
-    out_of_place = count > 2 && strcmp(arguments[2], "out") == 0;
-    struct channel channel = channel_open(arguments[1], rank);
-    channel_reply(&channel, "ok");
-    struct command command;
-    while (channel_next(&channel, &command)) {
-        const enum kind kind = kind_of(command.name);
-        if (strcmp(command.verb, "idle") == 0) {
-            channel_reply(&channel, "ok %.9f", idle(command.number));
-        } else if (strcmp(command.verb, "free") == 0) {
-            free_cell();
-            channel_reply(&channel, "ok");
-        } else if (kind == KINDS) {
-            channel_reply(&channel, "no there is no %s here", command.name);
-        } else if (strcmp(command.verb, "check") == 0) {
-            prepare(kind, (size_t)command.number);
-            const long wrong = check();
-            channel_reply(&channel, wrong ? "wrong %ld elements" : "ok", wrong);
-        } else {
-            prepare(kind, (size_t)command.number);
-            channel_reply(&channel, "ok %.9f", time_calls(command.iterations));
-        }
-    }
-    free_cell();
-    MPI_Finalize();
-    return 0;
+  }
+  free_cell();
+  MPI_Finalize();
+  return 0;
 }
