@@ -27,6 +27,7 @@
 
 mod cache;
 mod copy;
+mod divide;
 mod many;
 mod ops;
 mod simd;
@@ -43,6 +44,7 @@ pub use workers::Workers;
 use crate::error::Result;
 use crate::types::{DataType, ReduceOp};
 
+use divide::Divisor;
 use ops::{Divide, Loops, Scale, Truth};
 use simd::Tier;
 
@@ -175,7 +177,10 @@ impl Kernel {
     fn end(&self, buf: &mut [u8], world: usize) {
         match self.ending() {
             Ending::Keep => {}
-            Ending::Divide => Divide { world }.apply(self.tier, self.accumulator(), buf),
+            Ending::Divide => {
+                let by = Divisor::new(world);
+                Divide { by }.apply(self.tier, self.accumulator(), buf);
+            }
             Ending::Truth => Truth.apply(self.tier, self.accumulator(), buf),
         }
     }
