@@ -96,6 +96,9 @@ impl Kernel {
         if !is_small(self.element) {
             return (self.loops.fold)(self.tier, acc, src);
         }
+        let done = self.sum_halves(acc, true, &[src]);
+        let acc = &mut acc[done * 4..];
+        let src = &src[done * self.element.size()..];
         let mut scratch = Scratch::new();
         for (acc, src) in small_blocks_mut(self.element, acc, src) {
             let wide = scratch.first(acc.len());
@@ -162,6 +165,16 @@ impl Kernel {
             tier,
             loops: ops::loops(op, dtype)?,
         })
+    }
+
+    /// [`Tier::sum_halves`] if this kernel sums, else nothing.
+    fn sum_halves(&self, acc: &mut [u8], begun: bool, sources: &[&[u8]]) -> usize {
+        match self.op {
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => {
+                self.tier.sum_halves(self.element, acc, begun, sources)
+            }
+            _ => 0,
+        }
     }
 
     fn ending(&self) -> Ending {
