@@ -9,7 +9,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use unisono::reduce::{self, Kernel, Source, Streaming};
+use unisono::reduce::{self, Kernel, Source, Streaming, Workers};
 use unisono::types::{DataType, ReduceOp};
 
 const SIZES_KIB: [usize; 3] = [16, 1024, 64 * 1024];
@@ -79,13 +79,15 @@ fn copies(bytes: usize) {
     });
 }
 
-/// A result from several contributions: folded one after the other, as before there was a pass,
-/// and in one pass by either kind of store.
+/// A result from several contributions: folded one after the other through an accumulator, in one
+/// pass by either kind of store, into one of the contributions, and by two threads.
 fn passes(bytes: usize) {
     println!(
-        "  {:<10} {:>8} {:>12} {:>12} {:>12} {:>12}",
-        "sum", "ranks", "one by one", "one pass", "streaming", "in place"
+        "  {:<10} {:>8} {:>12} {:>12} {:>12} {:>12} {:>12}",
+        "sum", "ranks", "one by one", "one pass", "streaming", "in place", "two threads"
     );
+    let workers = Workers::new(2);
+    let hint = Streaming::for_footprint(3 * bytes);
     for dtype in SHOWN {
         let kernel = Kernel::new(ReduceOp::Sum, dtype).expect("a meaningful pair");
         let ranks = vec![ones(dtype, bytes / dtype.size()); 8];
@@ -107,13 +109,17 @@ fn passes(bytes: usize) {
                     kernel.reduce(black_box(&mut dst), black_box(sources), world, streaming);
                 })
             };
-            println!(
-                "  {:<10} {world:>8} {successive:>12.1} {:>12.1} {:>12.1} {:>12.1}",
-                dtype.name(),
+            let alone = [
                 pass(&sources, Streaming::No),
                 pass(&sources, Streaming::Yes),
                 pass(&held, Streaming::No),
-            );
+            ];
+            let shared = rate(bytes, || {
+                workers.reduce(&kernel, black_box(&mut dst), &sources, world, hint);
+            });
+            print!("  {:<10} {world:>8} {successive:>12.1}", dtype.name());
+            alone.iter().for_each(|speed| print!(" {speed:>12.1}"));
+            println!(" {shared:>12.1}");
         }
     }
 }

@@ -201,6 +201,10 @@ impl<'a> Block<'a> {
     /// `acc = s0 op s1 ...`, with `held` for a source that is the destination.
     fn fold(&self, acc: &mut [u8], held: Source<'_>, widened: &mut Buffer) {
         let kernel = self.kernel;
+        let is_small = |source| matches!(self.part(source, held), Source::Element(_));
+        if self.sources.iter().copied().all(is_small) {
+            return self.fold_small(acc, held, widened);
+        }
         match (self.part(self.sources[0], held), &self.sources[1..]) {
             (Source::Partial(a), [b, others @ ..]) => {
                 let b = self.widen(self.part(*b, held), widened);
@@ -213,6 +217,35 @@ impl<'a> Block<'a> {
                 self.fold_others(acc, others, held, widened);
             }
             (Source::Destination, _) => unreachable!("the accumulator does not alias a source"),
+        }
+    }
+
+    /// The same from small floats alone, as many at a time as are kept at hand.
+    fn fold_small(&self, acc: &mut [u8], held: Source<'_>, widened: &mut Buffer) {
+        const TOGETHER: usize = 16;
+        let (kernel, dtype) = (self.kernel, self.kernel.element());
+        for (group, sources) in self.sources.chunks(TOGETHER).enumerate() {
+            let mut parts = [&[][..]; TOGETHER];
+            for (part, source) in parts.iter_mut().zip(sources) {
+                if let Source::Element(bytes) = self.part(*source, held) {
+                    *part = bytes;
+                }
+            }
+            let parts = &parts[..sources.len()];
+            let done = kernel.sum_halves(acc, group > 0, parts);
+            let acc = &mut acc[done * 4..];
+            if acc.is_empty() {
+                continue;
+            }
+            for (i, part) in parts.iter().enumerate() {
+                let part = &part[done * dtype.size()..];
+                if group == 0 && i == 0 {
+                    small_float::widen(kernel.tier, dtype, acc, part);
+                } else {
+                    let src = self.widen(Source::Element(part), widened);
+                    (kernel.loops.fold)(kernel.tier, acc, src);
+                }
+            }
         }
     }
 

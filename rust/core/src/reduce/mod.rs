@@ -27,6 +27,7 @@
 
 mod cache;
 mod copy;
+mod divide;
 mod many;
 mod ops;
 mod simd;
@@ -43,6 +44,7 @@ pub use workers::Workers;
 use crate::error::Result;
 use crate::types::{DataType, ReduceOp};
 
+use divide::Divisor;
 use ops::{Divide, Loops, Scale, Truth};
 use simd::Tier;
 
@@ -94,6 +96,9 @@ impl Kernel {
         if !is_small(self.element) {
             return (self.loops.fold)(self.tier, acc, src);
         }
+        let done = self.sum_halves(acc, true, &[src]);
+        let acc = &mut acc[done * 4..];
+        let src = &src[done * self.element.size()..];
         let mut scratch = Scratch::new();
         for (acc, src) in small_blocks_mut(self.element, acc, src) {
             let wide = scratch.first(acc.len());
@@ -162,6 +167,16 @@ impl Kernel {
         })
     }
 
+    /// [`Tier::sum_halves`] if this kernel sums, else nothing.
+    fn sum_halves(&self, acc: &mut [u8], begun: bool, sources: &[&[u8]]) -> usize {
+        match self.op {
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => {
+                self.tier.sum_halves(self.element, acc, begun, sources)
+            }
+            _ => 0,
+        }
+    }
+
     fn ending(&self) -> Ending {
         match self.op {
             ReduceOp::Land | ReduceOp::Lor | ReduceOp::Lxor => Ending::Truth,
@@ -175,7 +190,10 @@ impl Kernel {
     fn end(&self, buf: &mut [u8], world: usize) {
         match self.ending() {
             Ending::Keep => {}
-            Ending::Divide => Divide { world }.apply(self.tier, self.accumulator(), buf),
+            Ending::Divide => {
+                let by = Divisor::new(world);
+                Divide { by }.apply(self.tier, self.accumulator(), buf);
+            }
             Ending::Truth => Truth.apply(self.tier, self.accumulator(), buf),
         }
     }

@@ -8,6 +8,7 @@
 
 use std::marker::PhantomData;
 
+use super::divide::{Divisor, Share};
 use super::simd::{Body, Tier};
 use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
@@ -62,7 +63,7 @@ where
     })
 }
 
-/// `T` is the type and `U` the unsigned one of its size.
+/// `T` is the type and `U` the unsigned one of its size. Bits are combined as bytes, whatever the size.
 fn integer<T, U, const N: usize>(op: ReduceOp) -> Option<Loops>
 where
     T: Number<N>,
@@ -71,18 +72,15 @@ where
     Prod: Combine<U>,
     Min: Combine<T>,
     Max: Combine<T>,
-    Band: Combine<U>,
-    Bor: Combine<U>,
-    Bxor: Combine<U>,
 {
     Some(match op {
         ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => Loops::of::<Sum, U, N>(),
         ReduceOp::Prod => Loops::of::<Prod, U, N>(),
         ReduceOp::Min => Loops::of::<Min, T, N>(),
         ReduceOp::Max => Loops::of::<Max, T, N>(),
-        ReduceOp::Band => Loops::of::<Band, U, N>(),
-        ReduceOp::Bor => Loops::of::<Bor, U, N>(),
-        ReduceOp::Bxor => Loops::of::<Bxor, U, N>(),
+        ReduceOp::Band => Loops::of::<Band, u8, 1>(),
+        ReduceOp::Bor => Loops::of::<Bor, u8, 1>(),
+        ReduceOp::Bxor => Loops::of::<Bxor, u8, 1>(),
         ReduceOp::Land => Loops::of::<Land, U, N>(),
         ReduceOp::Lor => Loops::of::<Lor, U, N>(),
         ReduceOp::Lxor => Loops::of::<Lxor, U, N>(),
@@ -259,22 +257,14 @@ macro_rules! number {
 }
 
 macro_rules! integer {
-    ($number:ty, $size:literal, $widest:ty) => {
+    ($number:ty, $size:literal) => {
         number!($number, $size, 0, 1);
         combine!(Sum, $number, |a, b| a.wrapping_add(b));
         combine!(Prod, $number, |a, b| a.wrapping_mul(b));
         combine!(Min, $number, |a, b| a.min(b));
         combine!(Max, $number, |a, b| a.max(b));
-        combine!(Band, $number, |a, b| a & b);
-        combine!(Bor, $number, |a, b| a | b);
-        combine!(Bxor, $number, |a, b| a ^ b);
 
         impl Real for $number {
-            /// In the widest type, since `world` need not fit in a small one.
-            #[inline(always)]
-            fn divide(self, world: usize) -> Self {
-                (self as $widest / world as $widest) as Self
-            }
             #[inline(always)]
             fn scale(self, factor: f64) -> Self {
                 // Below 2^63 a whole factor converts exactly, and modulo the type's range to the
@@ -306,10 +296,6 @@ macro_rules! float {
         });
 
         impl Real for $number {
-            #[inline(always)]
-            fn divide(self, world: usize) -> Self {
-                self / world as Self
-            }
             #[inline(always)]
             fn scale(self, factor: f64) -> Self {
                 self * factor as Self
@@ -344,21 +330,22 @@ macro_rules! complex {
 }
 
 /// The arithmetic with a number common to all elements.
-pub(super) trait Real: Copy {
-    /// By the number of ranks; integers toward zero.
-    fn divide(self, world: usize) -> Self;
+pub(super) trait Real: Share {
     /// As [`super::scale`] has it.
     fn scale(self, factor: f64) -> Self;
 }
 
-integer!(i8, 1, i64);
-integer!(i16, 2, i64);
-integer!(i32, 4, i64);
-integer!(i64, 8, i64);
-integer!(u8, 1, u64);
-integer!(u16, 2, u64);
-integer!(u32, 4, u64);
-integer!(u64, 8, u64);
+combine!(Band, u8, |a, b| a & b);
+combine!(Bor, u8, |a, b| a | b);
+combine!(Bxor, u8, |a, b| a ^ b);
+integer!(i8, 1);
+integer!(i16, 2);
+integer!(i32, 4);
+integer!(i64, 8);
+integer!(u8, 1);
+integer!(u16, 2);
+integer!(u32, 4);
+integer!(u64, 8);
 float!(f32, 4);
 float!(f64, 8);
 complex!(f32, 4, 8);
@@ -372,7 +359,7 @@ trait Each: Copy {
 /// Division by the number of ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Divide {
-    pub(super) world: usize,
+    pub(super) by: Divisor,
 }
 
 /// Multiplication by a factor.
@@ -387,7 +374,6 @@ pub(super) struct Truth;
 
 impl Divide {
     pub(super) fn apply(self, tier: Tier, dtype: DataType, buf: &mut [u8]) {
-        assert_ne!(self.world, 0, "an average over no ranks");
         apply_each(self, tier, dtype, buf);
     }
 }
@@ -412,7 +398,7 @@ impl Truth {
 impl Each for Divide {
     #[inline(always)]
     fn each<T: Real + Logic + Number<N>, const N: usize>(self, number: T) -> T {
-        number.divide(self.world)
+        number.share(self.by)
     }
 }
 

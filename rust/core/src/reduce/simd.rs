@@ -4,12 +4,15 @@
 //! A loop is a value that implements [`Body`]. [`Tier::run`] inlines it into a function that
 //! enables a set of target features, where the compiler vectorises it. By hand there are only the
 //! conversions between float16 and float32 and the stores past the caches ([`Streamer`]), which
-//! have instructions of their own. The compiler never makes one rounding of two by fusing a product
+//! have instructions of their own, and sums of halves, which the compiler would not keep in
+//! registers. The compiler never makes one rounding of two by fusing a product
 //! and a sum, whatever the features, so all give the same bits. On aarch64 the baseline has NEON and
 //! the plain compilation uses it.
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+use crate::types::DataType;
 
 /// A loop over buffers it holds. Implementations mark `run` as `inline(always)`: a call would leave
 /// the target features.
@@ -98,6 +101,34 @@ impl Tier {
             Set::Avx512 => unsafe { x86::narrow_f16_wide(dst, src) },
             Set::Plain => {
                 let _ = (dst, src);
+                0
+            }
+        }
+    }
+
+    /// `acc = ((acc + s0) + s1) ...` in float32 of float16 or bfloat16 sources, without `acc` at the
+    /// start unless `begun`; the sums stay in registers. The elements it summed; the rest is the
+    /// caller's.
+    pub(super) fn sum_halves(
+        self,
+        small: DataType,
+        acc: &mut [u8],
+        begun: bool,
+        sources: &[&[u8]],
+    ) -> usize {
+        match (self.0, small) {
+            // SAFETY: every set but the plain one exists only after `has_avx2` found the features.
+            #[cfg(target_arch = "x86_64")]
+            (Set::Avx2 | Set::Avx512, DataType::Float16) => unsafe {
+                x86::sum_f16(acc, begun, sources)
+            },
+            // SAFETY: likewise.
+            #[cfg(target_arch = "x86_64")]
+            (Set::Avx2 | Set::Avx512, DataType::BFloat16) => unsafe {
+                x86::sum_bf16(acc, begun, sources)
+            },
+            _ => {
+                let _ = (acc, begun, sources);
                 0
             }
         }

@@ -1,11 +1,11 @@
 //! The instruction sets of x86-64.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512i, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_sfence,
-    _mm_storeu_si128, _mm_stream_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps,
-    _mm256_loadu_si256, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_stream_si256,
-    _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_storeu_ps,
-    _mm512_stream_si512,
+    __m128i, __m256, __m256i, __m512i, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_sfence,
+    _mm_storeu_si128, _mm_stream_si128, _mm256_add_ps, _mm256_castsi256_ps, _mm256_cvtepu16_epi32,
+    _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_setzero_ps,
+    _mm256_slli_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_stream_si256, _mm512_cvtph_ps,
+    _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_storeu_ps, _mm512_stream_si512,
 };
 
 use super::{Body, LINE};
@@ -81,6 +81,54 @@ pub(super) fn narrow_f16_wide(dst: &mut [u8], src: &[u8]) -> usize {
     }
     wide.len().min(narrow.len()) * 64
 }
+
+macro_rules! sum {
+    ($name:ident, $widen:expr) => {
+        /// `acc = ((acc + s0) + s1) ...` in float32, without `acc` at the start unless `begun`, for
+        /// as many elements as fill registers: how many that were.
+        #[target_feature(enable = "avx2,f16c")]
+        pub(super) fn $name(acc: &mut [u8], begun: bool, sources: &[&[u8]]) -> usize {
+            // Four registers at a time, so that additions need not wait for each other.
+            let (blocks, _) = acc.as_chunks_mut::<128>();
+            for (i, acc) in blocks.iter_mut().enumerate() {
+                let acc = acc.as_mut_ptr().cast::<__m256>();
+                let load = |source: &&[u8]| {
+                    let bytes: &[u8; 64] =
+                        source[i * 64..].first_chunk().expect("as many elements");
+                    let bytes = bytes.as_ptr().cast::<__m128i>();
+                    // SAFETY: the array has the 64 bytes read, and the loads need no alignment.
+                    [0, 1, 2, 3].map(|k| $widen(unsafe { _mm_loadu_si128(bytes.add(k)) }))
+                };
+                let (mut sums, rest) = if begun {
+                    // SAFETY: the array has the 128 bytes read, and the loads need no alignment.
+                    let held = [0, 1, 2, 3].map(|k| unsafe { _mm256_loadu_ps(acc.add(k).cast()) });
+                    (held, sources)
+                } else {
+                    match sources {
+                        [first, rest @ ..] => (load(first), rest),
+                        [] => ([_mm256_setzero_ps(); 4], sources),
+                    }
+                };
+                for source in rest {
+                    let terms = load(source);
+                    for (sum, term) in sums.iter_mut().zip(terms) {
+                        *sum = _mm256_add_ps(*sum, term);
+                    }
+                }
+                for (k, sum) in sums.into_iter().enumerate() {
+                    // SAFETY: the array has the 128 bytes written, and the stores need no alignment.
+                    unsafe { _mm256_storeu_ps(acc.add(k).cast(), sum) };
+                }
+            }
+            blocks.len() * 32
+        }
+    };
+}
+
+sum!(sum_f16, |half| _mm256_cvtph_ps(half));
+sum!(sum_bf16, |half| {
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)))
+});
 
 /// `dst = src` past the caches.
 ///

@@ -148,7 +148,7 @@ proptest! {
     fn any_pass_matches_the_reference(
         pair in prop::sample::select(meaningful().collect::<Vec<_>>()),
         seed in any::<u64>(),
-        world in 1..17_usize,
+        world in 1..20_usize,
         count in 0..2500_usize,
         streaming in prop::sample::select(vec![Streaming::No, Streaming::Yes]),
         offset in 0..70_usize,
