@@ -34,6 +34,7 @@ impl Group {
         world: usize,
         config: Config,
     ) -> Result<Arc<Self>> {
+        check_process()?;
         if world == 0 || rank >= world {
             return Err(Error::invalid(format!(
                 "rank {rank} is out of range for a group of {world} ranks"
