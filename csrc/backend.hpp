@@ -89,6 +89,11 @@ class Backend final : public c10d::Backend {
   void startCoalescing() override;
   WorkPointer endCoalescing() override;
 
+  // Memory that peers on the host read in place (memory.cpp).
+  bool supportsTensorAlloc(c10::DeviceIndex index) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
+
   // A new group of some of the ranks; nothing on the others.
   bool supportsSplitting() const override { return true; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,

@@ -6,6 +6,7 @@
 #include "buffers.cpp"
 #include "launch.cpp"
 #include "life.cpp"
+#include "memory.cpp"
 #include "observers.cpp"
 #include "sparse.cpp"
 #include "work.cpp"

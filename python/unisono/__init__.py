@@ -33,11 +33,14 @@ if TYPE_CHECKING:
     from unisono._core import (
         ANY_SOURCE,
         Communicator,
+        Heap,
         Options,
         ReduceOp,
         Setting,
         Work,
         __version__,
+        empty,
+        heap,
         init,
         settings,
     )
@@ -47,6 +50,7 @@ __all__ = [
     "AbortedError",
     "Communicator",
     "Error",
+    "Heap",
     "InternalError",
     "InvalidArgumentError",
     "MismatchError",
@@ -60,6 +64,8 @@ __all__ = [
     "UntrustedError",
     "Work",
     "__version__",
+    "empty",
+    "heap",
     "init",
     "settings",
 ]

@@ -1,24 +1,38 @@
 """Types of the native module; what each thing does is in the docstrings of the module itself."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from os import PathLike
 from types import GenericAlias
-from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, final, overload
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Literal,
+    Protocol,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    final,
+    overload,
+)
 
 from numpy import generic
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from unisono.errors import Error
 
 __all__ = [
     "ANY_SOURCE",
     "Communicator",
+    "Heap",
     "Options",
     "ReduceOp",
     "Setting",
     "Work",
     "__version__",
+    "empty",
+    "heap",
     "init",
     "settings",
 ]
@@ -46,6 +60,26 @@ def init(
     options: Options | None = None,
 ) -> Communicator: ...
 def settings() -> list[Setting]: ...
+def empty(
+    shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike | None = None
+) -> NDArray[Any]: ...
+def heap() -> Heap: ...
+
+@final
+class Heap:
+    @property
+    def in_use(self) -> int: ...
+    @property
+    def peak(self) -> int: ...
+    @property
+    def reserved(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def segments(self) -> int: ...
+    def __contains__(self, array: _Array, /) -> bool: ...
 
 @final
 class Setting:
@@ -74,6 +108,7 @@ class Options:
         host: str | None = None,
         ring_bytes: int | str | None = None,
         algorithm: str | None = None,
+        heap_bytes: int | str | None = None,
         eager_bytes: int | str | None = None,
         spin_us: int | str | None = None,
         secret_file: str | PathLike[str] | None = None,

@@ -103,6 +103,9 @@ def _prepare() -> None:
 
     core = load_for_torch()
     settle()
+    # DDP asks a backend for the memory of its buckets only where this is 0; it looks at each making
+    # of buckets. What is set already is somebody's choice.
+    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     # Before the interpreter goes: callbacks of operations under way need it, and peers wait for our
     # farewell.
     atexit.register(core.close_torch_groups)

@@ -114,7 +114,8 @@ impl<'py> Array<'py> {
         Ok(array)
     }
 
-    fn view(argument: Argument, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+    /// An array as it is, gaps and all.
+    pub(crate) fn view(argument: Argument, object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = object.py();
         if object.is_instance(numpy_class(py, &NDARRAY, "ndarray")?)? {
             return Self::of_numpy(argument, object);
@@ -197,6 +198,11 @@ impl<'py> Array<'py> {
 
     pub(crate) fn shape(&self) -> &[usize] {
         &self.layout.shape
+    }
+
+    /// The address of the first element.
+    pub(crate) fn start(&self) -> *const u8 {
+        self.layout.start
     }
 
     /// The number of elements.
@@ -345,7 +351,7 @@ static NUMPY: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
 static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static GENERIC: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
-fn numpy(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
+pub(crate) fn numpy(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     Ok(NUMPY
         .get_or_try_init(py, || py.import("numpy").map(Bound::unbind))?
         .bind(py))

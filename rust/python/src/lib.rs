@@ -10,6 +10,7 @@ mod counts;
 mod dlpack;
 mod errors;
 mod exchanges;
+mod heap;
 mod log;
 mod operator;
 mod point_to_point;
@@ -34,6 +35,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     communicator::add_to(module)?;
     settings::add_to(module)?;
+    heap::add_to(module)?;
     module.add_class::<operator::ReduceOp>()?;
     module.add_class::<work::Work>()?;
     #[cfg(feature = "torch")]

@@ -18,6 +18,7 @@ use unisono::{Communicator, Completion, PointToPoint, Request, Sizes, Work};
 
 #[expect(unreachable_pub, reason = "cxx makes every item of a bridge public")]
 mod bridge;
+mod heap;
 
 use bridge::ffi;
 
@@ -217,7 +218,7 @@ impl Group {
             name: name.to_owned(),
             amount,
         };
-        usage.into_iter().map(entry).collect()
+        usage.into_iter().chain(heap::usage()).map(entry).collect()
     }
 
     fn abort(&self, reason: &str) {

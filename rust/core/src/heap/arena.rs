@@ -346,7 +346,9 @@ impl Arena {
     }
 
     fn complain(&self, bytes: usize, reason: &str) {
-        if !self.complained.swap(true, Ordering::Relaxed) {
+        // Only once somebody hears it: memory may be had before a group is made, with which logging begins.
+        let heard = tracing::enabled!(tracing::Level::WARN);
+        if heard && !self.complained.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 bytes,
                 "the shared heap has no room, and memory is private from here on where it has none: {reason}"

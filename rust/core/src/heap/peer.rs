@@ -23,6 +23,9 @@ use crate::error::{Code, Error, Result};
 /// More segments than any heap has: 64 of them hold 64 GiB.
 const MOST_SEGMENTS: usize = 4096;
 
+/// The type of the kernel's file system for shared memory (`TMPFS_MAGIC`).
+const SHARED_MEMORY: u64 = 0x0102_1994;
+
 /// What identifies a segment to a peer, besides its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -151,6 +154,13 @@ fn check(identity: Identity, file: &OwnedFd) -> Result<()> {
     if !seals.contains(SEALS) {
         return Err(untrusted(format_args!(
             "a segment whose size can change (seals {seals:?})"
+        )));
+    }
+    // Memory of huge pages has a type of its own, and can be missing when it is touched.
+    let kind = fs::fstatfs(file).map_or(0, |system| system.f_type as u64);
+    if kind != SHARED_MEMORY {
+        return Err(untrusted(format_args!(
+            "a segment that is no ordinary memory (file system {kind:#x})"
         )));
     }
     let seen = Identity::of(identity.segment, file)?;
@@ -352,6 +362,13 @@ mod tests {
         let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
         let identity = Identity::of(1, &socket).unwrap();
         assert!(refused(&mut heap, identity, socket.into()).contains("cannot be sealed"));
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        if let Ok(huge) = fs::memfd_create("unisono test", flags) {
+            fs::ftruncate(&huge, 1 << 30).unwrap();
+            fs::fcntl_add_seals(&huge, SEALS).unwrap();
+            let identity = Identity::of(1, &huge).unwrap();
+            assert!(refused(&mut heap, identity, huge).contains("no ordinary memory"));
+        }
         assert!(heap.is_empty());
         assert!(heap.admit(good, Some(again())).unwrap());
         assert!(refused(&mut heap, good, again()).contains("segment 1 again"));

@@ -1,5 +1,6 @@
 //! What crosses between Rust and C++. `build.rs` makes the C++ side of it from this file.
 
+use super::heap::{heap_allocate, heap_enabled, heap_free};
 use super::{
     Group, Operation, estimate, estimate_message, join, receive, run, send, start, subgroup,
 };
@@ -180,6 +181,10 @@ pub(super) mod ffi {
         fn memory(self: &Group) -> Vec<Usage>;
         fn abort(self: &Group, reason: &str);
         fn close(self: &Group);
+
+        fn heap_enabled() -> bool;
+        fn heap_allocate(bytes: usize) -> *mut u8;
+        unsafe fn heap_free(address: *mut u8) -> bool;
 
         fn is_done(self: &Operation) -> bool;
         fn wait(self: &Operation, timeout_ms: i64) -> Status;
