@@ -163,8 +163,9 @@ proptest! {
 #[test]
 fn a_pass_has_the_bits_of_successive_folds() {
     let mut random = Random::new(5);
-    for (op, dtype) in meaningful() {
-        let ranks: Vec<_> = (0..6)
+    let worlds = [6, 20];
+    for (op, dtype, world) in meaningful().flat_map(|(op, dtype)| worlds.map(|n| (op, dtype, n))) {
+        let ranks: Vec<_> = (0..world)
             .map(|_| contribution(dtype, 1500, &mut random))
             .collect();
         let kernel = Kernel::new(op, dtype).unwrap();
@@ -175,11 +176,11 @@ fn a_pass_has_the_bits_of_successive_folds() {
         let sources: Vec<_> = ranks.iter().map(|rank| Source::Element(rank)).collect();
         let mut folded = vec![0; acc.len()];
         kernel.fold_all(&mut folded, &sources, Streaming::No);
-        let what = format!("{op} of {dtype}");
+        let what = format!("{op} of {dtype} by {world} ranks");
         assert_same(kernel.accumulator(), &folded, &acc, &what);
         let (mut expected, mut result) = (ranks[0].clone(), ranks[1].clone());
-        kernel.finish(&mut expected, &acc, 6);
-        kernel.reduce(&mut result, &sources, 6, Streaming::Yes);
+        kernel.finish(&mut expected, &acc, world);
+        kernel.reduce(&mut result, &sources, world, Streaming::Yes);
         assert_same(dtype, &result, &expected, &what);
     }
 }
