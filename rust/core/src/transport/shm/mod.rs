@@ -13,7 +13,7 @@ mod ring;
 mod segment;
 mod slots;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -90,15 +90,13 @@ impl ShmLink {
             Side::Maker => (0, 1),
             Side::Opener => (1, 0),
         };
-        let peer = rustix::net::sockopt::socket_peercred(&control).ok();
-        let peer = peer.map(|peer| peer.pid.as_raw_nonzero().get());
         Self {
             producer: Producer::new(segment.ring(outgoing)),
             consumer: Consumer::new(segment.ring(incoming)),
             poster: Poster::new(segment.board(outgoing)),
             taker: Taker::new(segment.board(incoming)),
             lender: Lender::new(segment.board(outgoing)),
-            borrower: Borrower::new(segment.board(incoming), peer),
+            borrower: Borrower::new(segment.board(incoming), peer_process(&control)),
             lacks: Lacks::default(),
             control: Control::with_segments(control),
             name,
@@ -107,6 +105,28 @@ impl ShmLink {
 }
 
 const NAME: &str = "shared memory";
+
+/// The process at the other end of `control`, if it has a number here: one in another PID namespace has none.
+fn peer_process(control: &UnixStream) -> Option<i32> {
+    // `rustix` has no value for a process without a number.
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to a structure of that size, whose fields are plain numbers.
+    let result = unsafe {
+        libc::getsockopt(
+            control.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &mut length,
+        )
+    };
+    (result == 0 && peer.pid > 0).then_some(peer.pid)
+}
 
 /// Who made the segment decides which ring is whose.
 enum Side {
