@@ -186,8 +186,11 @@ impl Link for ShmLink {
             return Ok(false);
         };
         let consumed = self.consumer.consumed();
-        if post.after > consumed {
+        if post.after > consumed && self.consumer.has_up_to(post.after)? {
             return Ok(false);
+        }
+        if post.after != consumed {
+            return Err(slots::misplaced(post.after, consumed));
         }
         let control = &mut self.control;
         if !post.lent {
