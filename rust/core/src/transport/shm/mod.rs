@@ -46,7 +46,7 @@ pub struct ShmLink {
 struct Lacks {
     room: bool,
     slot: bool,
-    /// A loan, and how the account of loans stood when it was last looked at.
+    /// A loan, and how the account of loans stood when one was first looked at.
     loan: Option<u64>,
 }
 
@@ -235,16 +235,20 @@ impl Link for ShmLink {
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
     ) -> Result<Lending> {
+        let is_one = |run: &(usize, usize)| run.1 > 0;
+        if runs.is_empty() || runs.len() > self.most_lent_runs() || !runs.iter().all(is_one) {
+            return Ok(Lending::Unfit);
+        }
         if !self.poster.has_room()? {
             self.lacks.slot = true;
             return Ok(Lending::NotNow);
         }
         let mut description = [0; slots::ROOM - MESSAGE_HEADER];
-        let (mut length, mut bytes, mut private) = (0, 0, false);
+        let (mut length, mut bytes, mut private) = (0, 0, 0);
         for &(address, run_bytes) in runs {
             let place = heap::locate(std::ptr::without_provenance(address), run_bytes)
                 .filter(|place| self.control.lends(place.segment));
-            private |= place.is_none();
+            private += usize::from(place.is_none());
             let run = Run {
                 segment: place.map_or(0, |place| place.segment),
                 at: place.map_or(address as u64, |place| place.offset),
@@ -253,7 +257,7 @@ impl Link for ShmLink {
             length += run.write(&mut description[length..]);
             bytes += run_bytes;
         }
-        if private && !self.lender.lends_private(bytes) {
+        if private > 0 && !self.lender.lends_private(bytes, private == runs.len()) {
             return Ok(Lending::Unfit);
         }
         let place = (self.producer.published(), true);
@@ -263,7 +267,7 @@ impl Link for ShmLink {
                 self.control.ring_doorbell();
             })?;
         Ok(if posted {
-            Lending::Lent(self.lender.lend(private))
+            Lending::Lent(self.lender.lend(private > 0))
         } else {
             Lending::NotNow
         })
@@ -277,7 +281,8 @@ impl Link for ShmLink {
         let before = self.lender.returned();
         let loan = self.lender.look(ticket)?;
         if loan == Loan::Out {
-            self.lacks.loan = Some(before);
+            // Of several loans, one that was looked at before may have come back meanwhile.
+            self.lacks.loan.get_or_insert(before);
         }
         Ok(loan)
     }
@@ -285,7 +290,7 @@ impl Link for ShmLink {
     fn arm(&mut self, interest: Interest) -> bool {
         let mut ready = false;
         if interest.readable {
-            ready |= self.consumer.arm();
+            ready |= self.consumer.arm() || self.borrower.is_readable();
             // Corrupt words are reported by the next attempt to take.
             ready |= self.taker.peek().map_or(true, |post| post.is_some());
         }
