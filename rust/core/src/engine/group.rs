@@ -299,6 +299,10 @@ impl Group {
             return;
         }
         tracing::info!(rank = self.rank, error = %error, "the group has failed");
+        // First of all: it revokes what is lent, before the memory of the operations can be used for anything else.
+        for (_, _, open) in core.links.iter_open() {
+            open.link.send_abort(notice);
+        }
         // Each operation's error names the operation itself.
         let each = Error {
             operation: None,
@@ -309,9 +313,6 @@ impl Group {
         }
         for work in core.matching.clear() {
             core.finished.push((work, Err(each.clone())));
-        }
-        for (_, _, open) in core.links.iter_open() {
-            open.link.send_abort(notice);
         }
         // Links that are new hear of it as they are read.
         self.read_mail(core);

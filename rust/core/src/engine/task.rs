@@ -304,14 +304,14 @@ impl Task {
             let OpenLink { link, header, .. } = open;
             let taken = link.try_take(&mut |message| {
                 begun = match message.split_first_chunk::<HEADER>() {
-                    Some((theirs, payload)) if *theirs == expected => {
-                        if payload.len() == length {
+                    Some((theirs, payload)) if *theirs == expected => match payload.len() {
+                        found if found == length => {
                             deliver(payload);
                             Ok(Begun::Whole)
-                        } else {
-                            Ok(Begun::Header)
                         }
-                    }
+                        0 => Ok(Begun::Header),
+                        _ => Err(no_message(from)),
+                    },
                     Some((theirs, _)) => {
                         *header = *theirs;
                         Err(difference(&expected, theirs, self.rank, from))

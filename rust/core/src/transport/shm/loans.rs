@@ -5,13 +5,16 @@
 //! has confirmed; or with `process_vm_readv`, one copy in blocks that stay in the cache. Containers and hardened systems
 //! may forbid the second; a receiver that cannot read *refuses* the loan, and gets the payload through the ring. So the
 //! first loan of that kind is a trial: until it has come back the sender sends nothing after it ([`Ticket::proven`]),
-//! and a refused payload is the next in the stream.
+//! and a refused payload is the next in the stream. A trial lies in private memory as a whole, so that it is refused
+//! before anything of it has been delivered.
 //!
 //! A sender whose operation fails before its loans are back *revokes* them all, before its memory is used for anything
-//! else. The receiver looks for that after each block it has read, so what it makes use of was read before.
+//! else. The receiver looks for that after each block it has read, so what it makes use of was read before; and before
+//! it reads, since the sender's heap may be gone by then.
 
 use std::cell::RefCell;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -38,6 +41,10 @@ const PIECE: usize = 512 << 10;
 /// Bytes of a [`Run`] in a post.
 const RUN: usize = 24;
 
+/// How long memory that could be read before may be out of reach: so long a process with much memory takes to end, and
+/// its end says more than an error of reading.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// The words in which the two sides keep account of one direction's loans. All are zero at first.
 pub(super) trait Ledger {
     type Word: Word;
@@ -49,6 +56,8 @@ pub(super) trait Ledger {
     fn revoked(&self) -> &Self::Word;
     /// The ring's flag.
     fn producer_asleep(&self) -> &Self::Word;
+    /// A fence of that order.
+    fn fence(&self, order: Ordering);
 }
 
 /// A piece of lent memory.
@@ -81,7 +90,7 @@ impl Run {
             bytes: word(16),
         };
         run.at.checked_add(run.bytes)?;
-        Some(run)
+        (run.bytes > 0).then_some(run)
     }
 }
 
@@ -96,10 +105,17 @@ pub(super) struct Lender<L> {
     /// From which size on private memory is lent.
     pub(super) private_from: Option<usize>,
     lent: u64,
-    /// The loan that shows whether private memory can be read, and whether it did.
+    /// The first loan of private memory.
     trial: Option<u64>,
-    proven: bool,
-    refused: bool,
+    reach: Reach,
+}
+
+/// Whether the peer can read private memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    Unknown,
+    Proven,
+    Refused,
 }
 
 impl<L: Ledger> Lender<L> {
@@ -109,21 +125,28 @@ impl<L: Ledger> Lender<L> {
             private_from: Some(LENT_FROM),
             lent: 0,
             trial: None,
-            proven: false,
-            refused: false,
+            reach: Reach::Unknown,
         }
     }
 
-    /// Whether `bytes` of private memory are better lent than streamed, and the peer can read them as far as is known.
-    pub(super) fn lends_private(&self, bytes: usize) -> bool {
-        self.private_from.is_some_and(|from| bytes >= from) && !self.refused
+    /// Whether `bytes`, of which some or (`whole`) all lie in private memory, are better lent than streamed, and the
+    /// peer can read them as far as is known.
+    pub(super) fn lends_private(&self, bytes: usize, whole: bool) -> bool {
+        let reached = match self.reach {
+            // A payload of which the peer has read the part in the heap could not be refused any more.
+            Reach::Unknown => whole,
+            Reach::Proven => true,
+            Reach::Refused => false,
+        };
+        reached && self.private_from.is_some_and(|from| bytes >= from)
     }
 
     /// Counts a loan that has been posted; `private`: some of it is to be read with `process_vm_readv`.
     pub(super) fn lend(&mut self, private: bool) -> Ticket {
         self.lent += 1;
-        let trial = private && !self.proven;
+        let trial = private && self.reach == Reach::Unknown;
         if trial {
+            debug_assert!(self.trial.is_none(), "sent something after a trial");
             self.trial = Some(self.lent);
         }
         Ticket {
@@ -138,24 +161,29 @@ impl<L: Ledger> Lender<L> {
         // Acquire: the receiver has finished reading.
         let word = self.ledger.returned().load(Ordering::Acquire);
         let (returned, refused) = (word >> 1, word & 1 != 0);
-        if returned > self.lent {
+        if returned > self.lent || (refused && self.trial != Some(returned)) {
             return Err(corrupt(format_args!(
-                "{returned} of {} returned",
+                "{returned} of {} returned, the last refused: {refused}",
                 self.lent
             )));
         }
         if returned < ticket.number {
             return Ok(Loan::Out);
         }
-        if self.trial == Some(ticket.number) {
-            self.trial = None;
-            if refused {
-                self.refused = true;
-                return Ok(Loan::Refused);
-            }
-            self.proven = true;
+        if self.trial != Some(ticket.number) {
+            return Ok(Loan::Returned);
         }
-        Ok(Loan::Returned)
+        if self.reach == Reach::Unknown {
+            self.reach = if refused {
+                Reach::Refused
+            } else {
+                Reach::Proven
+            };
+        }
+        Ok(match self.reach {
+            Reach::Refused => Loan::Refused,
+            _ => Loan::Returned,
+        })
     }
 
     /// The account of what has come back: what a sleeper that waits for a loan looks at once more.
@@ -166,28 +194,83 @@ impl<L: Ledger> Lender<L> {
     /// Takes back what is lent.
     pub(super) fn revoke(&mut self) {
         self.ledger.revoked().swap(1, Ordering::SeqCst);
+        // What is written to the memory from here on is not seen without the word above.
+        self.ledger.fence(Ordering::SeqCst);
     }
+}
+
+/// The receiver's account of loans.
+pub(super) struct Account<L> {
+    ledger: L,
+    borrowed: u64,
+}
+
+impl<L: Ledger> Account<L> {
+    pub(super) fn new(ledger: L) -> Self {
+        Self {
+            ledger,
+            borrowed: 0,
+        }
+    }
+
+    /// Counts a loan that was announced.
+    pub(super) fn borrow(&mut self) {
+        self.borrowed += 1;
+    }
+
+    /// Whether the sender has taken back what it lent. If not, what has been read until now counts.
+    #[inline]
+    pub(super) fn is_revoked(&self) -> bool {
+        self.ledger.fence(Ordering::Acquire);
+        self.ledger.revoked().load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns the last loan. Says whether the sender sleeps.
+    pub(super) fn give_back(&mut self, refused: bool) -> Back {
+        // Also releases: whoever sees the count may write to the memory.
+        self.ledger
+            .returned()
+            .swap(self.borrowed << 1 | u64::from(refused), Ordering::SeqCst);
+        let flag = self.ledger.producer_asleep();
+        Back {
+            wake: flag.load(Ordering::SeqCst) != 0 && flag.swap(0, Ordering::AcqRel) != 0,
+        }
+    }
+}
+
+/// Whether the sender sleeps and must be rung for, because a loan has gone back.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use]
+pub(super) struct Back {
+    pub(super) wake: bool,
 }
 
 /// The side that reads what is lent.
 pub(super) struct Borrower<L> {
-    ledger: L,
+    account: Account<L>,
     /// The peer's process, if it is one that can be named.
     peer: Option<i32>,
-    borrowed: u64,
-    current: Option<Current>,
+    /// A loan of private memory has been announced.
+    tried: bool,
+    reading: bool,
+    loan: Reading,
 }
 
 /// The loan being read.
-struct Current {
+#[derive(Default)]
+struct Reading {
     runs: Vec<Run>,
     /// How to write to a place that it is copied to.
     streaming: Streaming,
     /// The run being read, and how far.
     run: usize,
     within: u64,
-    /// Nothing of it has been read yet.
-    fresh: bool,
+    /// It may be refused: it is the trial, and nothing of it has been delivered.
+    refusable: bool,
+    /// The last attempt found nothing to read.
+    stalled: bool,
+    /// Since when private memory has been out of reach.
+    unreachable_since: Option<Instant>,
 }
 
 /// How an attempt to read ended.
@@ -201,44 +284,56 @@ enum Attempt {
 impl<L: Ledger> Borrower<L> {
     pub(super) fn new(ledger: L, peer: Option<i32>) -> Self {
         Self {
-            ledger,
+            account: Account::new(ledger),
             peer,
-            borrowed: 0,
-            current: None,
+            tried: false,
+            reading: false,
+            loan: Reading::default(),
         }
     }
 
     /// Whether a loan is being read.
     #[inline]
     pub(super) fn is_reading(&self) -> bool {
-        self.current.is_some()
+        self.reading
+    }
+
+    /// Whether there may be more to read of it at once.
+    pub(super) fn is_readable(&self) -> bool {
+        self.reading && !self.loan.stalled
     }
 
     /// Begins to read what a post describes.
     pub(super) fn begin(&mut self, description: &[u8]) -> Result<()> {
-        let (runs, rest) = description.as_chunks::<RUN>();
-        let runs: Option<Vec<Run>> = runs.iter().map(Run::read).collect();
-        let runs = runs.filter(|runs| rest.is_empty() && !runs.is_empty());
-        let Some(runs) = runs else {
+        if self.reading {
+            return Err(corrupt(format_args!(
+                "a message before the end of a payload"
+            )));
+        }
+        let (parts, rest) = description.as_chunks::<RUN>();
+        let runs = &mut self.loan.runs;
+        runs.clear();
+        runs.extend(parts.iter().map_while(Run::read));
+        if runs.is_empty() || runs.len() < parts.len() || !rest.is_empty() {
             return Err(corrupt(format_args!(
                 "a description of {} bytes",
                 description.len()
             )));
-        };
-        self.borrowed += 1;
+        }
+        self.account.borrow();
         // Beside what is read and written here the peers do as much, at the least.
-        let bytes: u64 = runs
-            .iter()
-            .map(|run| run.bytes)
-            .fold(0, u64::saturating_add);
+        let bytes = runs.iter().map(|run| run.bytes);
+        let bytes = bytes.fold(0, u64::saturating_add);
         let footprint = usize::try_from(bytes.saturating_mul(4)).unwrap_or(usize::MAX);
-        self.current = Some(Current {
-            runs,
+        let private = runs.iter().any(|run| run.segment == 0);
+        self.loan = Reading {
+            runs: std::mem::take(runs),
             streaming: Streaming::for_footprint(footprint),
-            run: 0,
-            within: 0,
-            fresh: true,
-        });
+            refusable: private && !self.tried,
+            ..Reading::default()
+        };
+        self.tried |= private;
+        self.reading = true;
         Ok(())
     }
 
@@ -251,14 +346,13 @@ impl<L: Ledger> Borrower<L> {
     ) -> Result<(usize, Back)> {
         let limit = bytes.len().min(PIECE);
         let mut done = 0;
-        while done < limit {
-            let Some(count) = self.left_of_run(limit - done) else {
-                break;
-            };
+        while done < limit
+            && let Some(count) = self.left_of_run(limit - done)
+        {
             let target = &mut bytes[done..done + count];
             let attempt = match self.place(heap, count)? {
                 Some(lent) => {
-                    copy_hinted(target, lent, self.streaming());
+                    copy_hinted(target, lent, self.loan.streaming);
                     self.verdict()
                 }
                 None => self.read(target)?,
@@ -283,10 +377,9 @@ impl<L: Ledger> Borrower<L> {
         assert!((1..=MAX_ALIGN).contains(&align) && max.is_multiple_of(align));
         let limit = max.min(PIECE / align * align);
         let mut done = 0;
-        while done < limit {
-            let Some(count) = self.left_of_run(limit - done) else {
-                break;
-            };
+        while done < limit
+            && let Some(count) = self.left_of_run(limit - done)
+        {
             // Runs are whole elements; one that is not is the sender's fault and ends the link.
             let count = count / align * align;
             if count == 0 {
@@ -310,7 +403,11 @@ impl<L: Ledger> Borrower<L> {
     }
 
     /// Reads a block of private memory and lends it to `fold`.
-    fn fold_block(&self, count: usize, fold: &mut dyn FnMut(&[u8])) -> Result<(usize, Attempt)> {
+    fn fold_block(
+        &mut self,
+        count: usize,
+        fold: &mut dyn FnMut(&[u8]),
+    ) -> Result<(usize, Attempt)> {
         thread_local! {
             static BETWEEN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
@@ -324,109 +421,91 @@ impl<L: Ledger> Borrower<L> {
         })
     }
 
-    fn streaming(&self) -> Streaming {
-        self.current
-            .as_ref()
-            .map_or(Streaming::No, |current| current.streaming)
-    }
-
     /// The next `count` bytes where they lie, if that is in the peer's heap.
     fn place<'a>(&self, heap: Option<&'a PeerHeap>, count: usize) -> Result<Option<&'a [u8]>> {
-        let Some((current, heap)) = self.current.as_ref().zip(heap) else {
+        let run = self.loan.runs[self.loan.run];
+        let Some(heap) = heap.filter(|_| run.segment != 0) else {
             return Ok(None);
         };
-        let run = current.runs[current.run];
-        if run.segment == 0 {
-            return Ok(None);
-        }
         // SAFETY: the peer lent these bytes and leaves them alone until they are given back, which is after the slice's
         // last use (`recv`, `fold`); they are used as numbers alone.
-        unsafe { heap.slice(run.segment, run.at + current.within, count) }
+        unsafe { heap.slice(run.segment, run.at + self.loan.within, count) }
     }
 
-    /// Whether what has just been read in place counts: the sender had not taken it back before.
-    fn verdict(&self) -> Attempt {
-        fence(Ordering::Acquire);
-        match self.ledger.revoked().load(Ordering::Relaxed) {
-            0 => Attempt::Read,
-            _ => Attempt::Nothing,
+    /// Whether what has just been read counts: the sender had not taken it back before.
+    fn verdict(&mut self) -> Attempt {
+        if self.account.is_revoked() {
+            self.loan.stalled = true;
+            return Attempt::Nothing;
         }
+        Attempt::Read
     }
 
-    /// Bytes left in the run being read, at most `most`; `None` when all has been read.
-    fn left_of_run(&self, most: usize) -> Option<usize> {
-        let current = self.current.as_ref()?;
-        let run = current.runs.get(current.run)?;
-        Some(usize::try_from(run.bytes - current.within).map_or(most, |left| left.min(most)))
+    /// Bytes left in the run being read, at most `most`. `None` when all has been read, and when the loan has been
+    /// revoked.
+    fn left_of_run(&mut self, most: usize) -> Option<usize> {
+        let run = *self.loan.runs.get(self.loan.run)?;
+        if matches!(self.verdict(), Attempt::Nothing) {
+            return None;
+        }
+        let left = run.bytes - self.loan.within;
+        Some(usize::try_from(left).map_or(most, |left| left.min(most)))
     }
 
     fn advance(&mut self, count: usize) {
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        current.fresh = false;
-        current.within += count as u64;
-        while current
-            .runs
-            .get(current.run)
-            .is_some_and(|run| run.bytes == current.within)
-        {
-            current.run += 1;
-            current.within = 0;
+        let loan = &mut self.loan;
+        loan.refusable = false;
+        loan.stalled = false;
+        loan.unreachable_since = None;
+        loan.within += count as u64;
+        if loan.runs[loan.run].bytes == loan.within {
+            loan.run += 1;
+            loan.within = 0;
         }
     }
 
     /// Reads exactly `bytes` from where the loan has been read to.
-    fn read(&self, bytes: &mut [u8]) -> Result<Attempt> {
-        let Some(current) = &self.current else {
-            return Ok(Attempt::Nothing);
-        };
-        let run = current.runs[current.run];
+    fn read(&mut self, bytes: &mut [u8]) -> Result<Attempt> {
+        let run = self.loan.runs[self.loan.run];
         if run.segment != 0 {
             return Err(corrupt(format_args!("segment {}", run.segment)));
         }
-        let Some(peer) = self.peer else {
-            return Ok(Attempt::Refused);
+        let result = match self.peer {
+            Some(peer) => read_process(peer, run.at + self.loan.within, bytes),
+            None => Err(Errno::SRCH),
         };
-        match read_process(peer, run.at + current.within, bytes) {
-            Ok(()) => {}
-            Err(Errno::SRCH | Errno::FAULT) => return Ok(Attempt::Nothing),
-            Err(_) if current.fresh => return Ok(Attempt::Refused),
+        match result {
+            Ok(()) => Ok(self.verdict()),
+            Err(_) if self.loan.refusable => Ok(Attempt::Refused),
             Err(errno) => {
-                return Err(Error::system(
+                // A process that ends takes its memory with it before it says so; one that fails revokes it.
+                let since = self.loan.unreachable_since.get_or_insert_with(Instant::now);
+                let ends = matches!(errno, Errno::SRCH | Errno::FAULT);
+                if (ends && since.elapsed() < PATIENCE) || self.account.is_revoked() {
+                    self.loan.stalled = true;
+                    return Ok(Attempt::Nothing);
+                }
+                let peer = self.peer.unwrap_or_default();
+                Err(Error::system(
                     format_args!("read the memory of process {peer}"),
                     errno,
-                ));
+                ))
             }
         }
-        Ok(self.verdict())
     }
 
     fn end_if_read(&mut self) -> Back {
-        match &self.current {
-            Some(current) if current.run == current.runs.len() => self.give_back(false),
-            _ => Back::default(),
+        if self.loan.run == self.loan.runs.len() {
+            self.give_back(false)
+        } else {
+            Back::default()
         }
     }
 
     fn give_back(&mut self, refused: bool) -> Back {
-        self.current = None;
-        // Also releases: whoever sees the count may write to the memory.
-        self.ledger
-            .returned()
-            .swap(self.borrowed << 1 | u64::from(refused), Ordering::SeqCst);
-        let flag = self.ledger.producer_asleep();
-        Back {
-            wake: flag.load(Ordering::SeqCst) != 0 && flag.swap(0, Ordering::AcqRel) != 0,
-        }
+        self.reading = false;
+        self.account.give_back(refused)
     }
-}
-
-/// Whether the sender sleeps and must be rung for, because a loan has gone back.
-#[derive(Clone, Copy, Debug, Default)]
-#[must_use]
-pub(super) struct Back {
-    pub(super) wake: bool,
 }
 
 /// Fills `bytes` from `address` on of another process's memory.

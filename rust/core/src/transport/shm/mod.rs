@@ -13,7 +13,7 @@ mod ring;
 mod segment;
 mod slots;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ pub struct ShmLink {
 struct Lacks {
     room: bool,
     slot: bool,
-    /// A loan, and how the account of loans stood when it was last looked at.
+    /// A loan, and how the account of loans stood when one was first looked at.
     loan: Option<u64>,
 }
 
@@ -90,15 +90,13 @@ impl ShmLink {
             Side::Maker => (0, 1),
             Side::Opener => (1, 0),
         };
-        let peer = rustix::net::sockopt::socket_peercred(&control).ok();
-        let peer = peer.map(|peer| peer.pid.as_raw_nonzero().get());
         Self {
             producer: Producer::new(segment.ring(outgoing)),
             consumer: Consumer::new(segment.ring(incoming)),
             poster: Poster::new(segment.board(outgoing)),
             taker: Taker::new(segment.board(incoming)),
             lender: Lender::new(segment.board(outgoing)),
-            borrower: Borrower::new(segment.board(incoming), peer),
+            borrower: Borrower::new(segment.board(incoming), peer_process(&control)),
             lacks: Lacks::default(),
             control: Control::with_segments(control),
             name,
@@ -107,6 +105,28 @@ impl ShmLink {
 }
 
 const NAME: &str = "shared memory";
+
+/// The process at the other end of `control`, if it has a number here: one in another PID namespace has none.
+fn peer_process(control: &UnixStream) -> Option<i32> {
+    // `rustix` has no value for a process without a number.
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to a structure of that size, whose fields are plain numbers.
+    let result = unsafe {
+        libc::getsockopt(
+            control.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &mut length,
+        )
+    };
+    (result == 0 && peer.pid > 0).then_some(peer.pid)
+}
 
 /// Who made the segment decides which ring is whose.
 enum Side {
@@ -166,8 +186,11 @@ impl Link for ShmLink {
             return Ok(false);
         };
         let consumed = self.consumer.consumed();
-        if post.after > consumed {
+        if post.after > consumed && self.consumer.has_up_to(post.after)? {
             return Ok(false);
+        }
+        if post.after != consumed {
+            return Err(slots::misplaced(post.after, consumed));
         }
         let control = &mut self.control;
         if !post.lent {
@@ -212,16 +235,20 @@ impl Link for ShmLink {
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
     ) -> Result<Lending> {
+        let is_one = |run: &(usize, usize)| run.1 > 0;
+        if runs.is_empty() || runs.len() > self.most_lent_runs() || !runs.iter().all(is_one) {
+            return Ok(Lending::Unfit);
+        }
         if !self.poster.has_room()? {
             self.lacks.slot = true;
             return Ok(Lending::NotNow);
         }
         let mut description = [0; slots::ROOM - MESSAGE_HEADER];
-        let (mut length, mut bytes, mut private) = (0, 0, false);
+        let (mut length, mut bytes, mut private) = (0, 0, 0);
         for &(address, run_bytes) in runs {
             let place = heap::locate(std::ptr::without_provenance(address), run_bytes)
                 .filter(|place| self.control.lends(place.segment));
-            private |= place.is_none();
+            private += usize::from(place.is_none());
             let run = Run {
                 segment: place.map_or(0, |place| place.segment),
                 at: place.map_or(address as u64, |place| place.offset),
@@ -230,7 +257,7 @@ impl Link for ShmLink {
             length += run.write(&mut description[length..]);
             bytes += run_bytes;
         }
-        if private && !self.lender.lends_private(bytes) {
+        if private > 0 && !self.lender.lends_private(bytes, private == runs.len()) {
             return Ok(Lending::Unfit);
         }
         let place = (self.producer.published(), true);
@@ -240,7 +267,7 @@ impl Link for ShmLink {
                 self.control.ring_doorbell();
             })?;
         Ok(if posted {
-            Lending::Lent(self.lender.lend(private))
+            Lending::Lent(self.lender.lend(private > 0))
         } else {
             Lending::NotNow
         })
@@ -254,7 +281,8 @@ impl Link for ShmLink {
         let before = self.lender.returned();
         let loan = self.lender.look(ticket)?;
         if loan == Loan::Out {
-            self.lacks.loan = Some(before);
+            // Of several loans, one that was looked at before may have come back meanwhile.
+            self.lacks.loan.get_or_insert(before);
         }
         Ok(loan)
     }
@@ -262,7 +290,7 @@ impl Link for ShmLink {
     fn arm(&mut self, interest: Interest) -> bool {
         let mut ready = false;
         if interest.readable {
-            ready |= self.consumer.arm();
+            ready |= self.consumer.arm() || self.borrower.is_readable();
             // Corrupt words are reported by the next attempt to take.
             ready |= self.taker.peek().map_or(true, |post| post.is_some());
         }

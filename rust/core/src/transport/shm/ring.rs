@@ -269,6 +269,13 @@ impl<M: Memory> Consumer<M> {
         Ok(self.available(1)? > 0)
     }
 
+    /// Whether all bytes before the one numbered `end` have been published or consumed.
+    pub(super) fn has_up_to(&mut self, end: u64) -> Result<bool> {
+        let missing = end.saturating_sub(self.head);
+        let wanted = usize::try_from(missing).unwrap_or(usize::MAX);
+        Ok(self.available(wanted)? >= wanted)
+    }
+
     /// Bytes ever consumed.
     #[inline]
     pub(super) fn consumed(&self) -> u64 {

@@ -38,8 +38,8 @@ const SEALS: SealFlags = SealFlags::SHRINK
 #[repr(C, align(128))]
 struct Line(AtomicU64);
 
-/// The words of one direction: of its ring, slots and loans. Each has one writer in the common case, and the flags are written only
-/// around sleeps, so that looking at them costs nothing while nobody sleeps.
+/// The words of one direction: of its ring, slots and loans. Each has one writer in the common case, and the flags are
+/// written only around sleeps, so that looking at them costs nothing while nobody sleeps.
 #[repr(C)]
 struct Words {
     tail: Line,
@@ -411,6 +411,11 @@ impl Ledger for BoardMemory {
     #[inline]
     fn producer_asleep(&self) -> &AtomicU64 {
         &self.words().producer_asleep.0
+    }
+
+    #[inline]
+    fn fence(&self, order: Ordering) {
+        fence(order);
     }
 }
 

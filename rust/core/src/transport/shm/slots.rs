@@ -216,6 +216,14 @@ impl<B: Board> Taker<B> {
     }
 }
 
+/// The error of a message that was posted at another place in the stream than the one it is found at.
+#[cold]
+pub(super) fn misplaced(after: u64, consumed: u64) -> Error {
+    corrupt(format_args!(
+        "a message that comes after {after} bytes of the ring where {consumed} have been read"
+    ))
+}
+
 #[cold]
 fn corrupt(what: std::fmt::Arguments<'_>) -> Error {
     Error::new(
