@@ -21,6 +21,9 @@ WAIT = datetime.timedelta(seconds=300)
 class Collective(abc.ABC):
     """One collective on buffers of its own. `size` is that of the whole tensor in bytes."""
 
+    # The group in whose shared heap buffers are made; None: each process's own memory.
+    heap: dist.ProcessGroup | None = None
+
     def __init__(self, size: int, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
         self.dtype = torch.uint8 if size % 4 else torch.float32
@@ -38,7 +41,11 @@ class Collective(abc.ABC):
 
     def zeros(self, count: int) -> torch.Tensor:
         # Written, so that no page of it is the kernel's page of zeros.
-        return torch.ones(count, dtype=self.dtype).zero_()
+        if self.heap is None:
+            return torch.ones(count, dtype=self.dtype).zero_()
+        cpu = torch.device("cpu")
+        backend = self.heap._get_backend(cpu)
+        return backend.allocate_tensor(count, dtype=self.dtype, device=cpu).fill_(1).zero_()
 
     def next_root(self) -> int:
         """Move the root on by one rank, so that no root can run ahead of its receivers."""
@@ -196,7 +203,7 @@ class Rank:
         }
         # The same for all backends, so that nobody's own barrier favours it.
         self.meeting = next(iter(self.groups.values()))
-        self.cell: tuple[str, int] | None = None
+        self.cell: tuple[str, str, int] | None = None
         self.collective: Collective | None = None
 
     def answer(self, line: str) -> str:
@@ -209,17 +216,17 @@ class Rank:
         backend, _, name = words[0].partition("/")
         if name not in COLLECTIVES or backend not in self.groups:
             return f"no there is no {words[0]} here"
-        if backend.endswith("-heap"):
-            return "no there is no shared heap for tensors in this build"
-        group, collective = self.groups[backend], self.prepare(name, int(words[1]))
+        group, collective = self.groups[backend], self.prepare(backend, name, int(words[1]))
         if verb == "check":
             return self.check(collective, group)
         seconds = self.time(collective, group, int(words[2]))
         return f"ok {seconds / 2 if name == 'ping_pong' else seconds:.9f}"
 
-    def prepare(self, name: str, size: int) -> Collective:
-        if self.cell != (name, size) or self.collective is None:
-            self.cell, self.collective = (name, size), None  # the old one goes first
+    def prepare(self, backend: str, name: str, size: int) -> Collective:
+        cell = backend if backend.endswith("-heap") else "", name, size
+        if self.cell != cell or self.collective is None:
+            self.cell, self.collective = cell, None  # the old one goes first
+            Collective.heap = self.groups[backend] if cell[0] else None
             self.collective = COLLECTIVES[name](size, self.rank, self.world)
         return self.collective
 

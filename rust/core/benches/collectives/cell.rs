@@ -85,24 +85,32 @@ impl Storage {
 }
 
 /// Elements aligned to a cache line, as other runtimes' buffers are in their own measurements.
-struct Buffer<T> {
-    memory: Vec<T>,
-    first: usize,
-    count: usize,
+enum Buffer<T: Element> {
+    Private {
+        memory: Vec<T>,
+        first: usize,
+        count: usize,
+    },
+    Heap(unisono::heap::Buffer<T>),
 }
 
 impl<T: Number> Buffer<T> {
     const ALIGNMENT: usize = 64;
 
+    /// Written, so that no page of it is the kernel's page of zeros.
     fn new(count: usize, storage: Storage) -> Result<Self, String> {
         if storage == Storage::Heap {
-            return Err("there is no shared heap in this build".to_owned());
+            let mut buffer = unisono::heap::Buffer::zeroed(count);
+            if count > 0 && !buffer.is_shared() {
+                return Err("the shared heap is full or off (UNISONO_HEAP_BYTES)".to_owned());
+            }
+            buffer.fill(T::from_small(1));
+            return Ok(Self::Heap(buffer));
         }
         let spare = Self::ALIGNMENT / size_of::<T>();
-        // Written, so that no page of it is the kernel's page of zeros.
         let memory = vec![T::from_small(1); count + spare];
         let first = memory.as_ptr().align_offset(Self::ALIGNMENT);
-        Ok(Self {
+        Ok(Self::Private {
             memory,
             first,
             count,
@@ -110,11 +118,25 @@ impl<T: Number> Buffer<T> {
     }
 
     fn as_slice(&self) -> &[T] {
-        &self.memory[self.first..self.first + self.count]
+        match self {
+            Self::Private {
+                memory,
+                first,
+                count,
+            } => &memory[*first..first + count],
+            Self::Heap(buffer) => buffer,
+        }
     }
 
     fn as_mut_slice(&mut self) -> &mut [T] {
-        &mut self.memory[self.first..self.first + self.count]
+        match self {
+            Self::Private {
+                memory,
+                first,
+                count,
+            } => &mut memory[*first..*first + *count],
+            Self::Heap(buffer) => buffer,
+        }
     }
 
     /// A view for requests that are made by hand.
