@@ -190,7 +190,7 @@ pub(crate) fn prepare(
     })
 }
 
-struct Cell<T> {
+struct Cell<T: Number> {
     kind: Kind,
     input: Buffer<T>,
     output: Buffer<T>,

@@ -127,8 +127,8 @@ impl Group {
                 }
                 match self.config.lend_bytes {
                     LendBytes::Auto => {}
-                    LendBytes::None => link.lend_private_from(None),
-                    LendBytes::From(bytes) => link.lend_private_from(Some(bytes)),
+                    LendBytes::None => link.lend_private_from(usize::MAX),
+                    LendBytes::From(bytes) => link.lend_private_from(bytes),
                 }
                 tracing::debug!(rank = self.rank, peer, lane = ?lane, via = %link.describe(), "link open");
                 core.links.establish(lane, peer, link);

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::ring::{MAX_ALIGN, Word};
+use super::worth;
 use crate::error::{Code, Error, Result};
 use crate::heap::PeerHeap;
 use crate::reduce::{Streaming, copy_hinted};
@@ -28,8 +29,8 @@ use crate::transport::{Loan, Ticket};
 /// for the return.
 pub(super) const LENT_IN_PLACE_FROM: usize = 16 << 10;
 
-/// Payloads from this length on are lent from memory that only `process_vm_readv` reaches: below it the system
-/// call costs more than the second copy.
+/// Payloads from this length on may be lent from memory that only `process_vm_readv` reaches: below it the system
+/// call costs more than a second copy anywhere.
 const LENT_FROM: usize = 64 << 10;
 
 /// How much is read at once into memory between: it stays in the cache until it is folded.
@@ -102,7 +103,7 @@ pub(super) const fn most_runs(room: usize) -> usize {
 /// The side that lends.
 pub(super) struct Lender<L> {
     ledger: L,
-    /// From which size on private memory is lent.
+    /// From which size on private memory is lent; `None`: as [`worth`] finds.
     pub(super) private_from: Option<usize>,
     lent: u64,
     /// The first loan of private memory.
@@ -122,7 +123,7 @@ impl<L: Ledger> Lender<L> {
     pub(super) fn new(ledger: L) -> Self {
         Self {
             ledger,
-            private_from: Some(LENT_FROM),
+            private_from: None,
             lent: 0,
             trial: None,
             reach: Reach::Unknown,
@@ -138,7 +139,11 @@ impl<L: Ledger> Lender<L> {
             Reach::Proven => true,
             Reach::Refused => false,
         };
-        reached && self.private_from.is_some_and(|from| bytes >= from)
+        reached
+            && match self.private_from {
+                Some(from) => bytes >= from,
+                None => bytes >= LENT_FROM && worth::is_reading_worth_it(),
+            }
     }
 
     /// Counts a loan that has been posted; `private`: some of it is to be read with `process_vm_readv`.
@@ -509,7 +514,7 @@ impl<L: Ledger> Borrower<L> {
 }
 
 /// Fills `bytes` from `address` on of another process's memory.
-fn read_process(process: i32, address: u64, bytes: &mut [u8]) -> std::result::Result<(), Errno> {
+pub(super) fn read_process(process: i32, address: u64, bytes: &mut [u8]) -> std::result::Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
         let local = libc::iovec {

@@ -12,6 +12,7 @@ mod model;
 mod ring;
 mod segment;
 mod slots;
+mod worth;
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -226,8 +227,8 @@ impl Link for ShmLink {
         loans::LENT_IN_PLACE_FROM
     }
 
-    fn lend_private_from(&mut self, bytes: Option<usize>) {
-        self.lender.private_from = bytes;
+    fn lend_private_from(&mut self, bytes: usize) {
+        self.lender.private_from = Some(bytes);
     }
 
     fn try_lend(
