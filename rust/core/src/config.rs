@@ -118,6 +118,8 @@ settings! {
         "A send up to this size leaves at once; a larger one waits until its receive is posted.";
     spin_us: Option<u64>, "UNISONO_SPIN_US", "auto", "auto, or microseconds", false,
         "A wait spins this long before it sleeps: more lowers latency, and burns a core that others may need.";
+    threads: Threads, "UNISONO_THREADS", "1", "1 to 64", true,
+        "So many threads of each rank share large reductions and copies: more than one pays with cores to spare.";
     secret_file: Option<PathBuf>, "UNISONO_SECRET_FILE", "auto", "auto, or the path of a file", false,
         "Only processes with the same file can join; auto trusts whoever can reach the rendezvous.";
     flight_records: usize, "UNISONO_FLIGHT_RECORDS", "256", "a count", false,
@@ -309,6 +311,21 @@ impl Value for LendBytes {
             Self::None => "none".to_owned(),
             Self::From(bytes) => bytes.to_string(),
         }
+    }
+}
+
+/// A number of threads, 1 to 64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads(pub usize);
+
+impl Value for Threads {
+    fn parse(text: &str) -> Option<Self> {
+        let threads = text.parse().ok()?;
+        (1..=64).contains(&threads).then_some(Self(threads))
+    }
+
+    fn show(&self) -> String {
+        self.0.to_string()
     }
 }
 
@@ -591,6 +608,7 @@ mod tests {
                 "algorithm" => "ring",
                 "ring_bytes" => "4K",
                 "log" => "off",
+                "threads" => "3",
                 _ => "77",
             };
             other.set(row.name, value).expect("valid");

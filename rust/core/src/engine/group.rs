@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::error::{Code, Error, Result};
 use crate::health::{self, Recorder};
 use crate::plan::select::Topology;
+use crate::reduce::Workers;
 use crate::rendezvous::handshake::GroupKey;
 use crate::transport::endpoint::{Address, Endpoint, Lane};
 use crate::transport::{Link, Notice};
@@ -84,6 +85,7 @@ pub(crate) struct Group {
     pub(super) staff: Arc<Staff>,
     /// Until the group is closed.
     stay: Mutex<Option<Arc<Stay>>>,
+    pub(super) workers: Option<Arc<Workers>>,
     pub(super) this: Weak<Self>,
 }
 
@@ -171,6 +173,7 @@ impl Group {
             world,
             membership,
             timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, milliseconds)),
+            workers: (config.threads.0 > 1).then(|| Arc::new(Workers::new(config.threads.0))),
             config,
             core: Mutex::new(core),
             turn: Condvar::new(),

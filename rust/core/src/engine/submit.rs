@@ -129,6 +129,7 @@ impl Group {
             fingerprint,
             rank: self.rank,
             world: self.world,
+            workers: self.workers.clone(),
         };
         let bytes = prepared.plan.scratch * task.partial().size();
         let scratch = (bytes > 0).then(|| core.take_scratch(bytes));
@@ -168,7 +169,12 @@ impl Group {
         {
             algorithm = wanted;
         }
-        let plan = plan::build(algorithm, &shape).ok_or_else(|| {
+        // Pieces that every thread has a share of.
+        let chunk = match self.config.threads.0 {
+            1 => plan::DEFAULT_CHUNK,
+            threads => plan::DEFAULT_CHUNK * 2 * threads,
+        };
+        let plan = plan::build_chunked(algorithm, &shape, chunk).ok_or_else(|| {
             Error::internal(format!("no {algorithm} plan for {}", request.collective))
         })?;
         let number = Algorithm::ALL

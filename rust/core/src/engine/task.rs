@@ -4,10 +4,12 @@
 //! its messages begins with. It moves a step as far as that goes now and notes in a [`Progress`] how far; which step may
 //! move when is the executor's business.
 
+use std::sync::Arc;
+
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
 use crate::plan::{Buffer, Span, Step, Wire};
-use crate::reduce::{self, Kernel};
+use crate::reduce::{self, Kernel, Source, Streaming, Workers};
 use crate::transport::endpoint::Lane;
 use crate::transport::{Lending, Loan, Ticket};
 use crate::types::{Collective, DataType, Rank};
@@ -53,6 +55,8 @@ pub(crate) struct Task {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) rank: Rank,
     pub(crate) world: usize,
+    /// Threads that share large passes, if there are any.
+    pub(crate) workers: Option<Arc<Workers>>,
 }
 
 impl Task {
@@ -268,7 +272,7 @@ impl Task {
             let elements = progress.bytes / incoming;
             let offset = (dst.offset + elements) * size;
             let target = memory.write(offset, (dst.len - elements) * size);
-            let received = if fold || convert != Convert::Keep {
+            let received = if fold || convert != Convert::Keep || self.workers.is_some() {
                 let max = target.len() / size * incoming;
                 let mut at = 0;
                 open.link.try_fold(max, incoming, &mut |run| {
@@ -334,6 +338,16 @@ impl Task {
     }
 
     fn absorb(&self, target: &mut [u8], run: &[u8], fold: bool, convert: Convert) {
+        if let Some(workers) = &self.workers {
+            let both = [Source::Destination, Source::Partial(run)];
+            match (fold, convert) {
+                (true, Convert::Keep) => {
+                    return workers.fold_all(self.reducer(), target, &both, Streaming::No);
+                }
+                (false, Convert::Keep) => return workers.copy(target, run, Streaming::No),
+                _ => {}
+            }
+        }
         match (fold, convert) {
             (true, Convert::Widen) => self.reducer().fold_element(target, run),
             // A fold that narrows would round more than once; no plan asks for one.

@@ -37,7 +37,7 @@ const LENT_FROM: usize = 64 << 10;
 const BLOCK: usize = 64 << 10;
 
 /// How much is read at once into its place, so that a caller with several links comes round to all of them.
-const PIECE: usize = 512 << 10;
+const PIECE: usize = 1 << 20;
 
 /// Bytes of a [`Run`] in a post.
 const RUN: usize = 24;
