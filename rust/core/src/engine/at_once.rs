@@ -233,7 +233,7 @@ impl Group {
                     Next::Spin => std::hint::spin_loop(),
                     Next::Yield if yields < YIELDS => {
                         yields += 1;
-                        core.patience.give_way();
+                        std::thread::yield_now();
                     }
                     Next::Yield | Next::Sleep => return Ok(false),
                 }

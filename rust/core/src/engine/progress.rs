@@ -78,7 +78,7 @@ impl Progress {
                 continue;
             }
             match patience.next() {
-                Next::Spin | Next::Yield => patience.give_way(),
+                Next::Spin | Next::Yield => std::thread::yield_now(),
                 Next::Sleep => {
                     self.sleep(&groups);
                     patience.reset();

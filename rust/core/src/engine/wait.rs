@@ -91,11 +91,7 @@ impl Group {
                     std::hint::spin_loop();
                     MutexGuard::bump(core);
                 }
-                Next::Yield => {
-                    let mut patience = core.patience;
-                    MutexGuard::unlocked(core, || patience.give_way());
-                    core.patience = patience;
-                }
+                Next::Yield => MutexGuard::unlocked(core, std::thread::yield_now),
                 Next::Sleep => {
                     let mut wake = until;
                     if !self.arm(core, &mut wake) {

@@ -514,7 +514,11 @@ impl<L: Ledger> Borrower<L> {
 }
 
 /// Fills `bytes` from `address` on of another process's memory.
-pub(super) fn read_process(process: i32, address: u64, bytes: &mut [u8]) -> std::result::Result<(), Errno> {
+pub(super) fn read_process(
+    process: i32,
+    address: u64,
+    bytes: &mut [u8],
+) -> std::result::Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
         let local = libc::iovec {

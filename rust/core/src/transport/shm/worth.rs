@@ -36,7 +36,9 @@ pub(super) fn is_reading_worth_it() -> bool {
             let address = source.as_ptr().expose_provenance() as u64;
             if read_process(process, address, &mut target).is_err() {
                 // What cannot read itself will not be able to read others, and is not to be read itself.
-                tracing::info!("process_vm_readv is not allowed here: large messages go through rings");
+                tracing::info!(
+                    "process_vm_readv is not allowed here: large messages go through rings"
+                );
                 return false;
             }
             reading = reading.min(started.elapsed());
