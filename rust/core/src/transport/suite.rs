@@ -10,6 +10,12 @@ use rustix::event::{Timespec, epoll};
 use super::{Interest, Link, Notice, PeerState};
 use crate::error::Code;
 
+mod messages;
+
+pub(super) use messages::{
+    messages_of_every_kind_arrive_in_order, sleepers_are_woken_by_messages_of_every_kind, talk,
+};
+
 /// Two connected ends.
 pub(super) type Pair = (Box<dyn Link>, Box<dyn Link>);
 
@@ -34,6 +40,8 @@ macro_rules! conformance {
             an_abort_wakes_a_sleeper
             a_position_wakes_a_sleeper_and_is_told_once
             a_hundred_megabytes_arrive
+            messages_of_every_kind_arrive_in_order
+            sleepers_are_woken_by_messages_of_every_kind
         );
     };
     ($make:path: $($name:ident)*) => {

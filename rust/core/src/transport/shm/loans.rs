@@ -254,7 +254,7 @@ pub(super) struct Back {
 pub(super) struct Borrower<L> {
     account: Account<L>,
     /// The peer's process, if it is one that can be named.
-    peer: Option<i32>,
+    pub(super) peer: Option<i32>,
     /// A loan of private memory has been announced.
     tried: bool,
     reading: bool,
@@ -311,9 +311,7 @@ impl<L: Ledger> Borrower<L> {
     /// Begins to read what a post describes.
     pub(super) fn begin(&mut self, description: &[u8]) -> Result<()> {
         if self.reading {
-            return Err(corrupt(format_args!(
-                "a message before the end of a payload"
-            )));
+            return Err(unfinished());
         }
         let (parts, rest) = description.as_chunks::<RUN>();
         let runs = &mut self.loan.runs;
@@ -542,6 +540,12 @@ pub(super) fn read_process(
         }
     }
     Ok(())
+}
+
+/// The error of a message that is taken before the payload of the one before has been read to its end.
+#[cold]
+pub(super) fn unfinished() -> Error {
+    corrupt(format_args!("it is longer than its message"))
 }
 
 #[cold]

@@ -193,6 +193,9 @@ impl Link for ShmLink {
         if post.after != consumed {
             return Err(slots::misplaced(post.after, consumed));
         }
+        if self.borrower.is_reading() {
+            return Err(loans::unfinished());
+        }
         let control = &mut self.control;
         if !post.lent {
             self.taker.take(post, take, || control.ring_doorbell());

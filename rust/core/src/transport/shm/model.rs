@@ -1,4 +1,4 @@
-//! The ring under every interleaving and every weak ordering that loom can produce. The doorbell is
+//! The ring, and what lies beside it, under every interleaving and every weak ordering that loom can produce. The doorbell is
 //! a condition variable: a lost wake-up leaves a thread asleep for good, which loom reports as a
 //! deadlock.
 
@@ -11,6 +11,8 @@ use loom::thread;
 
 use super::ring::{Consumer, Memory, Producer, Word};
 
+mod messages;
+
 impl Word for AtomicU64 {
     fn load(&self, order: Ordering) -> u64 {
         self.load(order)
@@ -21,7 +23,14 @@ impl Word for AtomicU64 {
     }
 
     fn swap(&self, value: u64, order: Ordering) -> u64 {
-        self.swap(value, order)
+        if order != Ordering::SeqCst {
+            return self.swap(value, order);
+        }
+        // loom takes it for `AcqRel`. On every processor it is ordered before the sequentially consistent load that
+        // follows it.
+        let before = self.swap(value, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        before
     }
 }
 

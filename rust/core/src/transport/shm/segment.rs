@@ -5,6 +5,8 @@
 //! checks the seals before it maps it, so that no access to it can fault because the other side cut
 //! it short.
 
+#[cfg(test)]
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -442,6 +444,25 @@ impl Segment {
         if let Some(capacity) = capacity {
             self.header().capacity.store(capacity, Ordering::Release);
         }
+    }
+
+    /// Where the words of one direction lie: those of a ring, then the account of slots and of loans.
+    pub(super) fn words_at(index: usize) -> Range<usize> {
+        let start = std::mem::offset_of!(Header, directions) + index * size_of::<Words>();
+        start..start + size_of::<Words>()
+    }
+
+    /// Where slot `slot` of one direction lies.
+    pub(super) fn slot_at(index: usize, slot: usize) -> usize {
+        BOARDS + (index * SLOTS + slot) * SLOT
+    }
+
+    /// Overwrites a word before the rings' bytes.
+    pub(super) fn scribble(&self, at: usize, word: u64) {
+        assert!(at.is_multiple_of(8) && at + 8 <= DATA);
+        // SAFETY: within the mapping and aligned, by the assertion; whatever else is there, tests access it from this
+        // thread alone.
+        unsafe { self.base.add(at).cast::<AtomicU64>().as_ref() }.store(word, Ordering::Release);
     }
 
     pub(super) fn corrupt_ring(&self, index: usize, tail: Option<u64>, head: Option<u64>) {

@@ -15,6 +15,10 @@ use super::*;
 use crate::error::Code;
 use crate::transport::suite;
 
+mod lies;
+mod messages;
+mod processes;
+
 fn links(capacity: usize) -> (ShmLink, ShmLink) {
     let (a, b) = UnixStream::pair().unwrap();
     let (link, segment) = ShmLink::create(a, capacity).unwrap();

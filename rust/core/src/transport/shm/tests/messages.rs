@@ -1,0 +1,214 @@
+//! Posts and loans between two ends in this process.
+
+use std::thread;
+
+use super::*;
+use crate::heap::Buffer;
+
+const HEADER: [u8; MESSAGE_HEADER] = [1; MESSAGE_HEADER];
+const READABLE: Interest = Interest {
+    readable: true,
+    writable: false,
+};
+const WRITABLE: Interest = Interest {
+    readable: false,
+    writable: true,
+};
+
+fn is_awake(link: &mut ShmLink, interest: Interest) -> bool {
+    let ready = link.arm(interest);
+    link.disarm();
+    ready
+}
+
+#[test]
+fn posts_beyond_the_slots_wait() {
+    let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+    for round in 0..100_u8 {
+        let mut posted = 0;
+        while a.try_post(&HEADER, &[round, posted]).unwrap() {
+            posted += 1;
+        }
+        assert_eq!(usize::from(posted), slots::SLOTS);
+        assert_eq!(a.try_send(&[round]).unwrap(), 1, "the ring has room");
+        assert!(!is_awake(&mut a, WRITABLE), "it needs a slot");
+        for expected in 0..posted {
+            assert!(is_awake(&mut b, READABLE));
+            assert!(!b.is_streaming().unwrap(), "posts come first");
+            let mut seen = Vec::new();
+            assert!(b.try_take(&mut |message| seen = message.to_vec()).unwrap());
+            assert_eq!(seen, [&HEADER[..], &[round, expected]].concat());
+        }
+        assert!(!b.try_take(&mut |_| panic!("one too many")).unwrap());
+        assert!(b.is_streaming().unwrap());
+        assert_eq!(b.try_recv(&mut [0; 2]).unwrap(), 1);
+        assert!(!is_awake(&mut b, READABLE));
+    }
+}
+
+#[test]
+fn who_waits_for_a_slot_is_woken() {
+    let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+    let count = 3000_u32;
+    let poster = thread::spawn(move || {
+        let sleeper = suite::Sleeper::new(&a);
+        for number in 0..count {
+            while !a.try_post(&HEADER, &number.to_le_bytes()).unwrap() {
+                sleeper.sleep(&mut a, WRITABLE);
+            }
+        }
+        a
+    });
+    let sleeper = suite::Sleeper::new(&b);
+    for number in 0..count {
+        let mut seen = Vec::new();
+        while !b.try_take(&mut |message| seen = message.to_vec()).unwrap() {
+            sleeper.sleep(&mut b, READABLE);
+        }
+        assert_eq!(seen[MESSAGE_HEADER..], number.to_le_bytes());
+    }
+    poster.join().unwrap();
+}
+
+#[test]
+fn posts_and_a_farewell_outlive_their_sender() {
+    let (mut a, mut b) = links(4096);
+    assert!(a.try_post(&HEADER, b"last words").unwrap());
+    a.send_farewell();
+    drop(a);
+    assert_eq!(b.peer_state(), PeerState::Left);
+    let mut seen = Vec::new();
+    assert!(b.try_take(&mut |message| seen = message.to_vec()).unwrap());
+    assert_eq!(seen[MESSAGE_HEADER..], b"last words"[..]);
+}
+
+#[test]
+fn payloads_that_cannot_be_read_come_through_the_ring() {
+    let (mut a, mut b) = ShmLink::pair(1 << 16, NAME).unwrap();
+    (a.borrower.peer, b.borrower.peer) = (None, None);
+    let talk = |link: &mut ShmLink, seed| {
+        let sleeper = suite::Sleeper::new(link);
+        suite::talk(link, seed, 300, &mut |link, interest| {
+            sleeper.sleep(link, interest);
+        })
+    };
+    let (from_a, from_b) = thread::scope(|scope| {
+        let a = scope.spawn(|| talk(&mut a, 0));
+        let b = scope.spawn(|| talk(&mut b, 1));
+        (a.join().unwrap(), b.join().unwrap())
+    });
+    for ways in [from_a, from_b] {
+        assert_eq!(ways.refused, 1, "{ways:?}");
+        assert!(ways.lent > 10, "the heap is lent still: {ways:?}");
+    }
+}
+
+fn run_of(bytes: &[u8]) -> (usize, usize) {
+    (bytes.as_ptr().expose_provenance(), bytes.len())
+}
+
+fn lend(link: &mut ShmLink, runs: &[(usize, usize)]) -> Ticket {
+    match link.try_lend(&HEADER, runs).unwrap() {
+        Lending::Lent(ticket) => ticket,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Lets `link`'s peer map the segment that `memory` is in.
+fn announce(a: &mut ShmLink, b: &mut ShmLink, memory: &[u8]) -> u32 {
+    let place = heap::locate(memory.as_ptr(), memory.len()).expect("memory of the heap");
+    assert!(!a.control.lends(place.segment));
+    assert_eq!(b.peer_state(), PeerState::Present);
+    assert!(a.control.lends(place.segment));
+    place.segment
+}
+
+#[test]
+fn a_revoked_loan_is_never_whole() {
+    for shared in [false, true] {
+        for read_before in [0, 1000, 600 << 10] {
+            let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+            let bytes = suite::pattern(4, 0, 1 << 20);
+            let mut memory = Buffer::from_slice(&bytes);
+            let mut private = bytes.clone();
+            let segment = announce(&mut a, &mut b, &memory);
+            let lent: &mut [u8] = if shared { &mut memory } else { &mut private };
+            let ticket = lend(&mut a, &[run_of(lent)]);
+            assert_eq!(ticket.proven, shared);
+            assert!(b.try_take(&mut |_| {}).unwrap());
+            let mut received = vec![0; bytes.len()];
+            let mut done = 0;
+            while done < read_before {
+                done += b.try_recv(&mut received[done..read_before]).unwrap();
+            }
+            assert!(received[..done] == bytes[..done]);
+            a.send_abort(&Notice {
+                code: Code::Aborted,
+                origin: 0,
+                culprit: None,
+                message: String::new(),
+            });
+            lent.fill(0);
+            a.control.send(&Frame::SegmentGone(segment));
+            assert!(matches!(b.peer_state(), PeerState::Aborted(_)));
+            assert_eq!(b.try_recv(&mut received[done..]).unwrap(), 0);
+            let mut fold = |_: &[u8]| panic!("folded what was revoked");
+            assert_eq!(b.try_fold(1 << 19, 4, &mut fold).unwrap(), 0);
+            assert!(!is_awake(&mut b, READABLE), "nothing more is to be had");
+            assert_eq!(a.loan(ticket).unwrap(), Loan::Out);
+        }
+    }
+}
+
+/// Of two loans the first comes back between the looks at both.
+#[test]
+fn a_loan_that_comes_back_between_two_looks_keeps_its_sender_awake() {
+    let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+    let memory = Buffer::from_slice(&[6_u8; 64]);
+    announce(&mut a, &mut b, &memory);
+    let first = lend(&mut a, &[run_of(&memory)]);
+    let second = lend(&mut a, &[run_of(&memory)]);
+    assert_eq!(a.loan(first).unwrap(), Loan::Out);
+    assert!(b.try_take(&mut |_| {}).unwrap());
+    assert_eq!(b.try_recv(&mut [0; 64]).unwrap(), 64);
+    assert_eq!(a.loan(second).unwrap(), Loan::Out);
+    assert!(is_awake(&mut a, WRITABLE));
+    assert_eq!(a.loan(second).unwrap(), Loan::Out);
+    assert!(!is_awake(&mut a, WRITABLE), "the ring's room does not help");
+    assert_eq!(a.loan(first).unwrap(), Loan::Returned);
+}
+
+/// Only a payload that is private as a whole can be refused before anything of it was used.
+#[test]
+fn a_trial_lies_in_private_memory_as_a_whole() {
+    let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+    a.lend_private_from(Some(1));
+    let shared = Buffer::from_slice(&[6_u8; 64]);
+    let private = vec![7_u8; 64];
+    announce(&mut a, &mut b, &shared);
+    let mixed = [run_of(&shared), run_of(&private)];
+    assert_eq!(a.try_lend(&HEADER, &mixed).unwrap(), Lending::Unfit);
+    let trial = lend(&mut a, &[run_of(&private)]);
+    assert!(!trial.proven);
+    assert!(b.try_take(&mut |_| {}).unwrap());
+    assert_eq!(b.try_recv(&mut [0; 64]).unwrap(), 64);
+    assert_eq!(a.loan(trial).unwrap(), Loan::Returned);
+    assert!(lend(&mut a, &mixed).proven);
+    assert!(b.try_take(&mut |_| {}).unwrap());
+    let mut both = [0; 128];
+    assert_eq!(b.try_recv(&mut both).unwrap(), 128);
+    assert_eq!(both[..], [[6; 64], [7; 64]].concat());
+}
+
+#[test]
+fn what_cannot_be_described_is_streamed() {
+    let (mut a, _b) = ShmLink::pair(4096, NAME).unwrap();
+    a.lend_private_from(Some(1));
+    let memory = [0_u8; 4096];
+    let (at, _) = run_of(&memory);
+    let most = a.most_lent_runs();
+    for runs in [vec![], vec![(at, 0)], vec![(at, 16); most + 1]] {
+        assert_eq!(a.try_lend(&HEADER, &runs).unwrap(), Lending::Unfit);
+    }
+    lend(&mut a, &vec![(at, 16); most]);
+}

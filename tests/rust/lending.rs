@@ -1,0 +1,405 @@
+//! Large payloads between processes, however they go: read in place in the shared heap, read out of private memory
+//! by a system call, through the ring, and through the ring because the system call is denied.
+//!
+//! Ranks are processes: this program again, told by its environment what to be. Where a payload must not be read by
+//! the system call, that kills the rank.
+
+use std::ops::DerefMut;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use half::bf16;
+use unisono::Communicator;
+use unisono::buffer::Element;
+use unisono::config::Config;
+use unisono::error::{Code, Result};
+use unisono::heap::Buffer;
+use unisono::rendezvous::store::Store;
+use unisono::rendezvous::tcp_server::TcpStoreServer;
+use unisono::rendezvous::tcp_store::TcpStore;
+use unisono::types::ReduceOp;
+
+const RANK: &str = "UNISONO_TEST_RANK";
+const WORLD: &str = "UNISONO_TEST_WORLD";
+const STORE: &str = "UNISONO_TEST_STORE";
+const MODE: &str = "UNISONO_TEST_MODE";
+const TASK: &str = "UNISONO_TEST_TASK";
+
+/// The exit status of a rank that could not install its filter.
+const SKIPPED: i32 = 77;
+
+/// After this a rank hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Lengths in elements of 8 bytes: just enough to be lent, to be lent from private memory, and some odd ones.
+const COUNTS: [usize; 4] = [2100, 9000, 70_001, 300_000];
+
+/// Where the memory of a test lies, and what becomes of `process_vm_readv`.
+#[derive(Clone, Copy, Debug)]
+struct Mode {
+    name: &'static str,
+    shared: fn(usize) -> bool,
+    lend_bytes: &'static str,
+    /// The answer of a seccomp filter.
+    answer: Option<u32>,
+}
+
+const KILL: Option<u32> = Some(libc::SECCOMP_RET_KILL_PROCESS);
+
+const MODES: [Mode; 6] = [
+    Mode {
+        name: "in place",
+        shared: |_| true,
+        lend_bytes: "none",
+        answer: KILL,
+    },
+    Mode {
+        name: "private",
+        shared: |_| false,
+        lend_bytes: "4096",
+        answer: None,
+    },
+    Mode {
+        name: "some of both",
+        shared: |index| index.is_multiple_of(2),
+        lend_bytes: "4096",
+        answer: None,
+    },
+    Mode {
+        name: "ring",
+        shared: |_| false,
+        lend_bytes: "none",
+        answer: KILL,
+    },
+    Mode {
+        name: "denied",
+        shared: |index| index.is_multiple_of(2),
+        lend_bytes: "4096",
+        answer: Some(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+    },
+    Mode {
+        name: "unknown",
+        shared: |_| false,
+        lend_bytes: "4096",
+        answer: Some(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+    },
+];
+
+/// Must not be: shows that private memory is read by the call, and that a filter would tell.
+const FORBIDDEN: Mode = Mode {
+    name: "forbidden",
+    shared: |_| false,
+    lend_bytes: "4096",
+    answer: KILL,
+};
+
+/// Starts every rank of a world on `task`.
+fn start(task: &str, mode: Mode, world: usize, store: &TcpStoreServer) -> Vec<Child> {
+    let start = |rank: usize| {
+        Command::new(std::env::current_exe().expect("a program"))
+            .args(["--exact", "a_rank", "--ignored", "--nocapture"])
+            .env(RANK, rank.to_string())
+            .env(WORLD, world.to_string())
+            .env(STORE, store.own_address().to_string())
+            .env(MODE, mode.name)
+            .env(TASK, task)
+            .stdout(Stdio::null())
+            .stderr(if mode.name == FORBIDDEN.name {
+                Stdio::null()
+            } else {
+                Stdio::inherit()
+            })
+            .spawn()
+            .expect("a process")
+    };
+    (0..world).map(start).collect()
+}
+
+/// How the rank ended.
+fn end(child: &mut Child, what: &str) -> ExitStatus {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            return status;
+        }
+        if start.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("{what}: a rank hangs");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Runs `task` on every rank. False when the system has no filters.
+fn run(task: &str, mode: Mode, world: usize) -> bool {
+    let what = format!("{task}, {}, {world} ranks", mode.name);
+    let store = TcpStoreServer::start("127.0.0.1:0").expect("a store");
+    let mut ranks = start(task, mode, world, &store);
+    let ends: Vec<_> = ranks.iter_mut().map(|rank| end(rank, &what)).collect();
+    if ends.iter().any(|status| status.code() == Some(SKIPPED)) {
+        eprintln!("skipped: {what}: the system installs no seccomp filter");
+        return false;
+    }
+    assert!(ends.iter().all(ExitStatus::success), "{what}: {ends:?}");
+    true
+}
+
+#[test]
+fn every_collective_is_right_in_every_mode() {
+    for mode in MODES {
+        for world in [2, 3, 4] {
+            run("collectives", mode, world);
+        }
+    }
+}
+
+#[test]
+fn private_memory_is_read_by_the_call() {
+    let store = TcpStoreServer::start("127.0.0.1:0").expect("a store");
+    let mut ranks = start("collectives", FORBIDDEN, 2, &store);
+    let ends: Vec<_> = ranks
+        .iter_mut()
+        .map(|rank| end(rank, "forbidden"))
+        .collect();
+    if ends.iter().any(|status| status.code() == Some(SKIPPED)) {
+        eprintln!("skipped: the system installs no seccomp filter");
+        return;
+    }
+    let killed = |status: &ExitStatus| status.signal() == Some(libc::SIGSYS);
+    assert!(ends.iter().any(killed), "{ends:?}");
+}
+
+#[test]
+fn who_is_killed_while_others_read_its_memory_is_named() {
+    for mode in [MODES[0], MODES[1], MODES[2]] {
+        for milliseconds in [0, 3, 20, 60] {
+            let store = TcpStoreServer::start("127.0.0.1:0").expect("a store");
+            let mut ranks = start("reduce until it fails", mode, 3, &store);
+            // The other ranks say in the store that all are there; a rank that is killed before that is lost as well.
+            let address = store.own_address().to_string();
+            let client = TcpStore::connect(&address, PATIENCE).expect("a store");
+            let started = client.wait("started", PATIENCE);
+            started.expect("ranks that start");
+            std::thread::sleep(Duration::from_millis(milliseconds));
+            ranks[1].kill().expect("a child");
+            ranks[1].wait().expect("a child");
+            let what = format!("killed after {milliseconds} ms, {}", mode.name);
+            for rank in [0, 2] {
+                let status = end(&mut ranks[rank], &what);
+                if status.code() == Some(SKIPPED) {
+                    eprintln!("skipped: {what}: the system installs no seccomp filter");
+                    continue;
+                }
+                assert!(status.success(), "{what}, rank {rank}: {status}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "a rank of the other tests"]
+fn a_rank() {
+    let variable = |name| std::env::var(name).ok();
+    let (Some(mode), Some(task)) = (variable(MODE), variable(TASK)) else {
+        return;
+    };
+    let number = |name| variable(name).and_then(|text| text.parse().ok());
+    let (rank, world) = (
+        number(RANK).expect("a rank"),
+        number(WORLD).expect("a size"),
+    );
+    let mut modes = MODES.into_iter().chain([FORBIDDEN]);
+    let mode = modes.find(|known| known.name == mode).expect("a mode");
+    if let Some(answer) = mode.answer
+        && !answer_readv_with(answer)
+    {
+        std::process::exit(SKIPPED);
+    }
+    let mut config = Config::default();
+    for (name, value) in [
+        ("timeout", "60"),
+        ("join_timeout", "60"),
+        ("transport", "shm"),
+        ("lend_bytes", mode.lend_bytes),
+    ] {
+        config.set(name, value).expect("a setting");
+    }
+    let store = variable(STORE).expect("an address");
+    let store = TcpStore::connect(&store, PATIENCE).expect("a store");
+    let comm = Communicator::join(&store, rank, world, config).expect("a communicator");
+    if task == "collectives" {
+        check_collectives(&comm, &Maker { mode }).expect("collectives");
+        return;
+    }
+    let mut data = Maker { mode }.zeroed::<i64>(rank, 1 << 20);
+    comm.all_reduce(&mut data, ReduceOp::Sum)
+        .expect("all_reduce");
+    if rank == 0 {
+        store.set("started", b"").expect("a store");
+    }
+    let error = loop {
+        if let Err(error) = comm.all_reduce(&mut data, ReduceOp::Sum) {
+            break error;
+        }
+    };
+    assert_eq!(error.code, Code::PeerLost, "{error}");
+    assert_eq!(error.peer, Some(1), "{error}");
+}
+
+/// Makes buffers as a mode wants them.
+struct Maker {
+    mode: Mode,
+}
+
+impl Maker {
+    fn zeroed<T: Element + Default>(
+        &self,
+        index: usize,
+        count: usize,
+    ) -> Box<dyn DerefMut<Target = [T]>> {
+        if (self.mode.shared)(index) {
+            let buffer = Buffer::zeroed(count);
+            assert!(buffer.is_shared());
+            return Box::new(buffer);
+        }
+        Box::new(vec![T::default(); count])
+    }
+
+    fn of<T: Element + Default>(
+        &self,
+        index: usize,
+        values: &[T],
+    ) -> Box<dyn DerefMut<Target = [T]>> {
+        let mut buffer = self.zeroed(index, values.len());
+        buffer.copy_from_slice(values);
+        buffer
+    }
+}
+
+/// What `rank` contributes at `index`.
+fn value(rank: usize, index: usize) -> i64 {
+    ((rank + 1) * 1000 + index * 7 % 501) as i64
+}
+
+fn contribution(rank: usize, count: usize) -> Vec<i64> {
+    (0..count).map(|index| value(rank, index)).collect()
+}
+
+fn check_collectives(comm: &Communicator, maker: &Maker) -> Result<()> {
+    // Twice, since the first payload of a link goes another way than the rest.
+    for round in 0..2 {
+        for count in COUNTS {
+            check_reductions(comm, maker, (round, count))?;
+            check_moves(comm, maker, (round, count))?;
+        }
+    }
+    comm.barrier()
+}
+
+fn check_reductions(
+    comm: &Communicator,
+    maker: &Maker,
+    (round, count): (usize, usize),
+) -> Result<()> {
+    let (rank, world) = (comm.rank(), comm.world_size());
+    let root = (count + round) % world;
+    let sum = |index| (0..world).map(|rank| value(rank, index)).sum::<i64>();
+    let mut data = maker.of(round, &contribution(rank, count));
+    comm.all_reduce(&mut data, ReduceOp::Sum)?;
+    assert!(data.iter().enumerate().all(|(i, &found)| found == sum(i)));
+
+    let mut data = maker.of(rank, &contribution(rank, count));
+    comm.reduce(&mut data, ReduceOp::Max, root)?;
+    let greatest = if rank == root { world - 1 } else { rank };
+    assert!(data[..] == contribution(greatest, count));
+
+    // Folded in 32 bits; sums that 8 bits of mantissa hold.
+    let small = |rank: usize, index: usize| bf16::from_f32(((rank + index) % 16) as f32);
+    let values: Vec<bf16> = (0..4 * count).map(|index| small(rank, index)).collect();
+    let mut data = maker.of(round + rank, &values);
+    comm.all_reduce(&mut data, ReduceOp::Sum)?;
+    for (index, found) in data.iter().enumerate() {
+        let sum: f32 = (0..world).map(|rank| small(rank, index).to_f32()).sum();
+        assert_eq!(found.to_f32(), sum);
+    }
+
+    let blocks = maker.of(round, &contribution(rank, world * count));
+    let mut block = maker.zeroed::<i64>(rank, count);
+    comm.reduce_scatter(&blocks, &mut block, ReduceOp::Sum)?;
+    let at = |i: usize| sum(rank * count + i);
+    assert!(block.iter().enumerate().all(|(i, &found)| found == at(i)));
+    Ok(())
+}
+
+fn check_moves(comm: &Communicator, maker: &Maker, (round, count): (usize, usize)) -> Result<()> {
+    let (rank, world) = (comm.rank(), comm.world_size());
+    let root = (count + round) % world;
+    let mut data = maker.of(round, &contribution(rank, count));
+    comm.broadcast(&mut data, root)?;
+    assert!(data[..] == contribution(root, count));
+
+    let mine = maker.of(rank + round, &contribution(rank, count));
+    let everyone: Vec<i64> = (0..world)
+        .flat_map(|rank| contribution(rank, count))
+        .collect();
+    let mut all = maker.zeroed::<i64>(round, world * count);
+    comm.all_gather(&mine, &mut all)?;
+    assert!(all[..] == everyone);
+
+    let at_root = if rank == root { world * count } else { 0 };
+    let mut gathered = maker.zeroed::<i64>(rank, at_root);
+    comm.gather(&mine, &mut gathered, root)?;
+    assert!(gathered[..] == everyone[..at_root]);
+
+    let source = maker.of(round, &everyone[..at_root]);
+    let mut block = maker.zeroed::<i64>(rank, count);
+    comm.scatter(&source, &mut block, root)?;
+    assert!(block[..] == mine[..]);
+
+    let blocks = maker.of(rank, &contribution(rank, world * count));
+    let mut exchanged = maker.zeroed::<i64>(round, world * count);
+    comm.all_to_all(&blocks, &mut exchanged)?;
+    let from = |other: usize| (0..count).map(move |i| value(other, rank * count + i));
+    assert!(exchanged.iter().copied().eq((0..world).flat_map(from)));
+    Ok(())
+}
+
+/// Has the kernel answer `process_vm_readv` with `answer` in this thread and those that it starts. False when it
+/// installs no such filter.
+fn answer_readv_with(answer: u32) -> bool {
+    let statement = |code: u32, k: u32, if_not: u8| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: if_not,
+        k,
+    };
+    let number = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, number, 0),
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            libc::SYS_process_vm_readv as u32,
+            1,
+        ),
+        statement(libc::BPF_RET | libc::BPF_K, answer, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
+    ];
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
+    };
+    // SAFETY: both calls change what this thread may do and no memory; the kernel copies the program, which is valid
+    // during the call.
+    unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program,
+                0,
+                0,
+            ) == 0
+    }
+}
