@@ -7,6 +7,8 @@
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
+use crate::heap;
+
 use half::{bf16, f16};
 
 use crate::types::DataType;
@@ -241,6 +243,8 @@ impl Memory {
 pub(crate) struct Scratch {
     start: NonNull<u8>,
     bytes: usize,
+    /// It lies in the heap that peers on the host can read.
+    shared: bool,
 }
 
 // SAFETY: `Scratch` owns its allocation, as a `Vec<u8>` would.
@@ -258,9 +262,20 @@ impl Scratch {
             Some(start) => Self {
                 start,
                 bytes: layout.size(),
+                shared: false,
             },
             None => handle_alloc_error(layout),
         }
+    }
+
+    /// At least `bytes` bytes in the shared heap, if there is room.
+    pub(crate) fn shared(bytes: usize) -> Option<Self> {
+        let block = heap::allocate(bytes, Self::ALIGNMENT)?;
+        Some(Self {
+            start: block.address,
+            bytes: block.bytes,
+            shared: true,
+        })
     }
 
     /// The length in bytes.
@@ -284,6 +299,11 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
+        if self.shared {
+            // SAFETY: `start` came from the heap, and an operation that used it has ended or revoked what it lent.
+            unsafe { heap::free(self.start) };
+            return;
+        }
         // SAFETY: `start` came from `alloc` with this layout: `bytes` is already a multiple of the alignment.
         unsafe { dealloc(self.start.as_ptr(), Self::layout(self.bytes)) }
     }

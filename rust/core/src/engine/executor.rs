@@ -15,6 +15,7 @@ use crate::reduce;
 use crate::types::{Collective, Rank};
 
 use super::links::LinkTable;
+use super::stage::{Repeats, Stage};
 use super::task::{Progress, Task};
 use super::wire::{Fingerprint, HEADER};
 
@@ -37,6 +38,7 @@ pub(crate) struct Prepared {
     waits: Vec<Waits>,
     /// The last step on each link direction, sorted.
     last_use: Vec<((Rank, Direction), usize)>,
+    pub(super) repeats: Repeats,
 }
 
 impl Prepared {
@@ -63,6 +65,7 @@ impl Prepared {
             }
         }
         Self {
+            repeats: Repeats::of(&plan),
             plan,
             algorithm,
             waits,
@@ -167,6 +170,11 @@ impl Execution {
         self.window[..used].fill(Progress::default());
     }
 
+    /// The stage, for the next operation.
+    pub(crate) fn take_stage(&mut self) -> Option<Stage> {
+        self.task.stage.take()
+    }
+
     /// The peers this operation exchanges messages with; one may be named twice.
     pub(crate) fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
         self.prepared.last_use.iter().map(|((peer, _), _)| *peer)
@@ -255,7 +263,9 @@ impl Execution {
             if self.ended & bit == 0 && self.may_start(index, free) {
                 let progress = &mut self.window[index % WINDOW];
                 let step = &self.prepared.plan.steps[index];
-                moved |= self.task.advance(step, progress, links)?;
+                let staged = self.prepared.repeats.span_of(index);
+                let staged = staged.map(|number| (&self.prepared.repeats, number));
+                moved |= self.task.advance(step, staged, progress, links)?;
                 if progress.leaves_link() {
                     self.left |= bit;
                 }

@@ -113,6 +113,7 @@ pub(crate) struct Core {
     pub(super) plans: FxHashMap<PlanKey, Arc<Prepared>>,
     pub(super) spare_scratch: Vec<Scratch>,
     pub(super) spare_execution: Option<Box<Execution>>,
+    pub(super) spare_stage: Option<Scratch>,
     pub(super) recorder: Recorder,
 }
 
@@ -165,6 +166,7 @@ impl Group {
             plans: FxHashMap::default(),
             spare_scratch: Vec::new(),
             spare_execution: None,
+            spare_stage: None,
             recorder: Recorder::new(config.flight_records),
         };
         let sleeper = Sleeper::new()?;
@@ -407,6 +409,9 @@ impl Core {
     pub(super) fn recycle(&mut self, mut execution: Box<Execution>) {
         if let Some(scratch) = execution.scratch_owner.take() {
             self.return_scratch(scratch);
+        }
+        if let Some(stage) = execution.take_stage() {
+            self.spare_stage = Some(stage.into_scratch());
         }
         self.spare_execution = Some(execution);
     }

@@ -19,6 +19,7 @@ mod progress;
 mod request;
 mod sleep;
 mod staff;
+mod stage;
 mod step;
 mod submit;
 mod task;

@@ -15,6 +15,7 @@ use super::executor::{Execution, Factor, Prepared};
 use super::group::{Core, Group, Operation, PlanKey};
 use super::positions::TOLD_AFTER;
 use super::request::{Request, Sizes};
+use super::stage::Stage;
 use super::task::Task;
 use super::wire::Fingerprint;
 use super::work::{Completion, WorkState};
@@ -130,11 +131,20 @@ impl Group {
             rank: self.rank,
             world: self.world,
             workers: self.workers.clone(),
+            stage: None,
         };
         let bytes = prepared.plan.scratch * task.partial().size();
         let scratch = (bytes > 0).then(|| core.take_scratch(bytes));
         if let Some(scratch) = &scratch {
             task.scratch = scratch.view(bytes);
+        }
+        if self.membership.topology.ranks_beside(self.rank) > 2 {
+            let size = task.dtype.size().max(task.partial().size());
+            let source = match task.input.is_empty() {
+                true => &task.output,
+                false => &task.input,
+            };
+            task.stage = Stage::new(&prepared.repeats, size, source, &mut core.spare_stage);
         }
         Ok(match core.spare_execution.take() {
             Some(mut spare) => {

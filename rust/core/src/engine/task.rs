@@ -15,6 +15,7 @@ use crate::transport::{Lending, Loan, Ticket};
 use crate::types::{Collective, DataType, Rank};
 
 use super::links::{LinkTable, OpenLink, Runs};
+use super::stage::{Repeats, Stage};
 use super::wire::{Fingerprint, HEADER};
 
 /// Payloads up to this length travel with their header in one write.
@@ -57,6 +58,8 @@ pub(crate) struct Task {
     pub(crate) world: usize,
     /// Threads that share large passes, if there are any.
     pub(crate) workers: Option<Arc<Workers>>,
+    /// Where what goes to several peers is read by all of them.
+    pub(crate) stage: Option<Stage>,
 }
 
 impl Task {
@@ -73,6 +76,7 @@ impl Task {
     pub(super) fn advance(
         &self,
         step: &Step,
+        staged: Option<(&Repeats, usize)>,
         progress: &mut Progress,
         links: &mut LinkTable,
     ) -> Result<bool> {
@@ -82,7 +86,7 @@ impl Task {
                     return Ok(false);
                 };
                 let before = (progress.bytes, progress.leaves_link());
-                self.send(open, src, progress)?;
+                self.send(open, src, staged, progress)?;
                 Ok((progress.bytes, progress.leaves_link()) != before)
             }
             Step::Recv { from, dst, wire } | Step::Fold { from, dst, wire } => {
@@ -136,7 +140,13 @@ impl Task {
         }
     }
 
-    fn send(&self, open: &mut OpenLink, src: Span, progress: &mut Progress) -> Result<()> {
+    fn send(
+        &self,
+        open: &mut OpenLink,
+        src: Span,
+        staged: Option<(&Repeats, usize)>,
+        progress: &mut Progress,
+    ) -> Result<()> {
         let size = self.element_size(src.buffer);
         let (offset, length) = (src.offset * size, src.len * size);
         let memory = self.memory(src.buffer);
@@ -154,7 +164,7 @@ impl Task {
                 }
             }
         } else if progress.bytes == 0 {
-            let sent = self.send_whole(open, memory, (offset, length), progress)?;
+            let sent = self.send_whole(open, (memory, staged), (offset, length), progress)?;
             if sent {
                 return Ok(());
             }
@@ -189,7 +199,7 @@ impl Task {
     fn send_whole(
         &self,
         open: &mut OpenLink,
-        memory: &Memory,
+        (memory, staged): (&Memory, Option<(&Repeats, usize)>),
         (offset, length): (usize, usize),
         progress: &mut Progress,
     ) -> Result<bool> {
@@ -211,6 +221,14 @@ impl Task {
         if length < open.link.lends_from() {
             return Ok(false);
         }
+        let copy = self.stage.as_ref().zip(staged);
+        let copy = copy.and_then(|(stage, (repeats, number))| {
+            stage.put(repeats, number, memory, (offset, length))
+        });
+        let (memory, offset) = match &copy {
+            Some((staged, start)) => (staged, *start),
+            None => (memory, offset),
+        };
         let mut runs = Runs::default();
         if !runs.fill(memory, offset, length, open.link.most_lent_runs()) {
             return Ok(false);

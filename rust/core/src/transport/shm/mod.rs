@@ -227,7 +227,8 @@ impl Link for ShmLink {
     }
 
     fn lends_from(&self) -> usize {
-        loans::LENT_IN_PLACE_FROM
+        let private = self.lender.private_from.unwrap_or(usize::MAX);
+        private.min(loans::LENT_IN_PLACE_FROM)
     }
 
     fn lend_private_from(&mut self, bytes: usize) {

@@ -47,7 +47,7 @@ pub(in crate::transport) fn talk(
     count: usize,
     wait: &mut dyn FnMut(&mut dyn Link, Interest),
 ) -> Ways {
-    link.lend_private_from(Some(1));
+    link.lend_private_from(1);
     let mut sender = Sender::new(seed, count);
     let mut receiver = Receiver::new(1 - seed, count);
     let start = Instant::now();

@@ -68,7 +68,7 @@ fn impossible_counts_are_errors() {
     // None is back, one is refused that was not on trial, more than were lent.
     for returned in [3, 7, 8, u64::MAX] {
         let (mut link, segment, _theirs) = exposed(4096);
-        link.lend_private_from(Some(1));
+        link.lend_private_from(1);
         let mut tickets = Vec::new();
         for word in [2, 4] {
             let Lending::Lent(ticket) = link.try_lend(&HEADER, &[(4096, 1 << 20)]).unwrap() else {
@@ -93,7 +93,7 @@ fn impossible_counts_are_errors() {
 #[test]
 fn messages_in_the_middle_of_a_loan_are_errors() {
     let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
-    a.lend_private_from(Some(1));
+    a.lend_private_from(1);
     let payload = [7_u8; 100];
     let run = (payload.as_ptr().expose_provenance(), 100);
     assert!(matches!(
@@ -193,7 +193,7 @@ proptest! {
         scribbles in vec((0_usize..4, 0_usize..112, word(), 0_u8..8), 1..60)
     ) {
         let (mut link, segment, _theirs) = exposed(4096);
-        link.lend_private_from(Some(1));
+        link.lend_private_from(1);
         let payload = vec![3_u8; 4096];
         let run = (payload.as_ptr().expose_provenance(), payload.len());
         let mut tickets = Vec::new();

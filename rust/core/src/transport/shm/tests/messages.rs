@@ -128,6 +128,7 @@ fn a_revoked_loan_is_never_whole() {
     for shared in [false, true] {
         for read_before in [0, 1000, 600 << 10] {
             let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+            a.lend_private_from(1);
             let bytes = suite::pattern(4, 0, 1 << 20);
             let mut memory = Buffer::from_slice(&bytes);
             let mut private = bytes.clone();
@@ -182,7 +183,7 @@ fn a_loan_that_comes_back_between_two_looks_keeps_its_sender_awake() {
 #[test]
 fn a_trial_lies_in_private_memory_as_a_whole() {
     let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
-    a.lend_private_from(Some(1));
+    a.lend_private_from(1);
     let shared = Buffer::from_slice(&[6_u8; 64]);
     let private = vec![7_u8; 64];
     announce(&mut a, &mut b, &shared);
@@ -203,7 +204,7 @@ fn a_trial_lies_in_private_memory_as_a_whole() {
 #[test]
 fn what_cannot_be_described_is_streamed() {
     let (mut a, _b) = ShmLink::pair(4096, NAME).unwrap();
-    a.lend_private_from(Some(1));
+    a.lend_private_from(1);
     let memory = [0_u8; 4096];
     let (at, _) = run_of(&memory);
     let most = a.most_lent_runs();

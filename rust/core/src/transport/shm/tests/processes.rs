@@ -77,6 +77,7 @@ fn the_process() {
         &private
     };
     let run = (lent.as_ptr().expose_provenance(), lent.len());
+    link.lend_private_from(1);
     let Lending::Lent(_) = link.try_lend(&HEADER, &[run]).unwrap() else {
         panic!("not lent");
     };
