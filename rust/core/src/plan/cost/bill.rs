@@ -189,7 +189,7 @@ impl<'a> Bill<'a> {
     }
 
     /// The root takes `bytes` from every other rank.
-    pub(super) fn to_root(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
+    pub(super) fn root_takes(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
         let (near, far) = (self.at.beside - 1, self.at.world - self.at.beside);
         let piece = bytes / pieces;
         self.each += pieces * self.sending(piece);
@@ -203,7 +203,7 @@ impl<'a> Bill<'a> {
     }
 
     /// The root sends `bytes` to every other rank.
-    pub(super) fn from_root(&mut self, bytes: f64) {
+    pub(super) fn root_sends(&mut self, bytes: f64) {
         let (near, far) = (self.at.beside - 1, self.at.world - self.at.beside);
         self.root += near as f64 * self.sending(bytes) + far as f64 * self.costs.remote_message;
         self.each += self.taking(bytes, Taken::Copied, 1.0);
@@ -219,7 +219,7 @@ impl<'a> Bill<'a> {
 
     /// Every rank sends its right neighbour `number` messages of `bytes`. The others wait for those whose neighbour is
     /// on another host.
-    pub(super) fn to_the_right(&mut self, number: f64, bytes: f64, taken: Taken, widening: f64) {
+    pub(super) fn send_right(&mut self, number: f64, bytes: f64, taken: Taken, widening: f64) {
         let alone_on_host = self.at.across() && self.at.run == 1;
         self.exchanges(number, alone_on_host, bytes, taken, widening);
         if self.at.across() && !alone_on_host {
@@ -232,7 +232,7 @@ impl<'a> Bill<'a> {
     pub(super) fn around(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
         let rounds = self.at.world - 1;
         self.hops(rounds);
-        self.to_the_right(rounds as f64 * pieces, bytes / pieces, taken, widening);
+        self.send_right(rounds as f64 * pieces, bytes / pieces, taken, widening);
     }
 
     /// Every rank and the one whose number differs in the bit `distance` give each other `bytes`, one round.

@@ -181,20 +181,20 @@ fn reduce(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
             bill.rounds(2);
             let pieces = work.pieces_of_slice();
             bill.everyone(work.slice(), pieces, Taken::Folded, widening);
-            bill.to_root(work.slice() * widening, 1.0, Taken::Copied, 1.0);
+            bill.root_takes(work.slice() * widening, 1.0, Taken::Copied, 1.0);
         }
         Algorithm::Ring => {
             bill.pass(bytes * widening);
             let pieces = work.pieces_of_slice();
             bill.around(work.slice() * widening, pieces, Taken::Folded, 1.0);
             bill.rounds(1);
-            bill.to_root(work.slice() * widening, 1.0, Taken::Copied, 1.0);
+            bill.root_takes(work.slice() * widening, 1.0, Taken::Copied, 1.0);
         }
         Algorithm::Tree => climb(work, bill),
         _ => {
             bill.rounds(1);
             let pieces = Work::pieces(work.elements);
-            bill.to_root(bytes, pieces, Taken::Folded, widening);
+            bill.root_takes(bytes, pieces, Taken::Folded, widening);
         }
     }
 }
@@ -203,14 +203,14 @@ fn broadcast(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
     match algorithm {
         Algorithm::TwoShot => {
             bill.rounds(2);
-            bill.from_root(work.slice());
+            bill.root_sends(work.slice());
             bill.everyone(work.slice(), 1.0, Taken::Copied, 1.0);
         }
         Algorithm::Ring => {
             let pieces = Work::pieces(work.elements);
             let piece = work.bytes / pieces;
             bill.hops(work.world - 1);
-            bill.to_the_right(pieces, piece, Taken::Copied, 1.0);
+            bill.send_right(pieces, piece, Taken::Copied, 1.0);
             let hop = bill.sending(piece) + bill.taking(piece, Taken::Copied, 1.0);
             bill.alone += (work.world - 2) as f64 * hop;
             let leaving = bill.at.runs.saturating_sub(1);
@@ -219,7 +219,7 @@ fn broadcast(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
         Algorithm::Tree => descend(work, bill),
         _ => {
             bill.rounds(1);
-            bill.from_root(work.bytes);
+            bill.root_sends(work.bytes);
         }
     }
 }
@@ -293,7 +293,7 @@ fn gather(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
         }
     } else {
         bill.rounds(1);
-        bill.to_root(work.bytes, 1.0, Taken::Copied, 1.0);
+        bill.root_takes(work.bytes, 1.0, Taken::Copied, 1.0);
     }
 }
 
@@ -303,7 +303,7 @@ fn scatter(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
         gather(algorithm, work, bill);
     } else {
         bill.rounds(1);
-        bill.from_root(work.bytes);
+        bill.root_sends(work.bytes);
     }
 }
 
@@ -330,7 +330,7 @@ fn barrier(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
         }
     } else {
         bill.rounds(2);
-        bill.to_root(0.0, 1.0, Taken::Copied, 1.0);
-        bill.from_root(0.0);
+        bill.root_takes(0.0, 1.0, Taken::Copied, 1.0);
+        bill.root_sends(0.0);
     }
 }
