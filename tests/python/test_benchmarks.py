@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import algorithms
 import compare
 import instructions
 import pytest
@@ -197,6 +198,38 @@ def test_sweep_writes_csv_json_and_a_plot(tmp_path: Path) -> None:
     if "matplotlib is not installed" in printed:
         pytest.skip("written, but not plotted: matplotlib is not installed")
     assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_choices_are_held_against_the_best_algorithm() -> None:
+    first = cell(2, 8, choice=2.0, direct=2.0, ring=1.0)
+    second = cell(2, 64, choice=2.0, direct=2.5, ring=4.0)
+    assert (algorithms.best(first), algorithms.excess(first)) == (("ring", 1.0), 2.0)
+    assert algorithms.excess(second) == 0.8
+    assert "direct 2.00" in algorithms.table([first])
+    assert "geometric mean 1.265 over 2 cells; worst 2.00" in algorithms.summary([first, second])
+    rows = algorithms.records([first])
+    assert [row["best"] for row in rows] == ["ring"] * 3
+    assert [row["ratio"] for row in rows] == [None, 1.0, 0.5]
+
+
+@needs_cargo
+def test_every_algorithm_is_compared(tmp_path: Path) -> None:
+    outputs = [tmp_path / "cells.json", tmp_path / "cells.csv"]
+    selection = ["--ranks", "2,3", "--sizes", "8,64K", "--collectives", "all_gather,barrier"]
+    effort = ["--minutes", "0.05", "--rounds", "3"]
+    files = ["--json", str(outputs[0]), "--csv", str(outputs[1])]
+    printed = run_python(BENCHMARKS / "algorithms.py", *selection, *effort, *files, timeout=280)
+    assert "3 ranks: geometric mean" in printed
+    cells = json.loads(outputs[0].read_text())["cells"]
+    assert [of["size"] for of in cells] == [8, 64 << 10, 8] * 2
+    of_two, of_three = set(cells[0]["rounds"]), set(cells[3]["rounds"])
+    assert {"choice", "direct", "ring", "bruck"} == of_three
+    assert of_two == of_three | {"recursive_doubling"}
+    assert set(cells[2]["rounds"]) == {"choice", "direct", "bruck"}
+    with outputs[1].open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(len(of["rounds"]) for of in cells)
+    assert all(float(row["choice_to_best"]) > 0 for row in rows)
 
 
 def test_ddp_steps_are_compared(tmp_path: Path) -> None:

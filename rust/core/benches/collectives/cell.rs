@@ -2,7 +2,7 @@
 
 use unisono::buffer::{Element, Memory};
 use unisono::error;
-use unisono::types::ReduceOp;
+use unisono::types::{Collective, ReduceOp};
 use unisono::{Communicator, PointToPoint, Request};
 
 /// What can be measured.
@@ -50,6 +50,22 @@ impl Kind {
             Self::PingPong => "ping_pong",
             Self::SendRecv => "send_recv",
         }
+    }
+
+    /// The collective, where it is one.
+    pub(crate) fn collective(self) -> Option<Collective> {
+        Some(match self {
+            Self::AllReduce => Collective::AllReduce,
+            Self::Reduce => Collective::Reduce,
+            Self::Broadcast => Collective::Broadcast,
+            Self::AllGather => Collective::AllGather,
+            Self::ReduceScatter => Collective::ReduceScatter,
+            Self::Gather => Collective::Gather,
+            Self::Scatter => Collective::Scatter,
+            Self::AllToAll => Collective::AllToAll,
+            Self::Barrier => Collective::Barrier,
+            Self::PingPong | Self::SendRecv => return None,
+        })
     }
 
     pub(crate) fn parse(name: &str) -> Result<Self, String> {

@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use unisono::plan::{Algorithm, Counts, Shape, applicable};
+
 use crate::Arguments;
 use crate::cell::Kind;
 
@@ -40,6 +42,36 @@ pub(crate) fn measure(arguments: &Arguments) -> Result<(), String> {
         ranks.finish()?;
     }
     Ok(())
+}
+
+/// Prints one JSON line for each collective and world size that names the algorithms which serve it.
+pub(crate) fn list_algorithms(arguments: &Arguments) {
+    for &world in &arguments.ranks {
+        for &kind in &arguments.kinds {
+            let Some(collective) = kind.collective() else {
+                continue;
+            };
+            let shape = Shape {
+                collective,
+                rank: 0,
+                world,
+                counts: Counts::Even(1),
+                root: 0,
+                in_place: false,
+                widen: false,
+            };
+            let serving: Vec<String> = Algorithm::ALL
+                .into_iter()
+                .filter(|algorithm| applicable(*algorithm, &shape))
+                .map(|algorithm| format!("\"{algorithm}\""))
+                .collect();
+            println!(
+                "{{\"ranks\": {world}, \"collective\": \"{}\", \"algorithms\": [{}]}}",
+                kind.name(),
+                serving.join(", ")
+            );
+        }
+    }
 }
 
 /// The ranks of one world, each at the other end of a pair of pipes.

@@ -28,6 +28,8 @@ pub(crate) struct Arguments {
     seconds: f64,
     out_of_place: bool,
     storage: Storage,
+    /// Nothing is measured: print which algorithms serve which collective.
+    only_list: bool,
     /// This process is a rank: its number, the world size and where the ranks meet.
     rank: Option<usize>,
     world: usize,
@@ -46,6 +48,7 @@ impl Default for Arguments {
             seconds: 0.5,
             out_of_place: false,
             storage: Storage::Private,
+            only_list: false,
             rank: None,
             world: 0,
             store: String::new(),
@@ -64,6 +67,7 @@ const USAGE: &str = "\
 --seconds S              for the rounds of one cell
 --out-of-place           all_reduce from one buffer into another
 --memory private|heap    where the buffers lie
+--algorithms             measure nothing, print which algorithms serve which collective
 As a rank, under commands: --rank R --world N --store URL [--channel FOLDER]";
 
 impl Arguments {
@@ -88,6 +92,7 @@ impl Arguments {
                     parsed.seconds = value()?.parse().map_err(|_| "--seconds: a number")?;
                 }
                 "--out-of-place" => parsed.out_of_place = true,
+                "--algorithms" => parsed.only_list = true,
                 "--memory" => parsed.storage = Storage::parse(&value()?)?,
                 "--rank" => parsed.rank = Some(number(&value()?)?),
                 "--world" => parsed.world = number(&value()?)?,
@@ -123,6 +128,9 @@ fn main() -> ExitCode {
     let done = Arguments::parse(std::env::args().skip(1)).and_then(|arguments| {
         if arguments.rank.is_some() {
             rank::serve(&arguments)
+        } else if arguments.only_list {
+            launch::list_algorithms(&arguments);
+            Ok(())
         } else {
             launch::measure(&arguments)
         }

@@ -11,13 +11,12 @@ use super::group::Group;
 use super::request::Request;
 
 impl Group {
-    /// How long `request` would take on all ranks, by simulation of its plans at typical costs: right in how it grows
+    /// How long `request` would take on all ranks, by simulation of its plans at this machine's costs: right in how it grows
     /// with sizes and ranks, not to the microsecond.
     pub(crate) fn estimate(&self, request: &Request) -> Result<Duration> {
         request.check(self.rank, self.world)?;
         let shape = request.shape(self.rank, self.world);
         let dtype = request.dtype;
-        let topology = &self.membership.topology;
         // Of these each rank knows its own counts alone; the others are taken to be like it.
         let alike = match shape.counts {
             Counts::PerPair { send, .. } => Some(send.iter().sum::<usize>() / self.world),
@@ -36,7 +35,7 @@ impl Group {
             .config
             .algorithm
             .filter(|wanted| plan::applicable(*wanted, &shape))
-            .unwrap_or_else(|| plan::select::select(&shape, dtype.size(), topology));
+            .unwrap_or_else(|| self.membership.select(&shape, dtype));
         let plans: Option<Vec<Plan>> = (0..self.world)
             .map(|rank| {
                 let in_place = shape.in_place
@@ -65,7 +64,12 @@ impl Group {
 
     fn costs(&self, dtype: DataType) -> CostModel {
         let topology = self.membership.topology.clone();
-        CostModel::typical(topology, dtype.size(), dtype.accumulator().size())
+        CostModel::new(
+            topology,
+            &self.membership.costs,
+            dtype.size(),
+            dtype.accumulator().size(),
+        )
     }
 
     /// What the group holds on this rank, by name: links by kind, bytes of memory in them and kept for reuse,

@@ -17,6 +17,7 @@ use crate::transport::endpoint::{Address, Endpoint, EndpointOptions, Gate, Lane,
 use crate::transport::{Link, local};
 use crate::types::{DataType, Rank};
 
+use super::calibrate;
 use super::group::{Group, Mail, Member, Membership};
 use super::links::Slot;
 use super::request::{Request, Sizes};
@@ -48,7 +49,11 @@ impl Group {
             ring_bytes: config.ring_bytes.bytes(),
         })?;
         let address = endpoint.address();
-        let me = Introduction::new(rank, world, address.to_bytes(), &config)?;
+        let mut me = Introduction::new(rank, world, address.to_bytes(), &config)?;
+        // What rank 0 says of this holds for all, so that all make the same choices.
+        if rank == 0 && world > 1 {
+            me.costs = calibrate::costs().rounded(cores());
+        }
         let roster = roster::join(store, &me, config.join_timeout.duration())?;
         let mut members = Vec::with_capacity(world);
         for member in &roster.members {
@@ -73,7 +78,8 @@ impl Group {
             members,
             key: GroupKey::from_bytes(roster.secret),
             endpoint: Mutex::new(Some(endpoint)),
-            topology: Topology::from_hosts(&hosts, cores()),
+            topology: Topology::from_hosts(&hosts, roster.costs.cores()),
+            costs: roster.costs.costs(),
         };
         Self::enter(rank, membership, config)
     }
@@ -95,6 +101,7 @@ impl Group {
     /// One group per rank, all in this process.
     pub(crate) fn local(world: usize, config: &Config) -> Result<Vec<Arc<Self>>> {
         let key = GroupKey::random()?;
+        let costs = calibrate::costs().rounded(cores());
         let groups = (0..world)
             .map(|rank| {
                 let member = |rank| Member {
@@ -105,7 +112,8 @@ impl Group {
                     members: (0..world).map(member).collect(),
                     key: key.clone(),
                     endpoint: Mutex::new(None),
-                    topology: Topology::one_host(world, cores()),
+                    topology: Topology::one_host(world, costs.cores()),
+                    costs: costs.costs(),
                 };
                 Self::assemble(rank, membership, config.clone())
             })
@@ -186,6 +194,7 @@ impl Group {
             key: self.membership.key.derive(label),
             endpoint: Mutex::new(endpoint),
             topology: self.membership.topology.subset(ranks),
+            costs: self.membership.costs,
         };
         let group = Self::enter(rank, membership, self.config.clone())?;
         group.set_timeout(self.timeout());

@@ -12,12 +12,14 @@ use crate::buffer::Scratch;
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
 use crate::health::{self, Recorder};
-use crate::plan::select::Topology;
+use crate::plan::cost::Costs;
+use crate::plan::select::{Topology, select};
+use crate::plan::{Algorithm, Shape};
 use crate::reduce::Workers;
 use crate::rendezvous::handshake::GroupKey;
 use crate::transport::endpoint::{Address, Endpoint, Lane};
 use crate::transport::{Link, Notice};
-use crate::types::{Collective, Rank};
+use crate::types::{Collective, DataType, Rank};
 
 use super::executor::{Execution, Prepared};
 use super::links::LinkTable;
@@ -42,11 +44,18 @@ pub(crate) struct Membership {
     /// Where they reach this process, until the group is closed; `None` inside one process.
     pub(crate) endpoint: Mutex<Option<Arc<Endpoint>>>,
     pub(crate) topology: Topology,
+    /// What things cost, as rank 0 of the group that all members came from measured it.
+    pub(crate) costs: Costs,
 }
 
 impl Membership {
     pub(super) fn endpoint(&self) -> Option<Arc<Endpoint>> {
         self.endpoint.lock().clone()
+    }
+
+    /// The algorithm for `shape`, the same on all members.
+    pub(super) fn select(&self, shape: &Shape, dtype: DataType) -> Algorithm {
+        select(shape, dtype.size(), &self.topology, &self.costs)
     }
 }
 

@@ -7,6 +7,7 @@
 //! under way and nobody leading. No step blocks, so groups never block each other.
 
 mod at_once;
+mod calibrate;
 mod completions;
 mod estimate;
 mod executor;

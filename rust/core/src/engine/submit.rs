@@ -172,8 +172,7 @@ impl Group {
         if let Some(found) = key.as_ref().and_then(|key| core.plans.get(key)) {
             return Ok(Arc::clone(found));
         }
-        let mut algorithm =
-            plan::select::select(&shape, request.dtype.size(), &self.membership.topology);
+        let mut algorithm = self.membership.select(&shape, request.dtype);
         if let Some(wanted) = self.config.algorithm
             && plan::applicable(wanted, &shape)
         {

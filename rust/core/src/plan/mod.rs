@@ -19,13 +19,14 @@
 //!
 //! # Making one
 //!
-//! [`select::select`] names an algorithm, [`build`] makes this rank's plan by it; [`check::verify`] proves a
-//! new algorithm. Zero-length messages are left out on both sides, except in a barrier, which has no others.
+//! [`select::select`] names the algorithm that [`cost::predict`] finds cheapest, [`build`] makes this rank's
+//! plan by it; [`check::verify`] proves a new algorithm. Zero-length messages are left out on both sides, except in a barrier, which has no others.
 #![forbid(unsafe_code)]
 
 mod bruck;
 mod builder;
 pub mod check;
+pub mod cost;
 mod direct;
 mod doubling;
 mod halving;

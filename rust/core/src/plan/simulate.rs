@@ -16,6 +16,7 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
+use super::cost::Costs;
 use super::select::Topology;
 use super::{Buffer, Plan, Span, Step};
 use crate::types::Rank;
@@ -53,24 +54,33 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// Shared memory inside hosts at 8 GB/s and half a microsecond, 10 Gbit/s and 20 microseconds between
-    /// them.
+    /// A machine of these days: [`Costs::TYPICAL`].
     pub fn typical(topology: Topology, element_size: usize, accumulator_size: usize) -> Self {
+        Self::new(topology, &Costs::TYPICAL, element_size, accumulator_size)
+    }
+
+    /// A machine of such costs.
+    pub fn new(
+        topology: Topology,
+        costs: &Costs,
+        element_size: usize,
+        accumulator_size: usize,
+    ) -> Self {
         Self {
             topology,
             element_size,
             accumulator_size,
             inside: LinkCost {
-                latency: 0.3e-6,
-                per_message: 0.15e-6,
-                per_byte: 1.0 / 8e9,
+                latency: costs.latency,
+                per_message: costs.message,
+                per_byte: costs.fold,
             },
             across: LinkCost {
-                latency: 20e-6,
-                per_message: 3e-6,
-                per_byte: 1.0 / 1.2e9,
+                latency: costs.remote_latency,
+                per_message: costs.remote_message,
+                per_byte: costs.remote_byte,
             },
-            memory_per_byte: 1.0 / 10e9,
+            memory_per_byte: costs.copy,
             per_step: 0.02e-6,
             window: 8,
         }

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::check::{Report, verify};
+use super::cost::Costs;
 use super::select::{Topology, select};
 use super::*;
 
@@ -273,20 +274,24 @@ proptest! {
         element_size in 1..=16usize,
         ranks_per_host in 1..=8usize,
         scale in prop::sample::select(vec![1usize, 1000, 1_000_000]),
+        measured in any::<[f64; 3]>(),
+        cores in 1..=16usize,
     ) {
+        let [turn, copy, fold] = measured;
+        let costs = Costs { turn, copy, fold, ..Costs::TYPICAL }.rounded(cores).costs();
         let topology = Topology {
             host_of: (0..request.world).map(|rank| rank / ranks_per_host).collect(),
-            cores_per_host: 4,
+            cores_per_host: cores,
         };
         let mut request = request;
         if let AllCounts::Even(count) = &mut request.counts {
             *count *= scale;
         }
         request.with_shapes(|shapes| {
-            let first = select(&shapes[0], element_size, &topology);
+            let first = select(&shapes[0], element_size, &topology, &costs);
             for shape in shapes {
                 prop_assert!(applicable(first, shape));
-                prop_assert_eq!(select(shape, element_size, &topology), first);
+                prop_assert_eq!(select(shape, element_size, &topology, &costs), first);
             }
             Ok(())
         })?;

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::records::{Entry, MAX_ADDRESS, MAX_TEXT, Seal, Uuid};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::plan::cost::{Costs, Rounded};
 use crate::types::Rank;
 
 /// What a rank says about itself to join a group.
@@ -25,6 +26,8 @@ pub struct Introduction {
     pub address: Vec<u8>,
     /// The settings that must be the same on every rank.
     pub settings: Vec<(String, String)>,
+    /// What things cost on its machine; rank 0's hold for the group.
+    pub costs: Rounded,
     /// The version of unisono.
     pub version: String,
     /// The user's secret, if there is one.
@@ -32,7 +35,8 @@ pub struct Introduction {
 }
 
 impl Introduction {
-    /// This process as rank `rank` of `world`, reachable at `address`, with the settings of `config`.
+    /// This process as rank `rank` of `world`, reachable at `address`, with the settings of `config`, on a machine of
+    /// typical costs with one core.
     ///
     /// # Errors
     /// As [`read_secret`], when the configuration names a secret file.
@@ -48,6 +52,7 @@ impl Introduction {
             settings: settings
                 .map(|(name, value)| (name.to_owned(), value))
                 .collect(),
+            costs: Costs::TYPICAL.rounded(1),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             secret: config.secret_file.as_deref().map(read_secret).transpose()?,
         })
@@ -111,6 +116,7 @@ impl fmt::Debug for Introduction {
             .field("hostname", &self.hostname)
             .field("pid", &self.pid)
             .field("settings", &self.settings)
+            .field("costs", &self.costs)
             .field("version", &self.version)
             .field("has_secret", &self.secret.is_some())
             .finish_non_exhaustive()

@@ -7,7 +7,7 @@
 //! ```text
 //! record:   magic (4)  flags (1: authenticated)  version  content  [HMAC-SHA256 of all before (32)]
 //! entry:    rank (4)  world (4)  uuid (16)  pid (4)  host  hostname  address  count (2)  {name  value}
-//! table:    0 (1)  nonce (32)  count (4)  {uuid (16)  pid (4)  host  hostname  address}
+//! table:    0 (1)  nonce (32)  costs (5)  count (4)  {uuid (16)  pid (4)  host  hostname  address}
 //! failure:  1 (1)  code (1)  peer (4, all ones: none)  message
 //! ```
 //!
@@ -18,6 +18,7 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
 use crate::error::{Code, Error};
+use crate::plan::cost::Rounded;
 use crate::types::Rank;
 
 /// The longest text (host label, host name, setting, version).
@@ -56,7 +57,12 @@ pub(super) struct Entry {
 /// What rank 0 publishes when it has heard all ranks, or knows that it never will.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    Table { nonce: [u8; 32], rows: Vec<Row> },
+    Table {
+        nonce: [u8; 32],
+        /// By which all ranks choose algorithms.
+        costs: Rounded,
+        rows: Vec<Row>,
+    },
     Failure(Error),
 }
 
@@ -117,9 +123,10 @@ impl Seal<'_> {
     pub(super) fn write_verdict(self, verdict: &Verdict) -> Vec<u8> {
         let mut bytes = self.begin(VERDICT);
         match verdict {
-            Verdict::Table { nonce, rows } => {
+            Verdict::Table { nonce, costs, rows } => {
                 bytes.push(0);
                 bytes.extend(nonce);
+                bytes.extend(costs.to_bytes());
                 bytes.extend((rows.len() as u32).to_le_bytes());
                 for row in rows {
                     bytes.extend(row.uuid);
@@ -234,6 +241,7 @@ fn read_verdict(reader: &mut Reader<'_>) -> Option<Verdict> {
     match reader.array::<1>()?[0] {
         0 => {
             let nonce = reader.array()?;
+            let costs = Rounded::from_bytes(reader.array()?)?;
             let count = reader.u32()? as usize;
             // So many members cannot be there: do not even make room for them.
             if count > reader.rest.len() / MIN_MEMBER {
@@ -249,7 +257,7 @@ fn read_verdict(reader: &mut Reader<'_>) -> Option<Verdict> {
                 })
             };
             let rows = (0..count).map(row).collect::<Option<_>>()?;
-            Some(Verdict::Table { nonce, rows })
+            Some(Verdict::Table { nonce, costs, rows })
         }
         1 => {
             let code = Code::from_number(reader.array::<1>()?[0])?;
@@ -329,6 +337,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::plan::cost::Costs;
 
     const OPEN: Seal<'static> = Seal {
         version: "1.2.3",
@@ -358,6 +367,18 @@ mod tests {
         }
     }
 
+    fn costs() -> impl Strategy<Value = Rounded> {
+        (any::<[f64; 3]>(), any::<usize>()).prop_map(|([turn, copy, fold], cores)| {
+            Costs {
+                turn,
+                copy,
+                fold,
+                ..Costs::TYPICAL
+            }
+            .rounded(cores)
+        })
+    }
+
     fn verdict() -> impl Strategy<Value = Verdict> {
         let row = entry().prop_map(|entry| Row {
             uuid: entry.uuid,
@@ -368,8 +389,8 @@ mod tests {
         });
         let failure = (0..Code::ALL.len(), prop::option::of(0..1000_usize), text());
         prop_oneof![
-            (any::<[u8; 32]>(), prop::collection::vec(row, 0..6))
-                .prop_map(|(nonce, rows)| Verdict::Table { nonce, rows }),
+            (any::<[u8; 32]>(), costs(), prop::collection::vec(row, 0..6))
+                .prop_map(|(nonce, costs, rows)| Verdict::Table { nonce, costs, rows }),
             failure.prop_map(|(code, peer, message)| {
                 let mut error = Error::new(Code::ALL[code], message);
                 error.peer = peer;
@@ -451,10 +472,32 @@ mod tests {
     }
 
     #[test]
+    fn impossible_costs_are_refused() {
+        let table = |costs: [u8; Rounded::LENGTH]| {
+            let mut bytes = OPEN.begin(VERDICT);
+            bytes.push(0);
+            bytes.extend([0; 32]);
+            bytes.extend(costs);
+            bytes.extend(0_u32.to_le_bytes());
+            OPEN.read_verdict(&bytes)
+        };
+        assert!(table([3, 4, 5, 2, 0]).is_ok());
+        for hostile in [
+            [200, 4, 5, 2, 0],
+            [3, 255, 5, 2, 0],
+            [3, 4, 99, 2, 0],
+            [3, 4, 5, 0, 0],
+        ] {
+            assert_eq!(table(hostile), Err(Refused::Malformed));
+        }
+    }
+
+    #[test]
     fn a_hostile_count_makes_no_room() {
         let mut bytes = OPEN.begin(VERDICT);
         bytes.push(0);
         bytes.extend([0; 32]);
+        bytes.extend(Costs::TYPICAL.rounded(1).to_bytes());
         bytes.extend(u32::MAX.to_le_bytes());
         assert_eq!(OPEN.read_verdict(&bytes), Err(Refused::Malformed));
     }

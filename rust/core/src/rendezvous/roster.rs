@@ -20,6 +20,7 @@ pub use super::introduction::{Introduction, host_label, hostname, read_secret};
 use super::records::{Entry, Refused, Row, Seal, Verdict, keyed};
 use super::store::{MAX_VALUE, Store};
 use crate::error::{Code, Error, Result};
+use crate::plan::cost::Rounded;
 use crate::types::Rank;
 
 /// How long rank 0 waits for entries between two looks at `trouble`.
@@ -57,6 +58,8 @@ pub struct Member {
 pub struct Roster {
     /// The members, by rank.
     pub members: Vec<Member>,
+    /// What things cost, as rank 0 said: the same on all members.
+    pub costs: Rounded,
     /// The same on all members, and different for every group that ever formed. Not secret.
     pub id: [u8; 16],
     /// Known to the members alone.
@@ -64,7 +67,7 @@ pub struct Roster {
 }
 
 impl Roster {
-    fn new(rows: Vec<Row>, nonce: &[u8; 32], user_secret: Option<&[u8]>) -> Self {
+    fn new(rows: Vec<Row>, costs: Rounded, nonce: &[u8; 32], user_secret: Option<&[u8]>) -> Self {
         let secret = keyed(
             user_secret.unwrap_or_default(),
             &[b"unisono group secret", nonce],
@@ -80,6 +83,7 @@ impl Roster {
         });
         Self {
             members: members.collect(),
+            costs,
             id,
             secret,
         }
@@ -91,6 +95,7 @@ impl fmt::Debug for Roster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Roster")
             .field("members", &self.members)
+            .field("costs", &self.costs)
             .field("id", &self.id)
             .finish_non_exhaustive()
     }
@@ -156,7 +161,8 @@ impl Joining<'_> {
         let verdict = self.collect().and_then(|rows| {
             let mut nonce = [0; 32];
             fill_random(&mut nonce)?;
-            let table = Verdict::Table { nonce, rows };
+            let costs = self.me.costs;
+            let table = Verdict::Table { nonce, costs, rows };
             let bytes = self.seal.write_verdict(&table);
             if bytes.len() > MAX_VALUE {
                 return Err(Error::unsupported(format!(
@@ -169,8 +175,8 @@ impl Joining<'_> {
             Ok(table)
         });
         match verdict {
-            Ok(Verdict::Table { nonce, rows }) => {
-                Ok(Roster::new(rows, &nonce, self.me.secret.as_deref()))
+            Ok(Verdict::Table { nonce, costs, rows }) => {
+                Ok(Roster::new(rows, costs, &nonce, self.me.secret.as_deref()))
             }
             Ok(Verdict::Failure(error)) => Err(error),
             Err(error) => {
@@ -291,8 +297,8 @@ impl Joining<'_> {
     /// Takes the verdict, if this rank is part of it.
     fn conclude(&self, verdict: &[u8]) -> Result<Roster> {
         let verdict = self.seal.read_verdict(verdict);
-        let (nonce, rows) = match verdict.map_err(|why| self.refusal(0, why))? {
-            Verdict::Table { nonce, rows } => (nonce, rows),
+        let (nonce, costs, rows) = match verdict.map_err(|why| self.refusal(0, why))? {
+            Verdict::Table { nonce, costs, rows } => (nonce, costs, rows),
             Verdict::Failure(error) => return Err(self.as_seen_here(error)),
         };
         if rows.len() != self.me.world {
@@ -302,7 +308,8 @@ impl Joining<'_> {
         if mine.uuid != self.entry.uuid {
             return Err(self.claimed_twice(mine.pid, &mine.hostname));
         }
-        Ok(Roster::new(rows, &nonce, self.me.secret.as_deref()))
+        let secret = self.me.secret.as_deref();
+        Ok(Roster::new(rows, costs, &nonce, secret))
     }
 
     /// The error of a rank whose time is over without a verdict: who has not come?

@@ -5,6 +5,7 @@ use std::thread;
 
 use super::*;
 use crate::config::Config;
+use crate::plan::cost::Costs;
 use crate::rendezvous::file_store::FileStore;
 use crate::rendezvous::memory::MemoryStore;
 use crate::rendezvous::records::MAX_TEXT;
@@ -18,6 +19,7 @@ fn someone(rank: Rank, world: usize) -> Introduction {
     Introduction {
         hostname: format!("node{}", rank / 2),
         pid: 1000 + rank as u32,
+        costs: Costs::TYPICAL.rounded(rank + 3),
         ..Introduction::new(rank, world, vec![rank as u8; 5], &Config::default())
             .expect("no secret")
     }
@@ -54,6 +56,7 @@ fn forms(store: &dyn Store, world: usize) {
         assert_eq!(roster, &rosters[0]);
         assert_ne!(roster.secret, [0; 32]);
         assert_eq!(roster.members.len(), world);
+        assert_eq!(roster.costs, people[0].costs, "rank 0's hold for all");
         for (rank, member) in roster.members.iter().enumerate() {
             assert_eq!(member.rank, rank);
             assert_eq!(member.address, vec![rank as u8; 5]);

@@ -1,6 +1,7 @@
 //! The simulation agrees with arithmetic where arithmetic is easy, and with `select` everywhere.
 
 use super::{CostModel, simulate};
+use crate::plan::cost::{Costs, predict};
 use crate::plan::select::{Topology, select};
 use crate::plan::{Algorithm, Buffer, Counts, Plan, Shape, Span, Step, Wire, applicable, build};
 use crate::types::Collective;
@@ -97,7 +98,8 @@ fn a_thousand_ranks_meet_in_ten_rounds() {
     );
 }
 
-/// Says so when what `select` chooses takes more than twice as long as the best algorithm there is.
+/// Says so when what `select` chooses takes more than 2.5 times as long as the best algorithm there is. The simulation
+/// does not know that a message inside a host is copied into a ring first, so it may find another best.
 fn far_off(
     collective: Collective,
     topology: &Topology,
@@ -117,10 +119,10 @@ fn far_off(
         .map(|algorithm| (seconds(algorithm, &shapes, &cost), algorithm))
         .min_by(|a, b| a.0.total_cmp(&b.0))
         .expect("some algorithm applies");
-    let chosen = select(&shapes[0], element_size, topology);
+    let chosen = select(&shapes[0], element_size, topology, &Costs::TYPICAL);
     let ratio = seconds(chosen, &shapes, &cost) / best;
     let hosts = topology.host_of.last().map_or(0, |last| last + 1);
-    (ratio > 2.0).then(|| {
+    (ratio > 2.5).then(|| {
         format!(
             "{collective} of {count} x {element_size} B, {world} ranks on {hosts} hosts: {chosen} takes \
              {ratio:.1} times as long as {fastest} ({:.1} us)",
@@ -154,6 +156,49 @@ fn the_selected_algorithm_is_near_the_best() {
             for count in [1, 64, 1 << 10, 1 << 14, 1 << 18, 1 << 22] {
                 for element_size in [4, 2] {
                     problems.extend(far_off(collective, topology, count, element_size));
+                }
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// The closed forms know less than the simulation does, and more of what shared memory costs; but where they were far
+/// off, choices would be.
+#[test]
+fn predictions_are_near_the_simulation() {
+    let mut problems = Vec::new();
+    for topology in [
+        Topology::one_host(2, 2),
+        Topology::one_host(8, 8),
+        Topology::one_host(16, 16),
+        Topology::even(2, 1, 8),
+        Topology::even(2, 4, 8),
+        Topology::even(16, 1, 8),
+    ] {
+        let world = topology.host_of.len();
+        let cost = CostModel::typical(topology.clone(), 4, 4);
+        for collective in Collective::ALL {
+            for count in [64, 1 << 14, 1 << 20] {
+                let count = match collective {
+                    Collective::AllReduce | Collective::Reduce | Collective::Broadcast => count,
+                    _ => count / world,
+                };
+                let shapes = shapes(collective, world, count, false);
+                for algorithm in Algorithm::ALL {
+                    if !applicable(algorithm, &shapes[0]) {
+                        continue;
+                    }
+                    let simulated = seconds(algorithm, &shapes, &cost);
+                    let predicted = predict(algorithm, &shapes[0], 4, &topology, &Costs::TYPICAL);
+                    let ratio = predicted / simulated;
+                    if !(0.4..4.0).contains(&ratio) {
+                        let hosts = topology.host_of.last().map_or(0, |last| last + 1);
+                        problems.push(format!(
+                            "{collective} of {count}, {world} ranks on {hosts} hosts, {algorithm}: {predicted:e} \
+                             predicted, {simulated:e} simulated: {ratio:.2}"
+                        ));
+                    }
                 }
             }
         }

@@ -1,0 +1,111 @@
+//! What things cost on this machine, measured once per process when its first group forms.
+//!
+//! The measurements are few and short, about a millisecond together, and the fastest of several tries counts: what
+//! disturbs a measurement makes it longer. They serve to choose between algorithms and nothing else, so they are
+//! rounded, and what no machine does is brought into range, by [`Rounded`](crate::plan::cost::Rounded).
+
+use std::hint::black_box;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use crate::plan::cost::Costs;
+use crate::reduce::{Kernel, copy};
+use crate::types::{DataType, ReduceOp};
+
+/// No measurement begins later than this after the first one.
+const LIMIT: Duration = Duration::from_millis(1);
+
+/// Bytes that are copied and added up: more than the nearest caches hold, as messages are that are worth a thought.
+const BYTES: usize = 1 << 20;
+
+/// Tries of each kind at most.
+const TRIES: usize = 4;
+
+/// How many times as long a core takes to go to another process and find nothing there as for the question whether
+/// there is one.
+const TURN_PER_YIELD: f64 = 3.0;
+
+/// The costs on this machine.
+pub(super) fn costs() -> Costs {
+    static COSTS: OnceLock<Costs> = OnceLock::new();
+    *COSTS.get_or_init(|| {
+        let costs = measure(LIMIT);
+        tracing::debug!(?costs, "measured this machine");
+        costs
+    })
+}
+
+/// Measures for about `limit` and takes typical costs for what there is no time for.
+fn measure(limit: Duration) -> Costs {
+    let begun = Instant::now();
+    let mut costs = Costs::TYPICAL;
+    let in_time = || begun.elapsed() < limit;
+    let per_yield = fastest(&in_time, || {
+        const YIELDS: u32 = 16;
+        let start = Instant::now();
+        (0..YIELDS).for_each(|_| std::thread::yield_now());
+        start.elapsed().as_secs_f64() / f64::from(YIELDS)
+    });
+    if let Some(seconds) = per_yield {
+        costs.turn = seconds * TURN_PER_YIELD;
+    }
+    // Written, so that no page of them is the kernel's page of zeros.
+    let source = vec![1_u8; BYTES / 2];
+    let mut target = vec![2_u8; BYTES / 2];
+    let mut per_byte = |action: &mut dyn FnMut(&mut [u8], &[u8])| {
+        fastest(&in_time, || {
+            let start = Instant::now();
+            action(black_box(&mut target), black_box(&source));
+            start.elapsed().as_secs_f64() / source.len() as f64
+        })
+    };
+    if let Some(seconds) = per_byte(&mut |target, source| copy(target, source)) {
+        costs.copy = seconds;
+    }
+    if let Ok(kernel) = Kernel::new(ReduceOp::Sum, DataType::Float32)
+        && let Some(seconds) = per_byte(&mut |target, source| kernel.fold(target, source))
+    {
+        costs.fold = seconds;
+    }
+    costs
+}
+
+/// The least of some tries, of which none begins late.
+fn fastest(in_time: &impl Fn() -> bool, mut attempt: impl FnMut() -> f64) -> Option<f64> {
+    (0..TRIES)
+        .map_while(|_| in_time().then(&mut attempt))
+        .min_by(f64::total_cmp)
+        .filter(|seconds| *seconds > 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_measured_is_a_machine() {
+        for limit in [Duration::ZERO, Duration::from_micros(100), LIMIT] {
+            let measured = measure(limit);
+            for cost in [measured.turn, measured.copy, measured.fold] {
+                assert!(cost.is_finite() && cost > 0.0, "{measured:?}");
+            }
+            if limit.is_zero() {
+                assert_eq!(measured, Costs::TYPICAL);
+            }
+        }
+        assert_eq!(costs(), costs(), "measured once");
+    }
+
+    #[test]
+    fn no_measurement_begins_late() {
+        let asked = std::cell::Cell::new(0);
+        let in_time = || {
+            asked.set(asked.get() + 1);
+            asked.get() <= 2
+        };
+        let mut tries = [3.0, 2.0, 1.0].into_iter();
+        let least = fastest(&in_time, || tries.next().expect("no third"));
+        assert_eq!(least, Some(2.0));
+        assert_eq!(fastest(&|| false, || 1.0), None);
+    }
+}

@@ -1,0 +1,270 @@
+//! What the formulas add up, and where.
+
+use super::Costs;
+use crate::plan::select::Topology;
+
+/// Payloads up to this length travel in the post that announces them.
+const POSTED: f64 = 560.0;
+
+/// Payloads from this length on are read out of the sender's memory.
+const LENT: f64 = (64 << 10) as f64;
+
+/// Steps that a rank has in hand at once.
+const WINDOW: usize = 8;
+
+/// How the ranks of a world lie on its hosts, in numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    pub(super) world: usize,
+    /// Ranks on the host that has most.
+    pub(super) beside: usize,
+    /// How often the ring changes host.
+    pub(super) runs: usize,
+    /// Ranks in a row on one host, on average.
+    pub(super) run: usize,
+    /// Links of a ring that leave the host which they leave most.
+    pub(super) leaving: usize,
+    pub(super) cores: usize,
+}
+
+impl Layout {
+    pub(super) fn of(topology: &Topology, world: usize) -> Self {
+        let host_of = &topology.host_of;
+        let hosts = host_of.iter().max().map_or(1, |last| last + 1);
+        let (mut ranks, mut leaves) = (vec![0_usize; hosts], vec![0_usize; hosts]);
+        for (rank, host) in host_of.iter().enumerate() {
+            ranks[*host] += 1;
+            leaves[*host] += usize::from(host_of[(rank + 1) % host_of.len()] != *host);
+        }
+        let runs: usize = leaves.iter().sum();
+        Self {
+            world,
+            beside: ranks.iter().copied().max().unwrap_or(1).max(1),
+            runs,
+            run: (world / runs.max(1)).max(1),
+            leaving: leaves.iter().copied().max().unwrap_or(0),
+            cores: topology.cores_per_host.max(1),
+        }
+    }
+
+    pub(super) fn across(&self) -> bool {
+        self.leaving > 0
+    }
+
+    /// Whether ranks share cores.
+    fn is_crowded(&self) -> bool {
+        self.beside > self.cores
+    }
+
+    /// Whether partners that are found by flipping the bit `distance` are on different hosts.
+    pub(super) fn crosses(&self, distance: usize) -> bool {
+        self.across() && distance >= self.run
+    }
+}
+
+/// What taking in a message takes, beside the message itself.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Taken {
+    Copied,
+    Folded,
+}
+
+/// The sum of all that an algorithm does.
+pub(super) struct Bill<'a> {
+    pub(super) costs: &'a Costs,
+    pub(super) at: Layout,
+    /// The seconds of rounds.
+    pub(super) rounds: f64,
+    /// Seconds of work of every rank.
+    pub(super) each: f64,
+    /// More seconds of work of the root.
+    pub(super) root: f64,
+    /// Seconds during which one rank alone is able to work.
+    pub(super) alone: f64,
+    /// Bytes through the busiest interface.
+    pub(super) wire: f64,
+}
+
+impl<'a> Bill<'a> {
+    pub(super) fn new(costs: &'a Costs, at: Layout) -> Self {
+        Self {
+            costs,
+            at,
+            rounds: 0.0,
+            each: 0.0,
+            root: 0.0,
+            alone: 0.0,
+            wire: 0.0,
+        }
+    }
+
+    pub(super) fn seconds(&self) -> f64 {
+        let shared = (self.each * self.at.beside as f64 + self.root) / self.at.cores as f64;
+        let busiest = self.each + self.root;
+        let work = if shared > busiest { shared } else { busiest };
+        self.rounds + work + self.alone + self.wire * self.costs.remote_byte
+    }
+
+    /// How long a dependent round lasts beside its work.
+    pub(super) fn round(&self, across: bool) -> f64 {
+        let near = if self.at.is_crowded() {
+            self.costs.turn * self.at.beside as f64 / self.at.cores as f64
+        } else {
+            self.costs.latency
+        };
+        if across {
+            near + self.costs.remote_latency
+        } else {
+            near
+        }
+    }
+
+    /// `number` rounds in which some rank waits for another host, if there is one.
+    pub(super) fn rounds(&mut self, number: usize) {
+        self.rounds += number as f64 * self.round(self.at.across());
+    }
+
+    /// What sending `bytes` inside the host takes.
+    pub(super) fn sending(&self, bytes: f64) -> f64 {
+        let moved = if bytes > POSTED && bytes < LENT {
+            bytes * self.costs.copy
+        } else {
+            0.0
+        };
+        self.costs.message + moved
+    }
+
+    /// What receiving `bytes` inside the host takes, `widening` times as many of which are added up.
+    pub(super) fn taking(&self, bytes: f64, taken: Taken, widening: f64) -> f64 {
+        let mut seconds = self.costs.message;
+        if bytes >= LENT {
+            seconds += self.costs.loan;
+        }
+        if taken == Taken::Folded {
+            seconds += bytes * widening * self.costs.fold;
+        }
+        if taken == Taken::Copied || bytes >= LENT {
+            seconds += bytes * self.costs.copy;
+        }
+        seconds
+    }
+
+    /// Every rank sends `number` messages of `bytes` and takes as many in; `across` hosts or inside.
+    pub(super) fn exchanges(
+        &mut self,
+        number: f64,
+        across: bool,
+        bytes: f64,
+        taken: Taken,
+        widening: f64,
+    ) {
+        self.each += number
+            * if across {
+                let worked = if taken == Taken::Folded {
+                    bytes * widening * self.costs.fold
+                } else {
+                    0.0
+                };
+                2.0 * self.costs.remote_message + worked
+            } else {
+                self.sending(bytes) + self.taking(bytes, taken, widening)
+            };
+    }
+
+    /// Every rank sends `bytes` to every other, in `pieces`.
+    ///
+    /// Sums grow in rank order, so a rank's last operand comes from somebody who has had as many to wait for. Sends
+    /// that are under way at once hide that in small worlds, later pieces do, and other ranks of the core where there are any.
+    pub(super) fn everyone(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
+        let (near, far) = (self.at.beside - 1, self.at.world - self.at.beside);
+        let (piece, before) = (bytes / pieces, self.each);
+        self.exchanges(near as f64 * pieces, false, piece, taken, widening);
+        self.exchanges(far as f64 * pieces, true, piece, taken, widening);
+        self.wire += (self.at.beside * far) as f64 * bytes;
+        if taken == Taken::Folded && !self.at.is_crowded() {
+            let hidden = self.at.world.saturating_sub(WINDOW);
+            let waiting = (self.each - before) / pieces;
+            self.alone += waiting * hidden as f64 / (self.at.world - 1) as f64;
+        }
+    }
+
+    /// The root takes `bytes` from every other rank.
+    pub(super) fn root_takes(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
+        let (near, far) = (self.at.beside - 1, self.at.world - self.at.beside);
+        let piece = bytes / pieces;
+        self.each += pieces * self.sending(piece);
+        self.root += near as f64 * pieces * self.taking(piece, taken, widening);
+        let mut remote = self.costs.remote_message;
+        if taken == Taken::Folded {
+            remote += piece * widening * self.costs.fold;
+        }
+        self.root += far as f64 * pieces * remote;
+        self.wire += far as f64 * bytes;
+    }
+
+    /// The root sends `bytes` to every other rank.
+    pub(super) fn root_sends(&mut self, bytes: f64) {
+        let (near, far) = (self.at.beside - 1, self.at.world - self.at.beside);
+        self.root += near as f64 * self.sending(bytes) + far as f64 * self.costs.remote_message;
+        self.each += self.taking(bytes, Taken::Copied, 1.0);
+        self.wire += far as f64 * bytes;
+    }
+
+    /// `hops` from neighbour to neighbour, as far around the ring as that goes. Few of them leave a host.
+    pub(super) fn hops(&mut self, hops: usize) {
+        self.rounds += hops as f64 * self.round(false);
+        let leaving = hops.min(self.at.runs) as f64;
+        self.rounds += leaving * self.costs.remote_latency;
+    }
+
+    /// Every rank sends its right neighbour `number` messages of `bytes`. The others wait for those whose neighbour is
+    /// on another host.
+    pub(super) fn send_right(&mut self, number: f64, bytes: f64, taken: Taken, widening: f64) {
+        let alone_on_host = self.at.across() && self.at.run == 1;
+        self.exchanges(number, alone_on_host, bytes, taken, widening);
+        if self.at.across() && !alone_on_host {
+            self.alone += number * self.costs.remote_message;
+        }
+        self.wire += number * self.at.leaving as f64 * bytes;
+    }
+
+    /// Every rank gives its right neighbour a block of `bytes`, once around.
+    pub(super) fn around(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
+        let rounds = self.at.world - 1;
+        self.hops(rounds);
+        self.send_right(rounds as f64 * pieces, bytes / pieces, taken, widening);
+    }
+
+    /// Every rank and the one whose number differs in the bit `distance` give each other `bytes`, one round.
+    pub(super) fn swap(&mut self, distance: usize, bytes: f64, taken: Taken, widening: f64) {
+        let across = self.at.crosses(distance);
+        self.round_of(across, bytes, taken, widening);
+        if across {
+            self.wire += bytes * self.at.beside as f64;
+        }
+    }
+
+    /// Every rank sends `bytes` to the one `distance` places on around the circle, one round.
+    pub(super) fn shift(&mut self, distance: usize, bytes: f64, taken: Taken) {
+        let across = self.at.across();
+        self.round_of(across, bytes, taken, 1.0);
+        if across {
+            let leaving = (self.at.leaving * distance).min(self.at.beside);
+            self.wire += bytes * leaving as f64;
+        }
+    }
+
+    fn round_of(&mut self, across: bool, bytes: f64, taken: Taken, widening: f64) {
+        self.rounds += self.round(across);
+        if bytes >= LENT && !across {
+            // What is lent must have come back before it may be written in the next round.
+            self.rounds += self.round(false);
+        }
+        self.exchanges(1.0, across, bytes, taken, widening);
+    }
+
+    /// `bytes` are gone over in the rank's own memory.
+    pub(super) fn pass(&mut self, bytes: f64) {
+        self.each += bytes * self.costs.copy;
+    }
+}

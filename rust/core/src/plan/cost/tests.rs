@@ -1,0 +1,173 @@
+//! Choices that are known to be right, and costs on their way between ranks.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::plan::applicable;
+use crate::plan::select::select;
+
+fn shape(collective: Collective, world: usize, count: usize) -> Shape<'static> {
+    Shape {
+        collective,
+        rank: 0,
+        world,
+        counts: Counts::Even(count),
+        root: 0,
+        in_place: false,
+        widen: false,
+    }
+}
+
+/// The choice for float32 at typical costs, `bytes` being those of the whole.
+fn chosen(collective: Collective, topology: &Topology, bytes: usize) -> Algorithm {
+    let world = topology.host_of.len();
+    let count = match collective {
+        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => bytes / 4,
+        _ => (bytes / 4 / world).max(1),
+    };
+    select(
+        &shape(collective, world, count),
+        4,
+        topology,
+        &Costs::TYPICAL,
+    )
+}
+
+#[test]
+fn a_few_bytes_go_directly_where_ranks_share_cores() {
+    let crowded = Topology::one_host(8, 2);
+    for collective in Collective::ALL {
+        assert_eq!(
+            chosen(collective, &crowded, 8),
+            Algorithm::Direct,
+            "{collective}"
+        );
+    }
+}
+
+#[test]
+fn many_bytes_are_reduced_in_parts() {
+    for (world, cores) in [(2, 2), (4, 2), (8, 2), (4, 4), (16, 16), (64, 64)] {
+        let chosen = chosen(
+            Collective::AllReduce,
+            &Topology::one_host(world, cores),
+            64 << 20,
+        );
+        // Of two ranks, halving does the same with a copy less.
+        assert!(
+            matches!(chosen, Algorithm::TwoShot | Algorithm::Ring)
+                || (world == 2 && chosen == Algorithm::Halving),
+            "{world} ranks, {cores} cores: {chosen}"
+        );
+    }
+}
+
+#[test]
+fn large_worlds_on_many_hosts_do_not_talk_to_everyone() {
+    for topology in [
+        Topology::even(64, 8, 8),
+        Topology::even(512, 1, 8),
+        Topology::even(1024, 4, 2),
+    ] {
+        for collective in [
+            Collective::AllReduce,
+            Collective::Broadcast,
+            Collective::AllGather,
+            Collective::ReduceScatter,
+            Collective::Barrier,
+        ] {
+            for bytes in [8, 64 << 10, 64 << 20] {
+                let chosen = chosen(collective, &topology, bytes);
+                assert_ne!(
+                    chosen,
+                    Algorithm::Direct,
+                    "{collective} of {bytes} bytes, {} ranks",
+                    topology.host_of.len()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn more_bytes_take_no_less_and_a_faster_machine_no_more() {
+    let topologies = [
+        Topology::one_host(8, 2),
+        Topology::one_host(6, 8),
+        Topology::even(4, 3, 2),
+    ];
+    let faster = Costs {
+        turn: Costs::TYPICAL.turn / 2.0,
+        fold: Costs::TYPICAL.fold / 2.0,
+        ..Costs::TYPICAL
+    };
+    for topology in &topologies {
+        for collective in Collective::ALL {
+            for algorithm in Algorithm::ALL {
+                let world = topology.host_of.len();
+                let mut least = 0.0;
+                // As long as messages neither begin to be lent nor to go in other pieces.
+                for count in [0, 1, 100, 1000, 4000] {
+                    let shape = shape(collective, world, count);
+                    if !applicable(algorithm, &shape) {
+                        continue;
+                    }
+                    let seconds = predict(algorithm, &shape, 4, topology, &Costs::TYPICAL);
+                    assert!(seconds.is_finite() && seconds >= least, "{algorithm}");
+                    assert!(predict(algorithm, &shape, 4, topology, &faster) <= seconds);
+                    least = seconds;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn counts_without_end_are_chosen_for() {
+    for collective in Collective::ALL {
+        for world in [1, 2, 7, 4096] {
+            let shape = shape(collective, world, usize::MAX);
+            let topology = Topology::one_host(world, 1);
+            let chosen = select(&shape, 16, &topology, &Costs::TYPICAL);
+            assert!(applicable(chosen, &shape) || chosen == Algorithm::Direct);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn costs_come_back_near_what_they_were(
+        turn in 0.2e-6..12.8e-6_f64,
+        rates in (0.5e9..64e9_f64, 0.5e9..64e9_f64),
+        cores in 1..70_000_usize,
+    ) {
+        let (copy, fold) = (1.0 / rates.0, 1.0 / rates.1);
+        let told = Costs { turn, copy, fold, ..Costs::TYPICAL }.rounded(cores);
+        prop_assert_eq!(Rounded::from_bytes(told.to_bytes()), Some(told));
+        prop_assert_eq!(told.cores(), cores.min(65_535));
+        let heard = told.costs();
+        for (heard, measured) in [(heard.turn, turn), (heard.copy, copy), (heard.fold, fold)] {
+            prop_assert!((0.9..1.1).contains(&(heard / measured)), "{heard} for {measured}");
+        }
+        // Told on, they stay what they are.
+        prop_assert_eq!(heard.rounded(told.cores()), told);
+    }
+
+    #[test]
+    fn absurd_costs_are_brought_into_range(measured in any::<[f64; 3]>(), cores in any::<usize>()) {
+        let [turn, copy, fold] = measured;
+        let heard = Costs { turn, copy, fold, ..Costs::TYPICAL }.rounded(cores).costs();
+        prop_assert!((0.19e-6..13e-6).contains(&heard.turn));
+        prop_assert!((1.0 / 65e9..1.0 / 0.49e9).contains(&heard.copy));
+        prop_assert!((1.0 / 65e9..1.0 / 0.49e9).contains(&heard.fold));
+    }
+
+    #[test]
+    fn bytes_are_costs_or_refused(bytes in any::<[u8; Rounded::LENGTH]>()) {
+        if let Some(told) = Rounded::from_bytes(bytes) {
+            prop_assert_eq!(told.to_bytes(), bytes);
+            let costs = told.costs();
+            prop_assert!(costs.turn > 0.0 && costs.copy > 0.0 && costs.fold > 0.0);
+        }
+    }
+}
