@@ -84,6 +84,10 @@ pub fn select(shape: &Shape, element_size: usize, topology: &Topology, costs: &C
         // Each rank knows its own counts only.
         _ => return Algorithm::Direct,
     }
+    if shape.collective == Collective::Barrier {
+        // Through a root, the other way, ranks would wait for the root while it waits for who is missing, and name it.
+        return Algorithm::Bruck;
+    }
     let candidates = Algorithm::ALL
         .into_iter()
         .filter(|algorithm| applicable(*algorithm, shape));
