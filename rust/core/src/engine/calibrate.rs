@@ -18,12 +18,18 @@ const LIMIT: Duration = Duration::from_millis(1);
 /// Bytes that are copied and added up: more than the nearest caches hold, as messages are that are worth a thought.
 const BYTES: usize = 1 << 20;
 
-/// Tries of each kind at most.
+/// Copies and sums at most.
 const TRIES: usize = 4;
+
+/// Times that the core is offered to others, at most.
+const YIELDS: usize = 64;
 
 /// How many times as long a core takes to go to another process and find nothing there as for the question whether
 /// there is one.
 const TURN_PER_YIELD: f64 = 3.0;
+
+/// How many times as long a byte takes that another core has just written as one that this core has in its cache.
+const FROM_ANOTHER_CORE: f64 = 2.0;
 
 /// The costs on this machine.
 pub(super) fn costs() -> Costs {
@@ -40,39 +46,43 @@ fn measure(limit: Duration) -> Costs {
     let begun = Instant::now();
     let mut costs = Costs::TYPICAL;
     let in_time = || begun.elapsed() < limit;
-    let per_yield = fastest(&in_time, || {
-        const YIELDS: u32 = 16;
-        let start = Instant::now();
-        (0..YIELDS).for_each(|_| std::thread::yield_now());
-        start.elapsed().as_secs_f64() / f64::from(YIELDS)
-    });
-    if let Some(seconds) = per_yield {
-        costs.turn = seconds * TURN_PER_YIELD;
-    }
     // Written, so that no page of them is the kernel's page of zeros.
     let source = vec![1_u8; BYTES / 2];
     let mut target = vec![2_u8; BYTES / 2];
     let mut per_byte = |action: &mut dyn FnMut(&mut [u8], &[u8])| {
-        fastest(&in_time, || {
+        fastest(TRIES, &in_time, || {
             let start = Instant::now();
             action(black_box(&mut target), black_box(&source));
             start.elapsed().as_secs_f64() / source.len() as f64
         })
     };
     if let Some(seconds) = per_byte(&mut |target, source| copy(target, source)) {
-        costs.copy = seconds;
+        costs.copy = seconds * FROM_ANOTHER_CORE;
     }
     if let Ok(kernel) = Kernel::new(ReduceOp::Sum, DataType::Float32)
         && let Some(seconds) = per_byte(&mut |target, source| kernel.fold(target, source))
     {
-        costs.fold = seconds;
+        costs.fold = seconds * FROM_ANOTHER_CORE;
+    }
+    // Last and one by one: where others want the core, it comes back after a time slice of theirs.
+    let per_yield = fastest(YIELDS, &in_time, || {
+        let start = Instant::now();
+        std::thread::yield_now();
+        start.elapsed().as_secs_f64()
+    });
+    if let Some(seconds) = per_yield {
+        costs.turn = seconds * TURN_PER_YIELD;
     }
     costs
 }
 
 /// The least of some tries, of which none begins late.
-fn fastest(in_time: &impl Fn() -> bool, mut attempt: impl FnMut() -> f64) -> Option<f64> {
-    (0..TRIES)
+fn fastest(
+    tries: usize,
+    in_time: &impl Fn() -> bool,
+    mut attempt: impl FnMut() -> f64,
+) -> Option<f64> {
+    (0..tries)
         .map_while(|_| in_time().then(&mut attempt))
         .min_by(f64::total_cmp)
         .filter(|seconds| *seconds > 0.0)
@@ -104,8 +114,8 @@ mod tests {
             asked.get() <= 2
         };
         let mut tries = [3.0, 2.0, 1.0].into_iter();
-        let least = fastest(&in_time, || tries.next().expect("no third"));
+        let least = fastest(TRIES, &in_time, || tries.next().expect("no third"));
         assert_eq!(least, Some(2.0));
-        assert_eq!(fastest(&|| false, || 1.0), None);
+        assert_eq!(fastest(TRIES, &|| false, || 1.0), None);
     }
 }
