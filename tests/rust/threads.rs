@@ -101,7 +101,6 @@ fn none_is_left_when_the_last_group_has_been_closed() {
             _ => join(3, transport),
         };
         barrier(&comms);
-        let there = threads();
         let expected: &[&str] = match transport {
             "local" => &["unisono-drive", "unisono-relieve", "unisono-tell"],
             _ => &[
@@ -111,10 +110,12 @@ fn none_is_left_when_the_last_group_has_been_closed() {
                 "unisono-tell",
             ],
         };
-        for name in expected {
-            // The system keeps 15 bytes of a name.
-            let name = &name[..name.len().min(15)];
-            assert!(there.iter().any(|other| other == name), "{name}: {there:?}");
+        // The system keeps 15 bytes of a name, which a thread gives itself once it runs.
+        let has = |name: &&str| threads().contains(&name[..name.len().min(15)].to_owned());
+        let late = Instant::now() + LIMIT;
+        while !expected.iter().all(has) {
+            assert!(Instant::now() < late, "{expected:?}: {:?}", threads());
+            std::thread::yield_now();
         }
         let (last, others) = comms.split_last().expect("some");
         others.iter().for_each(Communicator::close);
