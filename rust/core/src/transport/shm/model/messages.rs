@@ -217,7 +217,7 @@ fn loom_posts_and_bytes_keep_their_order() {
 
 #[test]
 fn loom_who_sleeps_for_a_loan_is_woken_and_may_write() {
-    check(None, || {
+    check(Some(2), || {
         let desk = Desk::new();
         let (back, post) = (Bell::new(), Bell::new());
         let memory = Arc::new(UnsafeCell::new(1_u8));

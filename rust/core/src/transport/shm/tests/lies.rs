@@ -66,7 +66,7 @@ fn impossible_counts_are_errors() {
         untrusted(link.try_lend(&HEADER, &[(4096, 1 << 20)]));
     }
     // None is back, one is refused that was not on trial, more than were lent.
-    for returned in [3, 7, 8, u64::MAX] {
+    for returned in [3, 5, 6, u64::MAX] {
         let (mut link, segment, _theirs) = exposed(4096);
         link.lend_private_from(1);
         let mut tickets = Vec::new();
@@ -106,8 +106,8 @@ fn messages_in_the_middle_of_a_loan_are_errors() {
     untrusted(b.try_take(&mut |_| panic!("taken")));
 }
 
-/// Announces a loan with that description and reads it as far as it goes.
-fn read_loan(description: &[u8], align: usize) -> Result<usize> {
+/// The ends of a link of which the second has been announced a loan with that description.
+fn announce(description: &[u8]) -> Result<(ShmLink, ShmLink)> {
     let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
     a.poster
         .post((0, true), (&HEADER, description), || {})
@@ -118,6 +118,12 @@ fn read_loan(description: &[u8], align: usize) -> Result<usize> {
         heads += 1;
     })?;
     assert_eq!(heads, 1);
+    Ok((a, b))
+}
+
+/// Reads such a loan as far as it goes.
+fn read_loan(description: &[u8], align: usize) -> Result<usize> {
+    let (_a, mut b) = announce(description)?;
     let mut total = 0;
     for _ in 0..4 {
         let mut lent = 0;
@@ -147,13 +153,13 @@ fn descriptions_that_no_member_writes_are_errors() {
         words(&[[0, at, 64], [0, at, 0]]),
         words(&[[0, u64::MAX, 1]]),
         words(&[[0, 1, u64::MAX]]),
-        // Segments that were not announced, and that no heap has.
-        words(&[[1, 0, 64]]),
         words(&[[1 << 32, 0, 64]]),
-        // Half an element.
-        words(&[[0, at, 6], [0, at, 2]]),
     ];
     for lie in lies {
+        untrusted(announce(&lie));
+    }
+    // A segment that was not announced, and half an element.
+    for lie in [words(&[[1, 0, 64]]), words(&[[0, at, 6], [0, at, 2]])] {
         untrusted(read_loan(&lie, 4));
     }
     // What cannot be read is refused.
