@@ -281,3 +281,42 @@ fn a_wait_may_end_before_its_operation() {
         comm.barrier().expect("barrier");
     });
 }
+
+#[test]
+fn threads_share_a_reduction_and_change_nothing_of_it() {
+    const COUNT: usize = (3 << 20) + 5;
+    let value = |rank: usize, i: usize| (i % 97) as f32 * 0.1 + rank as f32;
+    let sums = |threads: &str| {
+        let mut config = Config::default();
+        config.set("threads", threads).expect("a setting");
+        let comms = Communicator::local(2, &config).expect("communicators");
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = comms
+                .iter()
+                .map(|comm| {
+                    scope.spawn(move || {
+                        let rank = comm.rank();
+                        let mut data = unisono::heap::Buffer::<f32>::zeroed(COUNT);
+                        for (i, element) in data.iter_mut().enumerate() {
+                            *element = value(rank, i);
+                        }
+                        comm.all_reduce(&mut data, ReduceOp::Sum).expect("a sum");
+                        data.iter().map(|sum| sum.to_bits()).collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().expect("no panic"))
+                .collect::<Vec<_>>()
+        })
+    };
+    let expected: Vec<_> = (0..COUNT)
+        .map(|i| (value(0, i) + value(1, i)).to_bits())
+        .collect();
+    for threads in ["1", "3"] {
+        for got in sums(threads) {
+            assert!(got == expected, "{threads} threads");
+        }
+    }
+}

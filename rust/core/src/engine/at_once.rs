@@ -143,7 +143,8 @@ impl Group {
                 dtype,
                 memory: &memory,
             };
-            if !core.leader && core.matching.may_look(from) && self.look(&mut core, &wanted)? {
+            let alone = !core.leader && !core.is_busy() && core.matching.may_look(from);
+            if alone && self.look(&mut core, &wanted)? {
                 self.note_message(&mut core, Collective::Recv);
                 return Ok(from);
             }

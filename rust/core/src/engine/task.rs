@@ -31,8 +31,6 @@ pub(super) struct Progress {
     header_read: bool,
     /// The message being sent is lent.
     loan: Option<Ticket>,
-    /// It was, and was refused: its payload is streamed.
-    refused: bool,
 }
 
 impl Progress {
@@ -159,8 +157,9 @@ impl Task {
                     return Ok(());
                 }
                 Loan::Refused => {
+                    // The header has come with the loan; the payload is streamed.
                     progress.bytes = HEADER;
-                    (progress.loan, progress.refused) = (None, true);
+                    progress.loan = None;
                 }
             }
         } else if progress.bytes == 0 {
