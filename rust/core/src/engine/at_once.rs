@@ -79,7 +79,7 @@ impl Group {
         let work = self.keep(&mut core, execution, timeout, None);
         if !alone {
             self.step(&mut core);
-            self.after_submit(&mut core, false);
+            self.after_submit(&mut core, None);
         }
         Ok(Carried::On(work))
     }

@@ -222,6 +222,11 @@ impl Execution {
         }
     }
 
+    /// Bytes of the longer of its two buffers.
+    pub(crate) fn bytes(&self) -> usize {
+        self.task.input.len().max(self.task.output.len())
+    }
+
     pub(crate) fn collective(&self) -> Collective {
         self.task.collective
     }

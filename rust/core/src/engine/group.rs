@@ -26,6 +26,7 @@ use super::links::LinkTable;
 use super::matching::{Finished, Matching};
 use super::sleep::{Patience, Sleeper};
 use super::staff::{Staff, Stay};
+use super::submit::LARGE;
 use super::work::WorkState;
 
 /// A rank as errors name it and links reach it.
@@ -115,6 +116,8 @@ pub(crate) struct Core {
     pub(super) followers: usize,
     /// The progress thread has the group on its list.
     pub(super) watched: bool,
+    /// Operations were handed to it since it last looked.
+    pub(super) handed_over: bool,
     /// How the leader waits.
     pub(super) patience: Patience,
     pub(super) sequence: u64,
@@ -169,6 +172,7 @@ impl Group {
             dozing: false,
             followers: 0,
             watched: false,
+            handed_over: false,
             patience: Patience::new(neighbours, super::forming::cores(), spin),
             sequence: 0,
             messages: 0,
@@ -396,6 +400,12 @@ impl Core {
     /// Whether there is anything to move.
     pub(super) fn is_busy(&self) -> bool {
         !self.operations.is_empty() || self.matching.is_busy()
+    }
+
+    /// Whether a collective under way takes long enough to wake a thread for it.
+    pub(super) fn has_large(&self) -> bool {
+        let is_large = |operation: &Operation| operation.execution.bytes() >= LARGE;
+        self.operations.iter().any(is_large)
     }
 
     /// Whether an operation of this rank is under way.

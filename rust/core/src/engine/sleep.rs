@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::error::{Error, Result};
 
@@ -149,6 +149,19 @@ impl Sleeper {
     /// Wakes the sleeping thread, now or when it next sleeps.
     pub(crate) fn ring(&self) {
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    /// Waits for `time`, or for the bell alone.
+    pub(crate) fn nap(&self, time: Duration) {
+        let time = Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from(time.subsec_nanos()),
+        };
+        let mut bell = [PollFd::new(&self.bell, PollFlags::IN)];
+        // Interrupted or not, the caller looks again.
+        if let Ok(1..) = poll(&mut bell, Some(&time)) {
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        }
     }
 
     /// Sleeps until something changes, at most until `until` and never longer than a second, so that what nobody

@@ -20,6 +20,9 @@ use super::task::Task;
 use super::wire::Fingerprint;
 use super::work::{Completion, WorkState};
 
+/// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
+pub(super) const LARGE: usize = 1 << 20;
+
 /// Plans kept for reuse; beyond it the cache starts anew.
 const CACHED_PLANS: usize = 512;
 
@@ -39,7 +42,8 @@ impl Group {
         let execution = self.begin(&mut core, request)?;
         let work = self.keep(&mut core, execution, timeout, completion);
         self.step(&mut core);
-        self.after_submit(&mut core, background);
+        let at_once = core.has_large();
+        self.after_submit(&mut core, background.then_some(at_once));
         Ok(work)
     }
 
@@ -210,10 +214,15 @@ impl Group {
     ) -> Result<Arc<WorkState>> {
         self.check_rank(to, "send to")?;
         check_elements(dtype, &memory, "send")?;
-        self.message((Collective::Send, Some(to)), options, |core, work| {
-            core.matching
-                .send(dtype, memory, (to, tag), work, &mut core.finished)
-        })
+        let bytes = memory.len();
+        self.message(
+            (Collective::Send, Some(to), bytes),
+            options,
+            |core, work| {
+                core.matching
+                    .send(dtype, memory, (to, tag), work, &mut core.finished)
+            },
+        )
     }
 
     /// Starts a receive.
@@ -228,7 +237,8 @@ impl Group {
             self.check_rank(from, "receive from")?;
         }
         check_elements(dtype, &memory, "recv")?;
-        self.message((Collective::Recv, from), options, |core, work| {
+        let bytes = memory.len();
+        self.message((Collective::Recv, from, bytes), options, |core, work| {
             core.matching
                 .receive(dtype, memory, (from, tag), work, &mut core.finished)
         })
@@ -246,7 +256,7 @@ impl Group {
 
     fn message(
         &self,
-        (collective, peer): (Collective, Option<Rank>),
+        (collective, peer, bytes): (Collective, Option<Rank>, usize),
         options: PointToPoint,
         start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<()>,
     ) -> Result<Arc<WorkState>> {
@@ -275,33 +285,36 @@ impl Group {
                 .for_each(|peer| self.ensure_link(&mut core.links, Lane::PointToPoint, peer)),
         }
         self.step(&mut core);
-        self.after_submit(&mut core, !options.blocking);
+        self.after_submit(&mut core, (!options.blocking).then_some(bytes >= LARGE));
         Ok(work)
     }
 
-    /// Sees to it that somebody drives what was just submitted.
-    pub(super) fn after_submit(&self, core: &mut Core, background: bool) {
+    /// Sees to it that somebody drives what was just submitted: soon, or `at_once`; `None` when the caller will.
+    pub(super) fn after_submit(&self, core: &mut Core, at_once: Option<bool>) {
         if core.sleeping {
             self.sleeper.ring();
         }
-        if background {
-            self.hand_over(core);
+        if let Some(at_once) = at_once {
+            self.hand_over(core, at_once);
         }
     }
 
     /// Gives the group to the progress thread if it needs driving and nobody does it.
-    pub(super) fn hand_over(&self, core: &mut Core) {
+    pub(super) fn hand_over(&self, core: &mut Core, at_once: bool) {
         if core.leader || !core.is_busy() {
             return;
         }
+        core.handed_over = true;
         if core.watched {
             // Until it is awake: a leader that comes first may take the ring for its own.
             if core.dozing {
                 self.sleeper.ring();
+            } else if at_once {
+                self.staff.progress.wake();
             }
         } else if let Some(this) = self.this.upgrade() {
             core.watched = true;
-            self.staff.progress.adopt(this);
+            self.staff.progress.adopt(this, at_once);
         }
     }
 }

@@ -7,6 +7,7 @@ use parking_lot::MutexGuard;
 use crate::error::{Code, Error, Result};
 
 use super::group::{Core, Group};
+use super::progress::Found;
 use super::sleep::Next;
 use super::work::WorkState;
 
@@ -62,7 +63,8 @@ impl Group {
     /// The last of those who waited leaves what is still under way to the progress thread.
     fn stop_waiting(&self, core: &mut Core) {
         if core.followers == 0 {
-            self.hand_over(core);
+            let at_once = core.has_large();
+            self.hand_over(core, at_once);
         }
     }
 
@@ -113,19 +115,34 @@ impl Group {
         }
     }
 
-    /// One turn of the progress thread. Returns whether the group stays on its list.
-    pub(crate) fn drive(&self, moved: &mut bool, look_around: bool) -> bool {
-        let mut core = self.core.lock();
-        if core.leader {
-            core.watched = false;
-            return false;
+    /// One turn of the progress thread. It keeps away while somebody else holds the lock: they drive.
+    pub(super) fn drive(&self, look_around: bool) -> Found {
+        let Some(mut core) = self.core.try_lock() else {
+            return Found::default();
+        };
+        let recent = std::mem::take(&mut core.handed_over);
+        if core.leader || !core.is_busy() {
+            return Found {
+                recent,
+                ..Found::default()
+            };
         }
-        *moved |= self.step(&mut core);
+        let moved = self.step(&mut core);
         if look_around {
             self.look_around(&mut core);
         }
-        core.watched = core.is_busy();
-        core.watched
+        Found {
+            moved,
+            waits: core.is_busy(),
+            recent,
+        }
+    }
+
+    /// The progress thread stops watching a group in which there is nothing for it to do. Returns whether it does.
+    pub(super) fn dismiss(&self) -> bool {
+        let mut core = self.core.lock();
+        core.watched = core.is_busy() && !core.leader;
+        !core.watched
     }
 
     /// Announces on all links that the progress thread is about to sleep. Returns true when it must not.
