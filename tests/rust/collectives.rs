@@ -102,6 +102,42 @@ fn all_reduce_and_reduce() {
     }
 }
 
+/// What is kept of short operations serves the next one that is like it, and no other.
+#[test]
+fn alike_and_unlike_operations_follow_each_other() {
+    let shapes: [(usize, ReduceOp, usize); 7] = [
+        (1, ReduceOp::Sum, 0),
+        (1, ReduceOp::Max, 0),
+        (5, ReduceOp::Sum, 0),
+        (5, ReduceOp::Avg, 1),
+        (5, ReduceOp::Sum, 1),
+        (9, ReduceOp::PremulSum(2.0), 0),
+        (700, ReduceOp::Min, 1),
+    ];
+    for transport in TRANSPORTS {
+        run(transport, 3, |comm| {
+            for turn in 0..200 {
+                // Every shape after every other, and twice in a row.
+                let (count, op, root) = shapes[(turn * turn / 2 + turn / 3) % shapes.len()];
+                let input = |rank: usize| ((rank + 1) * (turn + 1)) as f32;
+                let expected = match op {
+                    ReduceOp::Max => input(2),
+                    ReduceOp::Min => input(0),
+                    ReduceOp::Avg => input(1),
+                    ReduceOp::PremulSum(_) => 12.0 * (turn + 1) as f32,
+                    _ => 6.0 * (turn + 1) as f32,
+                };
+                let mut data = vec![input(comm.rank()); count];
+                comm.all_reduce(&mut data, op).expect("all_reduce");
+                assert_eq!(data, vec![expected; count], "turn {turn}, {op:?}");
+                let mut data = vec![input(comm.rank()); count];
+                comm.broadcast(&mut data, root).expect("broadcast");
+                assert_eq!(data, vec![input(root); count], "turn {turn}");
+            }
+        });
+    }
+}
+
 #[test]
 fn moving_collectives() {
     for transport in TRANSPORTS {

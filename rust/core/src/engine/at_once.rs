@@ -13,7 +13,7 @@ use crate::communicator::PointToPoint;
 use crate::error::{Error, Result};
 use crate::types::{Collective, DataType, Rank};
 
-use super::executor::Execution;
+use super::executor::{Execution, Walked};
 use super::group::{Core, Group};
 use super::matching::{Look, Wanted};
 use super::request::Request;
@@ -194,6 +194,13 @@ impl Group {
     /// has ended.
     fn run_at_once(&self, core: &mut Core, execution: &mut Execution) -> Result<bool> {
         let ended = self.patiently(core, |core| {
+            if execution.is_short() {
+                return Ok(match execution.walk(&mut core.links)? {
+                    Walked::ToTheEnd => Turn::Over(true),
+                    Walked::On => Turn::Moved,
+                    Walked::Nowhere => Turn::Idle,
+                });
+            }
             let moved = execution.advance(&mut core.links, &|_| true)?;
             Ok(if execution.is_done() {
                 Turn::Over(true)

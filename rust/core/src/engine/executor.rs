@@ -5,6 +5,9 @@
 //! [`Execution`] then moves whatever may move, without ever blocking. Operations of one group share its links:
 //! a later operation may use a link direction once every earlier one is done with it, so that messages arrive in
 //! the order in which the receiver's own plans expect them.
+//!
+//! Where every message is short there is nothing to overlap: the steps are then done one after the other
+//! ([`Execution::walk`]), and an execution that has ended is used again by the next operation that is like it.
 
 use std::sync::Arc;
 
@@ -12,12 +15,16 @@ use crate::buffer::{Memory, Scratch};
 use crate::error::Result;
 use crate::plan::{Plan, Step};
 use crate::reduce;
-use crate::types::{Collective, Rank};
+use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 use super::links::LinkTable;
+use super::request::{Request, Sizes};
 use super::stage::{Repeats, Stage};
 use super::task::{Progress, Task};
 use super::wire::{Fingerprint, HEADER};
+
+/// Bytes of payload up to which a message is short: there is nothing to gain from having several under way.
+const SHORT: usize = 512;
 
 /// Steps that may be unfinished at once.
 pub(crate) const WINDOW: usize = 64;
@@ -39,6 +46,8 @@ pub(crate) struct Prepared {
     /// The last step on each link direction, sorted.
     last_use: Vec<((Rank, Direction), usize)>,
     pub(super) repeats: Repeats,
+    /// Elements of the longest message.
+    longest: usize,
 }
 
 impl Prepared {
@@ -64,7 +73,13 @@ impl Prepared {
                 last_use.insert(direction, i);
             }
         }
+        let elements = |step: &Step| match *step {
+            Step::Send { src, .. } => src.len,
+            Step::Recv { dst, .. } | Step::Fold { dst, .. } => dst.len,
+            _ => 0,
+        };
         Self {
+            longest: steps.iter().map(elements).max().unwrap_or(0),
             repeats: Repeats::of(&plan),
             plan,
             algorithm,
@@ -110,12 +125,52 @@ pub(crate) struct Execution {
     pub(crate) scratch_owner: Option<Scratch>,
     /// What the input is multiplied with beforehand.
     factor: Option<Factor>,
+    /// What it is an execution of, where the next operation like it may use it again.
+    likeness: Option<Likeness>,
     /// The first unfinished step.
     base: usize,
     /// The steps from `base` on that have ended (bit k: step `base + k`), and those that have left their link.
     ended: u64,
     left: u64,
     window: [Progress; WINDOW],
+}
+
+/// What two operations have in common that differ in their memory alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Likeness {
+    collective: Collective,
+    dtype: DataType,
+    op: Option<ReduceOp>,
+    root: Rank,
+    count: usize,
+    in_place: bool,
+}
+
+impl Likeness {
+    /// `None` for an operation that is too rare, or has too much of its own.
+    pub(crate) fn of(request: &Request) -> Option<Self> {
+        match (&request.sizes, request.op) {
+            (_, Some(ReduceOp::PremulSum(_))) => None,
+            (Sizes::Even(count), op) => Some(Self {
+                collective: request.collective,
+                dtype: request.dtype,
+                op,
+                root: request.root,
+                count: *count,
+                in_place: request.in_place(),
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// How far a walk has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Walked {
+    ToTheEnd,
+    /// Some steps further.
+    On,
+    Nowhere,
 }
 
 /// A multiplication of the input, done when the execution begins.
@@ -142,6 +197,7 @@ impl Execution {
             task,
             scratch_owner,
             factor,
+            likeness: None,
             base: 0,
             ended: 0,
             left: 0,
@@ -149,7 +205,7 @@ impl Execution {
         })
     }
 
-    /// The same for one that has ended.
+    /// The same with the memory of one that has ended.
     pub(crate) fn renew(
         &mut self,
         prepared: Arc<Prepared>,
@@ -161,7 +217,36 @@ impl Execution {
         self.task = task;
         self.scratch_owner = scratch_owner;
         self.factor = factor;
+        self.likeness = None;
         self.restart();
+    }
+
+    /// Lets the next operation like this one use the execution again, once it has ended, if every message is short.
+    pub(crate) fn set_likeness(&mut self, likeness: Option<Likeness>) {
+        let size = self.task.dtype.size().max(self.task.partial().size());
+        let bytes = self.prepared.longest.saturating_mul(size);
+        self.likeness = likeness.filter(|_| bytes <= SHORT);
+    }
+
+    /// Whether it can carry out an operation of this likeness when it has ended.
+    #[inline]
+    pub(crate) fn is_like(&self, likeness: &Likeness) -> bool {
+        self.likeness.as_ref() == Some(likeness)
+    }
+
+    /// Whether every message is short.
+    #[inline]
+    pub(crate) fn is_short(&self) -> bool {
+        self.likeness.is_some()
+    }
+
+    /// Carries out the same operation once more, on other memory.
+    pub(crate) fn repeat(&mut self, request: Request, sequence: u64) {
+        self.task.input = request.input.unwrap_or_else(Memory::empty);
+        self.task.output = request.output.unwrap_or_else(Memory::empty);
+        self.task.number(sequence);
+        // What has ended has left the window as it was at first.
+        (self.base, self.ended, self.left) = (0, 0, 0);
     }
 
     fn restart(&mut self) {
@@ -233,12 +318,12 @@ impl Execution {
 
     /// `all_reduce #17`, as errors name it.
     pub(crate) fn name(&self) -> String {
-        self.task.fingerprint.name()
+        self.task.fingerprint().name()
     }
 
     /// What every message of the operation begins with, but for the message's own length.
     pub(crate) fn fingerprint(&self) -> Fingerprint {
-        self.task.fingerprint
+        *self.task.fingerprint()
     }
 
     /// Whether `step` is behind the window, or in it and in the set.
@@ -282,6 +367,24 @@ impl Execution {
             index = self.base.max(index + 1);
         }
         Ok(moved)
+    }
+
+    /// Does one step after the other, as far as that goes now, without looking further ahead. For executions whose
+    /// messages are short, and that are the only one of their group.
+    pub(crate) fn walk(&mut self, links: &mut LinkTable) -> Result<Walked> {
+        let steps = &self.prepared.plan.steps;
+        let mut walked = Walked::Nowhere;
+        while let Some(step) = steps.get(self.base) {
+            let progress = &mut self.window[self.base % WINDOW];
+            let moved = self.task.advance_short(step, progress, links)?;
+            if !progress.done {
+                return Ok(if moved { Walked::On } else { walked });
+            }
+            *progress = Progress::default();
+            self.base += 1;
+            walked = Walked::On;
+        }
+        Ok(Walked::ToTheEnd)
     }
 
     /// Moves the window past the steps at its beginning that have ended.

@@ -21,7 +21,7 @@ use crate::transport::endpoint::{Address, Endpoint, Lane};
 use crate::transport::{Link, Notice};
 use crate::types::{Collective, DataType, Rank};
 
-use super::executor::{Execution, Prepared};
+use super::executor::{Execution, Likeness, Prepared};
 use super::links::LinkTable;
 use super::matching::{Finished, Matching};
 use super::sleep::{Patience, Sleeper};
@@ -124,7 +124,9 @@ pub(crate) struct Core {
     pub(super) messages: u64,
     pub(super) plans: FxHashMap<PlanKey, Arc<Prepared>>,
     pub(super) spare_scratch: Vec<Scratch>,
-    pub(super) spare_execution: Option<Box<Execution>>,
+    /// Executions that have ended, the oldest first.
+    #[expect(clippy::vec_box, reason = "they move in and out by their pointers")]
+    pub(super) spare_executions: Vec<Box<Execution>>,
     pub(super) spare_stage: Option<Scratch>,
     pub(super) recorder: Recorder,
 }
@@ -178,7 +180,7 @@ impl Group {
             messages: 0,
             plans: FxHashMap::default(),
             spare_scratch: Vec::new(),
-            spare_execution: None,
+            spare_executions: Vec::new(),
             spare_stage: None,
             recorder: Recorder::new(config.flight_records),
         };
@@ -426,13 +428,36 @@ impl Core {
 
     /// Keeps what an execution that has ended can pass on to the next.
     pub(super) fn recycle(&mut self, mut execution: Box<Execution>) {
-        if let Some(scratch) = execution.scratch_owner.take() {
+        if !execution.is_short()
+            && let Some(scratch) = execution.scratch_owner.take()
+        {
             self.return_scratch(scratch);
         }
         if let Some(stage) = execution.take_stage() {
             self.spare_stage = Some(stage.into_scratch());
         }
-        self.spare_execution = Some(execution);
+        self.spare_executions.push(execution);
+    }
+
+    /// A spare execution that can carry out an operation of this likeness.
+    pub(super) fn take_like(&mut self, likeness: &Likeness) -> Option<Box<Execution>> {
+        let spares = self.spare_executions.iter();
+        let found = spares.rev().position(|spare| spare.is_like(likeness))?;
+        let found = self.spare_executions.len() - 1 - found;
+        Some(self.spare_executions.remove(found))
+    }
+
+    /// The memory of a spare execution, once there are enough of them.
+    pub(super) fn take_spare(&mut self) -> Option<Box<Execution>> {
+        const KEPT: usize = 4;
+        if self.spare_executions.len() < KEPT {
+            return None;
+        }
+        let mut spare = self.spare_executions.remove(0);
+        if let Some(scratch) = spare.scratch_owner.take() {
+            self.return_scratch(scratch);
+        }
+        Some(spare)
     }
 
     /// Keeps a few pieces of scratch memory, the largest ones, for the operations to come.

@@ -25,6 +25,8 @@ pub(crate) enum Slot {
 /// A link in use.
 pub(crate) struct OpenLink {
     pub(crate) link: Box<dyn Link>,
+    /// The longest message, with its header, that the link carries whole.
+    pub(crate) post_limit: usize,
     /// The header of the message now arriving, as far as it has come.
     pub(crate) header: [u8; HEADER],
     pub(crate) header_bytes: usize,
@@ -37,6 +39,7 @@ pub(crate) struct OpenLink {
 impl OpenLink {
     fn new(link: Box<dyn Link>) -> Self {
         Self {
+            post_limit: link.post_limit(),
             link,
             header: [0; HEADER],
             header_bytes: 0,

@@ -44,7 +44,7 @@ const SPIN: Duration = Duration::from_micros(30);
 const YIELDS: u32 = 1000;
 
 /// Looks between two readings of the clock.
-const LOOKS_PER_READING: u32 = 8;
+const LOOKS_PER_READING: u32 = 16;
 
 impl Patience {
     /// For a host on which `ranks` of the group share `cores`; `spin` overrides how long to spin at most.

@@ -11,12 +11,12 @@ use crate::reduce::Kernel;
 use crate::transport::endpoint::Lane;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-use super::executor::{Execution, Factor, Prepared};
+use super::executor::{Execution, Factor, Likeness, Prepared};
 use super::group::{Core, Group, Operation, PlanKey};
 use super::positions::TOLD_AFTER;
 use super::request::{Request, Sizes};
 use super::stage::Stage;
-use super::task::Task;
+use super::task::{Print, Task};
 use super::wire::Fingerprint;
 use super::work::{Completion, WorkState};
 
@@ -50,7 +50,19 @@ impl Group {
     /// Gives the request its number and its plan.
     pub(super) fn begin(&self, core: &mut Core, request: Request) -> Result<Box<Execution>> {
         let sequence = core.sequence + 1;
-        let execution = self.execution(core, request, sequence)?;
+        let likeness = Likeness::of(&request);
+        let alike = likeness.and_then(|likeness| core.take_like(&likeness));
+        let execution = match alike {
+            Some(mut execution) => {
+                execution.repeat(request, sequence);
+                execution
+            }
+            None => {
+                let mut execution = self.execution(core, request, sequence)?;
+                execution.set_likeness(likeness);
+                execution
+            }
+        };
         core.sequence = sequence;
         for peer in execution.peers() {
             self.ensure_link(&mut core.links, Lane::Collective, peer);
@@ -131,7 +143,7 @@ impl Group {
             dtype: request.dtype,
             kernel,
             partial_kernel,
-            fingerprint,
+            print: Print::new(fingerprint),
             rank: self.rank,
             world: self.world,
             workers: self.workers.clone(),
@@ -150,7 +162,7 @@ impl Group {
             };
             task.stage = Stage::new(&prepared.repeats, size, source, &mut core.spare_stage);
         }
-        Ok(match core.spare_execution.take() {
+        Ok(match core.take_spare() {
             Some(mut spare) => {
                 spare.renew(prepared, task, scratch, factor);
                 spare

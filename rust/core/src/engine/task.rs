@@ -51,7 +51,7 @@ pub(crate) struct Task {
     pub(crate) kernel: Option<Kernel>,
     /// The same operator on the type of scratch memory.
     pub(crate) partial_kernel: Option<Kernel>,
-    pub(crate) fingerprint: Fingerprint,
+    pub(crate) print: Print,
     pub(crate) rank: Rank,
     pub(crate) world: usize,
     /// Threads that share large passes, if there are any.
@@ -60,7 +60,34 @@ pub(crate) struct Task {
     pub(crate) stage: Option<Stage>,
 }
 
+/// A fingerprint, and the header of a message without payload that has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Print {
+    fingerprint: Fingerprint,
+    header: [u8; HEADER],
+}
+
+impl Print {
+    pub(crate) fn new(fingerprint: Fingerprint) -> Self {
+        Self {
+            fingerprint,
+            header: fingerprint.encode(),
+        }
+    }
+}
+
 impl Task {
+    /// What every message of the operation begins with, but for the message's own length.
+    pub(crate) fn fingerprint(&self) -> &Fingerprint {
+        &self.print.fingerprint
+    }
+
+    /// The operation has this number.
+    pub(crate) fn number(&mut self, sequence: u64) {
+        self.print.fingerprint.sequence = sequence;
+        Fingerprint::write_sequence(&mut self.print.header, sequence);
+    }
+
     /// The element type of scratch memory: wider than the element type in reductions of 16-bit and 8-bit floats only.
     pub(crate) fn partial(&self) -> DataType {
         if self.kernel.is_some() {
@@ -93,7 +120,7 @@ impl Task {
                 };
                 let before = (progress.bytes, progress.header_read);
                 let fold = matches!(step, Step::Fold { .. });
-                self.receive(open, from, (dst, wire, fold), progress)?;
+                self.receive(open, from, &Incoming { dst, wire, fold }, progress)?;
                 Ok((progress.bytes, progress.header_read) != before || progress.done)
             }
             Step::Copy { src, dst } => {
@@ -125,6 +152,38 @@ impl Task {
                 Ok(true)
             }
         }
+    }
+
+    /// As [`Task::advance`], for a step whose message is short. One that is to come whole is looked for nowhere else.
+    #[inline]
+    pub(super) fn advance_short(
+        &self,
+        step: &Step,
+        progress: &mut Progress,
+        links: &mut LinkTable,
+    ) -> Result<bool> {
+        let (from, dst, wire) = match *step {
+            Step::Recv { from, dst, wire } | Step::Fold { from, dst, wire } => (from, dst, wire),
+            _ => return self.advance(step, None, progress, links),
+        };
+        let Some(open) = links.open(Lane::Collective, from) else {
+            return Ok(false);
+        };
+        let incoming = Incoming {
+            dst,
+            wire,
+            fold: matches!(step, Step::Fold { .. }),
+        };
+        let length = dst.len * self.wire_type(wire).size();
+        if HEADER + length > open.post_limit || progress.header_read {
+            return self.advance(step, None, progress, links);
+        }
+        match self.take_whole(open, from, &incoming)? {
+            Some(Begun::Whole) => progress.done = true,
+            Some(Begun::Header) => progress.header_read = true,
+            Some(Begun::Nothing) | None => return Ok(false),
+        }
+        Ok(true)
     }
 
     /// Bytes of the message of a step that sends or receives.
@@ -241,42 +300,25 @@ impl Task {
     }
 
     /// What a message of `length` bytes of payload begins with.
+    #[inline]
     fn header(&self, length: usize) -> [u8; HEADER] {
-        Fingerprint {
-            length: length as u64,
-            ..self.fingerprint
-        }
-        .encode()
+        let mut header = self.print.header;
+        Fingerprint::write_length(&mut header, length);
+        header
     }
 
     fn receive(
         &self,
         open: &mut OpenLink,
         from: Rank,
-        (dst, wire, fold): (Span, Wire, bool),
+        incoming: &Incoming,
         progress: &mut Progress,
     ) -> Result<()> {
-        let incoming = self.wire_type(wire).size();
-        let length = dst.len * incoming;
-        let size = self.element_size(dst.buffer);
-        let memory = self.memory(dst.buffer);
-        let convert = match (self.is_wide(dst.buffer), wire) {
-            (true, Wire::Element) => Convert::Widen,
-            (false, Wire::Partial) if self.partial() != self.dtype => Convert::Narrow,
-            _ => Convert::Keep,
-        };
+        let Incoming { dst, wire, fold } = *incoming;
+        let wire_size = self.wire_type(wire).size();
+        let length = dst.len * wire_size;
         if !progress.header_read {
-            let deliver = |payload: &[u8]| {
-                let mut done = 0;
-                while done < length {
-                    let offset = dst.offset * size + done / incoming * size;
-                    let target = memory.write(offset, (length - done) / incoming * size);
-                    let run = &payload[done..done + target.len() / size * incoming];
-                    self.absorb(target, run, fold, convert);
-                    done += run.len();
-                }
-            };
-            match self.begin_message(open, from, length, deliver)? {
+            match self.begin_message(open, from, incoming)? {
                 Begun::Nothing => return Ok(()),
                 Begun::Header => progress.header_read = true,
                 Begun::Whole => {
@@ -285,21 +327,24 @@ impl Task {
                 }
             }
         }
+        let size = self.element_size(dst.buffer);
+        let memory = self.memory(dst.buffer);
+        let convert = self.conversion(dst, wire);
         while progress.bytes < length {
-            let elements = progress.bytes / incoming;
+            let elements = progress.bytes / wire_size;
             let offset = (dst.offset + elements) * size;
             let target = memory.write(offset, (dst.len - elements) * size);
             let received = if fold || convert != Convert::Keep || self.workers.is_some() {
-                let max = target.len() / size * incoming;
+                let max = target.len() / size * wire_size;
                 let mut at = 0;
-                open.link.try_fold(max, incoming, &mut |run| {
-                    let target = &mut target[at..at + run.len() / incoming * size];
+                open.link.try_fold(max, wire_size, &mut |run| {
+                    let target = &mut target[at..at + run.len() / wire_size * size];
                     at += target.len();
                     self.absorb(target, run, fold, convert);
                 })?
             } else {
                 // A plain receive may stop inside an element.
-                let within = progress.bytes % incoming;
+                let within = progress.bytes % wire_size;
                 open.link.try_recv(&mut target[within..])?
             };
             if received == 0 {
@@ -312,46 +357,83 @@ impl Task {
     }
 
     /// Takes the header of the next message and compares it; with a message that was posted, the payload as well.
-    fn begin_message(
-        &self,
-        open: &mut OpenLink,
-        from: Rank,
-        length: usize,
-        deliver: impl Fn(&[u8]),
-    ) -> Result<Begun> {
-        let expected = self.header(length);
-        if open.header_bytes == 0 {
-            let mut begun = Ok(Begun::Nothing);
-            let OpenLink { link, header, .. } = open;
-            let taken = link.try_take(&mut |message| {
-                begun = match message.split_first_chunk::<HEADER>() {
-                    Some((theirs, payload)) if *theirs == expected => match payload.len() {
-                        found if found == length => {
-                            deliver(payload);
-                            Ok(Begun::Whole)
-                        }
-                        0 => Ok(Begun::Header),
-                        _ => Err(no_message(from)),
-                    },
-                    Some((theirs, _)) => {
-                        *header = *theirs;
-                        Err(difference(&expected, theirs, self.rank, from))
-                    }
-                    None => Err(no_message(from)),
-                };
-            })?;
-            if taken {
-                return begun;
-            }
+    fn begin_message(&self, open: &mut OpenLink, from: Rank, incoming: &Incoming) -> Result<Begun> {
+        if let Some(begun) = self.take_whole(open, from, incoming)? {
+            return Ok(begun);
         }
         if !open.read_header()? {
             return Ok(Begun::Nothing);
         }
+        let expected = self.header(incoming.dst.len * self.wire_type(incoming.wire).size());
         if open.header != expected {
             return Err(difference(&expected, &open.header, self.rank, from));
         }
         open.header_bytes = 0;
         Ok(Begun::Header)
+    }
+
+    /// The same for a message that was posted or lent; `None` while there is none.
+    #[inline]
+    fn take_whole(
+        &self,
+        open: &mut OpenLink,
+        from: Rank,
+        incoming: &Incoming,
+    ) -> Result<Option<Begun>> {
+        if open.header_bytes > 0 {
+            return Ok(None);
+        }
+        let mut begun = Ok(Begun::Nothing);
+        let OpenLink { link, header, .. } = open;
+        let taken = link.try_take(&mut |message| {
+            let length = incoming.dst.len * self.wire_type(incoming.wire).size();
+            let expected = self.header(length);
+            begun = match message.split_first_chunk::<HEADER>() {
+                Some((theirs, payload)) if *theirs == expected => match payload.len() {
+                    found if found == length => {
+                        self.deliver(incoming, payload);
+                        Ok(Begun::Whole)
+                    }
+                    0 => Ok(Begun::Header),
+                    _ => Err(no_message(from)),
+                },
+                Some((theirs, _)) => {
+                    *header = *theirs;
+                    Err(difference(&expected, theirs, self.rank, from))
+                }
+                None => Err(no_message(from)),
+            };
+        })?;
+        match taken {
+            true => begun.map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Takes in a whole payload.
+    fn deliver(&self, incoming: &Incoming, payload: &[u8]) {
+        let Incoming { dst, wire, fold } = *incoming;
+        let size = self.element_size(dst.buffer);
+        let wire_size = self.wire_type(wire).size();
+        let memory = self.memory(dst.buffer);
+        let convert = self.conversion(dst, wire);
+        let mut done = 0;
+        while done < payload.len() {
+            let offset = dst.offset * size + done / wire_size * size;
+            let target = memory.write(offset, (payload.len() - done) / wire_size * size);
+            let run = &payload[done..done + target.len() / size * wire_size];
+            self.absorb(target, run, fold, convert);
+            done += run.len();
+        }
+    }
+
+    /// What becomes of elements that come by `wire` on their way to `dst`.
+    fn conversion(&self, dst: Span, wire: Wire) -> Convert {
+        match (self.is_wide(dst.buffer), wire) {
+            (true, Wire::Element) => Convert::Widen,
+            (false, Wire::Partial) if self.partial() != self.dtype => Convert::Narrow,
+            _ => Convert::Keep,
+        }
     }
 
     fn absorb(&self, target: &mut [u8], run: &[u8], fold: bool, convert: Convert) {
@@ -452,6 +534,13 @@ impl Task {
             Wire::Partial => self.partial(),
         }
     }
+}
+
+/// What a step does with the message it receives.
+struct Incoming {
+    dst: Span,
+    wire: Wire,
+    fold: bool,
 }
 
 /// What becomes of the elements of a message on their way into a buffer.

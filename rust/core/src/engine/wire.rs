@@ -44,6 +44,18 @@ impl Fingerprint {
         out
     }
 
+    /// Puts another number into an encoded fingerprint.
+    #[inline]
+    pub(crate) fn write_sequence(encoded: &mut [u8; HEADER], sequence: u64) {
+        encoded[8..16].copy_from_slice(&sequence.to_le_bytes());
+    }
+
+    /// Puts another length into an encoded fingerprint.
+    #[inline]
+    pub(crate) fn write_length(encoded: &mut [u8; HEADER], length: usize) {
+        encoded[24..32].copy_from_slice(&(length as u64).to_le_bytes());
+    }
+
     /// The fingerprint in `bytes`; `None` when it does not begin as one.
     pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         if u32_at(bytes, 0) != MAGIC {
