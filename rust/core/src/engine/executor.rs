@@ -46,12 +46,15 @@ pub(crate) struct Prepared {
     /// The last step on each link direction, sorted.
     last_use: Vec<((Rank, Direction), usize)>,
     pub(super) repeats: Repeats,
-    /// Elements of the longest message.
-    longest: usize,
+    /// Every message is short.
+    is_short: bool,
 }
 
 impl Prepared {
-    pub(crate) fn new(plan: Plan, algorithm: u8) -> Self {
+    /// `plan` for elements of at most `size` bytes.
+    pub(crate) fn new(plan: Plan, algorithm: u8, size: usize) -> Self {
+        let is_short = plan.longest_message().saturating_mul(size) <= SHORT;
+        let plan = if is_short { plan.sends_first() } else { plan };
         let steps = &plan.steps;
         let waits = (0..steps.len())
             .map(|i| {
@@ -73,13 +76,8 @@ impl Prepared {
                 last_use.insert(direction, i);
             }
         }
-        let elements = |step: &Step| match *step {
-            Step::Send { src, .. } => src.len,
-            Step::Recv { dst, .. } | Step::Fold { dst, .. } => dst.len,
-            _ => 0,
-        };
         Self {
-            longest: steps.iter().map(elements).max().unwrap_or(0),
+            is_short,
             repeats: Repeats::of(&plan),
             plan,
             algorithm,
@@ -223,9 +221,7 @@ impl Execution {
 
     /// Lets the next operation like this one use the execution again, once it has ended, if every message is short.
     pub(crate) fn set_likeness(&mut self, likeness: Option<Likeness>) {
-        let size = self.task.dtype.size().max(self.task.partial().size());
-        let bytes = self.prepared.longest.saturating_mul(size);
-        self.likeness = likeness.filter(|_| bytes <= SHORT);
+        self.likeness = likeness.filter(|_| self.prepared.is_short);
     }
 
     /// Whether it can carry out an operation of this likeness when it has ended.

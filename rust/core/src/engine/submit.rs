@@ -206,7 +206,11 @@ impl Group {
             .iter()
             .position(|known| *known == algorithm)
             .unwrap_or(0);
-        let prepared = Arc::new(Prepared::new(plan, number as u8));
+        let size = match shape.widen {
+            true => request.dtype.accumulator().size(),
+            false => request.dtype.size(),
+        };
+        let prepared = Arc::new(Prepared::new(plan, number as u8, size));
         if let Some(key) = key {
             if core.plans.len() >= CACHED_PLANS {
                 core.plans.clear();

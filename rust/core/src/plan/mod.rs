@@ -227,6 +227,35 @@ pub struct Plan {
     pub scratch: usize,
 }
 
+impl Plan {
+    /// Elements of the longest message that is sent or received.
+    pub fn longest_message(&self) -> usize {
+        let elements = |step: &Step| match *step {
+            Step::Send { src, .. } => src.len,
+            Step::Recv { dst, .. } | Step::Fold { dst, .. } => dst.len,
+            Step::Copy { .. } | Step::Reduce { .. } | Step::Finish { .. } => 0,
+        };
+        self.steps.iter().map(elements).max().unwrap_or(0)
+    }
+
+    /// The same plan with every send as early as the steps before it allow, in the order of the sends. For who does one
+    /// step after the other, and would wait for a peer before telling another what is known already.
+    #[must_use]
+    pub fn sends_first(self) -> Self {
+        let mut steps: Vec<Step> = Vec::with_capacity(self.steps.len());
+        for step in self.steps {
+            let must_precede =
+                |earlier: &Step| matches!(earlier, Step::Send { .. }) || step.must_follow(earlier);
+            let place = match step {
+                Step::Send { .. } => steps.iter().rposition(must_precede).map_or(0, |at| at + 1),
+                _ => steps.len(),
+            };
+            steps.insert(place, step);
+        }
+        Self { steps, ..self }
+    }
+}
+
 /// How many elements each rank contributes or gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counts<'a> {

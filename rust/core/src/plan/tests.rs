@@ -184,6 +184,33 @@ fn prove_world(collective: Collective, world: usize) -> usize {
     proved
 }
 
+#[test]
+fn sends_may_come_first() {
+    for collective in PLANNED {
+        for world in 2..=9 {
+            for count in [1, world + 1] {
+                for request in variants(collective, world, &AllCounts::Even(count)) {
+                    for algorithm in Algorithm::ALL {
+                        let Some(plans) = request.plans(algorithm, 3) else {
+                            continue;
+                        };
+                        let plans: Vec<Plan> = plans.into_iter().map(Plan::sends_first).collect();
+                        request.with_shapes(|shapes| {
+                            verify(&plans, shapes, 64).unwrap_or_else(|problem| {
+                                panic!("{algorithm}: {problem}\n{request:?}")
+                            });
+                        });
+                    }
+                }
+            }
+        }
+    }
+    let request = Request::even(Collective::AllReduce, 4, 1);
+    let plans = request.plans(Algorithm::Direct, 8).expect("plans");
+    let first = &plans[3].clone().sends_first().steps[..3];
+    assert!(first.iter().all(|step| matches!(step, Step::Send { .. })));
+}
+
 /// One test per collective, so that they run side by side.
 macro_rules! right_in_worlds_up_to_16 {
     ($($name:ident: $collective:ident),* $(,)?) => {$(
