@@ -111,6 +111,8 @@ class Run:
                 names = ["torch/unisono", "torch/gloo"]
                 if collective == "all_reduce" and size >= HEAP_FROM and "heap" in args.peers:
                     names.append("torch/unisono-heap")
+                if collective == "all_reduce" and size in marks.SMALL:
+                    names.append("torch/fake")
                 cells.append(Wanted(collective, size, tuple(names)))
         return cells
 
@@ -185,6 +187,8 @@ class Run:
             texts.append(report.marks_table(self.native, self.torch))
         native, through_torch = list(self.native.values()), list(self.torch.values())
         barriers = [cell for cell in native if cell.collective == "barrier"]
+        if any("torch/fake" in cell.rounds for cell in through_torch):
+            texts.append(report.torch_table(through_torch))
         if any(cell.bound() for cell in native):
             texts.append(report.bound_table(native, self.loops))
         if barriers:

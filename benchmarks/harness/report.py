@@ -21,6 +21,7 @@ LABELS = {
     "torch/unisono": "unisono",
     "torch/unisono-heap": "unisono, heap",
     "torch/gloo": "gloo",
+    "torch/fake": "torch alone",
 }
 
 # Bus bandwidth is algorithm bandwidth times this, as nccl-tests define it: what a link must carry,
@@ -143,6 +144,31 @@ def bound_table(cells: list[Cell], loops: dict[int, dict[str, float]]) -> str:
                 text += f" ({marks.MARK_OF_BOUND}) {'met' if met else 'MISSED'}"
             line += f"{text:>17}"
         lines.append(line)
+    return "\n".join(lines)
+
+
+def torch_table(cells: list[Cell]) -> str:
+    """Return what torch takes without a backend, and the ratio to gloo that this leaves to any."""
+    lines = [title("all_reduce through torch on a backend that does nothing, microseconds")]
+    lines.append(
+        f"{'':9}{'size':>9}{'torch alone':>14}{'unisono':>12}{'gloo':>12}"
+        f"{'gloo / unisono':>17}{'gloo / torch alone':>20}"
+    )
+    for cell in cells:
+        alone = cell.median("torch/fake")
+        if not alone:
+            continue
+        line = f"{cell.world} ranks  {size_name(cell.size):>9}{microseconds(alone):>14}"
+        line += "".join(
+            f"{microseconds(cell.median(peer)):>12}" for peer in ("torch/unisono", "torch/gloo")
+        )
+        for reference, width in (("torch/unisono", 17), ("torch/fake", 20)):
+            ratio = cell.ratio("torch/gloo", reference)
+            line += f"{'-' if ratio is None else f'{ratio:.1f}':>{width}}"
+        lines.append(line)
+    lines.append(
+        "torch alone: the call of torch's `fake` backend and one sched_yield, on every rank at once"
+    )
     return "\n".join(lines)
 
 
