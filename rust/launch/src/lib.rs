@@ -29,6 +29,8 @@ mod signals;
 mod starter;
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use rustix::process::Pid;
 
@@ -56,6 +58,20 @@ pub fn launch(arguments: &[OsString], door: &Door) -> u8 {
         Role::Starter(keeper, program) => starter::run(program, keeper),
     }
 }
+
+impl Door {
+    /// Through the binary `unisono`, which this process runs.
+    pub fn binary() -> Self {
+        Self {
+            again: vec![THIS.into(), "launch".into()],
+            interpreter: "python3".into(),
+        }
+    }
+}
+
+const NAME: &str = "unisono";
+/// This process's executable, even if its file has been replaced.
+const THIS: &str = "/proc/self/exe";
 
 /// Which of the three processes this is, and what is left of its arguments.
 enum Role<'a> {
@@ -85,16 +101,15 @@ impl<'a> Role<'a> {
 }
 
 /// The command that calls this executable again in the role that `flag` names, as a child of this process.
-fn again(door: &Door, flag: &str) -> std::process::Command {
-    let (program, first) = door
-        .again
-        .split_first()
-        .map_or((OsStr::new("unisono"), &[][..]), |(program, first)| {
-            (program.as_os_str(), first)
-        });
-    let mut command = std::process::Command::new(program);
+fn again(door: &Door, flag: &str) -> Command {
+    let mut words = door.again.iter();
+    let mut command = Command::new(words.next().map_or(OsStr::new(NAME), OsString::as_os_str));
+    if door.again.first().is_some_and(|program| program == THIS) {
+        // What `ps` shows.
+        command.arg0(NAME);
+    }
     command
-        .args(first)
+        .args(words)
         .arg(format!("{flag}{}", std::process::id()));
     command
 }

@@ -13,11 +13,7 @@ fn main() -> ExitCode {
     if let Some((first, rest)) = arguments.split_first()
         && first == "launch"
     {
-        let door = Door {
-            again: vec!["/proc/self/exe".into(), "launch".into()],
-            interpreter: "python3".into(),
-        };
-        return launch(rest, &door).into();
+        return launch(rest, &Door::binary()).into();
     }
     Command::new("unisono")
         .version(env!("CARGO_PKG_VERSION"))

@@ -1,8 +1,9 @@
-//! Who this process is, as its launcher says it in the environment: torchrun (or the same variables set by hand),
-//! Open MPI, MPICH and its kin, Slurm, Kubernetes indexed jobs.
+//! Who this process is, as its launcher says it in the environment: torchrun (or `unisono launch`, or the same variables
+//! set by hand), Open MPI, MPICH and its kin, Slurm, Kubernetes indexed jobs.
 //!
 //! The launchers are asked in this order, because the inner one knows better: torchrun inside a Slurm job starts
-//! several ranks per task, and `mpirun` under Slurm starts one daemon per task. The first that gives a rank wins.
+//! several ranks per task, and `mpirun` under Slurm starts one daemon per task. The first that gives a rank wins. (Slurm
+//! may itself set MPICH's rank for its tasks, but not what MPICH's own launcher tells of the host.)
 //! `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` may be set under every launcher; they give the meeting point and
 //! must not contradict the launcher. Everything here is a function of a lookup, so it is tested without touching
 //! the environment.
@@ -85,7 +86,7 @@ pub fn detect() -> Result<Launch> {
 pub fn detect_from(lookup: &dyn Fn(&str) -> Option<String>, parent: u32) -> Result<Launch> {
     let variables = Variables { lookup };
     for launcher in LAUNCHERS {
-        if variables.text(launcher.rank).is_some() {
+        if variables.text(launcher.rank).is_some() && !launcher.is_slurm_in_disguise(&variables) {
             return launcher.launch(&variables, parent);
         }
     }
@@ -151,6 +152,16 @@ const LAUNCHERS: &[Launcher] = &[
 ];
 
 impl Launcher {
+    /// Whether the variables are MPICH's, but `srun --mpi=pmi2` has set them.
+    fn is_slurm_in_disguise(&self, variables: &Variables<'_>) -> bool {
+        self.rank == "PMI_RANK"
+            && variables.text("SLURM_PROCID").is_some()
+            && self
+                .local_rank
+                .iter()
+                .all(|name| variables.text(name).is_none())
+    }
+
     fn launch(&self, variables: &Variables<'_>, parent: u32) -> Result<Launch> {
         let number = |name| variables.number(name);
         let rank = number(self.rank)?.unwrap_or_default();
@@ -318,8 +329,8 @@ impl Variables<'_> {
         };
         Error::invalid(format!(
             "cannot tell this process's rank and where the ranks meet: {why} (set: {set}); start with \
-             `torchrun --nproc-per-node=2 program.py`, or under mpirun, srun or a Kubernetes indexed job with \
-             MASTER_ADDR and MASTER_PORT set, or call unisono.init(rank=..., world_size=..., \
+             `unisono launch -n 2 program`, torchrun, srun or mpirun (over several hosts the last, and Kubernetes \
+             indexed jobs, with MASTER_ADDR and MASTER_PORT set), or call unisono.init(rank=..., world_size=..., \
              url=\"tcp://host:port\")"
         ))
     }
@@ -478,6 +489,26 @@ mod tests {
     }
 
     #[test]
+    fn slurm_that_speaks_pmi_is_slurm() {
+        let mut variables = vec![
+            ("PMI_RANK", "1"),
+            ("PMI_SIZE", "2"),
+            ("SLURM_PROCID", "1"),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_JOB_ID", "7"),
+            ("SLURM_JOB_NODELIST", "node[1-2]"),
+        ];
+        let launch = detect(&variables).expect("complete");
+        assert_eq!((launch.source, launch.rank), ("Slurm", 1));
+        assert_eq!(launch.master.expect("a master").host, "node1");
+        // MPICH's launcher inside a Slurm job: one task per host.
+        variables.extend([("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")]);
+        variables[2] = ("SLURM_PROCID", "0");
+        let launch = detect(&variables).expect("complete");
+        assert_eq!((launch.source, launch.rank), ("MPICH", 1));
+    }
+
+    #[test]
     fn kubernetes() {
         let mut variables = vec![
             ("JOB_COMPLETION_INDEX", "1"),
@@ -533,10 +564,7 @@ mod tests {
             let error = detect(variables).expect_err(says);
             assert_eq!(error.code, Code::InvalidArgument);
             assert!(error.message.contains(says), "{says}: {error}");
-            assert!(
-                error.message.contains("torchrun --nproc-per-node=2"),
-                "{error}"
-            );
+            assert!(error.message.contains("unisono launch -n 2"), "{error}");
         }
     }
 
