@@ -92,7 +92,7 @@ def finish(process: subprocess.Popen[str], text: str | None = None) -> Done:
         process.kill()
         out, err = process.communicate()
         pytest.fail(f"{process.args} outlived {LIMIT} s\n{out}\nerrors, stacks last:\n{err}")
-    return Done(process.returncode, out.splitlines(), err.splitlines())
+    return Done(process.returncode, (out or "").splitlines(), err.splitlines())
 
 
 def run(command: list[str], text: str | None = None, **options: object) -> Done:
@@ -220,8 +220,11 @@ def test_a_crash_is_named_by_its_signal(launch, tmp_path):
     assert "killed by SIGSEGV" in done.err[-2]
 
 
-def test_who_does_not_end_is_killed(launch):
-    stubborn = 'trap "" TERM; [ "$RANK" = 1 ] && exit 3; while :; do sleep 0.1; done'
+def test_who_does_not_end_is_killed(launch, tmp_path):
+    stubborn = (
+        f'trap "" TERM; ready={tmp_path}/ready; [ "$RANK" = 0 ] && : >$ready; '
+        'while :; do [ "$RANK" = 1 ] && [ -e $ready ] && exit 3; sleep 0.05; done'
+    )
     done = run([*launch, "-n", "2", "--grace", "0.3", *shell(stubborn)])
     assert done.code == 3
     assert done.err[-1] == "unisono launch: rank 0 was killed: not ended 0.3 s after SIGTERM"
