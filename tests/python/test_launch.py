@@ -381,7 +381,9 @@ def test_plain_output_is_untouched(launch):
 
 def test_output_into_files(launch, tmp_path):
     folder = tmp_path / "a" / "logs"
-    rank = "echo out $RANK; echo err $RANK >&2; exit $RANK"
+    # The other one has printed when rank 1 fails.
+    wait = f"until [ -s {folder}/rank-0.err ]; do sleep 0.05; done"
+    rank = f"echo out $RANK; echo err $RANK >&2; {wait}; exit $RANK"
     done = run([*launch, "-n", "2", "-o", str(folder), *shell(rank)])
     assert {path.name: path.read_text() for path in folder.iterdir()} == {
         f"rank-{rank}.{kind}": f"{kind} {rank}\n" for rank in (0, 1) for kind in ("out", "err")
