@@ -419,7 +419,8 @@ unisono_status unisono_barrier(unisono_communicator* comm, const unisono_options
  * that was sent; anything else is UNISONO_MISMATCH, and fatal. A tag is any number below
  * UINT64_MAX. */
 
-/* Sends to rank `to`. Returns when `buffer` may be used again, not when it was received. */
+/* Sends to rank `to`. Returns when `buffer` may be used again, not when it was received. To itself
+ * a rank sends after it has started to receive. */
 unisono_status unisono_send(unisono_communicator* comm, const void* buffer, size_t count,
                             unisono_dtype dtype, int32_t to, uint64_t tag,
                             const unisono_options* options);
