@@ -1,6 +1,7 @@
 """``python -m unisono``: what is installed, and the table of settings.
 
-``python -m unisono settings`` prints the table alone, as it stands in ``docs/settings.md``.
+``python -m unisono settings`` prints the table alone, as it stands in ``docs/settings.md``;
+``python -m unisono --cflags --libs`` what a C compiler needs (see ``unisono._c``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import unisono
+from unisono import _c
 
 
 def table() -> str:
@@ -25,7 +27,13 @@ def table() -> str:
 
 def main(arguments: list[str]) -> int:
     """Print what `arguments` ask for, and return the exit status."""
-    if arguments == ["settings"]:
+    if arguments and all(argument in _c.FLAGS for argument in arguments):
+        try:
+            print(_c.answer(arguments))
+        except FileNotFoundError as error:
+            print(f"unisono: {error}", file=sys.stderr)
+            return 1
+    elif arguments == ["settings"]:
         print(table())
     elif not arguments:
         print(f"unisono {unisono.__version__}, in {Path(__file__).resolve().parent}")
@@ -35,7 +43,8 @@ def main(arguments: list[str]) -> int:
             print(f"  {setting.variable}={setting.default}  ({setting.accepts})")
             print(f"      {setting.consequence}")
     else:
-        print("usage: python -m unisono [settings]", file=sys.stderr)
+        flags = "".join(f"\n  {flag:13} {what}" for flag, what in _c.FLAGS.items())
+        print(f"usage: python -m unisono [settings | FLAG ...]{flags}", file=sys.stderr)
         return 2
     return 0
 
