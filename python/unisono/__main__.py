@@ -1,4 +1,9 @@
-"""``python -m unisono``, or ``unisono``: what is installed, and what can be done with it."""
+"""``python -m unisono``, or ``unisono``: what is installed, and what can be done with it.
+
+``settings`` prints the table of settings as it stands in ``docs/settings.md``, ``launch`` starts
+ranks (see ``rust/launch``), ``--cflags --libs`` and the like say what a C compiler needs (see
+``unisono._c``).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import sys
 from pathlib import Path
 
 import unisono
+from unisono import _c
 
 
 def table() -> str:
@@ -40,6 +46,8 @@ def _parser() -> argparse.ArgumentParser:
         prog=name, description="Collective communication between the processes of one job."
     )
     parser.add_argument("--version", action="version", version=f"unisono {unisono.__version__}")
+    for flag, what in _c.FLAGS.items():
+        parser.add_argument(flag, action="append_const", dest="flags", const=flag, help=what)
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     commands.add_parser("launch", help="start the ranks of a program on this host", add_help=False)
     commands.add_parser("settings", help="print the table of settings, as Markdown")
@@ -57,6 +65,13 @@ def main(arguments: list[str] | None = None) -> int:
 
         return launch(arguments[1:], _native.load())
     chosen = _parser().parse_args(arguments)
+    if chosen.flags:
+        try:
+            print(_c.answer(chosen.flags))
+        except FileNotFoundError as error:
+            print(f"unisono: {error}", file=sys.stderr)
+            return 1
+        return 0
     print(table() if chosen.command == "settings" else overview())
     return 0
 

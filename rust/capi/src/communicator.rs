@@ -34,7 +34,7 @@ pub struct UniqueId {
 }
 
 /// The color that stands for none.
-const NO_COLOR: i64 = i64::MIN;
+pub const NO_COLOR: i64 = i64::MIN;
 
 /// How long rank 0 keeps serving the store for ranks that came but have not said that they are done with it.
 const FAREWELL: Duration = Duration::from_secs(3);

@@ -12,7 +12,7 @@ use crate::types::{Checked, DType, Options, memory, rank};
 use crate::work::{self, Work};
 
 /// The source that stands for any.
-const ANY_SOURCE: i32 = -1;
+pub const ANY_SOURCE: i32 = -1;
 
 /// A buffer with the number of its elements.
 #[derive(Clone, Copy)]

@@ -33,7 +33,7 @@ pub struct StoreFunctions {
 }
 
 /// The length that says that there is no value.
-const NOT_SET: usize = usize::MAX;
+pub const NOT_SET: usize = usize::MAX;
 /// Room for a value at the first attempt.
 const ROOM: usize = 4 << 10;
 

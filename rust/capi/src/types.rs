@@ -90,9 +90,12 @@ impl Checked {
     }
 }
 
+/// The time that stands for no limit.
+pub const FOREVER: f64 = -1.0;
+
 /// A time that C gives in seconds; `None` for `UNISONO_FOREVER`.
 pub(crate) fn seconds(name: &str, value: f64) -> Result<Option<Duration>> {
-    if value == -1.0 {
+    if value == FOREVER {
         return Ok(None);
     }
     // More than a century is for ever, too.
