@@ -73,9 +73,11 @@ c: prerequisites ## Build libunisono, and put it where `python -m unisono --libs
 	@rust/capi/install.sh --no-links "$(TARGET)/c" python/unisono/c
 
 .PHONY: install
-install: prerequisites ## Install libunisono, its headers, pkg-config and CMake files (PREFIX=/usr/local)
+install: prerequisites ## Install libunisono, its headers, pkg-config and CMake files, and the launcher (PREFIX=/usr/local)
 	@CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) rust/capi/build.sh $(hush)
+	@$(CARGO) build --release -p unisono-launch --target-dir $(TARGET) $(hush)
 	rust/capi/install.sh "$(TARGET)/c" "$(DESTDIR)$(PREFIX)" "$(LIBDIR)"
+	install -D -s -m 755 "$(TARGET)/release/unisono" "$(DESTDIR)$(PREFIX)/bin/unisono"
 
 .PHONY: test
 test: test-rust test-python ## Run every test

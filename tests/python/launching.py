@@ -100,12 +100,16 @@ def below(pid: int) -> list[str]:
                 with contextlib.suppress(OSError):
                     command = (folder / "cmdline").read_text().replace("\0", " ")
                     threads = [
-                        f"{(thread / 'comm').read_text().strip()} in {(thread / 'wchan').read_text()}"
+                        f"{read(thread / 'comm')} in {read(thread / 'wchan')}"
                         for thread in (folder / "task").iterdir()
                     ]
                     lines.append(f"{child} {command}: {', '.join(threads)}")
                 lines += below(int(child))
     return lines
+
+
+def read(path: Path) -> str:
+    return path.read_text().strip()
 
 
 def find(program: str) -> str | None:

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import ROOT, doors, find, mpirun, run
+from launching import ROOT, find, mpirun, run
 
 EXAMPLES = ROOT / "examples"
 RANKS = 4
@@ -47,11 +47,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where unisono is installed: UNISONO_TEST_PREFIX, or a folder that ``make install`` fills."""
-    if "UNISONO_TEST_PREFIX" in os.environ:
-        return Path(os.environ["UNISONO_TEST_PREFIX"])
-    if not re.search(r"(?m)^install:", (ROOT / "Makefile").read_text()):
-        pytest.skip("there is no `make install` yet")
+    """Where unisono is installed."""
     folder = tmp_path_factory.mktemp("prefix")
     call("make", "-C", ROOT, "install", f"PREFIX={folder}")
     return folder
@@ -95,9 +91,9 @@ def test_every_example_is_tested_and_described():
 
 
 @pytest.mark.parametrize("example", sorted(set(LINES) - {NEEDS_MPI}))
-def test_under_the_launcher(built, example, tmp_path):
+def test_under_the_installed_launcher(built, prefix, example, tmp_path):
     program = [str(built / example), *arguments(example, tmp_path)]
-    done = run([*doors()["python"], "-n", str(RANKS), *program])
+    done = run([str(prefix / "bin" / "unisono"), "launch", "-n", str(RANKS), *program])
     assert (done.code, done.err) == (0, [])
     lines = [line for line in done.out if line.startswith("[0] ")]
     assert len(lines) == 1
