@@ -245,6 +245,11 @@ impl Launcher {
             .or_else(|| variables.text("SLURM_LAUNCH_NODE_IPADDR")),
             // All ranks on this host.
             _ if local_world == Some(world) => Some("127.0.0.1".to_owned()),
+            // `mpirun` in a Slurm job begins with its first host, unless it is told otherwise. (The step that these
+            // variables could also tell of is that of its daemons, which may leave that host out.)
+            "OMPI_COMM_WORLD_RANK" | "PMI_RANK" => variables
+                .text("SLURM_JOB_NODELIST")
+                .and_then(|list| first_host(&list)),
             _ => None,
         });
         let port = port.or_else(|| match self.rank {
@@ -476,6 +481,15 @@ mod tests {
                 .host,
             "node0"
         );
+
+        two_hosts.pop();
+        two_hosts.extend([
+            ("SLURM_JOB_NODELIST", "node[3-4]"),
+            ("SLURM_STEP_NODELIST", "node4"),
+        ]);
+        let launch = detect(&two_hosts).expect("the job's hosts are known");
+        assert_eq!(launch.source, "Open MPI");
+        assert_eq!(launch.master.expect("first host").host, "node3");
 
         let mpich = [
             ("PMI_RANK", "0"),
