@@ -216,6 +216,28 @@ impl Launcher {
         name.or_else(|| (is_mpi && is_one_host).then(|| format!("parent {parent}")))
     }
 
+    /// The host of rank 0, if it is told.
+    fn host(&self, variables: &Variables<'_>, is_one_host: bool) -> Option<String> {
+        variables.text("MASTER_ADDR").or_else(|| match self.rank {
+            "SLURM_PROCID" => [
+                "SLURM_STEP_NODELIST",
+                "SLURM_JOB_NODELIST",
+                "SLURM_NODELIST",
+            ]
+            .iter()
+            .find_map(|name| first_host(&variables.text(name)?))
+            .or_else(|| variables.text("SLURM_LAUNCH_NODE_IPADDR")),
+            // All ranks on this host.
+            _ if is_one_host => Some("127.0.0.1".to_owned()),
+            // `mpirun` in a Slurm job begins with its first host, unless it is told otherwise. (The step that these
+            // variables could also tell of is that of its daemons, which may leave that host out.)
+            "OMPI_COMM_WORLD_RANK" | "PMI_RANK" => variables
+                .text("SLURM_JOB_NODELIST")
+                .and_then(|list| first_host(&list)),
+            _ => None,
+        })
+    }
+
     fn master(
         &self,
         variables: &Variables<'_>,
@@ -234,24 +256,7 @@ impl Launcher {
             ),
             None => None,
         };
-        let host = variables.text("MASTER_ADDR").or_else(|| match self.rank {
-            "SLURM_PROCID" => [
-                "SLURM_STEP_NODELIST",
-                "SLURM_JOB_NODELIST",
-                "SLURM_NODELIST",
-            ]
-            .iter()
-            .find_map(|name| first_host(&variables.text(name)?))
-            .or_else(|| variables.text("SLURM_LAUNCH_NODE_IPADDR")),
-            // All ranks on this host.
-            _ if local_world == Some(world) => Some("127.0.0.1".to_owned()),
-            // `mpirun` in a Slurm job begins with its first host, unless it is told otherwise. (The step that these
-            // variables could also tell of is that of its daemons, which may leave that host out.)
-            "OMPI_COMM_WORLD_RANK" | "PMI_RANK" => variables
-                .text("SLURM_JOB_NODELIST")
-                .and_then(|list| first_host(&list)),
-            _ => None,
-        });
+        let host = self.host(variables, local_world == Some(world));
         let port = port.or_else(|| match self.rank {
             "JOB_COMPLETION_INDEX" => Some(DEFAULT_PORT),
             "RANK" => None,
