@@ -51,7 +51,7 @@ override publish = publish() { cmp -s "$$1" "$$2" || { cp "$$1" "$$2.new" && mv 
 
 RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
 CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.c tests/c/*.cpp \
-	examples/c/*.c examples/cpp/*.cpp benchmarks/ranks/*.c benchmarks/ranks/*.h)
+	examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c benchmarks/ranks/*.h)
 PYTHON_DIRS = $(wildcard python tests/python tests/conformance examples benchmarks)
 
 .PHONY: help
@@ -96,7 +96,8 @@ test-python: frameworks c c-tools ## Run the Python and torch tests
 
 .PHONY: test-c
 test-c: setup c c-tools ## Run the tests of the C and C++ headers alone
-	$(PY) -m pytest -q -rs tests/python/test_c.py tests/python/test_c_install.py $(TEST)
+	$(PY) -m pytest -q -rs tests/python/test_c.py tests/python/test_c_install.py \
+	  tests/python/test_c_examples.py $(TEST)
 
 .PHONY: conformance
 conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter of them)

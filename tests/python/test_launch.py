@@ -21,7 +21,8 @@ import numpy as np, unisono
 comm = unisono.init()
 array = np.full(1000, comm.rank + 1.0)
 comm.all_reduce(array)
-print("rank", comm.rank, "of", comm.size, "has", array[0])
+# In one piece: not every launcher keeps lines whole.
+print(f"rank {comm.rank} of {comm.size} has {array[0]}\n", end="")
 """
 
 
