@@ -22,7 +22,7 @@ comm = unisono.init()
 array = np.full(1000, comm.rank + 1.0)
 comm.all_reduce(array)
 # In one piece: not every launcher keeps lines whole.
-print(f"rank {comm.rank} of {comm.size} has {array[0]}\n", end="")
+print(f"rank {comm.rank} of {comm.size} has {array[0]}\\n", end="")
 """
 
 
@@ -45,12 +45,17 @@ def until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
-def alive(pid: int) -> bool:
+def state(pid: int) -> str:
+    """The letter by which the kernel tells it; X for a process that is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in "ZX"
 
 
 def pids(folder: Path, count: int) -> list[int]:
@@ -242,6 +247,27 @@ def test_signals_reach_the_ranks(launch, tmp_path):
     assert first == {"[0] got SIGUSR2\n", "[1] got SIGUSR2\n"}
     assert sorted(done.out) == ["[0] got SIGTERM", "[1] got SIGTERM"]
     assert (done.code, done.err) == (0, [])
+
+
+def test_a_stopped_job_goes_on(launch, tmp_path):
+    rank = f"echo $$ > {tmp_path}/$RANK.pid; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    with started([*launch, "-n", "2", *shell(rank)]) as process:
+        family = [process.pid, *pids(tmp_path, 2)]
+        # As Ctrl-Z and `fg` do.
+        process.send_signal(signal.SIGTSTP)
+        until(lambda: all(state(pid) == "T" for pid in family), "the stop of all")
+        process.send_signal(signal.SIGCONT)
+        until(lambda: all(state(pid) != "T" for pid in family), "the end of the stop")
+        (tmp_path / "go").touch()
+        assert finish(process).code == 0
+
+
+def test_who_asks_for_the_end_gets_it_though_nobody_reads(launch):
+    with started([*launch, "-n", "2", "--grace", "0.3", "yes"]) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

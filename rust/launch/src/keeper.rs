@@ -147,8 +147,11 @@ impl<'a> Keeper<'a> {
         }
         let left_behind = self.sweep();
         while !self.has_printed && self.asked_times < PATIENCE {
-            if let Some(event) = self.caught.next(None) {
-                self.handle(event);
+            // Whoever reads the output may take a long time, but who asks for an end is to get it.
+            let deadline = self.asked_by.map(|_| Instant::now() + self.options.grace);
+            match self.caught.next(deadline) {
+                None => break,
+                Some(event) => self.handle(event),
             }
             if self.is_abandoned() {
                 return self.end_everything();

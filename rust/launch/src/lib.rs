@@ -2,18 +2,18 @@
 //!
 //! One command line, two doors: the binary `unisono` (`main.rs`) and `python -m unisono launch`. What is promised:
 //!
-//! - Every rank gets the variables by which `unisono`, torch and others find their peers ([`environment`]), with a
+//! - Every rank gets the variables by which `unisono`, torch and others find their peers (`environment.rs`), with a
 //!   port that is held free for it.
-//! - Lines of output carry the number of their rank and are never torn ([`output`]).
-//! - When a rank fails, the others are ended, and what failed first is said ([`report`]).
+//! - Lines of output carry the number of their rank and are never torn (`output.rs`).
+//! - When a rank fails, the others are ended, and what failed first is said (`report.rs`).
 //! - Nothing that a rank started outlives the launcher, however that ends.
 //!
 //! For the last promise three processes stand between the shell and a program, all of this one executable. The
-//! **front** ([`front`]) is what the user started: it passes signals and a terminal's input on. Its child, the
-//! **keeper** ([`keeper`]), is the parent of the ranks, and the reaper of whatever their descendants leave
+//! **front** (`front.rs`) is what the user started: it passes signals and a terminal's input on. Its child, the
+//! **keeper** (`keeper.rs`), is the parent of the ranks, and the reaper of whatever their descendants leave
 //! behind. When the front is killed, the kernel tells the keeper, which kills everything below it; when the keeper is
 //! killed, the front inherits what was below it and kills that. Should both be killed at once, each rank dies by the
-//! signal that its **starter** ([`starter`]) asked for before it became the program.
+//! signal that its **starter** (`starter.rs`) asked for before it became the program.
 #![forbid(unsafe_code)]
 
 mod environment;
