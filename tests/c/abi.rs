@@ -48,7 +48,8 @@ fn compile(name: &str, source: &str, preprocess: bool) -> String {
 /// What the header declares, each with single spaces: without comments, macros and what it includes.
 fn declarations() -> Vec<String> {
     let mark = "int the_header_begins_here;";
-    let source = format!("#include <stddef.h>\n#include <stdint.h>\n{mark}\n#include <unisono.h>\n");
+    let source =
+        format!("#include <stddef.h>\n#include <stdint.h>\n{mark}\n#include <unisono.h>\n");
     let text = compile("declarations", &source, true);
     let (_, header) = text.split_once(mark).expect("the mark");
     let mut all = Vec::new();
@@ -116,10 +117,16 @@ fn rust_values() -> BTreeMap<String, u32> {
         all.insert(format!("UNISONO_{}", upper(code.name())), code as u32);
     }
     for dtype in DataType::ALL {
-        all.insert(format!("UNISONO_{}", dtype.name().to_uppercase()), dtype as u32);
+        all.insert(
+            format!("UNISONO_{}", dtype.name().to_uppercase()),
+            dtype as u32,
+        );
     }
     for op in ReduceOp::ALL {
-        all.insert(format!("UNISONO_{}", op.name().to_uppercase()), u32::from(op.number()));
+        all.insert(
+            format!("UNISONO_{}", op.name().to_uppercase()),
+            u32::from(op.number()),
+        );
     }
     for (number, level) in ["OFF", "ERROR", "WARN", "INFO", "DEBUG"].iter().enumerate() {
         all.insert(format!("UNISONO_LOG_{level}"), number as u32);
@@ -140,7 +147,9 @@ fn upper(name: &str) -> String {
 }
 
 fn header_values(declarations: &[String]) -> BTreeMap<String, u32> {
-    let enums = declarations.iter().filter(|one| one.starts_with("typedef enum"));
+    let enums = declarations
+        .iter()
+        .filter(|one| one.starts_with("typedef enum"));
     let mut all = BTreeMap::new();
     for one in enums {
         let inside = &one[one.find('{').expect("a body") + 1..one.rfind('}').expect("a body")];
@@ -174,8 +183,14 @@ fn rust_structs() -> BTreeMap<&'static str, Layout> {
             layout!(Setting: size, name, variable, accepts, initial, consequence, must_agree, reserved),
         ),
         ("unisono_unique_id", layout!(UniqueId: bytes)),
-        ("unisono_store", layout!(StoreFunctions: size, context, set, get, wait)),
-        ("unisono_options", layout!(Options: size, stream, timeout, factor)),
+        (
+            "unisono_store",
+            layout!(StoreFunctions: size, context, set, get, wait),
+        ),
+        (
+            "unisono_options",
+            layout!(Options: size, stream, timeout, factor),
+        ),
     ])
 }
 
@@ -185,7 +200,10 @@ fn header_structs(declarations: &[String]) -> BTreeMap<&str, Vec<&str>> {
     let structs = declarations.iter().filter(with_body);
     structs
         .map(|one| {
-            let (open, close) = (one.find('{').expect("a body"), one.rfind('}').expect("a body"));
+            let (open, close) = (
+                one.find('{').expect("a body"),
+                one.rfind('}').expect("a body"),
+            );
             let fields = one[open + 1..close].split(';').map(str::trim);
             let names = fields.filter(|field| !field.is_empty()).map(|field| {
                 match field.split_once("(*") {
@@ -208,9 +226,16 @@ fn functions_are_those_of_the_header() {
     let of_header: BTreeSet<&str> = declarations.iter().filter_map(|d| function_of(d)).collect();
     let flat = generated.split_whitespace().collect::<Vec<_>>().join(" ");
     let of_rust: BTreeSet<&str> = flat.split(';').filter_map(function_of).collect();
-    assert_eq!(of_header, of_rust, "functions of the header, functions in Rust");
+    assert_eq!(
+        of_header, of_rust,
+        "functions of the header, functions in Rust"
+    );
     assert!(of_header.iter().all(|name| name.starts_with("unisono_")));
-    compile("functions", &format!("#include <unisono.h>\n{generated}"), false);
+    compile(
+        "functions",
+        &format!("#include <unisono.h>\n{generated}"),
+        false,
+    );
 }
 
 #[test]
@@ -219,15 +244,33 @@ fn numbers_are_those_of_the_header() {
     let version: Vec<&str> = env!("CARGO_PKG_VERSION").split('.').collect();
     let mut source = String::from("#include <unisono.h>\n");
     for (name, number) in ["MAJOR", "MINOR", "PATCH"].iter().zip(version) {
-        let _ = writeln!(source, "_Static_assert(UNISONO_VERSION_{name} == {number}, \"{name}\");");
+        let _ = writeln!(
+            source,
+            "_Static_assert(UNISONO_VERSION_{name} == {number}, \"{name}\");"
+        );
     }
     let version = unisono_capi::version::unisono_version();
-    let _ = writeln!(source, "_Static_assert(UNISONO_VERSION == {version}, \"version\");");
-    let _ = writeln!(source, "_Static_assert(UNISONO_NOT_SET == {NOT_SET}U, \"not set\");");
-    let _ = writeln!(source, "_Static_assert(UNISONO_ANY_SOURCE == {ANY_SOURCE}, \"any source\");");
-    let _ = writeln!(source, "_Static_assert(UNISONO_FOREVER == {FOREVER:?}, \"forever\");");
+    let _ = writeln!(
+        source,
+        "_Static_assert(UNISONO_VERSION == {version}, \"version\");"
+    );
+    let _ = writeln!(
+        source,
+        "_Static_assert(UNISONO_NOT_SET == {NOT_SET}U, \"not set\");"
+    );
+    let _ = writeln!(
+        source,
+        "_Static_assert(UNISONO_ANY_SOURCE == {ANY_SOURCE}, \"any source\");"
+    );
+    let _ = writeln!(
+        source,
+        "_Static_assert(UNISONO_FOREVER == {FOREVER:?}, \"forever\");"
+    );
     let below = NO_COLOR + 1;
-    let _ = writeln!(source, "_Static_assert(UNISONO_NO_COLOR == {below} - 1, \"no color\");");
+    let _ = writeln!(
+        source,
+        "_Static_assert(UNISONO_NO_COLOR == {below} - 1, \"no color\");"
+    );
     compile("numbers", &source, false);
 }
 
@@ -243,7 +286,10 @@ fn structs_are_those_of_the_header() {
     assert_eq!(header_structs(&declarations), fields);
     let mut source = String::from("#include <unisono.h>\n");
     for (name, (size, fields)) in &of_rust {
-        let _ = writeln!(source, "_Static_assert(sizeof({name}) == {size}, \"{name}\");");
+        let _ = writeln!(
+            source,
+            "_Static_assert(sizeof({name}) == {size}, \"{name}\");"
+        );
         for (field, offset) in fields {
             let _ = writeln!(
                 source,
@@ -277,7 +323,10 @@ fn abi() -> BTreeSet<String> {
 #[test]
 fn nothing_that_was_released_is_gone() {
     let current = abi();
-    let version = env!("CARGO_PKG_VERSION").rsplit_once('.').expect("a version").0;
+    let version = env!("CARGO_PKG_VERSION")
+        .rsplit_once('.')
+        .expect("a version")
+        .0;
     let folder = root().join("tests/c/abi");
     let own = folder.join(format!("{version}.txt"));
     let text: String = current.iter().map(|fact| format!("{fact}\n")).collect();
@@ -300,7 +349,8 @@ fn nothing_that_was_released_is_gone() {
         let before = fs::read_to_string(&path).expect("a record");
         for fact in before.lines() {
             // A struct with a size of its own may become longer.
-            let may_grow = fact.starts_with("sizeof") && fact.split(' ').nth(1).is_some_and(has_size);
+            let may_grow =
+                fact.starts_with("sizeof") && fact.split(' ').nth(1).is_some_and(has_size);
             assert!(
                 may_grow || current.contains(fact),
                 "{}: no longer so: {fact}",
@@ -311,5 +361,7 @@ fn nothing_that_was_released_is_gone() {
 }
 
 fn has_size(name: &str) -> bool {
-    rust_structs().get(name).is_some_and(|(_, fields)| fields[0].0 == "size")
+    rust_structs()
+        .get(name)
+        .is_some_and(|(_, fields)| fields[0].0 == "size")
 }
