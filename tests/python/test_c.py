@@ -140,6 +140,34 @@ def test_a_program_that_links_statically(tmp_path: Path) -> None:
     run_programs(2, [program, tmp_path])
 
 
+def functions_of_the_abi() -> set[str]:
+    """What the record of the latest version lists."""
+    records = (SOURCES / "abi").glob("*.txt")
+    latest = max(records, key=lambda path: [int(number) for number in path.stem.split(".")])
+    return {
+        found[1]
+        for line in latest.read_text().splitlines()
+        if not line.startswith("typedef") and (found := re.search(r"\b(unisono_\w+)\(", line))
+    }
+
+
+def test_the_page_names_every_function_and_its_programs_run(tmp_path: Path) -> None:
+    page = (CHECKOUT / "docs" / "c.md").read_text()
+    named = set(re.findall(r"`(unisono_[a-z_]+)`", page))
+    types = set(re.findall(r"\} (unisono_\w+);", (INCLUDE / "unisono.h").read_text()))
+    assert named - types - {"unisono_config"} == functions_of_the_abi()
+    for language, suffix in (("c", "c"), ("cpp", "cpp")):
+        text = re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)
+        assert text, language
+        source = tmp_path / f"page.{suffix}"
+        source.write_text(text[1])
+        ended = run_programs(2, [compile_program(source, tmp_path / suffix)])
+        if language == "c":
+            said = re.search(r"\nrank 0 of 2: .*", page)
+            assert said
+            assert ended[0].output == f"{said[0].strip()}\n"
+
+
 def test_only_the_functions_of_the_abi_are_exported() -> None:
     if shutil.which("nm") is None:
         pytest.skip("nm is not installed")
@@ -152,15 +180,7 @@ def test_only_the_functions_of_the_abi_are_exported() -> None:
     ).stdout
     symbols = [line.split()[-1] for line in listed.splitlines()]
     functions = {symbol for symbol in symbols if not re.fullmatch(r"UNISONO_\d+\.\d+", symbol)}
-    latest = max(
-        (SOURCES / "abi").glob("*.txt"), key=lambda path: [int(n) for n in path.stem.split(".")]
-    )
-    recorded = {
-        found[1]
-        for line in latest.read_text().splitlines()
-        if not line.startswith("typedef") and (found := re.search(r"\b(unisono_\w+)\(", line))
-    }
-    assert {name.partition("@")[0] for name in functions} == recorded
+    assert {name.partition("@")[0] for name in functions} == functions_of_the_abi()
     assert all(re.search(r"@@UNISONO_\d+\.\d+$", name) for name in functions)
     dynamic = subprocess.run(
         ["readelf", "-d", shared], capture_output=True, text=True, check=True

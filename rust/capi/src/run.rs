@@ -34,8 +34,8 @@ pub(crate) fn on(
     )
 }
 
-/// Carries out a collective, or starts it.
-#[inline]
+/// Carries out a collective, or starts it. Always inlined, so that the request is made where the core takes it from.
+#[inline(always)]
 pub(crate) fn collective(
     joined: &Joined,
     mut request: Request,
@@ -43,20 +43,24 @@ pub(crate) fn collective(
     work: *mut *mut Work,
 ) -> Result<()> {
     request.timeout = options.timeout;
-    if !work.is_null() {
-        let place = output("work", work)?;
-        // SAFETY: C promises that the buffers stay what the header asks of them until the operation has ended.
-        let started = unsafe { joined.comm.start(request, None)? };
-        place.write(work::handle(started)?);
-        return Ok(());
+    if !work.is_null() || group::is_open() {
+        return start(joined, request, work);
     }
-    if group::is_open() {
-        // SAFETY: as above.
-        group::add(unsafe { joined.comm.start(request, None)? });
-        return Ok(());
-    }
-    // SAFETY: as above.
+    // SAFETY: C promises that the buffers stay what the header asks of them until the operation has ended.
     unsafe { joined.comm.run(request).map(drop) }
+}
+
+/// Starts a collective, for a handle or for the group that is open.
+#[inline(never)]
+fn start(joined: &Joined, request: Request, work: *mut *mut Work) -> Result<()> {
+    // SAFETY: as in `collective`.
+    let started = unsafe { joined.comm.start(request, None)? };
+    if work.is_null() {
+        group::add(started);
+    } else {
+        output("work", work)?.write(work::handle(started)?);
+    }
+    Ok(())
 }
 
 /// A send or a receive.

@@ -126,33 +126,40 @@ pub(crate) fn rank(name: &str, value: i32, world: usize) -> Result<Rank> {
 ///
 /// # Safety
 /// They are what the header asks of a buffer, until the operation has ended.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn memory(
     name: &str,
     start: *const c_void,
     count: usize,
     dtype: DataType,
 ) -> Result<Memory> {
-    let bytes = match count.checked_mul(dtype.size()) {
-        Some(bytes) if isize::try_from(bytes).is_ok() => bytes,
-        _ => {
-            return Err(Error::invalid(format!(
-                "{name}: {count} elements of {dtype} are more than memory can hold"
-            )));
+    let bytes = count.checked_mul(dtype.size());
+    match bytes.filter(|bytes| *bytes <= isize::MAX as usize) {
+        Some(bytes)
+            if start.addr().checked_add(bytes).is_some() && (bytes == 0 || !start.is_null()) =>
+        {
+            // SAFETY: as the caller promises.
+            Ok(unsafe { Memory::from_raw_parts(start.cast_mut().cast(), bytes) })
         }
-    };
-    if bytes > 0 && start.is_null() {
-        return Err(Error::invalid(format!(
-            "{name} is NULL, but the counts call for {count} elements of {dtype}"
-        )));
+        _ => Err(no_memory(name, start, count, dtype)),
     }
-    if start.addr().checked_add(bytes).is_none() {
-        return Err(Error::invalid(format!(
+}
+
+/// Why there cannot be such memory.
+#[cold]
+fn no_memory(name: &str, start: *const c_void, count: usize, dtype: DataType) -> Error {
+    let fits = count
+        .checked_mul(dtype.size())
+        .is_some_and(|bytes| bytes <= isize::MAX as usize);
+    Error::invalid(match fits {
+        false => format!("{name}: {count} elements of {dtype} are more than memory can hold"),
+        true if start.is_null() => {
+            format!("{name} is NULL, but the counts call for {count} elements of {dtype}")
+        }
+        true => format!(
             "{name}: {count} elements of {dtype} from {start:?} on reach beyond the end of memory"
-        )));
-    }
-    // SAFETY: as the caller promises.
-    Ok(unsafe { Memory::from_raw_parts(start.cast_mut().cast(), bytes) })
+        ),
+    })
 }
 
 /// A list of `length` items that C gives.
