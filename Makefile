@@ -21,6 +21,10 @@ VENV ?= $(if $(filter $(DEFAULT_TORCH),$(TORCH)),.venv,.venv-torch$(TORCH))
 TEST ?=
 # The part of PyTorch's tests that `make conformance` runs.
 SHARD ?= 1/1
+# Where `make install` puts the C library: PREFIX/include, PREFIX/LIBDIR; before both DESTDIR, for packagers.
+PREFIX ?= /usr/local
+LIBDIR ?= lib
+DESTDIR ?=
 # Whether the tests install the frameworks above torch (Accelerate, Lightning, DeepSpeed, Ray): 170 MB to download.
 FRAMEWORKS ?= yes
 
@@ -47,7 +51,7 @@ override publish = publish() { cmp -s "$$1" "$$2" || { cp "$$1" "$$2.new" && mv 
 
 RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
 CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.c tests/c/*.cpp \
-	examples/c/*.c examples/cpp/*.cpp benchmarks/ranks/*.c benchmarks/ranks/*.h)
+	examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c benchmarks/ranks/*.h)
 PYTHON_DIRS = $(wildcard python tests/python tests/conformance examples benchmarks)
 
 .PHONY: help
@@ -63,6 +67,18 @@ demo: setup ## Train a digit classifier with 2 processes over unisono
 	@OMP_NUM_THREADS=1 $(PY) -m torch.distributed.run --standalone --nproc-per-node 2 \
 	  examples/torch/train_digits.py
 
+.PHONY: c
+c: prerequisites ## Build libunisono, and put it where `python -m unisono --libs` finds it
+	@CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) rust/capi/build.sh $(hush)
+	@rust/capi/install.sh --no-links "$(TARGET)/c" python/unisono/c
+
+.PHONY: install
+install: prerequisites ## Install libunisono, its headers, pkg-config and CMake files, and the launcher (PREFIX=/usr/local)
+	@CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) rust/capi/build.sh $(hush)
+	@$(CARGO) build --release -p unisono-launch --target-dir $(TARGET) $(hush)
+	rust/capi/install.sh "$(TARGET)/c" "$(DESTDIR)$(PREFIX)" "$(LIBDIR)"
+	install -D -s -m 755 "$(TARGET)/release/unisono" "$(DESTDIR)$(PREFIX)/bin/unisono"
+
 .PHONY: test
 test: test-rust test-python ## Run every test
 
@@ -75,8 +91,13 @@ test-rust: prerequisites ## Run the Rust tests, and loom over what two threads s
 	else echo "loom: no test is named loom_*, skipped"; fi
 
 .PHONY: test-python
-test-python: frameworks ## Run the Python and torch tests
+test-python: frameworks c c-tools ## Run the Python and torch tests
 	$(PY) -m pytest -q -rs $(TEST)
+
+.PHONY: test-c
+test-c: setup c c-tools ## Run the tests of the C and C++ headers alone
+	$(PY) -m pytest -q -rs tests/python/test_c.py tests/python/test_c_install.py \
+	  tests/python/test_c_examples.py $(TEST)
 
 .PHONY: conformance
 conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter of them)
@@ -116,7 +137,7 @@ bench: setup bench-peers ## Measure beside Open MPI, gloo and the memory, for te
 	@echo "results: $(BENCH_RESULTS)/ (compare, ddp, sweep and instructions .txt; .csv, .json and .png beside them)"
 
 .PHONY: wheel
-wheel: setup ## Build a wheel for this environment's torch into dist/
+wheel: setup c ## Build a wheel for this environment's torch, with the C library, into dist/
 	@for library in python/unisono/core-torch-*.so; do [ ! -f "$$library" ] || \
 	  { strip --strip-debug -o "$$library.new" "$$library" && mv "$$library.new" "$$library"; }; done
 	$(VENV)/bin/maturin build --release --out dist --interpreter $(PY) --target-dir $(TARGET)
@@ -124,7 +145,7 @@ wheel: setup ## Build a wheel for this environment's torch into dist/
 .PHONY: clean
 clean: ## Remove what was built, and the virtual environments made here
 	rm -rf target build dist site .venv .venv-torch* .pytest_cache .mypy_cache .ruff_cache
-	rm -f python/unisono/*.so
+	rm -rf python/unisono/*.so python/unisono/c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What pip and cargo cannot bring. As root on Debian the missing packages are installed; otherwise they are named.
@@ -147,6 +168,19 @@ prerequisites:
 	  echo "installing $${missing[*]}"; apt-get update -qq; \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$${missing[@]}" </dev/null; \
 	else echo "missing: $${missing[*]}. On Debian: sudo apt-get install $${missing[*]}" >&2; exit 1; fi
+
+# What the tests of the C header use besides gcc. Without it some of them skip, so it may fail.
+.PHONY: c-tools
+c-tools:
+	@if command -v apt-get >/dev/null && [ "$$(id -u)" -eq 0 ]; then \
+	  missing=(); \
+	  for tool in clang valgrind pkg-config; do command -v $$tool >/dev/null || missing+=($$tool); done; \
+	  [ $${#missing[@]} -eq 0 ] && exit 0; \
+	  echo "installing $${missing[*]}"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -qq -y --no-install-recommends "$${missing[@]}" </dev/null; } || \
+	    echo "$${missing[*]} could not be installed: some tests of the C header will be skipped"; \
+	fi
 
 $(PY): | prerequisites
 	$(PYTHON) -m venv $(VENV)

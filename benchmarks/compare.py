@@ -42,12 +42,12 @@ NATIVE = (
     "barrier",
 )
 THROUGH_TORCH = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
-PEERS = ("openmpi", "bound", "heap", "gloo")
+PEERS = ("openmpi", "c", "bound", "heap", "gloo")
 PARTS = ("marks", "collectives", "torch", "idle")
 LONGEST = 4.0  # seconds for one cell, however few there are
 HEAP_FROM = 1 << 20
 IDLE_SECONDS = 2.0
-REFERENCES = {"openmpi": "unisono", "torch/gloo": "torch/unisono"}
+REFERENCES = {"openmpi": "unisono", "unisono": "unisono-c", "torch/gloo": "torch/unisono"}
 
 Key = tuple[int, str, int]
 
@@ -95,9 +95,12 @@ class Run:
         )
 
     def peers_of(self, collective: str, size: int) -> tuple[str, ...]:
-        names = {"unisono": True, "openmpi": "openmpi" in self.args.peers}
+        names = {"unisono": True}
+        names["unisono-c"] = "c" in self.args.peers
+        names["openmpi"] = "openmpi" in self.args.peers
         if collective == "all_reduce":
             names["unisono-heap"] = size >= HEAP_FROM and "heap" in self.args.peers
+            names["unisono-c-heap"] = names["unisono-heap"] and names["unisono-c"]
             names["bound"] = size >= marks.BOUND_FROM and "bound" in self.args.peers
         return tuple(name for name, wanted in names.items() if wanted)
 
@@ -189,6 +192,8 @@ class Run:
         barriers = [cell for cell in native if cell.collective == "barrier"]
         if any("torch/fake" in cell.rounds for cell in through_torch):
             texts.append(report.torch_table(through_torch))
+        if any(cell.median("unisono-c") for cell in native):
+            texts.append(report.c_table(native))
         if any(cell.bound() for cell in native):
             texts.append(report.bound_table(native, self.loops))
         if barriers:

@@ -59,17 +59,40 @@ def c_program(name: str, compiler: str | Path, *flags: str) -> Path:
     if shutil.which(str(compiler)) is None:
         raise MissingError(f"the C compiler {compiler} is not installed")
     source, program = RANKS / f"{name}.c", RESULTS / "build" / name
-    newest = max(path.stat().st_mtime for path in (source, RANKS / "channel.h"))
+    headers = (*RANKS.glob("*.h"), *(CHECKOUT / "include").glob("*.h"))
+    newest = max(path.stat().st_mtime for path in (source, *headers))
     if program.exists() and program.stat().st_mtime > newest:
         return program
     program.parent.mkdir(parents=True, exist_ok=True)
     fresh = program.with_suffix(f".{os.getpid()}")
-    command = [str(compiler), *flags, "-Wall", "-Wextra", "-o", str(fresh), str(source)]
+    command = [str(compiler), "-Wall", "-Wextra", "-o", str(fresh), str(source), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise MissingError(f"{name}.c could not be compiled:\n{done.stderr.strip()}")
     fresh.replace(program)
     return program
+
+
+@functools.cache
+def c_library() -> Path:
+    """Build libunisono with cargo, and return the folder that it lies in."""
+    cargo = shutil.which(os.environ.get("CARGO", "cargo"))
+    if cargo is None:
+        raise MissingError("cargo is not installed (https://rust-lang.org/tools/install)")
+    target = os.environ.get("CARGO_TARGET_DIR", str(CHECKOUT / "target"))
+    folder = Path(target).resolve() / "c"
+    command = ["sh", str(CHECKOUT / "rust/capi/build.sh"), str(folder)]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MissingError(f"libunisono could not be built:\n{done.stderr.strip()}")
+    return folder
+
+
+def unisono_program() -> Path:
+    """Compile unisono.c against this checkout's libunisono, which it finds where it was built."""
+    folder = c_library()
+    flags = [f"-I{CHECKOUT / 'include'}", f"-L{folder}", "-lunisono", f"-Wl,-rpath,{folder}"]
+    return c_program("unisono", shutil.which("cc") or "cc", "-O3", *flags)
 
 
 def open_mpi_program() -> Path:

@@ -13,6 +13,8 @@ SIZES = (*SMALL, 1 << 20, 64 << 20)
 BOUND_FROM = 4 << 20
 MARK_OF_BOUND = 1.2  # of shared-heap all_reduce with 2 ranks, from BOUND_FROM on
 MARK_OF_BARRIER = 1e-6  # seconds behind Open MPI's with 2 ranks
+MARK_OF_C = 0.95  # of all_reduce through the C header, time from Rust / time from C
+SIZES_OF_C = (8, 64 << 20)
 COLUMNS = ("8 B - 16 KiB", "1 MiB", "64 MiB", "64 MiB, heap")
 
 
@@ -71,6 +73,7 @@ class Measured:
 
 GLOO = ("gloo through torch", "torch/gloo", "torch/unisono")
 OPEN_MPI = ("Open MPI 5", "openmpi", "unisono")
+OPEN_MPI_FROM_C = ("Open MPI 5, both from C", "openmpi", "unisono-c")
 
 ROWS = (
     Row(*GLOO, 2, (15, 5, 5, 9)),
@@ -79,4 +82,7 @@ ROWS = (
     Row(*OPEN_MPI, 2, (1.1, 1.1, 2.0, 3.7)),
     Row(*OPEN_MPI, 4, (1.2, 1.2, 2.0, 3.4)),
     Row(*OPEN_MPI, 8, (1.3, 1.4, 2.2, 3.3)),
+    Row(*OPEN_MPI_FROM_C, 2, (1.1, 1.1, 2.0, 3.7)),
+    Row(*OPEN_MPI_FROM_C, 4, (1.2, 1.2, 2.0, 3.4)),
+    Row(*OPEN_MPI_FROM_C, 8, (1.3, 1.4, 2.2, 3.3)),
 )

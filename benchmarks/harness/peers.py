@@ -98,6 +98,19 @@ def start_unisono(name: str, world: int, jobs: Jobs, options: Options) -> Job:
     return jobs.add(Job(name, world, commands, folder))
 
 
+def start_unisono_c(name: str, world: int, jobs: Jobs, options: Options) -> Job:
+    """Start the program in C, one process for each rank."""
+    program = build.unisono_program()
+    folder = jobs.folder(name)
+    memory = "heap" if name == "unisono-c-heap" else "private"
+    commands = [
+        [str(program), str(folder), str(rank), str(world), memory]
+        + (["out"] if options.out_of_place else [])
+        for rank in range(world)
+    ]
+    return jobs.add(Job(name, world, commands, folder))
+
+
 def start_open_mpi(name: str, world: int, jobs: Jobs, options: Options) -> Job:
     """Start the C program under mpirun."""
     program, launcher = build.open_mpi_program(), build.beside_python("mpirun")
@@ -135,6 +148,8 @@ def start_torch(backends: list[str], world: int, jobs: Jobs) -> Job:
 STARTERS = {
     "unisono": start_unisono,
     "unisono-heap": start_unisono,
+    "unisono-c": start_unisono_c,
+    "unisono-c-heap": start_unisono_c,
     "openmpi": start_open_mpi,
     "bound": start_bound,
 }

@@ -17,6 +17,8 @@ from harness.cells import Cell
 LABELS = {
     "unisono": "unisono",
     "unisono-heap": "unisono, heap",
+    "unisono-c": "unisono, C",
+    "unisono-c-heap": "unisono, C, heap",
     "openmpi": "Open MPI",
     "torch/unisono": "unisono",
     "torch/unisono-heap": "unisono, heap",
@@ -169,6 +171,24 @@ def torch_table(cells: list[Cell]) -> str:
     lines.append(
         "torch alone: the call of torch's `fake` backend and one sched_yield, on every rank at once"
     )
+    return "\n".join(lines)
+
+
+def c_table(cells: list[Cell]) -> str:
+    """What the C header costs: the time from Rust / the time from C."""
+    lines = [title("From C beside from Rust: microseconds")]
+    lines.append(f"{'':27}{'size':>9}{'from Rust':>12}{'from C':>12}{'ratio':>9}")
+    for cell in cells:
+        ratio = cell.ratio("unisono", "unisono-c")
+        if ratio is None:
+            continue
+        line = f"{cell.world} ranks  {cell.collective:18}{size_name(cell.size):>9}"
+        line += "".join(f"{_fine(cell.median(peer)):>12}" for peer in ("unisono", "unisono-c"))
+        line += f"{ratio:>9.2f}"
+        if cell.collective == "all_reduce" and cell.size in marks.SIZES_OF_C and cell.world == 2:
+            met = ratio >= marks.MARK_OF_C
+            line += f"  ({marks.MARK_OF_C}) {'met' if met else 'MISSED'}"
+        lines.append(line)
     return "\n".join(lines)
 
 

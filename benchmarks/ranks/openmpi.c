@@ -3,107 +3,57 @@
  *
  * BYTES is the size of the whole: what all_reduce and broadcast are given, what all_gather returns,
  * what reduce_scatter takes in. The root moves on by one rank at every call. `out` as second
- * argument: all_reduce out of place. The Rust program in rust/core/benches/collectives does the
- * same on unisono.
+ * argument: all_reduce out of place. The Rust program in rust/core/benches/collectives and
+ * unisono.c do the same on unisono.
  */
 #include <mpi.h>
-#include <stdint.h>
-#include <unistd.h>
 
-#include "channel.h"
+#include "cell.h"
 
-enum kind {
-  ALL_REDUCE,
-  REDUCE,
-  BROADCAST,
-  ALL_GATHER,
-  REDUCE_SCATTER,
-  GATHER,
-  SCATTER,
-  ALL_TO_ALL,
-  BARRIER,
-  PING_PONG,
-  SEND_RECV,
-  KINDS
-};
-
-static const char* const NAMES[KINDS] = {"all_reduce",     "reduce",    "broadcast", "all_gather",
-                                         "reduce_scatter", "gather",    "scatter",   "all_to_all",
-                                         "barrier",        "ping_pong", "send_recv"};
-
-/* One collective at one size, with its buffers. */
-static struct {
-  enum kind kind;
-  size_t bytes;
-  MPI_Datatype type;
-  size_t element;
-  int shard; /* elements of one rank's block */
-  int count; /* elements of the whole */
-  int root;
-  char *input, *output;
-} cell = {.kind = KINDS};
-
-static int rank, world, out_of_place;
-
-static void* buffer(size_t bytes) {
+static void* take(size_t bytes) {
   void* memory = NULL;
-  if (posix_memalign(&memory, 64, bytes ? bytes : 64)) {
+  if (posix_memalign(&memory, 64, bytes)) {
     fprintf(stderr, "%zu bytes of memory cannot be had\n", bytes);
     MPI_Abort(MPI_COMM_WORLD, 1);
   }
-  memset(memory, 0, bytes); /* so that every page is there */
   return memory;
 }
 
-static void free_cell(void) {
-  free(cell.input);
-  free(cell.output);
-  cell.input = cell.output = NULL;
-  cell.kind = KINDS;
+static void give(void* memory) {
+  free(memory);
 }
 
-static int in_blocks(enum kind kind) {
-  return kind == ALL_GATHER || kind == REDUCE_SCATTER || kind == GATHER || kind == SCATTER ||
-         kind == ALL_TO_ALL;
+static void meet(void) {
+  MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/* Makes the buffers, unless they are there. */
-static void prepare(enum kind kind, size_t bytes) {
-  if (cell.kind == kind && cell.bytes == bytes) {
-    return;
-  }
-  free_cell();
-  cell.kind = kind;
-  cell.bytes = bytes;
-  cell.type = bytes % 4 ? MPI_UINT8_T : MPI_FLOAT;
-  cell.element = bytes % 4 ? 1 : 4;
-  size_t elements = bytes / cell.element;
-  cell.shard = elements / world ? (int)(elements / world) : 1;
-  cell.count = in_blocks(kind) ? cell.shard * world : (int)elements;
-  cell.root = 0;
-  size_t whole = cell.count * cell.element, block = cell.shard * cell.element;
-  cell.input = buffer(kind == ALL_GATHER || kind == GATHER ? block : whole);
-  cell.output = buffer(kind == REDUCE_SCATTER || kind == SCATTER ? block : whole);
+static void whisper(int to, char* byte) {
+  MPI_Send(byte, 1, MPI_BYTE, to, 1, MPI_COMM_WORLD);
 }
 
-static void ping_pong(void) {
-  int peer = rank ^ 1;
+static void hear(int from, char* byte) {
+  MPI_Recv(byte, 1, MPI_BYTE, from, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+static void ping_pong(MPI_Datatype type) {
+  const int peer = rank ^ 1, count = (int)cell.count;
   if (peer >= world) {
     return;
   }
   if (rank % 2 == 0) {
-    MPI_Send(cell.input, cell.count, cell.type, peer, 0, MPI_COMM_WORLD);
+    MPI_Send(cell.input, count, type, peer, 0, MPI_COMM_WORLD);
   }
-  MPI_Recv(cell.output, cell.count, cell.type, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  MPI_Recv(cell.output, count, type, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
   if (rank % 2 == 1) {
-    MPI_Send(cell.input, cell.count, cell.type, peer, 0, MPI_COMM_WORLD);
+    MPI_Send(cell.input, count, type, peer, 0, MPI_COMM_WORLD);
   }
 }
 
 static void call(void) {
   const MPI_Comm comm = MPI_COMM_WORLD;
-  const int shard = cell.shard, count = cell.count, root = cell.root, is_root = rank == cell.root;
-  const MPI_Datatype type = cell.type;
+  const int shard = (int)cell.shard, count = (int)cell.count, root = cell.root,
+            is_root = rank == cell.root;
+  const MPI_Datatype type = cell.element == 4 ? MPI_FLOAT : MPI_UINT8_T;
   char *const input = cell.input, *const output = cell.output;
   switch (cell.kind) {
     case ALL_REDUCE:
@@ -134,7 +84,7 @@ static void call(void) {
       MPI_Barrier(comm);
       break;
     case PING_PONG:
-      ping_pong();
+      ping_pong(type);
       break;
     case SEND_RECV:
       MPI_Sendrecv(input, count, type, (rank + 1) % world, 0, output, count, type,
@@ -146,133 +96,6 @@ static void call(void) {
   cell.root = (root + 1) % world;
 }
 
-enum { PERIOD = 7, ALL_ROOTS_UP_TO = 1 << 20 };
-
-/* What element `index` of rank `of`'s contribution is in a check: small, so that sums are exact. */
-static int value(int of, size_t index) {
-  return (int)((3 * (size_t)of + index) % PERIOD) + 1;
-}
-
-/* The sums of all contributions, which repeat. */
-static int sums[PERIOD];
-
-static int sum(size_t index) {
-  return sums[index % PERIOD];
-}
-
-static void put(char* to, size_t index, int number) {
-  if (cell.element == 4) {
-    ((float*)to)[index] = (float)number;
-  } else {
-    ((uint8_t*)to)[index] = (uint8_t)number;
-  }
-}
-
-static int get(const char* from, size_t index) {
-  return cell.element == 4 ? (int)((const float*)from)[index] : ((const uint8_t*)from)[index];
-}
-
-/* What element `index` of this rank's output must be; -1 where the call leaves nothing. */
-static int expected(size_t index, int root) {
-  const size_t shard = cell.shard, own = shard * rank;
-  switch (cell.kind) {
-    case ALL_REDUCE:
-      return sum(index);
-    case REDUCE:
-      return rank == root ? sum(index) : -1;
-    case BROADCAST:
-      return value(root, index);
-    case ALL_GATHER:
-      return value((int)(index / shard), index % shard);
-    case REDUCE_SCATTER:
-      return sum(own + index);
-    case GATHER:
-      return rank == root ? value((int)(index / shard), index % shard) : -1;
-    case SCATTER:
-      return value(root, own + index);
-    case ALL_TO_ALL:
-      return value((int)(index / shard), own + index % shard);
-    case PING_PONG:
-      return (rank ^ 1) < world ? value(rank ^ 1, index) : -1;
-    case SEND_RECV:
-      return value((rank + world - 1) % world, index);
-    default:
-      return -1;
-  }
-}
-
-/*
- * Runs the collective on known data, once for each root unless it is large. Returns how many
- * elements are wrong.
- */
-static long check(void) {
-  for (int index = 0; index < PERIOD; index++) {
-    sums[index] = 0;
-    for (int of = 0; of < world; of++) {
-      sums[index] += value(of, index);
-    }
-  }
-  const int inputs = cell.kind == ALL_GATHER || cell.kind == GATHER ? cell.shard : cell.count;
-  const int outputs = cell.kind == REDUCE_SCATTER || cell.kind == SCATTER ? cell.shard : cell.count;
-  const int in_place =
-      cell.kind == BROADCAST || cell.kind == REDUCE || (cell.kind == ALL_REDUCE && !out_of_place);
-  long wrong = 0;
-  const int rounds = cell.bytes <= ALL_ROOTS_UP_TO ? world : 1;
-  for (int round = 0; round < rounds; round++) {
-    for (int index = 0; index < inputs; index++) {
-      put(cell.input, index, value(rank, index));
-    }
-    for (int index = 0; index < outputs; index++) {
-      put(cell.output, index, in_place ? value(rank, index) : 0);
-    }
-    const int root = cell.root;
-    call();
-    for (int index = 0; index < outputs; index++) {
-      const int must = expected(index, root);
-      wrong += must >= 0 && get(cell.output, index) != must;
-    }
-  }
-  /* Sums in place would grow without end. */
-  memset(cell.input, 0, inputs * cell.element);
-  memset(cell.output, 0, outputs * cell.element);
-  return wrong;
-}
-
-static double time_calls(long iterations) {
-  MPI_Barrier(MPI_COMM_WORLD);
-  const double start = now();
-  for (long done = 0; done < iterations; done++) {
-    call();
-  }
-  const double seconds = now() - start;
-  return cell.kind == PING_PONG ? seconds / 2 : seconds;
-}
-
-/* All ranks wait for a message from the last one, which sends it `seconds` later. */
-static double idle(double seconds) {
-  char byte = 0;
-  MPI_Barrier(MPI_COMM_WORLD);
-  const double before = cpu_seconds();
-  if (rank == world - 1) {
-    struct timespec time = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
-    nanosleep(&time, NULL);
-    for (int to = 0; to < rank; to++) {
-      MPI_Send(&byte, 1, MPI_BYTE, to, 1, MPI_COMM_WORLD);
-    }
-  } else {
-    MPI_Recv(&byte, 1, MPI_BYTE, world - 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-  }
-  return cpu_seconds() - before;
-}
-
-static enum kind kind_of(const char* name) {
-  int kind = 0;
-  while (kind < KINDS && strcmp(name, NAMES[kind]) != 0) {
-    kind++;
-  }
-  return (enum kind)kind;
-}
-
 int main(int count, char** arguments) {
   MPI_Init(&count, &arguments);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -282,28 +105,7 @@ int main(int count, char** arguments) {
     return 2;
   }
   out_of_place = count > 2 && strcmp(arguments[2], "out") == 0;
-  struct channel channel = channel_open(arguments[1], rank);
-  channel_reply(&channel, "ok");
-  struct command command;
-  while (channel_next(&channel, &command)) {
-    const enum kind kind = kind_of(command.name);
-    if (strcmp(command.verb, "idle") == 0) {
-      channel_reply(&channel, "ok %.9f", idle(command.number));
-    } else if (strcmp(command.verb, "free") == 0) {
-      free_cell();
-      channel_reply(&channel, "ok");
-    } else if (kind == KINDS) {
-      channel_reply(&channel, "no there is no %s here", command.name);
-    } else if (strcmp(command.verb, "check") == 0) {
-      prepare(kind, (size_t)command.number);
-      const long wrong = check();
-      channel_reply(&channel, wrong ? "wrong %ld elements" : "ok", wrong);
-    } else {
-      prepare(kind, (size_t)command.number);
-      channel_reply(&channel, "ok %.9f", time_calls(command.iterations));
-    }
-  }
-  free_cell();
+  serve(arguments[1]);
   MPI_Finalize();
   return 0;
 }

@@ -1,14 +1,18 @@
-"""``python -m unisono``: what is installed, and the table of settings.
+"""``python -m unisono``, or ``unisono``: what is installed, and what can be done with it.
 
-``python -m unisono settings`` prints the table alone, as it stands in ``docs/settings.md``.
+``settings`` prints the table of settings as it stands in ``docs/settings.md``, ``launch`` starts
+ranks (see ``rust/launch``), ``--cflags --libs`` and the like say what a C compiler needs (see
+``unisono._c``).
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
 import unisono
+from unisono import _c
 
 
 def table() -> str:
@@ -23,22 +27,54 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def main(arguments: list[str]) -> int:
-    """Print what `arguments` ask for, and return the exit status."""
-    if arguments == ["settings"]:
-        print(table())
-    elif not arguments:
-        print(f"unisono {unisono.__version__}, in {Path(__file__).resolve().parent}")
-        print()
-        print("Settings, each by its variable or as a keyword of unisono.Options:")
-        for setting in unisono.settings():
-            print(f"  {setting.variable}={setting.default}  ({setting.accepts})")
-            print(f"      {setting.consequence}")
-    else:
-        print("usage: python -m unisono [settings]", file=sys.stderr)
-        return 2
+def overview() -> str:
+    """Return what is installed where, and the settings."""
+    lines = [
+        f"unisono {unisono.__version__}, in {Path(__file__).resolve().parent}",
+        "",
+        "Settings, each by its variable or as a keyword of unisono.Options:",
+    ]
+    for setting in unisono.settings():
+        lines.append(f"  {setting.variable}={setting.default}  ({setting.accepts})")
+        lines.append(f"      {setting.consequence}")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    name = "unisono" if Path(sys.argv[0]).name == "unisono" else "python -m unisono"
+    parser = argparse.ArgumentParser(
+        prog=name, description="Collective communication between the processes of one job."
+    )
+    parser.add_argument("--version", action="version", version=f"unisono {unisono.__version__}")
+    for flag, what in _c.FLAGS.items():
+        parser.add_argument(flag, action="append_const", dest="flags", const=flag, help=what)
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
+    commands.add_parser("launch", help="start the ranks of a program on this host", add_help=False)
+    commands.add_parser("settings", help="print the table of settings, as Markdown")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what `arguments` (the command line's) ask for, and return the exit status."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+    if arguments[:1] == ["launch"]:
+        # It reads its own arguments, for some belong to the program that it starts.
+        from unisono import _native
+        from unisono._launch import launch
+
+        return launch(arguments[1:], _native.load())
+    chosen = _parser().parse_args(arguments)
+    if chosen.flags:
+        try:
+            print(_c.answer(chosen.flags))
+        except FileNotFoundError as error:
+            print(f"unisono: {error}", file=sys.stderr)
+            return 1
+        return 0
+    print(table() if chosen.command == "settings" else overview())
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

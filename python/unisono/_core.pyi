@@ -64,6 +64,12 @@ def empty(
     shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike | None = None
 ) -> NDArray[Any]: ...
 def heap() -> Heap: ...
+def launch(
+    arguments: Sequence[str | PathLike[str]],
+    *,
+    again: Sequence[str | PathLike[str]],
+    interpreter: str | PathLike[str],
+) -> int: ...
 
 @final
 class Heap:

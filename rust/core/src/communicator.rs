@@ -1,7 +1,7 @@
 //! The group and its collectives: what the three doors call.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::buffer::Memory;
 use crate::config::Config;
@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 use crate::heap;
 use crate::rendezvous::store::Store;
 use crate::types::{DataType, Rank};
+
+/// How long a wait for operations of several groups stays with one of them.
+const TURN: Duration = Duration::from_micros(200);
 
 /// A group of ranks that communicate.
 ///
@@ -315,6 +318,41 @@ impl Work {
     /// The operation's own; or `Timeout` when `timeout` runs out first, after which the operation goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         self.group.wait(&self.state, timeout)
+    }
+
+    /// Waits until one of `works` has ended, well or not, driving their groups from this thread meanwhile. Returns which
+    /// one and how; `None` when `timeout` runs out first, or there are none.
+    ///
+    /// # Errors
+    /// `Aborted` in a forked child, which cannot wait.
+    pub fn wait_any(
+        works: &[&Self],
+        timeout: Option<Duration>,
+    ) -> Result<Option<(usize, Result<()>)>> {
+        let Some(first) = works.first() else {
+            return Ok(None);
+        };
+        let of = |group: &Arc<Group>| -> Vec<&WorkState> {
+            let same = works.iter().filter(|work| Arc::ptr_eq(&work.group, group));
+            same.map(|work| &*work.state).collect()
+        };
+        let one_group = of(&first.group);
+        if one_group.len() == works.len() {
+            return first.group.wait_any(&one_group, timeout);
+        }
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        // Their groups take turns; what happens in the others meanwhile is the progress thread's business.
+        for work in works.iter().cycle() {
+            let ended = |(at, work): (usize, &&Self)| Some((at, work.result()?));
+            if let Some(ended) = works.iter().enumerate().find_map(ended) {
+                return Ok(Some(ended));
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                break;
+            }
+            work.group.wait_any(&of(&work.group), Some(TURN))?;
+        }
+        Ok(None)
     }
 
     /// What the group waits for on this rank now, in words, for reports of a wait that was given up.

@@ -11,6 +11,7 @@ mod dlpack;
 mod errors;
 mod exchanges;
 mod heap;
+mod launch;
 mod log;
 mod operator;
 mod point_to_point;
@@ -36,6 +37,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     communicator::add_to(module)?;
     settings::add_to(module)?;
     heap::add_to(module)?;
+    launch::add_to(module)?;
     module.add_class::<operator::ReduceOp>()?;
     module.add_class::<work::Work>()?;
     #[cfg(feature = "torch")]

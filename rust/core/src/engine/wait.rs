@@ -17,28 +17,41 @@ const STEPS_PER_LOOK: u32 = 1024;
 impl Group {
     /// Waits for the end of an operation, leading the group meanwhile if nobody else does.
     pub(crate) fn wait(&self, work: &WorkState, timeout: Option<Duration>) -> Result<()> {
-        if let Some(result) = work.result() {
-            return result.clone();
+        let Some((_, result)) = self.wait_any(std::slice::from_ref(&work), timeout)? else {
+            let waits = self.describe_waits(&self.core.lock());
+            return Err(Error::new(
+                Code::Timeout,
+                format!(
+                    "the wait ended after {:.3} s, before the operation: {waits}",
+                    timeout.unwrap_or_default().as_secs_f64()
+                ),
+            )
+            .with_operation(work.name()));
+        };
+        result
+    }
+
+    /// Waits for the end of one of several operations of this group: which, and how it ended. `None` when the time is
+    /// up.
+    pub(crate) fn wait_any(
+        &self,
+        works: &[&WorkState],
+        timeout: Option<Duration>,
+    ) -> Result<Option<(usize, Result<()>)>> {
+        if let Some(ended) = first_ended(works) {
+            return Ok(Some(ended));
         }
         super::forming::check_process()?;
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut core = self.core.lock();
         loop {
-            if let Some(result) = work.result() {
+            if let Some(ended) = first_ended(works) {
                 self.stop_waiting(&mut core);
-                return result.clone();
+                return Ok(Some(ended));
             }
             if until.is_some_and(|until| Instant::now() >= until) {
-                let waits = self.describe_waits(&core);
                 self.stop_waiting(&mut core);
-                return Err(Error::new(
-                    Code::Timeout,
-                    format!(
-                        "the wait ended after {:.3} s, before the operation: {waits}",
-                        timeout.unwrap_or_default().as_secs_f64()
-                    ),
-                )
-                .with_operation(work.name()));
+                return Ok(None);
             }
             if core.leader {
                 core.followers += 1;
@@ -52,7 +65,7 @@ impl Group {
                 continue;
             }
             core.leader = true;
-            self.lead(&mut core, work, until);
+            self.lead(&mut core, works, until);
             core.leader = false;
             if core.followers > 0 {
                 self.turn.notify_all();
@@ -68,12 +81,12 @@ impl Group {
         }
     }
 
-    /// Steps the group until `work` has ended or the time is up.
-    fn lead(&self, core: &mut MutexGuard<'_, Core>, work: &WorkState, until: Option<Instant>) {
+    /// Steps the group until one of `works` has ended or the time is up.
+    fn lead(&self, core: &mut MutexGuard<'_, Core>, works: &[&WorkState], until: Option<Instant>) {
         core.patience.reset();
         let mut steps = 0_u32;
         let is_over = || until.is_some_and(|until| Instant::now() >= until);
-        while work.result().is_none() {
+        while works.iter().all(|work| work.result().is_none()) {
             if self.step(core) {
                 core.patience.reset();
                 steps = steps.wrapping_add(1);
@@ -171,4 +184,11 @@ impl Group {
             self.look_around(&mut core);
         }
     }
+}
+
+/// The first of `works` that has ended, and how.
+fn first_ended(works: &[&WorkState]) -> Option<(usize, Result<()>)> {
+    let mut results = works.iter().map(|work| work.result());
+    let at = results.position(|result| result.is_some())?;
+    Some((at, works[at].result()?.clone()))
 }

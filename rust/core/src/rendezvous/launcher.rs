@@ -1,8 +1,9 @@
-//! Who this process is, as its launcher says it in the environment: torchrun (or the same variables set by hand),
-//! Open MPI, MPICH and its kin, Slurm, Kubernetes indexed jobs.
+//! Who this process is, as its launcher says it in the environment: torchrun (or `unisono launch`, or the same variables
+//! set by hand), Open MPI, MPICH and its kin, Slurm, Kubernetes indexed jobs.
 //!
 //! The launchers are asked in this order, because the inner one knows better: torchrun inside a Slurm job starts
-//! several ranks per task, and `mpirun` under Slurm starts one daemon per task. The first that gives a rank wins.
+//! several ranks per task, and `mpirun` under Slurm starts one daemon per task. The first that gives a rank wins. (Slurm
+//! may itself set MPICH's rank for its tasks, but not what MPICH's own launcher tells of the host.)
 //! `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` may be set under every launcher; they give the meeting point and
 //! must not contradict the launcher. Everything here is a function of a lookup, so it is tested without touching
 //! the environment.
@@ -85,7 +86,7 @@ pub fn detect() -> Result<Launch> {
 pub fn detect_from(lookup: &dyn Fn(&str) -> Option<String>, parent: u32) -> Result<Launch> {
     let variables = Variables { lookup };
     for launcher in LAUNCHERS {
-        if variables.text(launcher.rank).is_some() {
+        if variables.text(launcher.rank).is_some() && !launcher.is_slurm_in_disguise(&variables) {
             return launcher.launch(&variables, parent);
         }
     }
@@ -151,6 +152,16 @@ const LAUNCHERS: &[Launcher] = &[
 ];
 
 impl Launcher {
+    /// Whether the variables are MPICH's, but `srun --mpi=pmi2` has set them.
+    fn is_slurm_in_disguise(&self, variables: &Variables<'_>) -> bool {
+        self.rank == "PMI_RANK"
+            && variables.text("SLURM_PROCID").is_some()
+            && self
+                .local_rank
+                .iter()
+                .all(|name| variables.text(name).is_none())
+    }
+
     fn launch(&self, variables: &Variables<'_>, parent: u32) -> Result<Launch> {
         let number = |name| variables.number(name);
         let rank = number(self.rank)?.unwrap_or_default();
@@ -205,6 +216,28 @@ impl Launcher {
         name.or_else(|| (is_mpi && is_one_host).then(|| format!("parent {parent}")))
     }
 
+    /// The host of rank 0, if it is told.
+    fn host(&self, variables: &Variables<'_>, is_one_host: bool) -> Option<String> {
+        variables.text("MASTER_ADDR").or_else(|| match self.rank {
+            "SLURM_PROCID" => [
+                "SLURM_STEP_NODELIST",
+                "SLURM_JOB_NODELIST",
+                "SLURM_NODELIST",
+            ]
+            .iter()
+            .find_map(|name| first_host(&variables.text(name)?))
+            .or_else(|| variables.text("SLURM_LAUNCH_NODE_IPADDR")),
+            // All ranks on this host.
+            _ if is_one_host => Some("127.0.0.1".to_owned()),
+            // `mpirun` in a Slurm job begins with its first host, unless it is told otherwise. (The step that these
+            // variables could also tell of is that of its daemons, which may leave that host out.)
+            "OMPI_COMM_WORLD_RANK" | "PMI_RANK" => variables
+                .text("SLURM_JOB_NODELIST")
+                .and_then(|list| first_host(&list)),
+            _ => None,
+        })
+    }
+
     fn master(
         &self,
         variables: &Variables<'_>,
@@ -223,19 +256,7 @@ impl Launcher {
             ),
             None => None,
         };
-        let host = variables.text("MASTER_ADDR").or_else(|| match self.rank {
-            "SLURM_PROCID" => [
-                "SLURM_STEP_NODELIST",
-                "SLURM_JOB_NODELIST",
-                "SLURM_NODELIST",
-            ]
-            .iter()
-            .find_map(|name| first_host(&variables.text(name)?))
-            .or_else(|| variables.text("SLURM_LAUNCH_NODE_IPADDR")),
-            // All ranks on this host.
-            _ if local_world == Some(world) => Some("127.0.0.1".to_owned()),
-            _ => None,
-        });
+        let host = self.host(variables, local_world == Some(world));
         let port = port.or_else(|| match self.rank {
             "JOB_COMPLETION_INDEX" => Some(DEFAULT_PORT),
             "RANK" => None,
@@ -318,8 +339,8 @@ impl Variables<'_> {
         };
         Error::invalid(format!(
             "cannot tell this process's rank and where the ranks meet: {why} (set: {set}); start with \
-             `torchrun --nproc-per-node=2 program.py`, or under mpirun, srun or a Kubernetes indexed job with \
-             MASTER_ADDR and MASTER_PORT set, or call unisono.init(rank=..., world_size=..., \
+             `unisono launch -n 2 program`, torchrun, srun or mpirun (over several hosts the last, and Kubernetes \
+             indexed jobs, with MASTER_ADDR and MASTER_PORT set), or call unisono.init(rank=..., world_size=..., \
              url=\"tcp://host:port\")"
         ))
     }
@@ -466,6 +487,15 @@ mod tests {
             "node0"
         );
 
+        two_hosts.pop();
+        two_hosts.extend([
+            ("SLURM_JOB_NODELIST", "node[3-4]"),
+            ("SLURM_STEP_NODELIST", "node4"),
+        ]);
+        let launch = detect(&two_hosts).expect("the job's hosts are known");
+        assert_eq!(launch.source, "Open MPI");
+        assert_eq!(launch.master.expect("first host").host, "node3");
+
         let mpich = [
             ("PMI_RANK", "0"),
             ("PMI_SIZE", "2"),
@@ -475,6 +505,26 @@ mod tests {
         let launch = detect(&mpich).expect("complete");
         assert_eq!(launch.source, "MPICH");
         assert!(launch.master.is_some() && launch.job.contains("4711"));
+    }
+
+    #[test]
+    fn slurm_that_speaks_pmi_is_slurm() {
+        let mut variables = vec![
+            ("PMI_RANK", "1"),
+            ("PMI_SIZE", "2"),
+            ("SLURM_PROCID", "1"),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_JOB_ID", "7"),
+            ("SLURM_JOB_NODELIST", "node[1-2]"),
+        ];
+        let launch = detect(&variables).expect("complete");
+        assert_eq!((launch.source, launch.rank), ("Slurm", 1));
+        assert_eq!(launch.master.expect("a master").host, "node1");
+        // MPICH's launcher inside a Slurm job: one task per host.
+        variables.extend([("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "2")]);
+        variables[2] = ("SLURM_PROCID", "0");
+        let launch = detect(&variables).expect("complete");
+        assert_eq!((launch.source, launch.rank), ("MPICH", 1));
     }
 
     #[test]
@@ -533,10 +583,7 @@ mod tests {
             let error = detect(variables).expect_err(says);
             assert_eq!(error.code, Code::InvalidArgument);
             assert!(error.message.contains(says), "{says}: {error}");
-            assert!(
-                error.message.contains("torchrun --nproc-per-node=2"),
-                "{error}"
-            );
+            assert!(error.message.contains("unisono launch -n 2"), "{error}");
         }
     }
 

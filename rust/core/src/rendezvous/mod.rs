@@ -16,6 +16,7 @@ pub mod store;
 pub mod tcp_server;
 mod tcp_service;
 pub mod tcp_store;
+pub mod unique_id;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -24,7 +24,7 @@ mod tests;
 mod wire;
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
@@ -153,6 +153,15 @@ struct Shared {
 /// waiting for that; links made through it live on.
 pub struct Endpoint {
     shared: Arc<Shared>,
+}
+
+/// The address by which other hosts reach this one: that of the interface `wanted` (a name or an address), else that of
+/// the default route, else loopback.
+///
+/// # Errors
+/// `InvalidArgument` when `wanted` is none of this host's.
+pub fn own_address(wanted: Option<&str>) -> Result<IpAddr> {
+    Ok(interface::choose(wanted, None, true)?.ip)
 }
 
 impl Endpoint {

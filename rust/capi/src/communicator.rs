@@ -1,0 +1,343 @@
+//! Making a communicator, asking it, and leaving it.
+
+use std::ffi::c_char;
+use std::process;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use unisono::config::Config;
+use unisono::error::{Error, Result};
+use unisono::rendezvous::store::Store;
+use unisono::rendezvous::{self, launcher, unique_id};
+
+use crate::config::{self, Settings};
+use crate::error::{Status, output};
+use crate::fence::{fence, fence_with};
+use crate::handles::Table;
+use crate::run::on;
+use crate::store::{self, StoreFunctions};
+use crate::types::{seconds, string};
+use crate::{exit, log};
+
+/// `unisono_communicator`: never looked into, so it has nothing in it.
+#[repr(C)]
+pub struct Communicator {
+    _opaque: [u8; 0],
+}
+
+/// `unisono_unique_id`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId {
+    pub bytes: [u8; unique_id::BYTES],
+}
+
+/// The color that stands for none.
+pub const NO_COLOR: i64 = i64::MIN;
+
+/// How long rank 0 keeps serving the store for ranks that came but have not said that they are done with it.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+pub(crate) static COMMUNICATORS: Table<Joined> = Table::new(1, "a communicator");
+
+/// A group and the store that its ranks met at.
+pub(crate) struct Joined {
+    pub(crate) comm: unisono::Communicator,
+    meeting: Mutex<Option<Meeting>>,
+}
+
+impl Joined {
+    pub(crate) fn close(&self) {
+        self.comm.close();
+        drop(self.meeting.lock().take());
+    }
+}
+
+/// The store while somebody may need it: on rank 0 it may be a server that others are still reading from.
+struct Meeting {
+    store: Option<Arc<dyn Store>>,
+    rank: usize,
+    world: usize,
+    process: u32,
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        let Some(store) = self.store.take() else {
+            return;
+        };
+        if process::id() != self.process {
+            // Ending a server means to wait for its thread, which a forked child does not have.
+            std::mem::forget(store);
+        } else if store.address().is_some() {
+            // Only what is served over the network ends with this process.
+            rendezvous::leave(&*store, self.rank, self.world, FAREWELL);
+        }
+    }
+}
+
+/// The group of `world` ranks that meet at what `open` opens, as `config` says.
+fn join(
+    config: Config,
+    (rank, world): (usize, usize),
+    open: impl FnOnce(Duration) -> Result<Arc<dyn Store>>,
+) -> Result<*mut Communicator> {
+    let store = open(config.join_timeout.duration())?;
+    let mut meeting = Some(Meeting {
+        store: Some(Arc::clone(&store)),
+        rank,
+        world,
+        process: process::id(),
+    });
+    let comm = unisono::Communicator::join(&*store, rank, world, config)?;
+    if rank != 0 {
+        meeting = None;
+    }
+    register(comm, meeting)
+}
+
+fn register(comm: unisono::Communicator, meeting: Option<Meeting>) -> Result<*mut Communicator> {
+    exit::prepare();
+    COMMUNICATORS.insert(Joined {
+        comm,
+        meeting: Mutex::new(meeting),
+    })
+}
+
+/// What `config` says, or the environment.
+fn settings(config: *const Settings) -> Result<Config> {
+    let config = config::copy(config)?;
+    log::start(&config);
+    Ok(config)
+}
+
+/// A rank and a world size that C gives.
+fn place(rank: i32, world_size: i32) -> Result<(usize, usize)> {
+    match (usize::try_from(rank), usize::try_from(world_size)) {
+        (Ok(rank), Ok(world)) if rank < world => Ok((rank, world)),
+        _ => Err(Error::invalid(format!(
+            "rank {rank} is out of range for a world size of {world_size}"
+        ))),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_from_environment(
+    config: *const Settings,
+    comm: *mut *mut Communicator,
+) -> Status {
+    fence(|| {
+        let place = output("comm", comm)?;
+        let config = settings(config)?;
+        let launch = launcher::detect()?;
+        let joined = join(config, (launch.rank, launch.world), |patience| {
+            rendezvous::open_launch(&launch, patience)
+        })?;
+        place.write(joined);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_from_url(
+    url: *const c_char,
+    rank: i32,
+    world_size: i32,
+    config: *const Settings,
+    comm: *mut *mut Communicator,
+) -> Status {
+    fence(|| {
+        let target = output("comm", comm)?;
+        // SAFETY: the header asks for a text.
+        let url = unsafe { string("url", url)? };
+        let (rank, world) = place(rank, world_size)?;
+        let config = settings(config)?;
+        let joined = join(config, (rank, world), |patience| {
+            rendezvous::open_url(url, rank, world, patience)
+        })?;
+        target.write(joined);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_unique_id_create(
+    config: *const Settings,
+    id: *mut UniqueId,
+) -> Status {
+    fence(|| {
+        let place = output("id", id)?;
+        let id = unique_id::UniqueId::create(&settings(config)?)?;
+        place.write(UniqueId {
+            bytes: id.to_bytes(),
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_from_id(
+    id: *const UniqueId,
+    rank: i32,
+    world_size: i32,
+    config: *const Settings,
+    comm: *mut *mut Communicator,
+) -> Status {
+    fence(|| {
+        let target = output("comm", comm)?;
+        if id.is_null() {
+            return Err(Error::invalid("an id is needed, but NULL was given"));
+        }
+        // SAFETY: the header asks for an id.
+        let id = unique_id::UniqueId::from_bytes(unsafe { (*id).bytes })?;
+        let (rank, world) = place(rank, world_size)?;
+        let config = settings(config)?;
+        let joined = join(config, (rank, world), |patience| id.open(rank, patience))?;
+        target.write(joined);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_from_store(
+    store: *const StoreFunctions,
+    rank: i32,
+    world_size: i32,
+    config: *const Settings,
+    comm: *mut *mut Communicator,
+) -> Status {
+    fence(|| {
+        let target = output("comm", comm)?;
+        // SAFETY: the header asks for a struct of the size that it says.
+        let store = unsafe { store::Callbacks::new(store)? };
+        let place = place(rank, world_size)?;
+        let config = settings(config)?;
+        let joined = join(config, place, |_| Ok(Arc::new(store)))?;
+        target.write(joined);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_split(
+    comm: *mut Communicator,
+    color: i64,
+    key: i64,
+    part: *mut *mut Communicator,
+) -> Status {
+    on(comm, |joined| {
+        let place = output("part", part)?;
+        let color = (color != NO_COLOR).then_some(color);
+        let part = match joined.comm.split(color, key)? {
+            Some(part) => register(part, None)?,
+            None => std::ptr::null_mut(),
+        };
+        place.write(part);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_rank(
+    comm: *const Communicator,
+    rank: *mut i32,
+) -> Status {
+    on(comm, |joined| {
+        output("rank", rank)?.write(joined.comm.rank() as i32);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_world_size(
+    comm: *const Communicator,
+    world_size: *mut i32,
+) -> Status {
+    on(comm, |joined| {
+        output("world_size", world_size)?.write(joined.comm.world_size() as i32);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_set_timeout(
+    comm: *mut Communicator,
+    timeout: f64,
+) -> Status {
+    on(comm, |joined| {
+        let limit = match seconds("the timeout", timeout)? {
+            Some(limit) if limit.is_zero() => {
+                return Err(Error::invalid(
+                    "the timeout is 0 s, but must be more than 0 or UNISONO_FOREVER",
+                ));
+            }
+            // The core counts milliseconds, and zero is no limit.
+            Some(limit) => limit.max(Duration::from_millis(1)),
+            None => Duration::ZERO,
+        };
+        joined.comm.set_timeout(limit);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_status(comm: *const Communicator) -> Status {
+    on(comm, |joined| joined.comm.error().map_or(Ok(()), Err))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_abort(
+    comm: *mut Communicator,
+    reason: *const c_char,
+) -> Status {
+    on(comm, |joined| {
+        let reason = match reason.is_null() {
+            true => "the program asked for it",
+            // SAFETY: the header asks for a text.
+            false => unsafe { string("reason", reason)? },
+        };
+        joined.comm.abort(reason);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_report(
+    comm: *const Communicator,
+    text: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> Status {
+    on(comm, |joined| {
+        if text.is_null() && capacity > 0 {
+            return Err(Error::invalid("text is needed, but NULL was given"));
+        }
+        let place = output("length", length)?;
+        let report = joined.comm.recent_operations().join("\n");
+        if let Some(room) = capacity.checked_sub(1) {
+            let part = room.min(report.len());
+            // SAFETY: the caller has room for `capacity` bytes, of which these are the first and the 0.
+            unsafe {
+                text.copy_from_nonoverlapping(report.as_ptr().cast(), part);
+                text.add(part).write(0);
+            }
+        }
+        place.write(report.len());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_communicator_destroy(comm: *mut Communicator) -> Status {
+    if comm.is_null() {
+        return Status::OK;
+    }
+    fence_with(
+        || {
+            COMMUNICATORS.remove(comm)?.close();
+            Ok(())
+        },
+        |_| false,
+    )
+}

@@ -1,0 +1,67 @@
+//! Groups of calls: between start and end an operation that would block is started instead.
+//!
+//! A link carries messages of many operations at once, so nothing is gained by holding calls back until the end of the
+//! group, and no order of them can block.
+
+use std::cell::{Cell, RefCell};
+
+use unisono::Work as Started;
+use unisono::error::{Error, Result};
+
+use crate::error::{Status, output};
+use crate::fence::fence_with;
+use crate::work::{self, Work};
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static STARTED: RefCell<Vec<Started>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Whether this thread has a group open.
+#[inline]
+pub(crate) fn is_open() -> bool {
+    DEPTH.get() > 0
+}
+
+/// Makes `started` a part of the group.
+pub(crate) fn add(started: Started) {
+    STARTED.with_borrow_mut(|all| all.push(started));
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn unisono_group_start() -> Status {
+    DEPTH.set(DEPTH.get() + 1);
+    Status::OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_group_end(work: *mut *mut Work) -> Status {
+    fence_with(|| end(work), |error| error.code.is_fatal())
+}
+
+fn end(place: *mut *mut Work) -> Result<()> {
+    let Some(depth) = DEPTH.get().checked_sub(1) else {
+        return Err(Error::invalid(
+            "unisono_group_end without unisono_group_start on this thread",
+        ));
+    };
+    DEPTH.set(depth);
+    if depth > 0 {
+        if !place.is_null() {
+            return Err(Error::invalid(
+                "a group inside another has no work of its own: give NULL, and ask for the work of the outermost",
+            ));
+        }
+        return Ok(());
+    }
+    let started = STARTED.take();
+    if !place.is_null() {
+        output("work", place)?.write(work::handle_of_all(started)?);
+        return Ok(());
+    }
+    let mut first = Ok(());
+    for operation in &started {
+        first = first.and(operation.wait(None));
+    }
+    first
+}

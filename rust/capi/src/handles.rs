@@ -1,0 +1,335 @@
+//! Handles: numbers that look like pointers to C.
+//!
+//! A [`Table`] holds what the handles of one kind stand for. A handle is the number of a slot and of its generation, so
+//! one that was given back, or never made, is recognised without touching memory that is not ours. Looking one up takes
+//! no lock; what it stands for lives until the last call that uses it has left, also when it is given back meanwhile.
+//!
+//! ```text
+//! handle:  generation (36)  index (24)  kind (4, never 0, so no handle is NULL or an address of malloc's)
+//! state:   generation (36)  doomed (1)  calls inside (27)
+//! ```
+//!
+//! The generation is odd while the slot is taken. Who gives a handle back makes it even, which turns newcomers away, and
+//! marks the slot as doomed; the last call to leave takes the mark away and, with it, the value out.
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::ops::Deref;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use unisono::error::{Error, Result};
+
+const KIND_BITS: u32 = 4;
+const GENERATION_SHIFT: u32 = 28;
+const GENERATION: u64 = 1 << GENERATION_SHIFT;
+const DOOMED: u64 = 1 << 27;
+const INSIDE: u64 = DOOMED - 1;
+/// Slots of the first chunk; each further chunk is twice as long.
+const FIRST: usize = 64;
+const CHUNKS: usize = 18;
+const MOST: usize = FIRST * ((1 << CHUNKS) - 1);
+
+/// What the handles of one kind stand for.
+pub(crate) struct Table<T: 'static> {
+    kind: u64,
+    /// What it is called in errors, with its article.
+    name: &'static str,
+    chunks: [AtomicPtr<Slot<T>>; CHUNKS],
+    free: Mutex<Free>,
+}
+
+struct Free {
+    indices: Vec<usize>,
+    made: usize,
+}
+
+struct Slot<T> {
+    state: AtomicU64,
+    value: UnsafeCell<MaybeUninit<T>>,
+}
+
+// SAFETY: the value is shared between the calls inside, for which it must be `Sync`, and taken out by the last of them
+// on any thread, for which it must be `Send`. Nothing but `Table` reaches it.
+unsafe impl<T: Send + Sync> Sync for Slot<T> {}
+
+/// A value that a call uses. It lives at least as long as this.
+pub(crate) struct Held<T: Send + Sync + 'static> {
+    table: &'static Table<T>,
+    slot: &'static Slot<T>,
+    index: usize,
+}
+
+impl<T: Send + Sync> Table<T> {
+    pub(crate) const fn new(kind: u64, name: &'static str) -> Self {
+        Self {
+            kind,
+            name,
+            chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
+            free: Mutex::new(Free {
+                indices: Vec::new(),
+                made: 0,
+            }),
+        }
+    }
+
+    /// A handle for `value`.
+    pub(crate) fn insert<H>(&'static self, value: T) -> Result<*mut H> {
+        let index = self.take_index()?;
+        let slot = self.slot(index).ok_or_else(|| {
+            Error::internal(format!("{} without a place for its handle", self.name))
+        })?;
+        // SAFETY: the index came from the free list, or is new: nobody is inside with the right generation (it is even),
+        // and whoever took the last value out did so before the index was put there.
+        unsafe { (*slot.value.get()).write(value) };
+        // Release, for who finds the odd generation below. Calls with an old handle may come and go meanwhile.
+        let before = slot.state.fetch_add(GENERATION, Ordering::Release);
+        let generation = (before >> GENERATION_SHIFT) + 1;
+        let handle = generation << GENERATION_SHIFT | (index as u64) << KIND_BITS | self.kind;
+        Ok(ptr::without_provenance_mut(handle as usize))
+    }
+
+    /// What `handle` stands for.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when it is none of this kind, or was given back.
+    #[inline]
+    pub(crate) fn find<H>(&'static self, handle: *const H) -> Result<Held<T>> {
+        self.enter(handle.addr() as u64)
+            .ok_or_else(|| self.refuse(handle.addr() as u64))
+    }
+
+    /// Gives `handle` back. Its value is dropped when the last call has left, at the earliest when the result is.
+    ///
+    /// # Errors
+    /// As [`Table::find`]; so of two who give one back at once the second fails.
+    pub(crate) fn remove<H>(&'static self, handle: *const H) -> Result<Held<T>> {
+        let held = self.find(handle)?;
+        let generation = handle.addr() as u64 >> GENERATION_SHIFT;
+        let given_back =
+            held.slot
+                .state
+                .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |state| {
+                    (state >> GENERATION_SHIFT == generation).then(|| (state + GENERATION) | DOOMED)
+                });
+        match given_back {
+            Ok(_) => Ok(held),
+            Err(_) => Err(self.refuse(handle.addr() as u64)),
+        }
+    }
+
+    /// Everything that has a handle now.
+    pub(crate) fn all(&'static self) -> Vec<Held<T>> {
+        let made = self.free.lock().made;
+        let handle_of = |index| {
+            let generation = self.slot(index)?.state.load(Ordering::Relaxed) >> GENERATION_SHIFT;
+            let is_taken = generation % 2 == 1;
+            is_taken
+                .then_some(generation << GENERATION_SHIFT | (index as u64) << KIND_BITS | self.kind)
+        };
+        (0..made)
+            .filter_map(handle_of)
+            .filter_map(|handle| self.enter(handle))
+            .collect()
+    }
+
+    #[inline]
+    fn enter(&'static self, handle: u64) -> Option<Held<T>> {
+        if handle & ((1 << KIND_BITS) - 1) != self.kind {
+            return None;
+        }
+        let generation = handle >> GENERATION_SHIFT;
+        if generation.is_multiple_of(2) {
+            return None;
+        }
+        let index = (handle & (GENERATION - 1)) as usize >> KIND_BITS;
+        let slot = self.slot(index)?;
+        // Acquire, for the value that was written before the generation became this one.
+        let before = slot.state.fetch_add(1, Ordering::Acquire);
+        let held = Held {
+            table: self,
+            slot,
+            index,
+        };
+        (before >> GENERATION_SHIFT == generation).then_some(held)
+    }
+
+    #[inline]
+    fn slot(&self, index: usize) -> Option<&'static Slot<T>> {
+        let nth = index / FIRST + 1;
+        let chunk = nth.ilog2() as usize;
+        let start = self.chunks.get(chunk)?.load(Ordering::Acquire);
+        if start.is_null() {
+            return None;
+        }
+        let within = index - FIRST * ((1 << chunk) - 1);
+        // SAFETY: chunk number `chunk` has `FIRST << chunk` slots, the first of which is the index subtracted; it was
+        // leaked when it was made (`take_index`), so it lives for ever.
+        Some(unsafe { &*start.add(within) })
+    }
+
+    fn take_index(&self) -> Result<usize> {
+        let mut free = self.free.lock();
+        if let Some(index) = free.indices.pop() {
+            return Ok(index);
+        }
+        let index = free.made;
+        if index == MOST {
+            return Err(Error::new(
+                unisono::error::Code::System,
+                format!("there are {MOST} handles of this kind already: are any destroyed?"),
+            ));
+        }
+        let chunk = (index / FIRST + 1).ilog2() as usize;
+        if self.chunks[chunk].load(Ordering::Relaxed).is_null() {
+            let slots: Box<[Slot<T>]> = (0..FIRST << chunk).map(|_| Slot::empty()).collect();
+            self.chunks[chunk].store(Box::leak(slots).as_mut_ptr(), Ordering::Release);
+        }
+        free.made += 1;
+        Ok(index)
+    }
+
+    #[cold]
+    fn refuse(&self, handle: u64) -> Error {
+        let name = self.name;
+        if handle == 0 {
+            return Error::invalid(format!("{name} is needed, but NULL was given"));
+        }
+        Error::invalid(format!(
+            "{handle:#x} is not the handle of {name}: it was destroyed, or never made"
+        ))
+    }
+}
+
+impl<T> Slot<T> {
+    fn empty() -> Self {
+        Self {
+            state: AtomicU64::new(0),
+            value: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+}
+
+impl<T: Send + Sync> Deref for Held<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: given to callers only when the generation was right at entering (`enter`), so the value had been
+        // written; it is taken out only when nobody is inside any more (`drop`), and this is inside.
+        unsafe { (*self.slot.value.get()).assume_init_ref() }
+    }
+}
+
+impl<T: Send + Sync> Drop for Held<T> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release, so that what this call did with the value comes before its end.
+        let before = self.slot.state.fetch_sub(1, Ordering::Release);
+        if before & (DOOMED | INSIDE) == DOOMED | 1 {
+            self.bury(before - 1);
+        }
+    }
+}
+
+impl<T: Send + Sync> Held<T> {
+    /// Takes the value out, if nobody came in since `state` was seen: who did, does it in turn.
+    #[cold]
+    fn bury(&self, state: u64) {
+        let state_of = &self.slot.state;
+        let unmarked = state & !DOOMED;
+        if state_of
+            .compare_exchange(state, unmarked, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            return;
+        }
+        // SAFETY: the slot was taken when it was marked, so there is a value; only one call takes the mark away; and the
+        // generation is even since it was marked, so whoever comes in from now on does not look at the value.
+        let value = unsafe { (*self.slot.value.get()).assume_init_read() };
+        drop(value);
+        self.table.free.lock().indices.push(self.index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[test]
+    fn a_handle_is_good_until_it_is_given_back() {
+        static TABLE: Table<String> = Table::new(3, "a string");
+        let handle: *mut u8 = TABLE.insert("one".to_owned()).expect("room");
+        assert_eq!(*TABLE.find(handle).expect("there"), "one");
+        drop(TABLE.remove(handle).expect("there"));
+        assert!(TABLE.find(handle).is_err() && TABLE.remove(handle).is_err());
+        // The slot serves again, and the old handle does not lead to the new value.
+        let next: *mut u8 = TABLE.insert("two".to_owned()).expect("room");
+        assert_ne!(handle, next);
+        assert!(TABLE.find(handle).is_err());
+        assert_eq!(*TABLE.find(next).expect("there"), "two");
+    }
+
+    #[test]
+    fn what_is_no_handle_is_refused() {
+        static TABLE: Table<u8> = Table::new(2, "a number");
+        let handle: *mut u8 = TABLE.insert(1).expect("room");
+        for other in [
+            0,
+            1,
+            2,
+            16,
+            usize::MAX,
+            handle.addr() ^ 1,
+            handle.addr() ^ 16,
+        ] {
+            let other: *mut u8 = ptr::without_provenance_mut(other);
+            assert!(TABLE.find(other).is_err(), "{other:?}");
+        }
+        assert_eq!(TABLE.all().len(), 1);
+    }
+
+    #[test]
+    fn a_value_outlives_the_calls_that_use_it() {
+        struct Counted(Arc<AtomicUsize>);
+        impl Drop for Counted {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        static TABLE: Table<Counted> = Table::new(1, "a count");
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let made = 2000;
+        for _ in 0..made {
+            let handle: *mut u8 = TABLE.insert(Counted(dropped.clone())).expect("room");
+            let handle = handle.addr();
+            std::thread::scope(|scope| {
+                for user in 0..3 {
+                    scope.spawn(move || {
+                        let handle: *mut u8 = ptr::without_provenance_mut(handle);
+                        if user == 0 {
+                            drop(TABLE.remove(handle).expect("once"));
+                        } else if let Ok(held) = TABLE.find(handle) {
+                            assert!(Arc::strong_count(&held.0) >= 2);
+                        }
+                    });
+                }
+            });
+        }
+        assert_eq!(dropped.load(Ordering::Relaxed), made);
+        assert_eq!(TABLE.free.lock().made, 1, "slots serve again");
+    }
+
+    #[test]
+    fn many_have_a_slot_each() {
+        static TABLE: Table<usize> = Table::new(1, "a number");
+        let handles: Vec<*mut u8> = (0..1000).map(|n| TABLE.insert(n).expect("room")).collect();
+        for (n, handle) in handles.iter().enumerate() {
+            assert_eq!(*TABLE.find(*handle).expect("there"), n);
+        }
+    }
+}

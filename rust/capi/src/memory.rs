@@ -1,0 +1,85 @@
+//! Memory of the shared heap, with ordinary memory where there is no room in it.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+use unisono::config::Config;
+use unisono::error::{Code, Error, Result};
+use unisono::heap;
+
+use crate::error::{Status, output};
+use crate::fence::fence;
+
+const ALIGNMENT: usize = 64;
+
+/// The blocks outside the heap, by address.
+static ORDINARY: OnceLock<Mutex<HashMap<usize, Layout>>> = OnceLock::new();
+
+fn ordinary() -> &'static Mutex<HashMap<usize, Layout>> {
+    ORDINARY.get_or_init(Mutex::default)
+}
+
+/// Bounds the heap as the environment says, once. A communicator does the same.
+fn read_settings() -> Result<()> {
+    static READ: OnceLock<()> = OnceLock::new();
+    if READ.get().is_none() {
+        if let Some(bytes) = Config::from_env()?.heap_bytes {
+            heap::set_limit(bytes.0);
+        }
+        let _ = READ.set(());
+    }
+    Ok(())
+}
+
+fn allocate(bytes: usize) -> Result<NonNull<u8>> {
+    read_settings()?;
+    let bytes = bytes.max(1);
+    if let Some(block) = heap::allocate(bytes, ALIGNMENT) {
+        return Ok(block.address);
+    }
+    let refused = || {
+        Error::new(
+            Code::System,
+            format!("{bytes} bytes of memory cannot be had"),
+        )
+    };
+    let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| refused())?;
+    // SAFETY: the size is not zero.
+    let address = NonNull::new(unsafe { alloc(layout) }).ok_or_else(refused)?;
+    ordinary().lock().insert(address.addr().get(), layout);
+    Ok(address)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_mem_alloc(bytes: usize, memory: *mut *mut c_void) -> Status {
+    fence(|| {
+        let place = output("memory", memory)?;
+        place.write(allocate(bytes)?.as_ptr().cast());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_mem_free(memory: *mut c_void) -> Status {
+    fence(|| {
+        let Some(address) = NonNull::new(memory.cast::<u8>()) else {
+            return Ok(());
+        };
+        // SAFETY: the header asks that nobody uses the block any more; an address that begins none is told apart.
+        if unsafe { heap::free(address) } {
+            return Ok(());
+        }
+        let Some(layout) = ordinary().lock().remove(&address.addr().get()) else {
+            return Err(Error::invalid(format!(
+                "{memory:?} was not made by unisono_mem_alloc, or was freed before"
+            )));
+        };
+        // SAFETY: it was made with this layout, and is freed once: it was in the list.
+        unsafe { dealloc(address.as_ptr(), layout) };
+        Ok(())
+    })
+}

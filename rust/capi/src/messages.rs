@@ -1,0 +1,158 @@
+//! Send and receive.
+
+use std::ffi::c_void;
+
+use unisono::error::{Error, Result};
+
+use crate::communicator::{Communicator, Joined};
+use crate::error::{Status, output};
+use crate::group;
+use crate::run::{Message, Peer, on, tag};
+use crate::types::{Checked, DType, Options, memory, rank};
+use crate::work::{self, Work};
+
+/// The source that stands for any.
+pub const ANY_SOURCE: i32 = -1;
+
+/// A buffer with the number of its elements.
+#[derive(Clone, Copy)]
+struct Buffer(*const c_void, usize, DType);
+
+/// The message to rank `to`, checked.
+///
+/// # Safety
+/// The buffer is what the header asks for.
+#[inline]
+unsafe fn outgoing(joined: &Joined, buffer: Buffer, to: i32, number: u64) -> Result<Message> {
+    let Buffer(start, count, dtype) = buffer;
+    let dtype = dtype.check()?;
+    Ok(Message {
+        dtype,
+        // SAFETY: as the caller promises.
+        memory: unsafe { memory("send: buffer", start, count, dtype)? },
+        peer: Peer::To(rank("send: to", to, joined.comm.world_size())?),
+        tag: tag(number)?,
+    })
+}
+
+/// The message from rank `from`, or from any, checked.
+///
+/// # Safety
+/// The buffer is what the header asks for.
+#[inline]
+unsafe fn incoming(joined: &Joined, buffer: Buffer, from: i32, number: u64) -> Result<Message> {
+    let Buffer(start, count, dtype) = buffer;
+    let dtype = dtype.check()?;
+    let from = match from {
+        ANY_SOURCE => None,
+        from => Some(rank("recv: from", from, joined.comm.world_size())?),
+    };
+    Ok(Message {
+        dtype,
+        // SAFETY: as the caller promises.
+        memory: unsafe { memory("recv: buffer", start, count, dtype)? },
+        peer: Peer::From(from),
+        tag: tag(number)?,
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_send(
+    comm: *mut Communicator,
+    buffer: *const c_void,
+    count: usize,
+    dtype: DType,
+    to: i32,
+    tag: u64,
+    options: *const Options,
+) -> Status {
+    on(comm, |joined| {
+        // SAFETY: here and in all functions of this file, addresses are what the header asks for.
+        let options = unsafe { Checked::new(options)? };
+        // SAFETY: as above.
+        let message = unsafe { outgoing(joined, Buffer(buffer, count, dtype), to, tag)? };
+        if group::is_open() {
+            group::add(message.start(joined, &options)?);
+            return Ok(());
+        }
+        message.run(joined, &options).map(drop)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_recv(
+    comm: *mut Communicator,
+    buffer: *mut c_void,
+    count: usize,
+    dtype: DType,
+    from: i32,
+    tag: u64,
+    options: *const Options,
+    source: *mut i32,
+) -> Status {
+    on(comm, |joined| {
+        // SAFETY: as in `unisono_send`.
+        let options = unsafe { Checked::new(options)? };
+        // SAFETY: as above.
+        let message = unsafe { incoming(joined, Buffer(buffer, count, dtype), from, tag)? };
+        if group::is_open() {
+            if !source.is_null() {
+                return Err(Error::invalid(
+                    "recv: in a group the message has not come yet when this returns: give NULL for source, or use \
+                     unisono_irecv",
+                ));
+            }
+            group::add(message.start(joined, &options)?);
+            return Ok(());
+        }
+        let came_from = message.run(joined, &options)?;
+        if let (Some(rank), false) = (came_from, source.is_null()) {
+            output("source", source)?.write(rank as i32);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_isend(
+    comm: *mut Communicator,
+    buffer: *const c_void,
+    count: usize,
+    dtype: DType,
+    to: i32,
+    tag: u64,
+    options: *const Options,
+    work: *mut *mut Work,
+) -> Status {
+    on(comm, |joined| {
+        let place = output("work", work)?;
+        // SAFETY: as in `unisono_send`.
+        let options = unsafe { Checked::new(options)? };
+        // SAFETY: as above.
+        let message = unsafe { outgoing(joined, Buffer(buffer, count, dtype), to, tag)? };
+        place.write(work::handle(message.start(joined, &options)?)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_irecv(
+    comm: *mut Communicator,
+    buffer: *mut c_void,
+    count: usize,
+    dtype: DType,
+    from: i32,
+    tag: u64,
+    options: *const Options,
+    work: *mut *mut Work,
+) -> Status {
+    on(comm, |joined| {
+        let place = output("work", work)?;
+        // SAFETY: as in `unisono_send`.
+        let options = unsafe { Checked::new(options)? };
+        // SAFETY: as above.
+        let message = unsafe { incoming(joined, Buffer(buffer, count, dtype), from, tag)? };
+        place.write(work::handle(message.start(joined, &options)?)?);
+        Ok(())
+    })
+}

@@ -1,0 +1,228 @@
+//! The collectives with a root.
+
+use std::ffi::c_void;
+
+use unisono::buffer::Memory;
+use unisono::{Request, Sizes};
+
+use crate::collectives::{sum, times};
+use crate::communicator::Communicator;
+use crate::error::Status;
+use crate::run::{collective, on};
+use crate::types::{Checked, DType, Op, Options, list, memory, rank};
+use crate::work::Work;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_reduce(
+    comm: *mut Communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: DType,
+    op: Op,
+    root: i32,
+    options: *const Options,
+    work: *mut *mut Work,
+) -> Status {
+    on(comm, |joined| {
+        // SAFETY: here and in all functions of this file, addresses are what the header asks for.
+        let options = unsafe { Checked::new(options)? };
+        let (dtype, op) = (dtype.check()?, options.operator(op)?);
+        let root = rank("reduce: root", root, joined.comm.world_size())?;
+        let is_root = root == joined.comm.rank();
+        let target = match is_root {
+            // SAFETY: as above.
+            true => Some(unsafe { memory("reduce: output", output, count, dtype)? }),
+            false => None,
+        };
+        let source = match is_root && input == output.cast_const() {
+            true => None,
+            // SAFETY: as above.
+            false => Some(unsafe { memory("reduce: input", input, count, dtype)? }),
+        };
+        let request = Request::reduce(dtype, op, root, source, target);
+        collective(joined, request, &options, work)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_broadcast(
+    comm: *mut Communicator,
+    buffer: *mut c_void,
+    count: usize,
+    dtype: DType,
+    root: i32,
+    options: *const Options,
+    work: *mut *mut Work,
+) -> Status {
+    on(comm, |joined| {
+        // SAFETY: as in `unisono_reduce`.
+        let options = unsafe { Checked::new(options)? };
+        let dtype = dtype.check()?;
+        let root = rank("broadcast: root", root, joined.comm.world_size())?;
+        // SAFETY: as above.
+        let whole = unsafe { memory("broadcast: buffer", buffer, count, dtype)? };
+        collective(
+            joined,
+            Request::broadcast(dtype, root, whole),
+            &options,
+            work,
+        )
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_gather(
+    comm: *mut Communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: DType,
+    root: i32,
+    options: *const Options,
+    work: *mut *mut Work,
+) -> Status {
+    on(comm, |joined| {
+        let world = joined.comm.world_size();
+        // SAFETY: as in `unisono_reduce`.
+        let options = unsafe { Checked::new(options)? };
+        let dtype = dtype.check()?;
+        let root = rank("gather: root", root, world)?;
+        let whole = times("gather", count, world)?;
+        // SAFETY: as above.
+        let source = unsafe { memory("gather: input", input, count, dtype)? };
+        let target = match root == joined.comm.rank() {
+            // SAFETY: as above.
+            true => Some(unsafe { memory("gather: output", output, whole, dtype)? }),
+            false => None,
+        };
+        let request = Request::gather(dtype, root, source, target, Sizes::Even(count));
+        collective(joined, request, &options, work)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_gather_v(
+    comm: *mut Communicator,
+    input: *const c_void,
+    count: usize,
+    output: *mut c_void,
+    counts: *const usize,
+    dtype: DType,
+    root: i32,
+    options: *const Options,
+    work: *mut *mut Work,
+) -> Status {
+    on(comm, |joined| {
+        let (own, world) = (joined.comm.rank(), joined.comm.world_size());
+        // SAFETY: as in `unisono_reduce`.
+        let options = unsafe { Checked::new(options)? };
+        let dtype = dtype.check()?;
+        let root = rank("gather_v: root", root, world)?;
+        // SAFETY: as above.
+        let source = unsafe { memory("gather_v: input", input, count, dtype)? };
+        // SAFETY: as above.
+        let given = unsafe { per_rank("gather_v", counts, count, (own == root, own, world))? };
+        let target = match own == root {
+            true => {
+                let whole = sum("gather_v: counts", &given)?;
+                // SAFETY: as above.
+                Some(unsafe { memory("gather_v: output", output, whole, dtype)? })
+            }
+            false => None,
+        };
+        let request = Request::gather(dtype, root, source, target, Sizes::PerRank(given));
+        collective(joined, request, &options, work)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_scatter(
+    comm: *mut Communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: DType,
+    root: i32,
+    options: *const Options,
+    work: *mut *mut Work,
+) -> Status {
+    on(comm, |joined| {
+        let world = joined.comm.world_size();
+        // SAFETY: as in `unisono_reduce`.
+        let options = unsafe { Checked::new(options)? };
+        let dtype = dtype.check()?;
+        let root = rank("scatter: root", root, world)?;
+        let whole = times("scatter", count, world)?;
+        let source: Option<Memory> = match root == joined.comm.rank() {
+            // SAFETY: as above.
+            true => Some(unsafe { memory("scatter: input", input, whole, dtype)? }),
+            false => None,
+        };
+        // SAFETY: as above.
+        let target = unsafe { memory("scatter: output", output, count, dtype)? };
+        let request = Request::scatter(dtype, root, source, target, Sizes::Even(count));
+        collective(joined, request, &options, work)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_scatter_v(
+    comm: *mut Communicator,
+    input: *const c_void,
+    counts: *const usize,
+    output: *mut c_void,
+    count: usize,
+    dtype: DType,
+    root: i32,
+    options: *const Options,
+    work: *mut *mut Work,
+) -> Status {
+    on(comm, |joined| {
+        let (own, world) = (joined.comm.rank(), joined.comm.world_size());
+        // SAFETY: as in `unisono_reduce`.
+        let options = unsafe { Checked::new(options)? };
+        let dtype = dtype.check()?;
+        let root = rank("scatter_v: root", root, world)?;
+        // SAFETY: as above.
+        let target = unsafe { memory("scatter_v: output", output, count, dtype)? };
+        // SAFETY: as above.
+        let given = unsafe { per_rank("scatter_v", counts, count, (own == root, own, world))? };
+        let source = match own == root {
+            true => {
+                let whole = sum("scatter_v: counts", &given)?;
+                // SAFETY: as above.
+                Some(unsafe { memory("scatter_v: input", input, whole, dtype)? })
+            }
+            false => None,
+        };
+        let request = Request::scatter(dtype, root, source, target, Sizes::PerRank(given));
+        collective(joined, request, &options, work)
+    })
+}
+
+/// The counts of all ranks on the root, and this rank's own among zeros elsewhere.
+///
+/// # Safety
+/// On the root there are `world` counts.
+unsafe fn per_rank(
+    name: &str,
+    counts: *const usize,
+    own_count: usize,
+    (is_root, own, world): (bool, usize, usize),
+) -> unisono::error::Result<Vec<usize>> {
+    if !is_root {
+        let mut given = vec![0; world];
+        given[own] = own_count;
+        return Ok(given);
+    }
+    // SAFETY: as the caller promises.
+    let given = unsafe { list(&format!("{name}: counts"), counts, world)? };
+    if given[own] != own_count {
+        return Err(unisono::error::Error::invalid(format!(
+            "{name}: the count is {own_count}, but counts[{own}], which is this rank's, is {}",
+            given[own]
+        )));
+    }
+    Ok(given.to_vec())
+}

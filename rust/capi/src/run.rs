@@ -1,0 +1,133 @@
+//! An operation from C: blocking in the calling thread, started for a handle, or started for an open group.
+
+use unisono::error::{Code, Error, Result};
+use unisono::types::Rank;
+use unisono::{PointToPoint, Request, buffer::Memory, types::DataType};
+
+use crate::communicator::{COMMUNICATORS, Communicator, Joined};
+use crate::error::{Status, output};
+use crate::fence::fence_with;
+use crate::group;
+use crate::handles::Held;
+use crate::types::Checked;
+use crate::work::{self, Work};
+
+/// Runs `body` with what `comm` stands for. A defect ends the communicator: after it nobody knows what its peers wait
+/// for, and better they learn of it.
+#[inline]
+pub(crate) fn on(
+    comm: *const Communicator,
+    body: impl FnOnce(&Held<Joined>) -> Result<()>,
+) -> Status {
+    let found = match COMMUNICATORS.find(comm) {
+        Ok(found) => found,
+        Err(error) => return fence_with(|| Err(error), |_| false),
+    };
+    fence_with(
+        || body(&found),
+        |error| {
+            if error.code == Code::Internal {
+                found.comm.abort(&error.message);
+            }
+            found.comm.error().is_some()
+        },
+    )
+}
+
+/// Carries out a collective, or starts it. Always inlined, so that the request is made where the core takes it from.
+#[inline(always)]
+pub(crate) fn collective(
+    joined: &Joined,
+    mut request: Request,
+    options: &Checked,
+    work: *mut *mut Work,
+) -> Result<()> {
+    request.timeout = options.timeout;
+    if !work.is_null() || group::is_open() {
+        return start(joined, request, work);
+    }
+    // SAFETY: C promises that the buffers stay what the header asks of them until the operation has ended.
+    unsafe { joined.comm.run(request).map(drop) }
+}
+
+/// Starts a collective, for a handle or for the group that is open.
+#[inline(never)]
+fn start(joined: &Joined, request: Request, work: *mut *mut Work) -> Result<()> {
+    // SAFETY: as in `collective`.
+    let started = unsafe { joined.comm.start(request, None)? };
+    if work.is_null() {
+        group::add(started);
+    } else {
+        output("work", work)?.write(work::handle(started)?);
+    }
+    Ok(())
+}
+
+/// A send or a receive.
+pub(crate) struct Message {
+    pub(crate) dtype: DataType,
+    pub(crate) memory: Memory,
+    pub(crate) peer: Peer,
+    pub(crate) tag: u64,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Peer {
+    To(Rank),
+    From(Option<Rank>),
+}
+
+impl Message {
+    /// Starts it.
+    pub(crate) fn start(self, joined: &Joined, options: &Checked) -> Result<unisono::Work> {
+        let how = PointToPoint {
+            timeout: options.timeout,
+            ..PointToPoint::default()
+        };
+        // SAFETY: as in `collective`.
+        unsafe {
+            match self.peer {
+                Peer::To(to) => joined.comm.send(self.dtype, self.memory, to, self.tag, how),
+                Peer::From(from) => {
+                    joined
+                        .comm
+                        .receive(self.dtype, self.memory, from, self.tag, how)
+                }
+            }
+        }
+    }
+
+    /// Carries it out. Returns the rank that a received one came from.
+    #[inline]
+    pub(crate) fn run(self, joined: &Joined, options: &Checked) -> Result<Option<Rank>> {
+        let Self {
+            dtype,
+            memory,
+            peer,
+            tag,
+        } = self;
+        // SAFETY: as in `collective`.
+        unsafe {
+            match peer {
+                Peer::To(to) => joined
+                    .comm
+                    .send_now(dtype, memory, (to, tag), options.timeout)
+                    .map(|()| None),
+                Peer::From(from) => joined
+                    .comm
+                    .receive_now(dtype, memory, (from, tag), options.timeout)
+                    .map(Some),
+            }
+        }
+    }
+}
+
+/// A tag that C gives.
+pub(crate) fn tag(tag: u64) -> Result<u64> {
+    if tag == u64::MAX {
+        return Err(Error::invalid(
+            "the tag is UINT64_MAX, which is not for use",
+        ));
+    }
+    Ok(tag)
+}

@@ -1,0 +1,160 @@
+//! The variables of a rank, and the port at which the ranks meet.
+
+use std::ffi::OsStr;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::num::NonZeroU16;
+use std::process::Command;
+use std::{env, thread};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// What all ranks of a job share.
+#[derive(Debug)]
+pub(crate) struct Environment {
+    world: u16,
+    port: u16,
+    /// How many threads a rank may have without taking another's core.
+    threads: usize,
+}
+
+impl Environment {
+    pub(crate) fn new(world: u16, port: u16) -> Self {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads = (cores / usize::from(world)).max(1);
+        Self {
+            world,
+            port,
+            threads,
+        }
+    }
+
+    /// Gives `rank` its variables.
+    pub(crate) fn set(&self, rank: u16, command: &mut Command) {
+        let Self {
+            world,
+            port,
+            threads,
+        } = self;
+        for (name, value) in [
+            ("RANK", rank.into()),
+            ("WORLD_SIZE", (*world).into()),
+            ("LOCAL_RANK", rank.into()),
+            ("LOCAL_WORLD_SIZE", (*world).into()),
+            ("MASTER_PORT", usize::from(*port)),
+        ] {
+            command.env(name, value.to_string());
+        }
+        command.env("MASTER_ADDR", "127.0.0.1");
+        for (name, value) in [("OMP_NUM_THREADS", *threads), ("PYTHONUNBUFFERED", 1)] {
+            if env::var_os(name).is_none() {
+                command.env(name, value.to_string());
+            }
+        }
+        // This job may run inside a rank of torchrun, whose agent is not ours.
+        for (name, _) in env::vars_os().filter(|(name, _)| is_of_torchrun(name)) {
+            command.env_remove(name);
+        }
+    }
+}
+
+fn is_of_torchrun(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b"TORCHELASTIC_")
+}
+
+/// A free port, kept from others until the job has ended.
+///
+/// The socket is bound and never listens. The kernel gives its port to nobody who asks for any port, but lets whoever
+/// names the port and sets SO_REUSEADDR, as stores do, listen there.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    pub(crate) port: u16,
+    _socket: Option<Socket>,
+}
+
+impl Reservation {
+    /// Takes `port`, or any free one.
+    pub(crate) fn new(port: Option<NonZeroU16>) -> io::Result<Self> {
+        if let Some(port) = port {
+            // Who names a port knows who has it.
+            return Ok(Self {
+                port: port.get(),
+                _socket: None,
+            });
+        }
+        let everywhere: [SocketAddr; 2] = [
+            (Ipv6Addr::UNSPECIFIED, 0).into(),
+            (Ipv4Addr::UNSPECIFIED, 0).into(),
+        ];
+        let socket = bind(everywhere[0]).or_else(|_| bind(everywhere[1]))?;
+        let address = socket.local_addr()?.as_socket();
+        let port = address
+            .map(|address| address.port())
+            .ok_or(io::ErrorKind::Unsupported)?;
+        Ok(Self {
+            port,
+            _socket: Some(socket),
+        })
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.cloexec(),
+        Some(Protocol::TCP),
+    )?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_reserved_port_can_be_listened_at_by_name() {
+        let reservation = Reservation::new(None).expect("a free port");
+        // std sets SO_REUSEADDR.
+        for address in ["127.0.0.1", "0.0.0.0"] {
+            TcpListener::bind((address, reservation.port)).expect("the port is free");
+        }
+        let strict = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let address: SocketAddr = (Ipv4Addr::LOCALHOST, reservation.port).into();
+        strict.bind(&address.into()).expect_err("the port is taken");
+    }
+
+    #[test]
+    fn a_port_that_is_named_is_taken_as_it_is() {
+        let reservation = Reservation::new(NonZeroU16::new(29400)).expect("no socket needed");
+        assert_eq!(reservation.port, 29400);
+    }
+
+    #[test]
+    fn variables_of_a_rank() {
+        let mut command = Command::new("true");
+        Environment::new(4, 1234).set(2, &mut command);
+        let set = |wanted: &str| {
+            let found = command.get_envs().find(|(name, _)| *name == wanted);
+            found
+                .and_then(|(_, value)| value?.to_str())
+                .map(str::to_owned)
+        };
+        for (name, value) in [
+            ("RANK", "2"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "2"),
+            ("LOCAL_WORLD_SIZE", "4"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", "1234"),
+        ] {
+            assert_eq!(set(name).as_deref(), Some(value), "{name}");
+        }
+    }
+}

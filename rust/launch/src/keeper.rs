@@ -1,0 +1,322 @@
+//! The parent of the ranks: starts them, passes signals on, and sees to it that all end when one fails, and with them
+//! everything that they started.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use signal_hook::consts::{SIGCHLD, SIGPIPE, SIGTERM, SIGTSTP};
+
+use crate::environment::{Environment, Reservation};
+use crate::options::{Options, Output};
+use crate::output::Outputs;
+use crate::processes::{self, Process};
+use crate::rank::{Ending, Rank, Why};
+use crate::report::{Job, say};
+use crate::signals::{self, Caught, Event, is_ending};
+use crate::{Door, STARTER, again, program};
+
+/// The status of a launcher that was not able to launch.
+const FAILED: u8 = 1;
+/// As often the table of processes is read while those that a rank left behind are ending.
+const GLANCE: Duration = Duration::from_millis(20);
+/// So many requests to end are enough.
+const PATIENCE: u32 = 3;
+
+/// Runs the job that `arguments` ask for, as the child of `front`, and returns the status to exit with.
+pub(crate) fn run(arguments: &[OsString], door: &Door, front: Pid) -> u8 {
+    let options = match Options::read(arguments) {
+        Ok(options) => options,
+        Err(status) => return status,
+    };
+    let started = Keeper::start(&options, door, front);
+    match started {
+        Ok(mut keeper) => keeper.run(),
+        Err((why, status)) => {
+            say(&why);
+            status
+        }
+    }
+}
+
+struct Keeper<'a> {
+    options: &'a Options,
+    front: Pid,
+    caught: Caught,
+    ranks: Vec<Rank>,
+    start: Instant,
+    first: Option<u16>,
+    /// What a rank that ends now ends of.
+    why: Why,
+    killed_because: String,
+    /// When ranks that were asked to end are killed.
+    deadline: Option<Instant>,
+    asked_by: Option<i32>,
+    asked_times: u32,
+    has_printed: bool,
+    _port: Reservation,
+}
+
+impl<'a> Keeper<'a> {
+    fn start(options: &'a Options, door: &Door, front: Pid) -> Result<Self, (String, u8)> {
+        let failed =
+            |what: &str, error: std::io::Error| (format!("cannot {what}: {error}"), FAILED);
+        let command = program::command(options, door)?;
+        let caught = Caught::new().map_err(|error| failed("catch signals", error))?;
+        // In this order: a front that ends between the two lines is noticed by the second.
+        set_parent_process_death_signal(Some(Signal::TERM))
+            .map_err(|error| failed("ask for a signal at the end of the launcher", error.into()))?;
+        if getppid() != Some(front) {
+            return Err((
+                "the launcher ended before its ranks were started".to_owned(),
+                FAILED,
+            ));
+        }
+        processes::adopt_orphans().map_err(|error| failed("adopt orphans", error.into()))?;
+        let port =
+            Reservation::new(options.port).map_err(|error| failed("find a free port", error))?;
+        let outputs = Outputs::new(options.output.clone(), options.world)
+            .map_err(|error| failed("make the folder for the output", error))?;
+        let mut keeper = Self {
+            options,
+            front,
+            ranks: Vec::new(),
+            start: Instant::now(),
+            first: None,
+            why: Why::Itself,
+            killed_because: String::new(),
+            deadline: None,
+            asked_by: None,
+            asked_times: 0,
+            has_printed: false,
+            caught,
+            _port: port,
+        };
+        let started = keeper.start_ranks(&command, door, outputs);
+        if let Err(error) = started {
+            keeper.end_everything();
+            return Err(failed("start the ranks", error));
+        }
+        Ok(keeper)
+    }
+
+    fn start_ranks(
+        &mut self,
+        program: &[OsString],
+        door: &Door,
+        mut outputs: Outputs,
+    ) -> std::io::Result<()> {
+        let world = self.options.world;
+        let environment = Environment::new(world, self._port.port);
+        for number in 0..world {
+            let mut command = again(door, STARTER);
+            command.args(program).process_group(0);
+            command.stdin(if number == 0 {
+                Stdio::inherit()
+            } else {
+                Stdio::null()
+            });
+            environment.set(number, &mut command);
+            outputs.prepare(number, &mut command)?;
+            let mut child = command.spawn()?;
+            outputs.adopt(number, &mut child);
+            let pid = Pid::from_child(&child);
+            self.ranks.push(Rank {
+                number,
+                pid,
+                ended: None,
+            });
+        }
+        outputs.start(self.caught.sender())
+    }
+
+    fn run(&mut self) -> u8 {
+        while self.ranks.iter().any(|rank| rank.ended.is_none()) {
+            match self.caught.next(self.deadline) {
+                None => self.kill(format!(
+                    "not ended {} s after SIGTERM",
+                    self.options.grace.as_secs_f64()
+                )),
+                Some(event) => self.handle(event),
+            }
+            if self.is_abandoned() {
+                return self.end_everything();
+            }
+        }
+        let left_behind = self.sweep();
+        while !self.has_printed && self.asked_times < PATIENCE {
+            // Whoever reads the output may take a long time, but who asks for an end is to get it.
+            let deadline = self.asked_by.map(|_| Instant::now() + self.options.grace);
+            match self.caught.next(deadline) {
+                None => break,
+                Some(event) => self.handle(event),
+            }
+            if self.is_abandoned() {
+                return self.end_everything();
+            }
+        }
+        self.report(&left_behind)
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Printed => self.has_printed = true,
+            Event::Signal(SIGCHLD) => self.look(),
+            // That is how the kernel tells of the front's end.
+            Event::Signal(SIGTERM) if self.is_abandoned() => {}
+            Event::Signal(signal) => self.pass_on(signal),
+        }
+    }
+
+    /// Whether the front was killed.
+    fn is_abandoned(&self) -> bool {
+        getppid() != Some(self.front)
+    }
+
+    fn pass_on(&mut self, signal: i32) {
+        if is_ending(signal) {
+            self.asked_by = Some(signal);
+            self.asked_times += 1;
+            if self.asked_times >= PATIENCE {
+                return self.kill(format!("asked to end {PATIENCE} times"));
+            }
+        }
+        for rank in &self.ranks {
+            rank.signal(signal);
+        }
+        if signal == SIGTSTP {
+            signals::stop_self();
+        }
+    }
+
+    /// Finds out which ranks have ended, and what follows from that.
+    fn look(&mut self) {
+        let (start, why) = (self.start, self.why);
+        let ended: Vec<&Rank> = self
+            .ranks
+            .iter_mut()
+            .filter_map(|rank| rank.look(start, why).then_some(&*rank))
+            .collect();
+        if ended.is_empty() {
+            // Somebody's orphan, which is reaped in passing.
+            processes::descendants(&self.leaders());
+            return;
+        }
+        let failed = ended
+            .iter()
+            .filter_map(|rank| Some((rank.number, rank.ended?.how)));
+        let failed = failed.filter(|(_, how)| how.is_failure());
+        // Of those that are seen at once a crash comes first: the others will have noticed that a peer was lost.
+        let first = failed.min_by_key(|&(number, how)| (!is_crash(how), number));
+        if let (None, Why::Itself, Some((number, _))) = (self.first, self.why, first) {
+            self.first = Some(number);
+            self.why = Why::Asked;
+            self.deadline = Some(Instant::now() + self.options.grace);
+            self.signal_ranks(Signal::TERM);
+            // Who is stopped would not notice.
+            self.signal_ranks(Signal::CONT);
+        }
+    }
+
+    fn signal_ranks(&self, signal: Signal) {
+        for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
+            rank.signal_group(signal);
+        }
+    }
+
+    fn kill(&mut self, why: String) {
+        self.deadline = None;
+        self.why = Why::Killed;
+        self.killed_because = why;
+        self.signal_ranks(Signal::KILL);
+    }
+
+    fn leaders(&self) -> Vec<Pid> {
+        self.ranks.iter().map(|rank| rank.pid).collect()
+    }
+
+    /// Ends what the ranks, which have ended, left behind, and returns what that was.
+    fn sweep(&mut self) -> Vec<Process> {
+        let leaders = self.leaders();
+        let mut asked: Vec<Process> = Vec::new();
+        let deadline = Instant::now() + self.options.grace;
+        loop {
+            let left = processes::descendants(&leaders);
+            if left.is_empty() {
+                return asked;
+            }
+            let is_late =
+                Instant::now() >= deadline || self.asked_times >= PATIENCE || self.is_abandoned();
+            for process in left {
+                if is_late {
+                    self.signal_left_behind(&process, Signal::KILL);
+                } else if asked.iter().all(|other| other.pid != process.pid) {
+                    self.signal_left_behind(&process, Signal::TERM);
+                    asked.push(process);
+                }
+            }
+            if let Some(event) = self.caught.next(Some(Instant::now() + GLANCE)) {
+                self.handle(event);
+            }
+        }
+    }
+
+    /// Signals a process that is ours to signal: a child, or by its group one that is still in a rank's.
+    fn signal_left_behind(&self, process: &Process, signal: Signal) {
+        if processes::is_child(process) {
+            let _ = kill_process(process.pid, signal);
+        } else if let Some(rank) = self
+            .ranks
+            .iter()
+            .find(|rank| rank.pid.as_raw_pid() == process.group)
+        {
+            rank.signal_group(signal);
+        }
+    }
+
+    /// Kills the ranks and everything below them, and returns the status for that.
+    fn end_everything(&mut self) -> u8 {
+        self.kill("the launcher has ended".to_owned());
+        self.asked_times = PATIENCE;
+        while self.ranks.iter().any(|rank| rank.ended.is_none()) {
+            self.look();
+            self.caught.next(Some(Instant::now() + GLANCE));
+        }
+        self.sweep();
+        FAILED
+    }
+
+    fn report(&self, left_behind: &[Process]) -> u8 {
+        let folder = match &self.options.output {
+            Output::Folder(folder) => Some(folder.as_path()),
+            _ => None,
+        };
+        let job = Job {
+            ranks: &self.ranks,
+            first: self.first,
+            asked_by: self.asked_by,
+            killed_because: &self.killed_because,
+            folder,
+        };
+        for line in job.lines() {
+            say(&line);
+        }
+        // After a failure it is no news that somebody had to be ended.
+        if self.first.is_none() && self.asked_by.is_none() {
+            for process in left_behind {
+                say(&format!(
+                    "ended {} (pid {}), which a rank left behind",
+                    process.name, process.pid
+                ));
+            }
+        }
+        job.status()
+    }
+}
+
+/// Whether a rank died of itself, and not because a peer, a reader or a user was gone.
+fn is_crash(how: Ending) -> bool {
+    matches!(how, Ending::Signal { signal, .. } if signal != SIGPIPE && !is_ending(signal))
+}

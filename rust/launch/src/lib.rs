@@ -1,0 +1,115 @@
+//! `unisono launch -n 4 ./program`: starts the ranks of a program on this host and sees them to their end.
+//!
+//! One command line, two doors: the binary `unisono` (`main.rs`) and `python -m unisono launch`. What is promised:
+//!
+//! - Every rank gets the variables by which `unisono`, torch and others find their peers (`environment.rs`), with a
+//!   port that is held free for it.
+//! - Lines of output carry the number of their rank and are never torn (`output.rs`).
+//! - When a rank fails, the others are ended, and what failed first is said (`report.rs`).
+//! - Nothing that a rank started outlives the launcher, however that ends.
+//!
+//! For the last promise three processes stand between the shell and a program, all of this one executable. The
+//! **front** (`front.rs`) is what the user started: it passes signals and a terminal's input on. Its child, the
+//! **keeper** (`keeper.rs`), is the parent of the ranks, and the reaper of whatever their descendants leave
+//! behind. When the front is killed, the kernel tells the keeper, which kills everything below it; when the keeper is
+//! killed, the front inherits what was below it and kills that. Should both be killed at once, each rank dies by the
+//! signal that its **starter** (`starter.rs`) asked for before it became the program.
+#![forbid(unsafe_code)]
+
+mod environment;
+mod front;
+mod keeper;
+mod options;
+mod output;
+mod processes;
+mod program;
+mod rank;
+mod report;
+mod signals;
+mod starter;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::process::Pid;
+
+pub use options::command;
+
+/// Where the launcher was called from, which decides how it calls itself and what runs a Python script.
+#[derive(Clone, Debug)]
+pub struct Door {
+    /// The command that calls [`launch`] again, with the arguments that follow it.
+    pub again: Vec<OsString>,
+    /// The Python that runs scripts and modules.
+    pub interpreter: OsString,
+}
+
+/// Launches what `arguments` ask for (those after `unisono launch`), and returns the status to exit with: that of the
+/// rank that failed first, 128 and the signal's number when a signal ended it, 2 for wrong arguments, 126 or 127 for a
+/// program that cannot be started.
+///
+/// Takes over the handling of signals, and makes this process the reaper of its orphaned descendants. To be called
+/// from the main thread of a process that does nothing else.
+pub fn launch(arguments: &[OsString], door: &Door) -> u8 {
+    match Role::of(arguments) {
+        Role::Front => front::run(arguments, door),
+        Role::Keeper(front, arguments) => keeper::run(arguments, door, front),
+        Role::Starter(keeper, program) => starter::run(program, keeper),
+    }
+}
+
+impl Door {
+    /// Through the binary `unisono`, which this process runs.
+    pub fn binary() -> Self {
+        Self {
+            again: vec![THIS.into(), "launch".into()],
+            interpreter: "python3".into(),
+        }
+    }
+}
+
+const NAME: &str = "unisono";
+/// This process's executable, even if its file has been replaced.
+const THIS: &str = "/proc/self/exe";
+
+/// Which of the three processes this is, and what is left of its arguments.
+enum Role<'a> {
+    Front,
+    Keeper(Pid, &'a [OsString]),
+    Starter(Pid, &'a [OsString]),
+}
+
+const KEEPER: &str = "--keeper-of=";
+const STARTER: &str = "--starter-of=";
+
+impl<'a> Role<'a> {
+    fn of(arguments: &'a [OsString]) -> Self {
+        let Some((first, rest)) = arguments.split_first() else {
+            return Self::Front;
+        };
+        let parent = |flag| {
+            let number = first.to_str()?.strip_prefix(flag)?.parse().ok()?;
+            Pid::from_raw(number)
+        };
+        match (parent(KEEPER), parent(STARTER)) {
+            (Some(front), _) => Self::Keeper(front, rest),
+            (_, Some(keeper)) => Self::Starter(keeper, rest),
+            _ => Self::Front,
+        }
+    }
+}
+
+/// The command that calls this executable again in the role that `flag` names, as a child of this process.
+fn again(door: &Door, flag: &str) -> Command {
+    let mut words = door.again.iter();
+    let mut command = Command::new(words.next().map_or(OsStr::new(NAME), OsString::as_os_str));
+    if door.again.first().is_some_and(|program| program == THIS) {
+        // What `ps` shows.
+        command.arg0(NAME);
+    }
+    command
+        .args(words)
+        .arg(format!("{flag}{}", std::process::id()));
+    command
+}

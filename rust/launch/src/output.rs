@@ -1,0 +1,448 @@
+//! What the ranks print.
+//!
+//! With a prefix, one thread reads the pipes of all ranks and writes whole lines, each after the number of its
+//! rank. A part of a line waits for the rest of it, so lines of different ranks never mix. On a terminal, a line that a
+//! rank keeps overwriting (a progress bar) is shown as it stands, below the others.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Sender;
+use std::thread;
+
+use anstream::{AutoStream, ColorChoice};
+use anstyle::{AnsiColor, Style};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::options::Output;
+use crate::signals::Event;
+
+/// A longer line is cut in pieces of this size.
+const LONGEST_LINE: usize = 1 << 20;
+
+const COLOURS: [AnsiColor; 6] = [
+    AnsiColor::Cyan,
+    AnsiColor::Green,
+    AnsiColor::Yellow,
+    AnsiColor::Magenta,
+    AnsiColor::Blue,
+    AnsiColor::BrightRed,
+];
+
+/// Where the ranks' output goes, while they are being started.
+pub(crate) struct Outputs {
+    output: Output,
+    world: u16,
+    sources: Vec<Source>,
+}
+
+impl Outputs {
+    pub(crate) fn new(output: Output, world: u16) -> io::Result<Self> {
+        if let Output::Folder(folder) = &output {
+            fs::create_dir_all(folder)?;
+        }
+        Ok(Self {
+            output,
+            world,
+            sources: Vec::new(),
+        })
+    }
+
+    /// Prepares the output of `rank`, which `command` will start.
+    pub(crate) fn prepare(&self, rank: u16, command: &mut Command) -> io::Result<()> {
+        match &self.output {
+            Output::Plain => {}
+            Output::Prefix => {
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            }
+            Output::Folder(folder) => {
+                let [out, err] = files(folder, rank);
+                command
+                    .stdout(File::create(out)?)
+                    .stderr(File::create(err)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over the pipes of `rank`, which was started.
+    pub(crate) fn adopt(&mut self, rank: u16, child: &mut Child) {
+        let out = child.stdout.take().map(|pipe| (pipe.into(), Stream::Out));
+        let err = child.stderr.take().map(|pipe| (pipe.into(), Stream::Err));
+        let pipes: [Option<(OwnedFd, Stream)>; 2] = [out, err];
+        self.sources
+            .extend(pipes.into_iter().flatten().map(|(pipe, stream)| Source {
+                rank,
+                stream,
+                pipe: pipe.into(),
+                pending: Vec::new(),
+            }));
+    }
+
+    /// Writes what the ranks print until all of it is written, and then tells `done`.
+    pub(crate) fn start(self, done: Sender<Event>) -> io::Result<()> {
+        let prefixes = Prefixes::new(self.world);
+        let mut sources = self.sources;
+        thread::Builder::new()
+            .name("output".to_owned())
+            .spawn(move || {
+                let mut screen = Screen::new(prefixes);
+                while !sources.is_empty() {
+                    let ready = wait(&sources);
+                    let mut ready = ready.iter();
+                    sources.retain_mut(|source| {
+                        !ready.next().is_some_and(|&ready| ready) || source.read(&mut screen)
+                    });
+                    screen.flush();
+                }
+                screen.flush();
+                // Nobody listens when the launcher was told to end at once.
+                let _ = done.send(Event::Printed);
+            })?;
+        Ok(())
+    }
+}
+
+/// The files that a rank's output and errors go to.
+pub(crate) fn files(folder: &Path, rank: u16) -> [PathBuf; 2] {
+    ["out", "err"].map(|kind| folder.join(format!("rank-{rank}.{kind}")))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stream {
+    Out,
+    Err,
+}
+
+/// Which of `sources` have something to read, or have ended.
+fn wait(sources: &[Source]) -> Vec<bool> {
+    let mut polled: Vec<PollFd<'_>> = sources
+        .iter()
+        .map(|source| PollFd::from_borrowed_fd(source.pipe.as_fd(), PollFlags::IN))
+        .collect();
+    // Interrupted, or out of kernel memory: nothing is ready, and the next call tells more.
+    let _ = poll(&mut polled, None);
+    polled
+        .iter()
+        .map(|polled| !polled.revents().is_empty())
+        .collect()
+}
+
+/// One pipe, and what was read from it and not yet written.
+struct Source {
+    rank: u16,
+    stream: Stream,
+    pipe: File,
+    pending: Vec<u8>,
+}
+
+impl Source {
+    /// Reads what is there. False when there will be no more, or nobody to write it to.
+    fn read(&mut self, screen: &mut Screen) -> bool {
+        let mut bytes = [0; 1 << 16];
+        let count = match self.pipe.read(&mut bytes) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => return true,
+            Ok(count) => count,
+            Err(_) => 0,
+        };
+        self.pending.extend_from_slice(&bytes[..count]);
+        if count == 0 {
+            if !self.pending.is_empty() {
+                screen.line(self.rank, self.stream, &self.pending);
+            }
+            return false;
+        }
+        let mut begin = 0;
+        let unseen = self.pending.len() - count;
+        for end in (unseen..self.pending.len()).filter(|&at| self.pending[at] == b'\n') {
+            screen.line(self.rank, self.stream, &self.pending[begin..end]);
+            begin = end + 1;
+        }
+        self.pending.drain(..begin);
+        if self.pending.len() >= LONGEST_LINE {
+            screen.line(self.rank, self.stream, &self.pending);
+            self.pending.clear();
+        } else if self.pending.contains(&b'\r') {
+            screen.show(self.rank, self.stream, &self.pending);
+        }
+        // A reader that is gone is noticed by the rank itself, by SIGPIPE, when its pipe closes.
+        !screen.is_closed(self.stream)
+    }
+}
+
+/// The launcher's own output and errors, which receive whole lines.
+struct Screen {
+    prefixes: Prefixes,
+    out: Sink,
+    err: Sink,
+}
+
+/// One of the two streams, and what is to be written to it.
+struct Sink {
+    to: Box<dyn Write>,
+    colour: bool,
+    is_terminal: bool,
+    bytes: Vec<u8>,
+    /// A line without an end is shown at the moment.
+    shows: bool,
+    is_closed: bool,
+}
+
+impl Screen {
+    fn new(prefixes: Prefixes) -> Self {
+        let (out, err) = (io::stdout(), io::stderr());
+        let colour = |choice| choice != ColorChoice::Never;
+        let colours = (
+            colour(AutoStream::choice(&out)),
+            colour(AutoStream::choice(&err)),
+        );
+        let out_is_terminal = io::IsTerminal::is_terminal(&out);
+        let err_is_terminal = io::IsTerminal::is_terminal(&err);
+        Self {
+            prefixes,
+            out: Sink::new(Box::new(out), colours.0, out_is_terminal),
+            err: Sink::new(Box::new(err), colours.1, err_is_terminal),
+        }
+    }
+
+    fn line(&mut self, rank: u16, stream: Stream, line: &[u8]) {
+        let (prefixes, sink) = self.sink(stream);
+        sink.clear();
+        prefixes.put(rank, sink.colour, &mut sink.bytes);
+        sink.bytes.extend_from_slice(standing(line));
+        sink.bytes.push(b'\n');
+    }
+
+    /// Shows a line that will be overwritten.
+    fn show(&mut self, rank: u16, stream: Stream, line: &[u8]) {
+        let (prefixes, sink) = self.sink(stream);
+        if sink.is_terminal {
+            sink.clear();
+            prefixes.put(rank, sink.colour, &mut sink.bytes);
+            sink.bytes.extend_from_slice(standing(line));
+            sink.shows = true;
+        }
+    }
+
+    fn sink(&mut self, stream: Stream) -> (&Prefixes, &mut Sink) {
+        let (sink, other) = match stream {
+            Stream::Out => (&mut self.out, &mut self.err),
+            Stream::Err => (&mut self.err, &mut self.out),
+        };
+        // On a terminal both are one.
+        if sink.is_terminal && other.is_terminal {
+            other.flush();
+            sink.shows |= std::mem::take(&mut other.shows);
+        }
+        (&self.prefixes, sink)
+    }
+
+    fn flush(&mut self) {
+        self.out.flush();
+        self.err.flush();
+    }
+
+    const fn is_closed(&self, stream: Stream) -> bool {
+        match stream {
+            Stream::Out => self.out.is_closed,
+            Stream::Err => self.err.is_closed,
+        }
+    }
+}
+
+impl Sink {
+    fn new(to: Box<dyn Write>, colour: bool, is_terminal: bool) -> Self {
+        Self {
+            to,
+            colour,
+            is_terminal,
+            bytes: Vec::new(),
+            shows: false,
+            is_closed: false,
+        }
+    }
+
+    /// Removes the line that is shown for a while.
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.shows) {
+            self.bytes.extend_from_slice(b"\r\x1b[K");
+        }
+    }
+
+    fn flush(&mut self) {
+        if !self.bytes.is_empty() {
+            let written = self
+                .to
+                .write_all(&self.bytes)
+                .and_then(|()| self.to.flush());
+            self.is_closed |= written.is_err();
+            self.bytes.clear();
+        }
+    }
+}
+
+/// What remains of a line that was overwritten from its beginning, once or more often.
+fn standing(line: &[u8]) -> &[u8] {
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let begin = line
+        .iter()
+        .rposition(|&byte| byte == b'\r')
+        .map_or(0, |at| at + 1);
+    &line[begin..]
+}
+
+/// `[2] `, as wide for every rank.
+struct Prefixes {
+    width: usize,
+}
+
+impl Prefixes {
+    fn new(world: u16) -> Self {
+        Self {
+            width: world.saturating_sub(1).to_string().len(),
+        }
+    }
+
+    fn put(&self, rank: u16, colour: bool, bytes: &mut Vec<u8>) {
+        let width = self.width;
+        let style = match colour {
+            true => COLOURS[usize::from(rank) % COLOURS.len()].on_default(),
+            false => Style::new(),
+        };
+        bytes.extend_from_slice(format!("{style}[{rank:width$}]{style:#} ").as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("no panic").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What a terminal, or a file, gets when rank `n` prints `pieces[n]` piece by piece, in turns.
+    fn printed(pieces: &[&[&str]], is_terminal: bool) -> String {
+        let shared = Shared::default();
+        let sink = || Sink::new(Box::new(shared.clone()), false, is_terminal);
+        let mut screen = Screen {
+            prefixes: Prefixes::new(u16::try_from(pieces.len()).expect("few")),
+            out: sink(),
+            err: sink(),
+        };
+        let mut ranks = Vec::new();
+        for rank in 0..pieces.len() {
+            let (reader, writer) = io::pipe().expect("a pipe");
+            let pipe = File::from(OwnedFd::from(reader));
+            let rank = u16::try_from(rank).expect("few");
+            ranks.push((
+                Source {
+                    rank,
+                    stream: Stream::Out,
+                    pipe,
+                    pending: Vec::new(),
+                },
+                Some(writer),
+            ));
+        }
+        for turn in 0..=pieces.iter().map(|pieces| pieces.len()).max().unwrap_or(0) {
+            for ((source, writer), pieces) in ranks.iter_mut().zip(pieces) {
+                match (pieces.get(turn), writer.as_mut()) {
+                    // Nothing this turn; reading would wait.
+                    (Some(&""), _) => continue,
+                    (Some(piece), Some(writer)) => {
+                        writer.write_all(piece.as_bytes()).expect("written")
+                    }
+                    (None, Some(_)) => *writer = None,
+                    (_, None) => continue,
+                }
+                source.read(&mut screen);
+                screen.flush();
+            }
+        }
+        let bytes = shared.0.lock().expect("no panic").clone();
+        String::from_utf8(bytes).expect("text")
+    }
+
+    #[test]
+    fn lines_are_whole_and_carry_their_rank() {
+        let pieces: &[&[&str]] = &[&["a", "b\nc", "\n\nd\n"], &["x\n", "y", "z"]];
+        assert_eq!(
+            printed(pieces, false),
+            "[1] x\n[0] ab\n[0] c\n[0] \n[0] d\n[1] yz\n"
+        );
+    }
+
+    #[test]
+    fn prefixes_are_aligned_and_coloured_when_wanted() {
+        let prefixes = Prefixes::new(11);
+        let mut bytes = Vec::new();
+        prefixes.put(3, false, &mut bytes);
+        assert_eq!(bytes, b"[ 3] ");
+        bytes.clear();
+        prefixes.put(10, true, &mut bytes);
+        assert!(
+            bytes.starts_with(b"\x1b[") && bytes.ends_with(b"[10]\x1b[0m "),
+            "{bytes:?}"
+        );
+    }
+
+    #[test]
+    fn a_line_without_end_is_cut() {
+        let long = "x".repeat(LONGEST_LINE / 16);
+        let pieces: Vec<&str> = vec![&long[..1 << 16]; 40];
+        let text = printed(&[&pieces], false);
+        assert_eq!(text.lines().count(), 3);
+        assert_eq!(
+            text.lines().next().map(str::len),
+            Some("[0] ".len() + LONGEST_LINE)
+        );
+    }
+
+    #[test]
+    fn a_progress_bar_is_shown_below_the_lines() {
+        let pieces: &[&[&str]] = &[&["\r10%", "\r50%", "\r100%\n"], &["", "hello\n"]];
+        assert_eq!(printed(pieces, false), "[1] hello\n[0] 100%\n");
+        let erase = "\r\x1b[K";
+        assert_eq!(
+            printed(pieces, true),
+            format!("[0] 10%{erase}[0] 50%{erase}[1] hello\n[0] 100%\n")
+        );
+    }
+
+    #[test]
+    fn windows_line_ends_do_not_hide_the_line() {
+        assert_eq!(printed(&[&["a\r\n"]], false), "[0] a\n");
+    }
+
+    #[test]
+    fn a_reader_that_is_gone_closes_the_pipes() {
+        struct Gone;
+        impl Write for Gone {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut sink = Sink::new(Box::new(Gone), false, false);
+        sink.bytes.push(b'x');
+        sink.flush();
+        assert!(sink.is_closed);
+    }
+}

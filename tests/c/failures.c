@@ -1,0 +1,83 @@
+/*
+ * What ends a communicator, and what every rank is told: `failures mismatch`, `failures dies`,
+ * `failures late`, `failures absent`. Of the last rank something is wrong.
+ */
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+
+static int rank, world;
+
+static void dead(unisono_communicator* comm, unisono_status cause) {
+  unisono_error error = UNISONO_ERROR_INIT;
+  OK(unisono_last_error(&error));
+  CHECK(error.fatal == 1 && error.status == cause);
+  float x = 1;
+  CHECK(unisono_all_reduce(comm, &x, &x, 1, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL) == cause);
+  CHECK(x == 1 && unisono_communicator_status(comm) == cause);
+  OK(unisono_communicator_destroy(comm));
+}
+
+int main(int count, char** arguments) {
+  CHECK(count > 2);
+  const char* what = arguments[2];
+  rank = check_rank = environment_number("RANK");
+  world = environment_number("WORLD_SIZE");
+  const int last = world - 1;
+  unisono_communicator* comm = NULL;
+  unisono_config* config = NULL;
+  unisono_error error = UNISONO_ERROR_INIT;
+  in(what);
+  OK(unisono_config_create(&config));
+  if (strcmp(what, "absent") == 0) {
+    OK(unisono_config_set(config, "join_timeout", "1"));
+    if (rank == last) return 0;
+    char name[32];
+    snprintf(name, sizeof name, "%d", last);
+    FAILS(unisono_communicator_from_environment(config, &comm), UNISONO_TIMEOUT, name);
+    CHECK(comm == NULL);
+    return 0;
+  }
+  OK(unisono_communicator_from_environment(config, &comm));
+  OK(unisono_config_destroy(config));
+  float x[100] = {1};
+  OK(unisono_all_reduce(comm, x, x, 100, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL));
+
+  if (strcmp(what, "mismatch") == 0) {
+    const size_t length = rank == last ? 50 : 100;
+    const unisono_status status =
+        unisono_all_reduce(comm, x, x, length, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL);
+    CHECK(status == UNISONO_MISMATCH);
+    OK(unisono_last_error(&error));
+    CHECK(strstr(error.message, "50") && strstr(error.message, "100"));
+    CHECK(strstr(error.operation, "all_reduce #2"));
+    dead(comm, UNISONO_MISMATCH);
+  } else if (strcmp(what, "dies") == 0) {
+    if (rank == last) {
+      kill(getpid(), SIGKILL);
+    }
+    FAILS(unisono_all_reduce(comm, x, x, 100, UNISONO_FLOAT32, UNISONO_SUM, NULL, NULL),
+          UNISONO_PEER_LOST, "rank");
+    OK(unisono_last_error(&error));
+    CHECK(error.peer == last);
+    dead(comm, UNISONO_PEER_LOST);
+  } else if (strcmp(what, "late") == 0) {
+    unisono_options options = UNISONO_OPTIONS_INIT;
+    options.timeout = 0.3;
+    if (rank == last) {
+      const struct timespec pause = {1, 0};
+      nanosleep(&pause, NULL);
+      CHECK(unisono_barrier(comm, &options, NULL) == UNISONO_TIMEOUT);
+    } else {
+      FAILS(unisono_barrier(comm, &options, NULL), UNISONO_TIMEOUT, "rank");
+      OK(unisono_last_error(&error));
+      CHECK(error.peer == last);
+    }
+    dead(comm, UNISONO_TIMEOUT);
+  } else {
+    FAIL("there is no %s", what);
+  }
+  return 0;
+}

@@ -1,0 +1,128 @@
+"""Starts ``unisono launch`` and other launchers for the tests, with a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+LIMIT = 60.0
+
+
+def doors() -> dict[str, list[str]]:
+    """The ways to call the launcher: through Python, and the binary if it is built."""
+    found = {"python": [sys.executable, "-m", "unisono", "launch"]}
+    built = [TARGET / profile / "unisono" for profile in ("debug", "release")]
+    built = [path for path in built if path.exists()]
+    if built:
+        newest = max(built, key=lambda path: path.stat().st_mtime)
+        found["binary"] = [str(newest), "launch"]
+    return found
+
+
+@dataclass
+class Done:
+    """How a launcher ended, and what it and its ranks printed."""
+
+    code: int
+    out: list[str]
+    err: list[str]
+
+
+@contextlib.contextmanager
+def started(
+    command: list[str], env: Mapping[str, str] | None = None, **options: object
+) -> Iterator[subprocess.Popen[str]]:
+    """A running launcher, which is killed at the end if it has not ended by then."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": path, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **{"stdin": subprocess.DEVNULL, **options},
+    )
+    try:
+        with process:
+            try:
+                yield process
+            finally:
+                # Its ranks end with it: that is what is tested here.
+                process.kill()
+    finally:
+        process.wait()
+
+
+def finish(process: subprocess.Popen[str], text: str | None = None) -> Done:
+    """Wait for the launcher to end; past the limit, say what each rank was in."""
+    try:
+        out, err = process.communicate(text, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        state = "\n".join(below(process.pid))
+        # Python's ranks answer with their stacks; the launcher passes it on.
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(1)
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(
+            f"{process.args} outlived {LIMIT} s\n{state}\n{out}\nerrors, stacks last:\n{err}"
+        )
+    return Done(process.returncode, (out or "").splitlines(), err.splitlines())
+
+
+def run(command: list[str], text: str | None = None, **options: object) -> Done:
+    if text is not None:
+        options["stdin"] = subprocess.PIPE
+    with started(command, **options) as process:
+        return finish(process, text)
+
+
+def below(pid: int) -> list[str]:
+    """What the processes below `pid` are, and what they are in, as far as the kernel tells."""
+    lines = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in task.read_text().split():
+                folder = Path("/proc") / child
+                with contextlib.suppress(OSError):
+                    command = (folder / "cmdline").read_text().replace("\0", " ")
+                    threads = [
+                        f"{read(thread / 'comm')} in {read(thread / 'wchan')}"
+                        for thread in (folder / "task").iterdir()
+                    ]
+                    lines.append(f"{child} {command}: {', '.join(threads)}")
+                lines += below(int(child))
+    return lines
+
+
+def read(path: Path) -> str:
+    return path.read_text().strip()
+
+
+def find(program: str) -> str | None:
+    """The path of `program`, beside this Python or wherever the shell finds it."""
+    beside = Path(sys.executable).with_name(program)
+    return str(beside) if beside.exists() else shutil.which(program)
+
+
+def mpirun(ranks: int) -> list[str] | None:
+    """The words that start that many ranks under MPI, on any machine, if it is installed."""
+    found = find("mpirun")
+    if found is None:
+        return None
+    is_open_mpi = "Open MPI" in "".join(run([found, "--version"]).out)
+    options = ["--allow-run-as-root", "--oversubscribe"] if is_open_mpi else []
+    return [found, *options, "-n", str(ranks)]

