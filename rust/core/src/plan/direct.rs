@@ -70,6 +70,18 @@ struct Folding {
     chunk: usize,
 }
 
+impl Folding {
+    fn pieces(&self) -> usize {
+        self.longest.div_ceil(self.chunk)
+    }
+
+    /// Where the sums of two neighbouring pieces grow, if not in the result.
+    fn sums(&self, steps: &mut Steps) -> Option<[Span; 2]> {
+        let length = self.chunk.min(self.result.len);
+        (!self.grows_in_result).then(|| [(); 2].map(|()| steps.scratch(length)))
+    }
+}
+
 /// Folds what every rank sends this one, in rank order, and sends every other rank what `outgoing` says.
 fn fold_in_rank_order(
     steps: &mut Steps,
@@ -77,37 +89,47 @@ fn fold_in_rank_order(
     folding: &Folding,
     outgoing: impl Fn(Rank) -> Option<Span>,
 ) {
-    let chunk = folding.chunk;
-    let sums = (!folding.grows_in_result)
-        .then(|| [(); 2].map(|()| steps.scratch(chunk.min(folding.result.len))));
-    for index in 0..folding.longest.div_ceil(chunk) {
-        let own = folding.own.piece(index, chunk);
-        let result = folding.result.piece(index, chunk);
-        let sum = match &sums {
-            None => result,
-            Some(sums) => sums[index % 2].part(0..result.len),
-        };
-        for peer in 0..shape.world {
-            if peer == shape.rank {
-                if peer == 0 {
-                    // Left out when the sum starts where this rank's contribution lies.
-                    steps.copy(own, sum);
-                } else {
-                    steps.reduce(own, sum);
-                }
-                continue;
-            }
-            if let Some(span) = outgoing(peer) {
-                steps.send(peer, span.piece(index, chunk));
-            }
-            if peer == 0 {
-                steps.recv(peer, sum, Wire::Element);
-            } else {
-                steps.fold(peer, sum, Wire::Element);
-            }
-        }
-        steps.finish(sum, result);
+    let sums = folding.sums(steps);
+    for index in 0..folding.pieces() {
+        fold_piece(steps, shape, folding, (&sums, index), &outgoing);
     }
+}
+
+/// The same for piece `index`.
+fn fold_piece(
+    steps: &mut Steps,
+    shape: &Shape,
+    folding: &Folding,
+    (sums, index): (&Option<[Span; 2]>, usize),
+    outgoing: impl Fn(Rank) -> Option<Span>,
+) {
+    let chunk = folding.chunk;
+    let own = folding.own.piece(index, chunk);
+    let result = folding.result.piece(index, chunk);
+    let sum = match sums {
+        None => result,
+        Some(sums) => sums[index % 2].part(0..result.len),
+    };
+    for peer in 0..shape.world {
+        if peer == shape.rank {
+            if peer == 0 {
+                // Left out when the sum starts where this rank's contribution lies.
+                steps.copy(own, sum);
+            } else {
+                steps.reduce(own, sum);
+            }
+            continue;
+        }
+        if let Some(span) = outgoing(peer) {
+            steps.send(peer, span.piece(index, chunk));
+        }
+        if peer == 0 {
+            steps.recv(peer, sum, Wire::Element);
+        } else {
+            steps.fold(peer, sum, Wire::Element);
+        }
+    }
+    steps.finish(sum, result);
 }
 
 /// Every rank sends all it has to all others and folds all it gets.
@@ -130,32 +152,60 @@ pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
 }
 
 /// First shot: rank r folds slice r of everybody. Second shot: everybody sends their slice to all.
+///
+/// Both go on at the same time, piece by piece: a piece is sent on when the next one has been folded, while it is still
+/// in the cache, and nobody waits for a sum that others have only just begun.
 pub(super) fn all_reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::default();
     let slices = Blocks::split(shape.count(), shape.world);
-    let result = shape.output().part(slices.range(shape.rank));
-    fold_slice(&mut steps, shape, &slices, result, chunk);
-    share_blocks(&mut steps, shape, &slices, result);
+    let output = shape.output();
+    let result = output.part(slices.range(shape.rank));
+    let folding = folding_of_slice(shape, &slices, result, chunk);
+    let sums = folding.sums(&mut steps);
+    let share = |steps: &mut Steps, index: usize| {
+        for distance in 1..shape.world {
+            let (to, from) = (shape.after(distance), shape.before(distance));
+            let theirs = output.part(slices.range(from));
+            steps.send(to, result.piece(index, chunk));
+            steps.recv(from, theirs.piece(index, chunk), Wire::Element);
+        }
+    };
+    for index in 0..folding.pieces() {
+        let sums = (&sums, index);
+        fold_piece(&mut steps, shape, &folding, sums, |peer| {
+            Some(shape.contribution().part(slices.range(peer)))
+        });
+        if index > 0 {
+            share(&mut steps, index - 1);
+        }
+    }
+    if folding.pieces() > 0 {
+        share(&mut steps, folding.pieces() - 1);
+    }
     steps.done()
 }
 
 /// Folds this rank's slice of everybody's contribution into `result`.
 fn fold_slice(steps: &mut Steps, shape: &Shape, slices: &Blocks, result: Span, chunk: usize) {
+    let folding = folding_of_slice(shape, slices, result, chunk);
+    fold_in_rank_order(steps, shape, &folding, |peer| {
+        Some(shape.contribution().part(slices.range(peer)))
+    });
+}
+
+fn folding_of_slice(shape: &Shape, slices: &Blocks, result: Span, chunk: usize) -> Folding {
     let contribution = shape.contribution();
     let own = contribution.part(slices.range(shape.rank));
     // Folding starts with rank 0's elements, which must not overwrite one's own before their turn.
     let overwrites_own = result == own && shape.rank != 0;
     let must_widen = shape.widen && result.buffer != Buffer::Scratch;
-    let folding = Folding {
+    Folding {
         own,
         result,
         grows_in_result: !must_widen && !overwrites_own,
         longest: slices.longest(),
         chunk,
-    };
-    fold_in_rank_order(steps, shape, &folding, |peer| {
-        Some(contribution.part(slices.range(peer)))
-    });
+    }
 }
 
 /// Sends `own`, this rank's block, to all others, and receives theirs into `Output`.

@@ -70,7 +70,7 @@ fn all_reduce(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
             bill.pass(work.slice() * widening);
             let pieces = work.pieces_of_slice();
             bill.everyone(work.slice(), pieces, Taken::Folded, widening);
-            bill.everyone(work.slice(), 1.0, Taken::Copied, 1.0);
+            bill.everyone(work.slice(), pieces, Taken::Copied, 1.0);
         }
         Algorithm::Ring => {
             let pieces = work.pieces_of_slice();
