@@ -20,7 +20,7 @@ use crate::types::{Collective, DataType, Rank, ReduceOp};
 use super::links::LinkTable;
 use super::request::{Request, Sizes};
 use super::stage::{Repeats, Stage};
-use super::task::{Progress, Task};
+use super::task::{Progress, Task, Way};
 use super::wire::{Fingerprint, HEADER};
 
 /// Bytes of payload up to which a message is short: there is nothing to gain from having several under way.
@@ -46,6 +46,8 @@ pub(crate) struct Prepared {
     /// The last step on each link direction, sorted.
     last_use: Vec<((Rank, Direction), usize)>,
     pub(super) repeats: Repeats,
+    /// The steps that receive what no later one reads.
+    last_receives: Vec<bool>,
     /// Every message is short.
     is_short: bool,
 }
@@ -79,6 +81,7 @@ impl Prepared {
         Self {
             is_short,
             repeats: Repeats::of(&plan),
+            last_receives: plan.last_receives(),
             plan,
             algorithm,
             waits,
@@ -350,8 +353,11 @@ impl Execution {
                 let progress = &mut self.window[index % WINDOW];
                 let step = &self.prepared.plan.steps[index];
                 let staged = self.prepared.repeats.span_of(index);
-                let staged = staged.map(|number| (&self.prepared.repeats, number));
-                moved |= self.task.advance(step, staged, progress, links)?;
+                let way = Way {
+                    staged: staged.map(|number| (&self.prepared.repeats, number)),
+                    is_last: self.prepared.last_receives[index],
+                };
+                moved |= self.task.advance(step, way, progress, links)?;
                 if progress.leaves_link() {
                     self.left |= bit;
                 }

@@ -7,7 +7,7 @@ use crate::buffer::{Memory, Scratch};
 use crate::communicator::PointToPoint;
 use crate::error::{Error, Result};
 use crate::plan::{self, Algorithm};
-use crate::reduce::Kernel;
+use crate::reduce::{Kernel, Streaming};
 use crate::transport::endpoint::Lane;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
@@ -148,13 +148,17 @@ impl Group {
             world: self.world,
             workers: self.workers.clone(),
             stage: None,
+            streaming: Streaming::No,
         };
+        let neighbours = self.membership.topology.ranks_beside(self.rank);
+        let footprint = (task.input.len() + task.output.len()).saturating_mul(neighbours);
+        task.streaming = Streaming::for_footprint(footprint);
         let bytes = prepared.plan.scratch * task.partial().size();
         let scratch = (bytes > 0).then(|| core.take_scratch(bytes));
         if let Some(scratch) = &scratch {
             task.scratch = scratch.view(bytes);
         }
-        if self.membership.topology.ranks_beside(self.rank) > 2 {
+        if neighbours > 2 {
             let size = task.dtype.size().max(task.partial().size());
             let source = match task.input.is_empty() {
                 true => &task.output,

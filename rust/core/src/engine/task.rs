@@ -58,6 +58,17 @@ pub(crate) struct Task {
     pub(crate) workers: Option<Arc<Workers>>,
     /// Where what goes to several peers is read by all of them.
     pub(crate) stage: Option<Stage>,
+    /// How to store results that are not read again.
+    pub(crate) streaming: Streaming,
+}
+
+/// What else there is to know of a step.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Way<'a> {
+    /// The number of the span that it sends, if others send it too.
+    pub(super) staged: Option<(&'a Repeats, usize)>,
+    /// It receives what no later step reads.
+    pub(super) is_last: bool,
 }
 
 /// A fingerprint, and the header of a message without payload that has it.
@@ -101,7 +112,7 @@ impl Task {
     pub(super) fn advance(
         &self,
         step: &Step,
-        staged: Option<(&Repeats, usize)>,
+        way: Way<'_>,
         progress: &mut Progress,
         links: &mut LinkTable,
     ) -> Result<bool> {
@@ -111,7 +122,7 @@ impl Task {
                     return Ok(false);
                 };
                 let before = (progress.bytes, progress.leaves_link());
-                self.send(open, src, staged, progress)?;
+                self.send(open, src, way.staged, progress)?;
                 Ok((progress.bytes, progress.leaves_link()) != before)
             }
             Step::Recv { from, dst, wire } | Step::Fold { from, dst, wire } => {
@@ -120,7 +131,17 @@ impl Task {
                 };
                 let before = (progress.bytes, progress.header_read);
                 let fold = matches!(step, Step::Fold { .. });
-                self.receive(open, from, &Incoming { dst, wire, fold }, progress)?;
+                let incoming = Incoming {
+                    dst,
+                    wire,
+                    fold,
+                    streaming: if way.is_last {
+                        self.streaming
+                    } else {
+                        Streaming::No
+                    },
+                };
+                self.receive(open, from, &incoming, progress)?;
                 Ok((progress.bytes, progress.header_read) != before || progress.done)
             }
             Step::Copy { src, dst } => {
@@ -164,7 +185,7 @@ impl Task {
     ) -> Result<bool> {
         let (from, dst, wire) = match *step {
             Step::Recv { from, dst, wire } | Step::Fold { from, dst, wire } => (from, dst, wire),
-            _ => return self.advance(step, None, progress, links),
+            _ => return self.advance(step, Way::default(), progress, links),
         };
         let Some(open) = links.open(Lane::Collective, from) else {
             return Ok(false);
@@ -173,10 +194,11 @@ impl Task {
             dst,
             wire,
             fold: matches!(step, Step::Fold { .. }),
+            streaming: Streaming::No,
         };
         let length = dst.len * self.wire_type(wire).size();
         if HEADER + length > open.post_limit || progress.header_read {
-            return self.advance(step, None, progress, links);
+            return self.advance(step, Way::default(), progress, links);
         }
         match self.take_whole(open, from, &incoming)? {
             Some(Begun::Whole) => progress.done = true,
@@ -314,7 +336,12 @@ impl Task {
         incoming: &Incoming,
         progress: &mut Progress,
     ) -> Result<()> {
-        let Incoming { dst, wire, fold } = *incoming;
+        let Incoming {
+            dst,
+            wire,
+            fold,
+            streaming,
+        } = *incoming;
         let wire_size = self.wire_type(wire).size();
         let length = dst.len * wire_size;
         if !progress.header_read {
@@ -334,13 +361,14 @@ impl Task {
             let elements = progress.bytes / wire_size;
             let offset = (dst.offset + elements) * size;
             let target = memory.write(offset, (dst.len - elements) * size);
-            let received = if fold || convert != Convert::Keep || self.workers.is_some() {
+            let is_plain = !fold && convert == Convert::Keep && streaming == Streaming::No;
+            let received = if !is_plain || self.workers.is_some() {
                 let max = target.len() / size * wire_size;
                 let mut at = 0;
                 open.link.try_fold(max, wire_size, &mut |run| {
                     let target = &mut target[at..at + run.len() / wire_size * size];
                     at += target.len();
-                    self.absorb(target, run, fold, convert);
+                    self.absorb(target, run, (fold, convert), streaming);
                 })?
             } else {
                 // A plain receive may stop inside an element.
@@ -412,7 +440,12 @@ impl Task {
 
     /// Takes in a whole payload.
     fn deliver(&self, incoming: &Incoming, payload: &[u8]) {
-        let Incoming { dst, wire, fold } = *incoming;
+        let Incoming {
+            dst,
+            wire,
+            fold,
+            streaming,
+        } = *incoming;
         let size = self.element_size(dst.buffer);
         let wire_size = self.wire_type(wire).size();
         let memory = self.memory(dst.buffer);
@@ -422,7 +455,7 @@ impl Task {
             let offset = dst.offset * size + done / wire_size * size;
             let target = memory.write(offset, (payload.len() - done) / wire_size * size);
             let run = &payload[done..done + target.len() / size * wire_size];
-            self.absorb(target, run, fold, convert);
+            self.absorb(target, run, (fold, convert), streaming);
             done += run.len();
         }
     }
@@ -436,14 +469,20 @@ impl Task {
         }
     }
 
-    fn absorb(&self, target: &mut [u8], run: &[u8], fold: bool, convert: Convert) {
+    fn absorb(
+        &self,
+        target: &mut [u8],
+        run: &[u8],
+        (fold, convert): (bool, Convert),
+        streaming: Streaming,
+    ) {
         if let Some(workers) = &self.workers {
             let both = [Source::Destination, Source::Partial(run)];
             match (fold, convert) {
                 (true, Convert::Keep) => {
                     return workers.fold_all(self.reducer(), target, &both, Streaming::No);
                 }
-                (false, Convert::Keep) => return workers.copy(target, run, Streaming::No),
+                (false, Convert::Keep) => return workers.copy(target, run, streaming),
                 _ => {}
             }
         }
@@ -453,7 +492,7 @@ impl Task {
             (true, Convert::Keep | Convert::Narrow) => self.reducer().fold(target, run),
             (false, Convert::Widen) => reduce::widen(self.dtype, target, run),
             (false, Convert::Narrow) => reduce::narrow(self.dtype, target, run),
-            (false, Convert::Keep) => reduce::copy(target, run),
+            (false, Convert::Keep) => reduce::copy_hinted(target, run, streaming),
         }
     }
 
@@ -541,6 +580,8 @@ struct Incoming {
     dst: Span,
     wire: Wire,
     fold: bool,
+    /// How a plain copy of it is stored.
+    streaming: Streaming,
 }
 
 /// What becomes of the elements of a message on their way into a buffer.

@@ -39,6 +39,8 @@ mod tree;
 
 use std::fmt;
 
+use std::collections::BTreeMap;
+
 use crate::types::{Collective, Rank};
 
 /// The smallest number of steps that an executor must be willing to have unfinished at once.
@@ -238,6 +240,21 @@ impl Plan {
         self.steps.iter().map(elements).max().unwrap_or(0)
     }
 
+    /// For each step, whether it receives what no later step reads.
+    pub fn last_receives(&self) -> Vec<bool> {
+        let mut read = [(); 3].map(|()| Ranges::default());
+        let mut last = vec![false; self.steps.len()];
+        for (i, step) in self.steps.iter().enumerate().rev() {
+            if let Step::Recv { dst, .. } = step {
+                last[i] = !read[dst.buffer as usize].overlap(dst);
+            }
+            for span in step.reads().into_iter().flatten() {
+                read[span.buffer as usize].add(&span);
+            }
+        }
+        last
+    }
+
     /// The same plan with every send as early as the steps before it allow, in the order of the sends. For who does one
     /// step after the other, and would wait for a peer before telling another what is known already.
     #[must_use]
@@ -253,6 +270,28 @@ impl Plan {
             steps.insert(place, step);
         }
         Self { steps, ..self }
+    }
+}
+
+/// Ranges of one buffer, joined where they touch: by their starts, their ends.
+#[derive(Default)]
+struct Ranges(BTreeMap<usize, usize>);
+
+impl Ranges {
+    fn overlap(&self, span: &Span) -> bool {
+        let before_end = self.0.range(..span.offset + span.len).next_back();
+        before_end.is_some_and(|(_, end)| *end > span.offset)
+    }
+
+    fn add(&mut self, span: &Span) {
+        let (mut start, mut end) = (span.offset, span.offset + span.len);
+        while let Some((&from, &to)) = self.0.range(..=end).next_back()
+            && to >= start
+        {
+            self.0.remove(&from);
+            (start, end) = (start.min(from), end.max(to));
+        }
+        self.0.insert(start, end);
     }
 }
 

@@ -211,6 +211,31 @@ fn sends_may_come_first() {
     assert!(first.iter().all(|step| matches!(step, Step::Send { .. })));
 }
 
+#[test]
+fn the_last_receives_are_those_nobody_reads_again() {
+    for collective in PLANNED {
+        for algorithm in Algorithm::ALL {
+            let request = Request::even(collective, 5, 11);
+            for plan in request.plans(algorithm, 2).into_iter().flatten() {
+                let last = plan.last_receives();
+                for (i, step) in plan.steps.iter().enumerate() {
+                    let reads_it = |later: &Step| {
+                        let mut read = later.reads().into_iter().flatten();
+                        step.writes()
+                            .is_some_and(|written| read.any(|span| span.overlaps(&written)))
+                    };
+                    let is_receive = matches!(step, Step::Recv { .. });
+                    let expected = is_receive && !plan.steps[i + 1..].iter().any(reads_it);
+                    assert_eq!(
+                        last[i], expected,
+                        "{collective} {algorithm}, step {i}: {step:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// One test per collective, so that they run side by side.
 macro_rules! right_in_worlds_up_to_16 {
     ($($name:ident: $collective:ident),* $(,)?) => {$(
