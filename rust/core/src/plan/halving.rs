@@ -70,26 +70,84 @@ fn halve(
 
 /// Halve, finish the range that is left, then double.
 ///
-/// Nearest partners first: they exchange the most.
-pub(super) fn all_reduce(shape: &Shape) -> Plan {
+/// Nearest partners first: they exchange the most. Long buffers are reduced stretch by stretch, each of which leaves
+/// every member with up to `chunk` elements: a stretch is collected when the next one has been halved, while what there
+/// is to send of it is still in the cache.
+pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::default();
     let core = Core::of(shape.world);
     let (own, output) = (shape.contribution(), shape.output());
-    let Some(member) = core.member(shape.rank) else {
-        let host = shape.rank + 1;
-        steps.send(host, own);
-        steps.recv(host, output, Wire::Element);
-        return steps.done();
-    };
-    let sum = if shape.widen {
+    let stretch = chunk.saturating_mul(shape.world);
+    let stretches = output.len.div_ceil(stretch);
+    let sum = if shape.widen && core.member(shape.rank).is_some() {
         steps.scratch(output.len)
     } else {
         output
     };
-    let mut range = 0..output.len;
-    let exchanges: Vec<Exchange> = core
-        .distances()
-        .map(|distance| {
+    let on = |index: usize| Stretch {
+        own: own.piece(index, stretch),
+        sum: sum.piece(index, stretch),
+        output: output.piece(index, stretch),
+    };
+    for index in 0..stretches {
+        on(index).reduce(&mut steps, shape, &core);
+        if index > 0 {
+            on(index - 1).collect(&mut steps, shape, &core);
+        }
+    }
+    if stretches > 0 {
+        on(stretches - 1).collect(&mut steps, shape, &core);
+    }
+    steps.done()
+}
+
+/// A part of an all_reduce: what this rank contributes, where sums grow, and where the result goes.
+struct Stretch {
+    own: Span,
+    sum: Span,
+    output: Span,
+}
+
+impl Stretch {
+    /// Halves the stretch, and finishes the range that is left.
+    fn reduce(&self, steps: &mut Steps, shape: &Shape, core: &Core) {
+        let Some(member) = core.member(shape.rank) else {
+            steps.send(shape.rank + 1, self.own);
+            return;
+        };
+        let exchanges = self.exchanges(core, member);
+        halve(steps, shape, core, member, (self.own, self.sum), &exchanges);
+        let left = match exchanges.last() {
+            Some(last) => last.kept.clone(),
+            None => 0..self.output.len,
+        };
+        steps.finish(self.sum.part(left.clone()), self.output.part(left));
+    }
+
+    /// Doubles the range until the stretch is whole again.
+    fn collect(&self, steps: &mut Steps, shape: &Shape, core: &Core) {
+        let Some(member) = core.member(shape.rank) else {
+            steps.recv(shape.rank + 1, self.output, Wire::Element);
+            return;
+        };
+        for Exchange {
+            distance,
+            kept,
+            given,
+        } in self.exchanges(core, member).into_iter().rev()
+        {
+            let partner = core.rank(member ^ distance);
+            steps.send(partner, self.output.part(kept));
+            steps.recv(partner, self.output.part(given), Wire::Element);
+        }
+        if core.has_guest(member) {
+            steps.send(shape.rank - 1, self.output);
+        }
+    }
+
+    fn exchanges(&self, core: &Core, member: usize) -> Vec<Exchange> {
+        let mut range = 0..self.output.len;
+        let halve = |distance: usize| {
             let middle = range.start + range.len() / 2;
             let (low, high) = (range.start..middle, middle..range.end);
             let (kept, given) = if member & distance == 0 {
@@ -103,24 +161,9 @@ pub(super) fn all_reduce(shape: &Shape) -> Plan {
                 kept,
                 given,
             }
-        })
-        .collect();
-    halve(&mut steps, shape, &core, member, (own, sum), &exchanges);
-    steps.finish(sum.part(range.clone()), output.part(range));
-    for Exchange {
-        distance,
-        kept,
-        given,
-    } in exchanges.into_iter().rev()
-    {
-        let partner = core.rank(member ^ distance);
-        steps.send(partner, output.part(kept));
-        steps.recv(partner, output.part(given), Wire::Element);
+        };
+        core.distances().map(halve).collect()
     }
-    if core.has_guest(member) {
-        steps.send(shape.rank - 1, output);
-    }
-    steps.done()
 }
 
 /// Halve along the boundaries of the ranks' blocks, farthest partners first, so that what a member is left

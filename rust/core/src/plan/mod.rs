@@ -455,7 +455,7 @@ pub fn build_chunked(algorithm: Algorithm, shape: &Shape, chunk: usize) -> Optio
         (Collective::AllReduce, Algorithm::Ring) => ring::all_reduce(shape, chunk),
         (Collective::AllReduce, Algorithm::Tree) => tree::all_reduce(shape, chunk),
         (Collective::AllReduce, Algorithm::RecursiveDoubling) => doubling::all_reduce(shape),
-        (Collective::AllReduce, Algorithm::Halving) => halving::all_reduce(shape),
+        (Collective::AllReduce, Algorithm::Halving) => halving::all_reduce(shape, chunk),
         (Collective::Reduce, Algorithm::Direct) => direct::reduce(shape, chunk),
         (Collective::Reduce, Algorithm::TwoShot) => direct::reduce_two_shot(shape, chunk),
         (Collective::Reduce, Algorithm::Ring) => ring::reduce(shape, chunk),
