@@ -50,7 +50,7 @@ override hush = 2>&1 | { grep -Ev '^(🍹|🐍|🔗|📦|🛠|✏️|📡|    Fi
 override publish = publish() { cmp -s "$$1" "$$2" || { cp "$$1" "$$2.new" && mv "$$2.new" "$$2"; }; }; publish
 
 RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
-CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.c tests/c/*.cpp \
+CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
 	examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c benchmarks/ranks/*.h)
 PYTHON_DIRS = $(wildcard python tests/python tests/conformance examples benchmarks)
 

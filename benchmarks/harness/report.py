@@ -100,7 +100,7 @@ def marks_table(
     cells: dict[tuple[int, str, int], Cell], torch_cells: dict[tuple[int, str, int], Cell]
 ) -> str:
     """Every mark: the ratio that was measured, the mark in brackets, and whether it was met."""
-    wide = (30, 20, 18, 18, 18)
+    wide = (34, 20, 18, 18, 18)
     lines = [title("The marks: float32 all_reduce in place, peer's median / unisono's median")]
     lines.append(spread(["", *marks.COLUMNS], wide))
     for row in marks.ROWS:
@@ -109,7 +109,7 @@ def marks_table(
         name = f"{row.name}, {row.world} ranks"
         lines.append(spread([name, *texts], wide))
         if columns[0]:
-            lines.append(f"{'':30}worst {columns[0].note}")
+            lines.append(f"{'':34}worst {columns[0].note}")
     lines.append("8 B - 16 KiB: the geometric mean over 8, 64, 512, 4096 and 16384 B")
     return "\n".join(lines)
 

@@ -163,12 +163,20 @@ fn header_values(declarations: &[String]) -> BTreeMap<String, u32> {
     all
 }
 
-/// A struct as Rust has it: its size, and the offset of each field.
-type Layout = (usize, Vec<(&'static str, usize)>);
+/// A struct as Rust has it: its size, and each field with its offset and size.
+type Layout = (usize, Vec<(&'static str, usize, usize)>);
+
+fn field_size<T, F>(_: fn(&T) -> &F) -> usize {
+    size_of::<F>()
+}
 
 macro_rules! layout {
     ($type:ty: $($field:ident),+) => {
-        (size_of::<$type>(), vec![$((stringify!($field), offset_of!($type, $field))),+])
+        (size_of::<$type>(), vec![$((
+            stringify!($field),
+            offset_of!($type, $field),
+            field_size(|all: &$type| &all.$field),
+        )),+])
     };
 }
 
@@ -194,8 +202,8 @@ fn rust_structs() -> BTreeMap<&'static str, Layout> {
     ])
 }
 
-/// The fields of every struct of the header that is not opaque.
-fn header_structs(declarations: &[String]) -> BTreeMap<&str, Vec<&str>> {
+/// The fields of every struct of the header that is not opaque, as they are declared.
+fn header_fields(declarations: &[String]) -> BTreeMap<&str, Vec<&str>> {
     let with_body = |one: &&String| one.starts_with("typedef struct") && one.contains('{');
     let structs = declarations.iter().filter(with_body);
     structs
@@ -205,18 +213,19 @@ fn header_structs(declarations: &[String]) -> BTreeMap<&str, Vec<&str>> {
                 one.rfind('}').expect("a body"),
             );
             let fields = one[open + 1..close].split(';').map(str::trim);
-            let names = fields.filter(|field| !field.is_empty()).map(|field| {
-                match field.split_once("(*") {
-                    Some((_, function)) => function.split(')').next().expect("a name"),
-                    None => {
-                        let name = field.split('[').next().expect("a name").trim_end();
-                        name.rsplit([' ', '*']).next().expect("a name")
-                    }
-                }
-            });
-            (one[close + 1..].trim(), names.collect())
+            let fields = fields.filter(|field| !field.is_empty());
+            (one[close + 1..].trim(), fields.collect())
         })
         .collect()
+}
+
+/// The name that `int32_t peer`, `uint8_t bytes[128]` or `int (*set)(int)` declares.
+fn name_of(field: &str) -> &str {
+    if let Some((_, function)) = field.split_once("(*") {
+        return function.split(')').next().expect("a name");
+    }
+    let name = field.split('[').next().expect("a name").trim_end();
+    name.rsplit([' ', '*']).next().expect("a name")
 }
 
 #[test]
@@ -278,22 +287,27 @@ fn numbers_are_those_of_the_header() {
 fn structs_are_those_of_the_header() {
     let declarations = declarations();
     let of_rust = rust_structs();
-    let names = |layout: &Layout| layout.1.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+    let names = |layout: &Layout| layout.1.iter().map(|(name, ..)| *name).collect::<Vec<_>>();
     let fields: BTreeMap<&str, Vec<&str>> = of_rust
         .iter()
         .map(|(name, layout)| (*name, names(layout)))
         .collect();
-    assert_eq!(header_structs(&declarations), fields);
+    let of_header: BTreeMap<&str, Vec<&str>> = header_fields(&declarations)
+        .into_iter()
+        .map(|(name, fields)| (name, fields.into_iter().map(name_of).collect()))
+        .collect();
+    assert_eq!(of_header, fields);
     let mut source = String::from("#include <unisono.h>\n");
     for (name, (size, fields)) in &of_rust {
         let _ = writeln!(
             source,
             "_Static_assert(sizeof({name}) == {size}, \"{name}\");"
         );
-        for (field, offset) in fields {
+        for (field, offset, size) in fields {
             let _ = writeln!(
                 source,
-                "_Static_assert(offsetof({name}, {field}) == {offset}, \"{name}.{field}\");"
+                "_Static_assert(offsetof({name}, {field}) == {offset}, \"{name}.{field}\");\n\
+                 _Static_assert(sizeof((({name}*)0)->{field}) == {size}, \"{name}.{field}\");"
             );
         }
     }
@@ -313,9 +327,12 @@ fn abi() -> BTreeSet<String> {
     }
     for (name, (size, fields)) in rust_structs() {
         facts.insert(format!("sizeof {name} = {size}"));
-        for (field, offset) in fields {
+        for (field, offset, _) in fields {
             facts.insert(format!("offsetof {name}.{field} = {offset}"));
         }
+    }
+    for (name, fields) in header_fields(&declarations) {
+        facts.extend(fields.iter().map(|field| format!("field {name}: {field}")));
     }
     facts
 }

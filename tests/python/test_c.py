@@ -126,7 +126,7 @@ def test_under_valgrind(build: Callable[..., Path], tmp_path: Path) -> None:
     if valgrind is None:
         pytest.skip("valgrind is not installed")
     command = [valgrind, "--error-exitcode=9", "--quiet", "--leak-check=full"]
-    command += ["--errors-for-leak-kinds=definite"]
+    command += ["--errors-for-leak-kinds=definite", f"--suppressions={SOURCES}/valgrind.supp"]
     run_programs(2, [*command, build("messages.c"), tmp_path], timeout=120)
 
 

@@ -9,7 +9,7 @@ use unisono::{Request, Sizes};
 use crate::communicator::Communicator;
 use crate::error::Status;
 use crate::run::{collective, on};
-use crate::types::{Checked, DType, Op, Options, list, memory};
+use crate::types::{Buffer, Checked, DType, Op, Options, list};
 use crate::work::Work;
 
 #[unsafe(no_mangle)]
@@ -27,15 +27,14 @@ pub unsafe extern "C" fn unisono_all_reduce(
         // SAFETY: here and in all functions of this file, addresses are what the header asks for.
         let options = unsafe { Checked::new(options)? };
         let (dtype, op) = (dtype.check()?, options.operator(op)?);
-        // SAFETY: as above.
-        let target = unsafe { memory("all_reduce: output", output, count, dtype)? };
+        let target = Buffer::new("all_reduce: output", output, count, dtype)?;
         let source = match input == output.cast_const() {
             true => None,
-            // SAFETY: as above.
-            false => Some(unsafe { memory("all_reduce: input", input, count, dtype)? }),
+            false => Some(Buffer::new("all_reduce: input", input, count, dtype)?),
         };
-        let request = Request::all_reduce(dtype, op, source, target);
-        collective(joined, request, &options, work)
+        collective(joined, &options, work, || {
+            Request::all_reduce(dtype, op, source.map(Buffer::memory), target.memory())
+        })
     })
 }
 
@@ -55,15 +54,19 @@ pub unsafe extern "C" fn unisono_all_gather(
         let dtype = dtype.check()?;
         let whole = times("all_gather", count, joined.comm.world_size())?;
         let before = count * joined.comm.rank();
-        // SAFETY: as above.
-        let target = unsafe { memory("all_gather: output", output, whole, dtype)? };
+        let target = Buffer::new("all_gather: output", output, whole, dtype)?;
         let source = match is_block(input, output, before, dtype) && count > 0 {
             true => None,
-            // SAFETY: as above.
-            false => Some(unsafe { memory("all_gather: input", input, count, dtype)? }),
+            false => Some(Buffer::new("all_gather: input", input, count, dtype)?),
         };
-        let request = Request::all_gather(dtype, source, target, Sizes::Even(count));
-        collective(joined, request, &options, work)
+        collective(joined, &options, work, || {
+            Request::all_gather(
+                dtype,
+                source.map(Buffer::memory),
+                target.memory(),
+                Sizes::Even(count),
+            )
+        })
     })
 }
 
@@ -86,16 +89,20 @@ pub unsafe extern "C" fn unisono_all_gather_v(
         let counts = unsafe { list("all_gather_v: counts", counts, world)? };
         let whole = sum("all_gather_v: counts", counts)?;
         let before = counts[..rank].iter().sum();
-        // SAFETY: as above.
-        let target = unsafe { memory("all_gather_v: output", output, whole, dtype)? };
+        let target = Buffer::new("all_gather_v: output", output, whole, dtype)?;
         let source = match is_block(input, output, before, dtype) && counts[rank] > 0 {
             true => None,
-            // SAFETY: as above.
-            false => Some(unsafe { memory("all_gather_v: input", input, counts[rank], dtype)? }),
+            false => Some(Buffer::new(
+                "all_gather_v: input",
+                input,
+                counts[rank],
+                dtype,
+            )?),
         };
         let sizes = Sizes::PerRank(counts.to_vec());
-        let request = Request::all_gather(dtype, source, target, sizes);
-        collective(joined, request, &options, work)
+        collective(joined, &options, work, || {
+            Request::all_gather(dtype, source.map(Buffer::memory), target.memory(), sizes)
+        })
     })
 }
 
@@ -115,12 +122,17 @@ pub unsafe extern "C" fn unisono_reduce_scatter(
         let options = unsafe { Checked::new(options)? };
         let (dtype, op) = (dtype.check()?, options.operator(op)?);
         let whole = times("reduce_scatter", count, joined.comm.world_size())?;
-        // SAFETY: as above.
-        let source = unsafe { memory("reduce_scatter: input", input, whole, dtype)? };
-        // SAFETY: as above.
-        let target = unsafe { memory("reduce_scatter: output", output, count, dtype)? };
-        let request = Request::reduce_scatter(dtype, op, source, target, Sizes::Even(count));
-        collective(joined, request, &options, work)
+        let source = Buffer::new("reduce_scatter: input", input, whole, dtype)?;
+        let target = Buffer::new("reduce_scatter: output", output, count, dtype)?;
+        collective(joined, &options, work, || {
+            Request::reduce_scatter(
+                dtype,
+                op,
+                source.memory(),
+                target.memory(),
+                Sizes::Even(count),
+            )
+        })
     })
 }
 
@@ -143,13 +155,12 @@ pub unsafe extern "C" fn unisono_reduce_scatter_v(
         // SAFETY: as above.
         let counts = unsafe { list("reduce_scatter_v: counts", counts, world)? };
         let whole = sum("reduce_scatter_v: counts", counts)?;
-        // SAFETY: as above.
-        let source = unsafe { memory("reduce_scatter_v: input", input, whole, dtype)? };
-        // SAFETY: as above.
-        let target = unsafe { memory("reduce_scatter_v: output", output, counts[rank], dtype)? };
+        let source = Buffer::new("reduce_scatter_v: input", input, whole, dtype)?;
+        let target = Buffer::new("reduce_scatter_v: output", output, counts[rank], dtype)?;
         let sizes = Sizes::PerRank(counts.to_vec());
-        let request = Request::reduce_scatter(dtype, op, source, target, sizes);
-        collective(joined, request, &options, work)
+        collective(joined, &options, work, || {
+            Request::reduce_scatter(dtype, op, source.memory(), target.memory(), sizes)
+        })
     })
 }
 
@@ -168,12 +179,11 @@ pub unsafe extern "C" fn unisono_all_to_all(
         let options = unsafe { Checked::new(options)? };
         let dtype = dtype.check()?;
         let whole = times("all_to_all", count, joined.comm.world_size())?;
-        // SAFETY: as above.
-        let source = unsafe { memory("all_to_all: input", input, whole, dtype)? };
-        // SAFETY: as above.
-        let target = unsafe { memory("all_to_all: output", output, whole, dtype)? };
-        let request = Request::all_to_all(dtype, source, target, Sizes::Even(count));
-        collective(joined, request, &options, work)
+        let source = Buffer::new("all_to_all: input", input, whole, dtype)?;
+        let target = Buffer::new("all_to_all: output", output, whole, dtype)?;
+        collective(joined, &options, work, || {
+            Request::all_to_all(dtype, source.memory(), target.memory(), Sizes::Even(count))
+        })
     })
 }
 
@@ -201,16 +211,15 @@ pub unsafe extern "C" fn unisono_all_to_all_v(
             sum("all_to_all_v: send_counts", send)?,
             sum("all_to_all_v: receive_counts", recv)?,
         );
-        // SAFETY: as above.
-        let source = unsafe { memory("all_to_all_v: input", input, sent, dtype)? };
-        // SAFETY: as above.
-        let target = unsafe { memory("all_to_all_v: output", output, received, dtype)? };
+        let source = Buffer::new("all_to_all_v: input", input, sent, dtype)?;
+        let target = Buffer::new("all_to_all_v: output", output, received, dtype)?;
         let sizes = Sizes::PerPair {
             send: send.to_vec(),
             recv: recv.to_vec(),
         };
-        let request = Request::all_to_all(dtype, source, target, sizes);
-        collective(joined, request, &options, work)
+        collective(joined, &options, work, || {
+            Request::all_to_all(dtype, source.memory(), target.memory(), sizes)
+        })
     })
 }
 
@@ -223,7 +232,7 @@ pub unsafe extern "C" fn unisono_barrier(
     on(comm, |joined| {
         // SAFETY: as in `unisono_all_reduce`.
         let options = unsafe { Checked::new(options)? };
-        collective(joined, Request::barrier(), &options, work)
+        collective(joined, &options, work, Request::barrier)
     })
 }
 

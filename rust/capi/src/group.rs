@@ -4,6 +4,7 @@
 //! group, and no order of them can block.
 
 use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use unisono::Work as Started;
 use unisono::error::{Error, Result};
@@ -17,10 +18,13 @@ thread_local! {
     static STARTED: RefCell<Vec<Started>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Whether any thread has ever opened a group: a program that never does is spared the look at its thread's own depth.
+static OPENED: AtomicBool = AtomicBool::new(false);
+
 /// Whether this thread has a group open.
 #[inline]
 pub(crate) fn is_open() -> bool {
-    DEPTH.get() > 0
+    OPENED.load(Ordering::Relaxed) && DEPTH.get() > 0
 }
 
 /// Makes `started` a part of the group.
@@ -30,6 +34,7 @@ pub(crate) fn add(started: Started) {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn unisono_group_start() -> Status {
+    OPENED.store(true, Ordering::Relaxed);
     DEPTH.set(DEPTH.get() + 1);
     Status::OK
 }

@@ -8,40 +8,33 @@ use crate::communicator::{Communicator, Joined};
 use crate::error::{Status, output};
 use crate::group;
 use crate::run::{Message, Peer, on, tag};
-use crate::types::{Checked, DType, Options, memory, rank};
+use crate::types::{Buffer, Checked, DType, Options, rank};
 use crate::work::{self, Work};
 
 /// The source that stands for any.
 pub const ANY_SOURCE: i32 = -1;
 
-/// A buffer with the number of its elements.
+/// Where elements begin, how many there are, and of what type.
 #[derive(Clone, Copy)]
-struct Buffer(*const c_void, usize, DType);
+struct Elements(*const c_void, usize, DType);
 
 /// The message to rank `to`, checked.
-///
-/// # Safety
-/// The buffer is what the header asks for.
 #[inline]
-unsafe fn outgoing(joined: &Joined, buffer: Buffer, to: i32, number: u64) -> Result<Message> {
-    let Buffer(start, count, dtype) = buffer;
+fn outgoing(joined: &Joined, elements: Elements, to: i32, number: u64) -> Result<Message> {
+    let Elements(start, count, dtype) = elements;
     let dtype = dtype.check()?;
     Ok(Message {
         dtype,
-        // SAFETY: as the caller promises.
-        memory: unsafe { memory("send: buffer", start, count, dtype)? },
+        buffer: Buffer::new("send: buffer", start, count, dtype)?,
         peer: Peer::To(rank("send: to", to, joined.comm.world_size())?),
         tag: tag(number)?,
     })
 }
 
 /// The message from rank `from`, or from any, checked.
-///
-/// # Safety
-/// The buffer is what the header asks for.
 #[inline]
-unsafe fn incoming(joined: &Joined, buffer: Buffer, from: i32, number: u64) -> Result<Message> {
-    let Buffer(start, count, dtype) = buffer;
+fn incoming(joined: &Joined, elements: Elements, from: i32, number: u64) -> Result<Message> {
+    let Elements(start, count, dtype) = elements;
     let dtype = dtype.check()?;
     let from = match from {
         ANY_SOURCE => None,
@@ -49,8 +42,7 @@ unsafe fn incoming(joined: &Joined, buffer: Buffer, from: i32, number: u64) -> R
     };
     Ok(Message {
         dtype,
-        // SAFETY: as the caller promises.
-        memory: unsafe { memory("recv: buffer", start, count, dtype)? },
+        buffer: Buffer::new("recv: buffer", start, count, dtype)?,
         peer: Peer::From(from),
         tag: tag(number)?,
     })
@@ -69,8 +61,7 @@ pub unsafe extern "C" fn unisono_send(
     on(comm, |joined| {
         // SAFETY: here and in all functions of this file, addresses are what the header asks for.
         let options = unsafe { Checked::new(options)? };
-        // SAFETY: as above.
-        let message = unsafe { outgoing(joined, Buffer(buffer, count, dtype), to, tag)? };
+        let message = outgoing(joined, Elements(buffer, count, dtype), to, tag)?;
         if group::is_open() {
             group::add(message.start(joined, &options)?);
             return Ok(());
@@ -93,8 +84,7 @@ pub unsafe extern "C" fn unisono_recv(
     on(comm, |joined| {
         // SAFETY: as in `unisono_send`.
         let options = unsafe { Checked::new(options)? };
-        // SAFETY: as above.
-        let message = unsafe { incoming(joined, Buffer(buffer, count, dtype), from, tag)? };
+        let message = incoming(joined, Elements(buffer, count, dtype), from, tag)?;
         if group::is_open() {
             if !source.is_null() {
                 return Err(Error::invalid(
@@ -128,8 +118,7 @@ pub unsafe extern "C" fn unisono_isend(
         let place = output("work", work)?;
         // SAFETY: as in `unisono_send`.
         let options = unsafe { Checked::new(options)? };
-        // SAFETY: as above.
-        let message = unsafe { outgoing(joined, Buffer(buffer, count, dtype), to, tag)? };
+        let message = outgoing(joined, Elements(buffer, count, dtype), to, tag)?;
         place.write(work::handle(message.start(joined, &options)?)?);
         Ok(())
     })
@@ -150,8 +139,7 @@ pub unsafe extern "C" fn unisono_irecv(
         let place = output("work", work)?;
         // SAFETY: as in `unisono_send`.
         let options = unsafe { Checked::new(options)? };
-        // SAFETY: as above.
-        let message = unsafe { incoming(joined, Buffer(buffer, count, dtype), from, tag)? };
+        let message = incoming(joined, Elements(buffer, count, dtype), from, tag)?;
         place.write(work::handle(message.start(joined, &options)?)?);
         Ok(())
     })

@@ -2,14 +2,13 @@
 
 use std::ffi::c_void;
 
-use unisono::buffer::Memory;
 use unisono::{Request, Sizes};
 
 use crate::collectives::{sum, times};
 use crate::communicator::Communicator;
 use crate::error::Status;
 use crate::run::{collective, on};
-use crate::types::{Checked, DType, Op, Options, list, memory, rank};
+use crate::types::{Buffer, Checked, DType, Op, Options, list, rank};
 use crate::work::Work;
 
 #[unsafe(no_mangle)]
@@ -31,17 +30,22 @@ pub unsafe extern "C" fn unisono_reduce(
         let root = rank("reduce: root", root, joined.comm.world_size())?;
         let is_root = root == joined.comm.rank();
         let target = match is_root {
-            // SAFETY: as above.
-            true => Some(unsafe { memory("reduce: output", output, count, dtype)? }),
+            true => Some(Buffer::new("reduce: output", output, count, dtype)?),
             false => None,
         };
         let source = match is_root && input == output.cast_const() {
             true => None,
-            // SAFETY: as above.
-            false => Some(unsafe { memory("reduce: input", input, count, dtype)? }),
+            false => Some(Buffer::new("reduce: input", input, count, dtype)?),
         };
-        let request = Request::reduce(dtype, op, root, source, target);
-        collective(joined, request, &options, work)
+        collective(joined, &options, work, || {
+            Request::reduce(
+                dtype,
+                op,
+                root,
+                source.map(Buffer::memory),
+                target.map(Buffer::memory),
+            )
+        })
     })
 }
 
@@ -60,14 +64,10 @@ pub unsafe extern "C" fn unisono_broadcast(
         let options = unsafe { Checked::new(options)? };
         let dtype = dtype.check()?;
         let root = rank("broadcast: root", root, joined.comm.world_size())?;
-        // SAFETY: as above.
-        let whole = unsafe { memory("broadcast: buffer", buffer, count, dtype)? };
-        collective(
-            joined,
-            Request::broadcast(dtype, root, whole),
-            &options,
-            work,
-        )
+        let whole = Buffer::new("broadcast: buffer", buffer, count, dtype)?;
+        collective(joined, &options, work, || {
+            Request::broadcast(dtype, root, whole.memory())
+        })
     })
 }
 
@@ -89,15 +89,20 @@ pub unsafe extern "C" fn unisono_gather(
         let dtype = dtype.check()?;
         let root = rank("gather: root", root, world)?;
         let whole = times("gather", count, world)?;
-        // SAFETY: as above.
-        let source = unsafe { memory("gather: input", input, count, dtype)? };
+        let source = Buffer::new("gather: input", input, count, dtype)?;
         let target = match root == joined.comm.rank() {
-            // SAFETY: as above.
-            true => Some(unsafe { memory("gather: output", output, whole, dtype)? }),
+            true => Some(Buffer::new("gather: output", output, whole, dtype)?),
             false => None,
         };
-        let request = Request::gather(dtype, root, source, target, Sizes::Even(count));
-        collective(joined, request, &options, work)
+        collective(joined, &options, work, || {
+            Request::gather(
+                dtype,
+                root,
+                source.memory(),
+                target.map(Buffer::memory),
+                Sizes::Even(count),
+            )
+        })
     })
 }
 
@@ -119,20 +124,25 @@ pub unsafe extern "C" fn unisono_gather_v(
         let options = unsafe { Checked::new(options)? };
         let dtype = dtype.check()?;
         let root = rank("gather_v: root", root, world)?;
-        // SAFETY: as above.
-        let source = unsafe { memory("gather_v: input", input, count, dtype)? };
+        let source = Buffer::new("gather_v: input", input, count, dtype)?;
         // SAFETY: as above.
         let given = unsafe { per_rank("gather_v", counts, count, (own == root, own, world))? };
         let target = match own == root {
             true => {
                 let whole = sum("gather_v: counts", &given)?;
-                // SAFETY: as above.
-                Some(unsafe { memory("gather_v: output", output, whole, dtype)? })
+                Some(Buffer::new("gather_v: output", output, whole, dtype)?)
             }
             false => None,
         };
-        let request = Request::gather(dtype, root, source, target, Sizes::PerRank(given));
-        collective(joined, request, &options, work)
+        collective(joined, &options, work, || {
+            Request::gather(
+                dtype,
+                root,
+                source.memory(),
+                target.map(Buffer::memory),
+                Sizes::PerRank(given),
+            )
+        })
     })
 }
 
@@ -154,15 +164,20 @@ pub unsafe extern "C" fn unisono_scatter(
         let dtype = dtype.check()?;
         let root = rank("scatter: root", root, world)?;
         let whole = times("scatter", count, world)?;
-        let source: Option<Memory> = match root == joined.comm.rank() {
-            // SAFETY: as above.
-            true => Some(unsafe { memory("scatter: input", input, whole, dtype)? }),
+        let source: Option<Buffer> = match root == joined.comm.rank() {
+            true => Some(Buffer::new("scatter: input", input, whole, dtype)?),
             false => None,
         };
-        // SAFETY: as above.
-        let target = unsafe { memory("scatter: output", output, count, dtype)? };
-        let request = Request::scatter(dtype, root, source, target, Sizes::Even(count));
-        collective(joined, request, &options, work)
+        let target = Buffer::new("scatter: output", output, count, dtype)?;
+        collective(joined, &options, work, || {
+            Request::scatter(
+                dtype,
+                root,
+                source.map(Buffer::memory),
+                target.memory(),
+                Sizes::Even(count),
+            )
+        })
     })
 }
 
@@ -184,20 +199,25 @@ pub unsafe extern "C" fn unisono_scatter_v(
         let options = unsafe { Checked::new(options)? };
         let dtype = dtype.check()?;
         let root = rank("scatter_v: root", root, world)?;
-        // SAFETY: as above.
-        let target = unsafe { memory("scatter_v: output", output, count, dtype)? };
+        let target = Buffer::new("scatter_v: output", output, count, dtype)?;
         // SAFETY: as above.
         let given = unsafe { per_rank("scatter_v", counts, count, (own == root, own, world))? };
         let source = match own == root {
             true => {
                 let whole = sum("scatter_v: counts", &given)?;
-                // SAFETY: as above.
-                Some(unsafe { memory("scatter_v: input", input, whole, dtype)? })
+                Some(Buffer::new("scatter_v: input", input, whole, dtype)?)
             }
             false => None,
         };
-        let request = Request::scatter(dtype, root, source, target, Sizes::PerRank(given));
-        collective(joined, request, &options, work)
+        collective(joined, &options, work, || {
+            Request::scatter(
+                dtype,
+                root,
+                source.map(Buffer::memory),
+                target.memory(),
+                Sizes::PerRank(given),
+            )
+        })
     })
 }
 

@@ -2,57 +2,63 @@
 
 use unisono::error::{Code, Error, Result};
 use unisono::types::Rank;
-use unisono::{PointToPoint, Request, buffer::Memory, types::DataType};
+use unisono::{PointToPoint, Request, types::DataType};
 
 use crate::communicator::{COMMUNICATORS, Communicator, Joined};
 use crate::error::{Status, output};
 use crate::fence::fence_with;
 use crate::group;
-use crate::handles::Held;
-use crate::types::Checked;
+use crate::types::{Buffer, Checked};
 use crate::work::{self, Work};
 
 /// Runs `body` with what `comm` stands for. A defect ends the communicator: after it nobody knows what its peers wait
 /// for, and better they learn of it.
-#[inline]
-pub(crate) fn on(
-    comm: *const Communicator,
-    body: impl FnOnce(&Held<Joined>) -> Result<()>,
-) -> Status {
-    let found = match COMMUNICATORS.find(comm) {
-        Ok(found) => found,
-        Err(error) => return fence_with(|| Err(error), |_| false),
-    };
-    fence_with(
-        || body(&found),
-        |error| {
-            if error.code == Code::Internal {
-                found.comm.abort(&error.message);
-            }
-            found.comm.error().is_some()
-        },
-    )
+#[inline(always)]
+pub(crate) fn on(comm: *const Communicator, body: impl FnOnce(&Joined) -> Result<()>) -> Status {
+    match COMMUNICATORS.find(comm) {
+        Ok(joined) => fence_with(|| body(&joined), |error| ends(&joined, error)),
+        Err(error) => fence_with(|| Err(error), |_| false),
+    }
 }
 
-/// Carries out a collective, or starts it. Always inlined, so that the request is made where the core takes it from.
+/// Whether `error` is the end of the communicator.
+#[cold]
+fn ends(joined: &Joined, error: &Error) -> bool {
+    if error.code == Code::Internal {
+        joined.comm.abort(&error.message);
+    }
+    joined.comm.error().is_some()
+}
+
+/// Carries out the collective that `request` makes, or starts it. Always inlined, and the request is made where the core
+/// takes it from: a copy of it costs as much as everything else that is done here.
 #[inline(always)]
 pub(crate) fn collective(
+    joined: &Joined,
+    options: &Checked,
+    work: *mut *mut Work,
+    request: impl FnOnce() -> Request,
+) -> Result<()> {
+    if !work.is_null() || options.timeout.is_some() || group::is_open() {
+        return otherwise(joined, request(), options, work);
+    }
+    // SAFETY: C promises that the buffers stay what the header asks of them until the operation has ended.
+    unsafe { joined.comm.run(request()).map(drop) }
+}
+
+/// Starts a collective for a handle or for the group that is open, or carries it out with a timeout of its own.
+#[inline(never)]
+fn otherwise(
     joined: &Joined,
     mut request: Request,
     options: &Checked,
     work: *mut *mut Work,
 ) -> Result<()> {
     request.timeout = options.timeout;
-    if !work.is_null() || group::is_open() {
-        return start(joined, request, work);
+    if work.is_null() && !group::is_open() {
+        // SAFETY: as in `collective`.
+        return unsafe { joined.comm.run(request).map(drop) };
     }
-    // SAFETY: C promises that the buffers stay what the header asks of them until the operation has ended.
-    unsafe { joined.comm.run(request).map(drop) }
-}
-
-/// Starts a collective, for a handle or for the group that is open.
-#[inline(never)]
-fn start(joined: &Joined, request: Request, work: *mut *mut Work) -> Result<()> {
     // SAFETY: as in `collective`.
     let started = unsafe { joined.comm.start(request, None)? };
     if work.is_null() {
@@ -66,7 +72,7 @@ fn start(joined: &Joined, request: Request, work: *mut *mut Work) -> Result<()> 
 /// A send or a receive.
 pub(crate) struct Message {
     pub(crate) dtype: DataType,
-    pub(crate) memory: Memory,
+    pub(crate) buffer: Buffer,
     pub(crate) peer: Peer,
     pub(crate) tag: u64,
 }
@@ -87,11 +93,15 @@ impl Message {
         // SAFETY: as in `collective`.
         unsafe {
             match self.peer {
-                Peer::To(to) => joined.comm.send(self.dtype, self.memory, to, self.tag, how),
+                Peer::To(to) => {
+                    joined
+                        .comm
+                        .send(self.dtype, self.buffer.memory(), to, self.tag, how)
+                }
                 Peer::From(from) => {
                     joined
                         .comm
-                        .receive(self.dtype, self.memory, from, self.tag, how)
+                        .receive(self.dtype, self.buffer.memory(), from, self.tag, how)
                 }
             }
         }
@@ -102,7 +112,7 @@ impl Message {
     pub(crate) fn run(self, joined: &Joined, options: &Checked) -> Result<Option<Rank>> {
         let Self {
             dtype,
-            memory,
+            buffer,
             peer,
             tag,
         } = self;
@@ -111,11 +121,11 @@ impl Message {
             match peer {
                 Peer::To(to) => joined
                     .comm
-                    .send_now(dtype, memory, (to, tag), options.timeout)
+                    .send_now(dtype, buffer.memory(), (to, tag), options.timeout)
                     .map(|()| None),
                 Peer::From(from) => joined
                     .comm
-                    .receive_now(dtype, memory, (from, tag), options.timeout)
+                    .receive_now(dtype, buffer.memory(), (from, tag), options.timeout)
                     .map(Some),
             }
         }

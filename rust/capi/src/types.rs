@@ -122,26 +122,40 @@ pub(crate) fn rank(name: &str, value: i32, world: usize) -> Result<Rank> {
     }
 }
 
-/// `count` elements from `start`, to be read or written.
-///
-/// # Safety
-/// They are what the header asks of a buffer, until the operation has ended.
-#[inline(always)]
-pub(crate) unsafe fn memory(
-    name: &str,
+/// A buffer that C gives, checked: small enough to be moved about in registers until the request is made.
+#[derive(Clone, Copy)]
+pub(crate) struct Buffer {
     start: *const c_void,
-    count: usize,
-    dtype: DataType,
-) -> Result<Memory> {
-    let bytes = count.checked_mul(dtype.size());
-    match bytes.filter(|bytes| *bytes <= isize::MAX as usize) {
-        Some(bytes)
-            if start.addr().checked_add(bytes).is_some() && (bytes == 0 || !start.is_null()) =>
-        {
-            // SAFETY: as the caller promises.
-            Ok(unsafe { Memory::from_raw_parts(start.cast_mut().cast(), bytes) })
+    bytes: usize,
+}
+
+impl Buffer {
+    /// `count` elements from `start`, to be read or written.
+    #[inline(always)]
+    pub(crate) fn new(
+        name: &str,
+        start: *const c_void,
+        count: usize,
+        dtype: DataType,
+    ) -> Result<Self> {
+        let bytes = count.checked_mul(dtype.size());
+        match bytes.filter(|bytes| *bytes <= isize::MAX as usize) {
+            Some(bytes)
+                if start.addr().checked_add(bytes).is_some()
+                    && (bytes == 0 || !start.is_null()) =>
+            {
+                Ok(Self { start, bytes })
+            }
+            _ => Err(no_memory(name, start, count, dtype)),
         }
-        _ => Err(no_memory(name, start, count, dtype)),
+    }
+
+    /// As the core takes it.
+    #[inline(always)]
+    pub(crate) fn memory(self) -> Memory {
+        // SAFETY: whoever calls a function of the header promises that its buffers are what the header asks for, until
+        // the operation that gets this has ended. Nobody else makes a `Buffer`.
+        unsafe { Memory::from_raw_parts(self.start.cast_mut().cast(), self.bytes) }
     }
 }
 
