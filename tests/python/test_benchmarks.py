@@ -107,6 +107,12 @@ def test_the_bound_is_the_fastest_of_its_orders() -> None:
     assert "2.00" in report.bound_table([measured], {2: {"copy": 5e9}}).splitlines()[-1]
 
 
+def test_what_torch_takes_bounds_every_ratio() -> None:
+    through_torch = cell(2, 8, torch__unisono=2.0, torch__gloo=30.0, torch__fake=1.5)
+    last = report.torch_table([through_torch]).splitlines()[-2].split()
+    assert last[-2:] == ["15.0", "20.0"]
+
+
 def test_bandwidths_are_those_of_nccl_tests() -> None:
     measured = cell(4, 1000, unisono=1e-6)
     assert report.bandwidths(measured, "unisono") == pytest.approx((1e9, 1.5e9))
