@@ -26,22 +26,32 @@ pub(crate) enum Next {
 ///
 /// Giving the core away goes on for long before the sleep: also beside somebody who computes, who then keeps the core
 /// for a time slice, ranks that only yield come to many messages in the slices that are theirs, and a sleep with its
-/// wake-up at every message costs more than that on average.
+/// wake-up at every message costs more than that on average ([`YIELDING`]).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     longest_spin: Duration,
     spin: Duration,
     yields: u32,
+    yielding: Duration,
     looked: u32,
     yielded: u32,
     since: Option<Instant>,
+    yielding_since: Option<Instant>,
 }
 
 /// How long a wait spins at most when there is a core for every rank: some tens of times what a message takes.
 const SPIN: Duration = Duration::from_micros(30);
 
-/// How often a wait gives its core away before it sleeps: some tenths of a millisecond when nobody wants the core.
+/// How often a wait gives its core away before it sleeps, at the least.
 const YIELDS: u32 = 1000;
+
+/// For how long it does, at the least: some slices of the scheduler. Beside somebody who computes, a rank that has slept
+/// gets its core back only when that one's slice ends, and one that waits for it would fall asleep meanwhile, and so on
+/// in turn: what takes microseconds would take a millisecond at every message from then on.
+const YIELDING: Duration = Duration::from_millis(10);
+
+/// Yields between two readings of the clock.
+const YIELDS_PER_READING: u32 = 64;
 
 /// Looks between two readings of the clock.
 const LOOKS_PER_READING: u32 = 16;
@@ -55,9 +65,11 @@ impl Patience {
             longest_spin: spin,
             spin,
             yields: YIELDS,
+            yielding: YIELDING,
             looked: 0,
             yielded: 0,
             since: None,
+            yielding_since: None,
         }
     }
 
@@ -65,6 +77,7 @@ impl Patience {
     pub(crate) fn of_background() -> Self {
         Self {
             yields: 10,
+            yielding: Duration::ZERO,
             ..Self::new(1, 0, None)
         }
     }
@@ -74,7 +87,8 @@ impl Patience {
         if self.since.is_some() && self.yielded == 0 {
             self.spin = (self.spin * 2).min(self.longest_spin);
         }
-        (self.looked, self.yielded, self.since) = (0, 0, None);
+        (self.looked, self.yielded) = (0, 0);
+        (self.since, self.yielding_since) = (None, None);
     }
 
     /// Nothing moved.
@@ -91,11 +105,20 @@ impl Patience {
             self.spin = (self.spin / 2).max(self.longest_spin / 64);
         }
         self.yielded += 1;
-        if self.yielded <= self.yields {
+        if self.yielded <= self.yields || self.is_yielding() {
             Next::Yield
         } else {
             Next::Sleep
         }
+    }
+
+    /// Whether it has not yielded for long enough.
+    fn is_yielding(&mut self) -> bool {
+        if self.yielding.is_zero() {
+            return false;
+        }
+        let since = *self.yielding_since.get_or_insert_with(Instant::now);
+        !self.yielded.is_multiple_of(YIELDS_PER_READING) || since.elapsed() < self.yielding
     }
 
     /// Whether this is one of the rare moments to look at things off the hot path.
@@ -206,11 +229,12 @@ mod tests {
     #[test]
     fn more_ranks_than_cores_never_spin() {
         let mut patience = Patience::new(3, 2, None);
-        assert_eq!(patience.next(), Next::Yield);
-        for _ in 1..YIELDS {
-            assert_eq!(patience.next(), Next::Yield);
+        let started = Instant::now();
+        let mut yields = 0;
+        while patience.next() == Next::Yield {
+            yields += 1;
         }
-        assert_eq!(patience.next(), Next::Sleep);
+        assert!(yields >= YIELDS && started.elapsed() >= YIELDING);
         patience.reset();
         assert_eq!(patience.next(), Next::Yield);
     }
