@@ -149,11 +149,14 @@ clean: ## Remove what was built, and the virtual environments made here
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What pip and cargo cannot bring. As root on Debian the missing packages are installed; otherwise they are named.
+# The C library and the launcher need nothing but cargo and a C compiler.
+override ALL := $(filter-out c install,$(MAKECMDGOALS))
 .PHONY: prerequisites
 prerequisites:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is not installed. Install stable Rust (https://rust-lang.org/tools/install), then run make again." >&2; exit 1; }
 	@missing=(); \
 	command -v cc >/dev/null || missing+=(gcc); \
+	if [ -n "$(ALL)" ]; then \
 	command -v c++ >/dev/null || missing+=(g++); \
 	command -v $(PYTHON) >/dev/null || missing+=(python3 python3-venv); \
 	: "the tests across hosts skip without ip"; \
@@ -162,6 +165,7 @@ prerequisites:
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "$$($(PYTHON) --version) is too old: unisono needs 3.10 or newer (make PYTHON=python3.12)" >&2; exit 1; }; \
 	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv); \
+	fi; \
 	fi; \
 	[ $${#missing[@]} -eq 0 ] && exit 0; \
 	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then \

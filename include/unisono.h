@@ -39,8 +39,9 @@
  * BLOCKING. With `work` NULL an operation has ended when the call returns. Else the call starts it
  * and returns a handle to wait on; the operation goes on by itself, also if nobody waits.
  *
- * PROCESSES. A child made by fork() cannot use its parent's communicators: the calls fail with
- * UNISONO_ABORTED. At exit() what is left open is closed in good order.
+ * PROCESSES. A child made by fork() of a process that has had communicators can use none, neither
+ * its parent's nor new ones: the calls fail with UNISONO_ABORTED. Memory of unisono_mem_alloc they
+ * share. At exit() what is left open is closed in good order.
  *
  * STRUCTS that may grow begin with their size: fill them by their _INIT macro, and a program that
  * was compiled for an older version goes on to work with a newer library. Numbers of enumerations
@@ -158,7 +159,7 @@ typedef enum unisono_log_level {
 } unisono_log_level;
 
 /* Called with one line, without an end of line. On any thread, perhaps on several at once, and
- * perhaps while the library holds locks: it must not call the library. */
+ * perhaps while the library holds locks: it must not call the library, nor throw. */
 typedef void (*unisono_log_function)(void* context, unisono_log_level level, const char* message);
 
 /* Has `function` told what unisono chose and met with, up to `level`, from now on and for the whole

@@ -111,6 +111,7 @@ struct dtype_of<std::complex<double>> : dtype_is<UNISONO_COMPLEX128> {};
 template <class T>
 struct dtype_of<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, bool>>> {
  private:
+  static_assert(sizeof(T) <= 8, "there is no such type of integers");
   static constexpr bool is_signed = std::is_signed_v<T>;
 
  public:
@@ -356,7 +357,9 @@ void wait_all(const Works& works) {
 }
 
 inline void wait_all(std::initializer_list<const Work*> works) {
-  for (const Work* work : works) work->wait();
+  std::vector<unisono_work*> all;
+  for (const Work* work : works) all.push_back(work->handle());
+  check(unisono_work_wait_all(all.data(), all.size(), UNISONO_FOREVER));
 }
 
 // The index of the first of them that has ended; those that are not valid() are skipped. Nothing
@@ -862,13 +865,13 @@ class Communicator final : public Operations<Communicator> {
     check(unisono_send(handle_, all.data(), all.size(), dtype, to, tag, options.get()));
   }
 
-  // Receives from rank `from`, or UNISONO_ANY_SOURCE. Returns the rank it came from.
+  // Receives from rank `from`, or UNISONO_ANY_SOURCE. Returns the rank it came from. Within a Group
+  // `from` must be a rank, since it is not known yet who sends; else use async().recv.
   template <class Buffer>
   int recv(Buffer&& buffer, int from, std::uint64_t tag = 0, const Options& options = {}) const {
     constexpr auto dtype = detail::common_dtype<Buffer, Buffer>();
     const auto all = view(buffer);
     std::int32_t source = from;
-    // Within a Group it is not known yet from whom; then `from` is returned.
     const bool is_known = from != UNISONO_ANY_SOURCE;
     check(unisono_recv(handle_, all.data(), all.size(), dtype, from, tag, options.get(),
                        is_known ? nullptr : &source));

@@ -160,6 +160,8 @@ static void forked(void) {
     FAILS(unisono_all_reduce(comm, &z, &z, 1, F32, UNISONO_SUM, NULL, NULL), UNISONO_ABORTED,
           "forked");
     FAILS(unisono_barrier(comm, NULL, NULL), UNISONO_ABORTED, "forked");
+    FAILS(unisono_communicator_status(comm), UNISONO_ABORTED, "forked");
+    FAILS(unisono_communicator_abort(comm, "no"), UNISONO_ABORTED, "forked");
     OK(unisono_communicator_rank(comm, &number));
     CHECK(number == rank && z == 1);
     OK(unisono_communicator_destroy(comm));

@@ -283,7 +283,10 @@ pub unsafe extern "C" fn unisono_communicator_set_timeout(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_communicator_status(comm: *const Communicator) -> Status {
-    on(comm, |joined| joined.comm.error().map_or(Ok(()), Err))
+    on(comm, |joined| {
+        unisono::check_process()?;
+        joined.comm.error().map_or(Ok(()), Err)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -297,6 +300,7 @@ pub unsafe extern "C" fn unisono_communicator_abort(
             // SAFETY: the header asks for a text.
             false => unsafe { string("reason", reason)? },
         };
+        unisono::check_process()?;
         joined.comm.abort(reason);
         Ok(())
     })
@@ -314,6 +318,7 @@ pub unsafe extern "C" fn unisono_communicator_report(
             return Err(Error::invalid("text is needed, but NULL was given"));
         }
         let place = output("length", length)?;
+        unisono::check_process()?;
         let report = joined.comm.recent_operations().join("\n");
         if let Some(room) = capacity.checked_sub(1) {
             let part = room.min(report.len());

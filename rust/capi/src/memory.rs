@@ -15,6 +15,9 @@ use crate::error::{Status, output};
 use crate::fence::fence;
 
 const ALIGNMENT: usize = 64;
+/// From this size on, a block begins at a page.
+const LARGE: usize = 64 << 10;
+const PAGE: usize = 4096;
 
 /// The blocks outside the heap, by address.
 static ORDINARY: OnceLock<Mutex<HashMap<usize, Layout>>> = OnceLock::new();
@@ -47,7 +50,8 @@ fn allocate(bytes: usize) -> Result<NonNull<u8>> {
             format!("{bytes} bytes of memory cannot be had"),
         )
     };
-    let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| refused())?;
+    let alignment = if bytes >= LARGE { PAGE } else { ALIGNMENT };
+    let layout = Layout::from_size_align(bytes, alignment).map_err(|_| refused())?;
     // SAFETY: the size is not zero.
     let address = NonNull::new(unsafe { alloc(layout) }).ok_or_else(refused)?;
     ordinary().lock().insert(address.addr().get(), layout);

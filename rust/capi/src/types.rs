@@ -71,7 +71,11 @@ impl Checked {
         }
         let timeout = match options.timeout {
             0.0 => None,
-            given => Some(seconds("the timeout of the options", given)?.unwrap_or_default()),
+            // Zero is no limit to the core, and must not come of a very short one.
+            given => Some(match seconds("the timeout of the options", given)? {
+                Some(limit) => limit.max(Duration::from_nanos(1)),
+                None => Duration::ZERO,
+            }),
         };
         Ok(Self {
             timeout,
@@ -103,10 +107,9 @@ pub(crate) fn seconds(name: &str, value: f64) -> Result<Option<Duration>> {
         return Ok(None);
     }
     match Duration::try_from_secs_f64(value) {
-        // The core counts in milliseconds, and zero is no limit.
         Ok(limit) => Ok(Some(limit)),
         Err(_) => Err(Error::invalid(format!(
-            "{name} is {value} s, but must be more than 0 or UNISONO_FOREVER"
+            "{name} is {value} s, which is neither a time nor UNISONO_FOREVER"
         ))),
     }
 }

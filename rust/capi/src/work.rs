@@ -101,7 +101,11 @@ pub unsafe extern "C" fn unisono_work_test(work: *mut Work, done: *mut i32) -> S
             let place = output("done", done)?;
             let is_done = parts.is_done();
             place.write(i32::from(is_done));
-            if is_done { parts.result() } else { Ok(()) }
+            match is_done {
+                true => parts.result(),
+                // In a forked child it never will be.
+                false => unisono::check_process(),
+            }
         },
         |error| error.code.is_fatal(),
     )

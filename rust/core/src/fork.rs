@@ -46,7 +46,7 @@ pub(crate) fn is_child() -> bool {
 ///
 /// # Errors
 /// `Aborted` in a process that was forked from one that has communicators.
-pub(crate) fn check() -> Result<()> {
+pub fn check() -> Result<()> {
     if ORPHANED.load(Ordering::Relaxed) {
         return Err(Error::new(
             Code::Aborted,

@@ -47,3 +47,4 @@ pub mod types;
 
 pub use communicator::{Communicator, PointToPoint, Work};
 pub use engine::{Completion, Request, Sizes, wait_for_threads};
+pub use fork::check as check_process;

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
-use signal_hook::consts::{SIGCHLD, SIGPIPE, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGCHLD, SIGPIPE, SIGTSTP};
 
 use crate::environment::{Environment, Reservation};
 use crate::options::{Options, Output};
@@ -65,8 +65,9 @@ impl<'a> Keeper<'a> {
             |what: &str, error: std::io::Error| (format!("cannot {what}: {error}"), FAILED);
         let command = program::command(options, door)?;
         let caught = Caught::new().map_err(|error| failed("catch signals", error))?;
-        // In this order: a front that ends between the two lines is noticed by the second.
-        set_parent_process_death_signal(Some(Signal::TERM))
+        // By a signal that is caught even if the job was told to ignore those that end it. In this order: a front that
+        // ends between the two lines is noticed by the second.
+        set_parent_process_death_signal(Some(Signal::CHILD))
             .map_err(|error| failed("ask for a signal at the end of the launcher", error.into()))?;
         if getppid() != Some(front) {
             return Err((
@@ -164,8 +165,6 @@ impl<'a> Keeper<'a> {
         match event {
             Event::Printed => self.has_printed = true,
             Event::Signal(SIGCHLD) => self.look(),
-            // That is how the kernel tells of the front's end.
-            Event::Signal(SIGTERM) if self.is_abandoned() => {}
             Event::Signal(signal) => self.pass_on(signal),
         }
     }
