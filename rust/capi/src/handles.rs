@@ -15,6 +15,7 @@
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -248,7 +249,8 @@ impl<T: Send + Sync> Held<T> {
         // SAFETY: the slot was taken when it was marked, so there is a value; only one call takes the mark away; and the
         // generation is even since it was marked, so whoever comes in from now on does not look at the value.
         let value = unsafe { (*self.slot.value.get()).assume_init_read() };
-        drop(value);
+        // Outside every fence: a panic has nowhere to go.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
         self.table.free.lock().indices.push(self.index);
     }
 }
