@@ -163,9 +163,9 @@ def test_the_page_names_every_function_and_its_programs_run(tmp_path: Path) -> N
         source.write_text(text[1])
         ended = run_programs(2, [compile_program(source, tmp_path / suffix)])
         if language == "c":
-            said = re.search(r"\nrank 0 of 2: .*", page)
+            said = re.search(r"\n\[0\] (rank 0 of 2: .*)", page)
             assert said
-            assert ended[0].output == f"{said[0].strip()}\n"
+            assert ended[0].output == f"{said[1]}\n"
 
 
 def test_only_the_functions_of_the_abi_are_exported() -> None:
