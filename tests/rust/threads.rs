@@ -50,6 +50,40 @@ fn all_have_ended() {
     assert_eq!(threads(), Vec::<String>::new());
 }
 
+/// A signal to the process is for the threads of whoever uses the library.
+#[test]
+fn signals_go_to_others() {
+    let _alone = alone();
+    let comms = join(2, "shm");
+    let mut seen = 0;
+    for task in std::fs::read_dir("/proc/self/task")
+        .expect("a directory")
+        .flatten()
+    {
+        let Ok(status) = std::fs::read_to_string(task.path().join("status")) else {
+            continue;
+        };
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        if !field("Name:").is_some_and(|name| name.trim().starts_with("unisono")) {
+            continue;
+        }
+        let blocked = field("SigBlk:").expect("a mask").trim();
+        let blocked = u64::from_str_radix(blocked, 16).expect("a number");
+        // SIGINT, SIGTERM and SIGCHLD, but not SIGSEGV.
+        for (signal, is_blocked) in [(2, true), (15, true), (17, true), (11, false)] {
+            assert_eq!(
+                blocked >> (signal - 1) & 1 == 1,
+                is_blocked,
+                "{signal}: {status}"
+            );
+        }
+        seen += 1;
+    }
+    assert!(seen > 0, "no thread of the library is there");
+    drop(comms);
+    all_have_ended();
+}
+
 /// Every rank of a world, in this process, over `transport`.
 fn join(world: usize, transport: &str) -> Vec<Communicator> {
     let mut config = Config::default();

@@ -11,6 +11,7 @@ use std::io;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use parking_lot::{Condvar, Mutex};
 
 struct Threads {
@@ -26,15 +27,34 @@ static THREADS: Mutex<Threads> = Mutex::new(Threads {
 /// Signalled when a thread has left the list.
 static ENDED: Condvar = Condvar::new();
 
-/// Starts a thread.
+/// Signals that tell a thread of what it did itself, or that sample it.
+const OF_A_THREAD: [Signal; 7] = [
+    Signal::SIGSEGV,
+    Signal::SIGBUS,
+    Signal::SIGFPE,
+    Signal::SIGILL,
+    Signal::SIGTRAP,
+    Signal::SIGSYS,
+    Signal::SIGPROF,
+];
+
+/// Starts a thread. Signals to the process go to the threads of whoever uses the library, not to this one: their handlers
+/// are not ours to run, and who has blocked a signal to wait for it shall get it.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     // Held until the thread is on the list, where it looks for itself when it ends.
     let mut threads = THREADS.lock();
+    let mut blocked = SigSet::all();
+    OF_A_THREAD
+        .into_iter()
+        .for_each(|signal| blocked.remove(signal));
+    // A new thread has the mask of the one that makes it.
+    let before = blocked.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let handle = thread::Builder::new().name(name.into()).spawn(move || {
         let _end = End;
         body();
-    })?;
-    threads.running.push(handle);
+    });
+    before.thread_set_mask()?;
+    threads.running.push(handle?);
     Ok(())
 }
 
