@@ -192,8 +192,9 @@ wait
 
 
 @pytest.mark.parametrize("victim", ["front", "keeper"])
-def test_nothing_outlives_the_launcher(launch, victim, tmp_path):
-    with started([*launch, "-n", "2", *shell(FAMILY.format(tmp_path))]) as process:
+@pytest.mark.parametrize("ignoring", [[], ["sh", "-c", 'trap "" TERM; exec "$@"', "sh"]])
+def test_nothing_outlives_the_launcher(launch, victim, ignoring, tmp_path):
+    with started([*ignoring, *launch, "-n", "2", *shell(FAMILY.format(tmp_path))]) as process:
         family = pids(tmp_path, 6)
         front = process.pid
         keeper = int(Path(f"/proc/{front}/task/{front}/children").read_text().split()[0])
@@ -250,7 +251,11 @@ def test_signals_reach_the_ranks(launch, tmp_path):
 
 
 def test_a_stopped_job_goes_on(launch, tmp_path):
-    rank = f"echo $$ > {tmp_path}/$RANK.pid; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    # They wait without a child: who has made one by vfork stops only when the child has begun.
+    gates = [tmp_path / f"go-{rank}" for rank in range(2)]
+    for gate in gates:
+        os.mkfifo(gate)
+    rank = f"echo $$ > {tmp_path}/$RANK.pid; read _ < {tmp_path}/go-$RANK"
     with started([*launch, "-n", "2", *shell(rank)]) as process:
         family = [process.pid, *pids(tmp_path, 2)]
         # As Ctrl-Z and `fg` do.
@@ -258,7 +263,8 @@ def test_a_stopped_job_goes_on(launch, tmp_path):
         until(lambda: all(state(pid) == "T" for pid in family), "the stop of all")
         process.send_signal(signal.SIGCONT)
         until(lambda: all(state(pid) != "T" for pid in family), "the end of the stop")
-        (tmp_path / "go").touch()
+        for gate in gates:
+            gate.write_text("go\n")
         assert finish(process).code == 0
 
 

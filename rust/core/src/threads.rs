@@ -38,23 +38,32 @@ const OF_A_THREAD: [Signal; 7] = [
     Signal::SIGPROF,
 ];
 
-/// Starts a thread. Signals to the process go to the threads of whoever uses the library, not to this one: their handlers
-/// are not ours to run, and who has blocked a signal to wait for it shall get it.
-pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // Held until the thread is on the list, where it looks for itself when it ends.
-    let mut threads = THREADS.lock();
+/// Lets `start` start a thread to which no signal to the process goes. They are for the threads of whoever uses the
+/// library: their handlers are not ours to run, and who has blocked a signal to wait for it shall get it.
+pub(crate) fn without_signals<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let mut blocked = SigSet::all();
     OF_A_THREAD
         .into_iter()
         .for_each(|signal| blocked.remove(signal));
     // A new thread has the mask of the one that makes it.
     let before = blocked.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-    let handle = thread::Builder::new().name(name.into()).spawn(move || {
-        let _end = End;
-        body();
-    });
+    let started = start();
     before.thread_set_mask()?;
-    threads.running.push(handle?);
+    started
+}
+
+/// Starts a thread.
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    // Held until the thread is on the list, where it looks for itself when it ends.
+    let mut threads = THREADS.lock();
+    let thread = thread::Builder::new().name(name.into());
+    let handle = without_signals(|| {
+        thread.spawn(move || {
+            let _end = End;
+            body();
+        })
+    })?;
+    threads.running.push(handle);
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, getpgrp, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, kill_process, waitid};
 use rustix::termios::tcgetpgrp;
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
@@ -75,6 +75,9 @@ fn pass_on_signals(mut keeper: Child, caught: &Caught) -> io::Result<u8> {
                 passed_on.push(signal);
                 signals::send(pid, signal);
                 if signal == SIGTSTP {
+                    // Not before the keeper has stopped, or it would stop when this one has been told to go on, for good.
+                    let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED;
+                    let _ = waitid(WaitId::Pid(pid), stopped | WaitIdOptions::NOWAIT);
                     signals::stop_self();
                 }
             }

@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::many::Pass;
 use super::{Kernel, Source, Streaming, copy_hinted};
+use crate::threads::without_signals;
 
 /// Bytes of the destination that one thread takes at a time: several times what passes between a
 /// call and another thread's first instruction, little enough to divide 1 MiB.
@@ -40,10 +41,8 @@ impl Workers {
         let shared = Arc::new(Shared::default());
         let spawn = |_| {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new()
-                .name("unisono-reduce".into())
-                .spawn(move || shared.help())
-                .ok()
+            let thread = std::thread::Builder::new().name("unisono-reduce".into());
+            without_signals(|| thread.spawn(move || shared.help())).ok()
         };
         let helpers = (1..threads).map_while(spawn).collect();
         Self {
