@@ -115,8 +115,8 @@ impl Group {
                         core.sleeping = false;
                     }
                     self.disarm(core);
+                    // Nothing has moved yet: if nothing does, it sleeps again soon.
                     self.look_around(core);
-                    core.patience.reset();
                 }
             }
             if core.patience.is_time_to_look_around() {
