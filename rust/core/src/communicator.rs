@@ -9,7 +9,7 @@ use crate::engine::{Completion, Group, Request, WorkState};
 use crate::error::{Error, Result};
 use crate::heap;
 use crate::rendezvous::store::Store;
-use crate::types::{DataType, Rank};
+use crate::types::{DataType, DeviceStream, Rank};
 
 /// How long a wait for operations of several groups stays with one of them.
 const TURN: Duration = Duration::from_micros(200);
@@ -292,6 +292,8 @@ pub struct PointToPoint {
     pub completion: Option<Completion>,
     /// The caller waits at once ([`Work::wait`]) and drives the operation itself; nobody else does.
     pub blocking: bool,
+    /// The stream of a buffer that is a device's memory; `None` for memory of the host.
+    pub stream: Option<DeviceStream>,
 }
 
 /// An operation under way. Dropping it does not end the operation.

@@ -10,6 +10,18 @@ use crate::error::{Error, Result};
 /// A process's number in a communicator, `0..world_size`.
 pub type Rank = usize;
 
+/// The order in which an operation on device memory happens: a stream of a CUDA device.
+///
+/// The operation comes after the work that is in the stream already, and what is put into the stream later comes after
+/// the operation. All buffers of the operation lie on that device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceStream {
+    /// The device's number in this process, as CUDA counts them (after `CUDA_VISIBLE_DEVICES`).
+    pub device: u32,
+    /// A `CUstream` (which is what a `cudaStream_t` is), as a number. 0 is the legacy default stream.
+    pub stream: usize,
+}
+
 /// The type of one element of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]

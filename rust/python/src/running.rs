@@ -133,6 +133,7 @@ unsafe fn send_or_receive(
         timeout,
         blocking: completion.is_none(),
         completion,
+        stream: None,
     };
     // SAFETY: the caller's promise is the one asked for.
     unsafe {

@@ -134,6 +134,7 @@ unsafe fn send(
             completion: Some(upcall(completion)),
             timeout: timeout(message.timeout_ms),
             blocking: false,
+            stream: None,
         };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {
@@ -156,6 +157,7 @@ unsafe fn receive(
             completion: Some(upcall(completion)),
             timeout: timeout(message.timeout_ms),
             blocking: false,
+            stream: None,
         };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {
@@ -348,6 +350,7 @@ unsafe fn request(call: &ffi::Call<'_>) -> Result<Request> {
         output,
         sizes,
         timeout: timeout(call.timeout_ms),
+        stream: None,
     })
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::plan::{Counts, Shape};
-use crate::types::{Collective, DataType, Rank, ReduceOp};
+use crate::types::{Collective, DataType, DeviceStream, Rank, ReduceOp};
 
 /// How many elements each rank contributes or gets; the owned form of [`Counts`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +57,8 @@ pub struct Request {
     pub sizes: Sizes,
     /// How long the operation may take; `None` for the communicator's timeout.
     pub timeout: Option<Duration>,
+    /// The stream of buffers that are a device's memory; `None` for memory of the host.
+    pub stream: Option<DeviceStream>,
 }
 
 impl Request {
@@ -70,6 +72,7 @@ impl Request {
             output: None,
             sizes,
             timeout: None,
+            stream: None,
         }
     }
 
@@ -199,6 +202,13 @@ impl Request {
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// The same request on memory of a device: its addresses are the device's, and it happens in the order of `stream`.
+    #[must_use]
+    pub fn on(mut self, stream: DeviceStream) -> Self {
+        self.stream = Some(stream);
         self
     }
 
