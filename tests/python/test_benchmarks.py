@@ -251,7 +251,8 @@ def test_ddp_steps_are_compared(tmp_path: Path) -> None:
     assert {name: len(steps) for name, steps in seconds.items()} == {
         "unisono": 5,
         "gloo": 5,
-        "no communication": 5,
+        "DDP alone": 5,
+        "no DDP": 5,
     }
 
 
