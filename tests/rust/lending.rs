@@ -10,8 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use half::bf16;
-use unisono::Communicator;
-use unisono::buffer::Element;
+use unisono::buffer::{Element, Memory};
 use unisono::config::Config;
 use unisono::error::{Code, Result};
 use unisono::heap::Buffer;
@@ -19,6 +18,7 @@ use unisono::rendezvous::store::Store;
 use unisono::rendezvous::tcp_server::TcpStoreServer;
 use unisono::rendezvous::tcp_store::TcpStore;
 use unisono::types::ReduceOp;
+use unisono::{Communicator, PointToPoint};
 
 const RANK: &str = "UNISONO_TEST_RANK";
 const WORLD: &str = "UNISONO_TEST_WORLD";
@@ -294,6 +294,7 @@ fn check_collectives(comm: &Communicator, maker: &Maker) -> Result<()> {
         for count in COUNTS {
             check_reductions(comm, maker, (round, count))?;
             check_moves(comm, maker, (round, count))?;
+            check_messages(comm, maker, (round, count))?;
         }
     }
     comm.barrier()
@@ -364,6 +365,59 @@ fn check_moves(comm: &Communicator, maker: &Maker, (round, count): (usize, usize
     comm.all_to_all(&blocks, &mut exchanged)?;
     let from = |other: usize| (0..count).map(move |i| value(other, rank * count + i));
     assert!(exchanged.iter().copied().eq((0..world).flat_map(from)));
+    Ok(())
+}
+
+/// Messages that meet their receives in every order: a long one is offered, and the receiver may have no place for it.
+fn check_messages(
+    comm: &Communicator,
+    maker: &Maker,
+    (round, count): (usize, usize),
+) -> Result<()> {
+    const MESSAGES: usize = 3;
+    let (rank, world) = (comm.rank(), comm.world_size());
+    let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
+    let content = |rank: usize, tag: usize| contribution(rank + 10 * tag, count + tag);
+    for late in [false, true] {
+        let sent: Vec<_> = (0..MESSAGES)
+            .map(|tag| maker.of(round + tag, &content(rank, tag)))
+            .collect();
+        let mut received: Vec<_> = (0..MESSAGES)
+            .map(|tag| maker.zeroed::<i64>(round, count + tag))
+            .collect();
+        // SAFETY: the buffers live until both operations have been waited for, and are not touched before.
+        let memory = |data: &[i64]| unsafe {
+            Memory::from_raw_parts(data.as_ptr().cast_mut().cast(), size_of_val(data))
+        };
+        let options = PointToPoint::default;
+        let send = |tag: usize| {
+            // SAFETY: as above.
+            unsafe { comm.send(i64::DTYPE, memory(&sent[tag]), next, tag as u64, options()) }
+        };
+        let mut works = Vec::new();
+        if late {
+            works.extend((0..MESSAGES).map(send).collect::<Result<Vec<_>>>()?);
+            // Whatever was sent has come by now.
+            comm.barrier()?;
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // The last one first, and one of them from anybody.
+        for (tag, received) in received.iter_mut().enumerate().rev() {
+            let from = (tag != 1).then_some(previous);
+            let memory = memory(received);
+            // SAFETY: as above.
+            works.push(unsafe { comm.receive(i64::DTYPE, memory, from, tag as u64, options())? });
+        }
+        if !late {
+            works.extend((0..MESSAGES).map(send).collect::<Result<Vec<_>>>()?);
+        }
+        for work in &works {
+            work.wait(None)?;
+        }
+        for (tag, received) in received.iter().enumerate() {
+            assert!(received[..] == content(previous, tag));
+        }
+    }
     Ok(())
 }
 

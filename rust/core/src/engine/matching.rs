@@ -1,9 +1,11 @@
 //! Point-to-point: which message meets which receive.
 //!
 //! The point-to-point lane of a link carries frames, each a header and for some a payload. A short message is sent
-//! at once ([`Kind::Eager`]); when no receive waits for it, it is kept. A long one is announced
-//! ([`Kind::Request`]) and its payload follows ([`Kind::Data`]) once the receiver is ready ([`Kind::Ready`]), so
-//! that a frame's payload always has a place to go and no message can block another one behind it. What a sender
+//! at once ([`Kind::Eager`]); when no receive waits for it, it is kept. A long one is offered ([`Kind::Offer`]) where
+//! the receiver can read it in the sender's memory: with a receive that waits for it that is all. Else it is declined, or
+//! was announced ([`Kind::Request`]) in the first place, and its payload follows ([`Kind::Data`]) once the receiver is
+//! ready ([`Kind::Ready`]), so that a frame's payload always has a place to go and no message can block another one
+//! behind it. One message at a time is offered to a peer. What a sender
 //! may have kept at the other side is bounded by [`CREDIT`]; beyond it short messages are announced too.
 //!
 //! A message from rank r with tag t meets the first posted receive that asks for r (or for any rank) and t, in the
@@ -14,13 +16,14 @@ use std::sync::Arc;
 
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
-use crate::transport::Loan;
 use crate::transport::endpoint::Lane;
+use crate::transport::{Link, Loan};
 use crate::types::{DataType, Rank};
 
 use super::links::{LinkTable, OpenLink};
 use super::traffic::{
-    Announced, CREDIT, Frame, HEADER, Kept, Kind, Outgoing, Peer, Posted, Sent, Sink, corrupt, fill,
+    Announced, CREDIT, Frame, HEADER, Kept, Kind, Outgoing, Peer, Posted, Sent, Sink, corrupt,
+    declined, fill,
 };
 use super::work::WorkState;
 
@@ -103,6 +106,22 @@ impl Matching {
                 payload: memory,
                 sent: 0,
                 lendable: false,
+                offered: false,
+                loan: None,
+                work: Some(work),
+            });
+        } else if !peer.offering {
+            peer.offering = true;
+            let frame = Frame {
+                kind: Kind::Offer,
+                ..frame
+            };
+            peer.outgoing.push_back(Outgoing {
+                header: frame.encode(),
+                payload: memory,
+                sent: 0,
+                lendable: false,
+                offered: true,
                 loan: None,
                 work: Some(work),
             });
@@ -218,6 +237,10 @@ impl Matching {
         finished: &mut Finished,
     ) -> Result<Look> {
         let from = wanted.from;
+        if wanted.memory.len() > self.eager_bytes {
+            // It may be offered, and is declined unless the receive has been started.
+            return Ok(Look::Otherwise);
+        }
         let Some(open) = links.open(Lane::PointToPoint, from) else {
             return Ok(Look::Otherwise);
         };
@@ -235,7 +258,7 @@ impl Matching {
             && frame.bytes == self.inbox.len() as u64
             && wanted.memory.len() == self.inbox.len();
         if !hit {
-            self.take_in(from, frame)?;
+            self.take_in(from, frame, &mut *open.link, finished)?;
             return Ok(Look::Otherwise);
         }
         fill(wanted.memory, &self.inbox);
@@ -247,8 +270,14 @@ impl Matching {
     }
 
     /// Takes in a message that came whole, its payload in the inbox.
-    fn take_in(&mut self, from: Rank, frame: Frame) -> Result<()> {
-        self.accept(from, frame)?;
+    fn take_in(
+        &mut self,
+        from: Rank,
+        frame: Frame,
+        link: &mut dyn Link,
+        finished: &mut Finished,
+    ) -> Result<()> {
+        self.accept(from, frame, link, finished)?;
         if let Some(sink) = &mut self.peers[from].sink {
             sink.fill(&self.inbox);
         }
@@ -299,6 +328,10 @@ impl Matching {
         let mut moved = false;
         for rank in 0..self.peers.len() {
             if links.open(Lane::PointToPoint, rank).is_some() {
+                // What waits to go comes first: the peer may read it while this rank reads what has come.
+                if !self.peers[rank].outgoing.is_empty() {
+                    moved |= self.advance_outgoing(rank, links, finished)?;
+                }
                 moved |= self.advance_incoming(rank, links, finished)?;
                 moved |= self.advance_outgoing(rank, links, finished)?;
             }
@@ -315,15 +348,8 @@ impl Matching {
         let Some(open) = links.open(Lane::PointToPoint, rank) else {
             return Ok(false);
         };
+        let mut moved = self.look_at_loans(rank, &mut *open.link, finished)?;
         let peer = &mut self.peers[rank];
-        let mut moved = false;
-        while let Some((ticket, _)) = peer.lent.front()
-            && open.link.loan(*ticket)? != Loan::Out
-        {
-            let (_, frame) = peer.lent.pop_front().expect("the loan just looked at");
-            finished.extend(frame.work.map(|work| (work, Ok(()))));
-            moved = true;
-        }
         while let Some(frame) = peer.outgoing.front_mut() {
             let before = frame.sent;
             let sent = frame.advance(&mut *open.link)?;
@@ -338,7 +364,50 @@ impl Matching {
                     let frame = peer.outgoing.pop_front().expect("the frame just sent");
                     peer.lent.push_back((ticket, frame));
                 }
+                Sent::Unfit => {
+                    let offer = peer.outgoing.pop_front().expect("the frame just tried");
+                    let frame = Frame {
+                        kind: Kind::Request,
+                        ..Frame::decode(&offer.header, rank)?
+                    };
+                    peer.announce(offer, frame);
+                    peer.push_control(frame);
+                    // In the place of the offer.
+                    peer.outgoing.rotate_right(1);
+                }
             }
+        }
+        Ok(moved)
+    }
+
+    /// Ends the sends whose lent payloads have come back, and announces the one that was declined.
+    fn look_at_loans(
+        &mut self,
+        rank: Rank,
+        link: &mut dyn Link,
+        finished: &mut Finished,
+    ) -> Result<bool> {
+        let peer = &mut self.peers[rank];
+        let mut moved = false;
+        while let Some((ticket, frame)) = peer.lent.front() {
+            let loan = link.loan(*ticket)?;
+            match loan {
+                Loan::Out => break,
+                Loan::Declined if !frame.offered => return Err(declined().with_peer(rank)),
+                _ => {}
+            }
+            let (_, frame) = peer.lent.pop_front().expect("the loan just looked at");
+            moved = true;
+            if loan == Loan::Declined {
+                let announcement = Frame {
+                    kind: Kind::Request,
+                    ..Frame::decode(&frame.header, rank)?
+                };
+                peer.announce(frame, announcement);
+                continue;
+            }
+            peer.offering &= !frame.offered;
+            finished.extend(frame.work.map(|work| (work, Ok(()))));
         }
         Ok(moved)
     }
@@ -365,7 +434,7 @@ impl Matching {
                 self.close_sink(rank, finished)?;
             }
             if let Some(frame) = take_whole(open, rank, &mut self.inbox)? {
-                self.take_in(rank, frame)?;
+                self.take_in(rank, frame, &mut *open.link, finished)?;
                 moved = true;
                 continue;
             }
@@ -377,13 +446,19 @@ impl Matching {
             }
             open.header_bytes = 0;
             let frame = Frame::decode(&open.header, rank)?;
-            self.accept(rank, frame)?;
+            self.accept(rank, frame, &mut *open.link, finished)?;
             moved = true;
         }
     }
 
     /// Takes in a frame header; afterwards the peer's sink is where its payload goes.
-    fn accept(&mut self, rank: Rank, frame: Frame) -> Result<()> {
+    fn accept(
+        &mut self,
+        rank: Rank,
+        frame: Frame,
+        link: &mut dyn Link,
+        finished: &mut Finished,
+    ) -> Result<()> {
         let length = usize::try_from(frame.bytes).unwrap_or(usize::MAX);
         match frame.kind {
             Kind::Eager if length > CREDIT => {
@@ -416,7 +491,30 @@ impl Matching {
                     payload: None,
                 }),
             },
+            Kind::Offer => match self.take_posted(rank, &frame)? {
+                Some(Posted { memory, work, .. }) => {
+                    self.peers[rank].sink = Some(Sink::Receive {
+                        memory,
+                        work,
+                        done: 0,
+                        eager: false,
+                    });
+                }
+                None => {
+                    link.decline();
+                    self.kept.push_back(Kept {
+                        from: rank,
+                        frame: Frame {
+                            kind: Kind::Request,
+                            ..frame
+                        },
+                        payload: None,
+                    });
+                }
+            },
             Kind::Ready => {
+                // The answer may be to an offer, declined before it.
+                self.look_at_loans(rank, link, finished)?;
                 let peer = &mut self.peers[rank];
                 let at = peer
                     .announced
@@ -434,6 +532,7 @@ impl Matching {
                     payload: announced.payload,
                     sent: 0,
                     lendable: true,
+                    offered: false,
                     loan: None,
                     work: Some(announced.work),
                 });

@@ -16,6 +16,7 @@ use crate::types::{Collective, DataType, Rank};
 
 use super::links::{LinkTable, OpenLink, Runs};
 use super::stage::{Repeats, Stage};
+use super::traffic::declined;
 use super::wire::{Fingerprint, HEADER};
 
 /// Payloads up to this length travel with their header in one write.
@@ -237,6 +238,7 @@ impl Task {
                     progress.done = true;
                     return Ok(());
                 }
+                Loan::Declined => return Err(declined()),
                 Loan::Refused => {
                     // The header has come with the loan; the payload is streamed.
                     progress.bytes = HEADER;

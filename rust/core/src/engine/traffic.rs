@@ -29,6 +29,7 @@ pub(super) enum Kind {
     Ready = 3,
     Data = 4,
     Credit = 5,
+    Offer = 6,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +62,7 @@ impl Frame {
             3 => Some(Kind::Ready),
             4 => Some(Kind::Data),
             5 => Some(Kind::Credit),
+            6 => Some(Kind::Offer),
             _ => None,
         };
         match kind {
@@ -74,6 +76,14 @@ impl Frame {
             _ => Err(corrupt(peer, "bytes that do not begin a message")),
         }
     }
+}
+
+/// The error of a peer that declines what was not offered.
+pub(super) fn declined() -> Error {
+    Error::new(
+        Code::Untrusted,
+        "a peer declined a message that it had to take; its memory is damaged or its version of unisono differs",
+    )
 }
 
 pub(super) fn corrupt(peer: Rank, what: &str) -> Error {
@@ -92,6 +102,8 @@ pub(super) struct Outgoing {
     pub(super) sent: usize,
     /// The payload may be lent: it is not complete before the receiver has read it.
     pub(super) lendable: bool,
+    /// It is an offer: lent, or else announced.
+    pub(super) offered: bool,
     /// It is lent.
     pub(super) loan: Option<Ticket>,
     /// Completed when the whole frame has been sent.
@@ -106,15 +118,21 @@ pub(super) enum Sent {
     Whole,
     /// Its payload will be read where it lies; other frames may follow.
     Lent(Ticket),
+    /// It cannot be offered.
+    Unfit,
 }
 
 impl Outgoing {
     /// Sends as much as goes now.
     pub(super) fn advance(&mut self, link: &mut dyn Link) -> Result<Sent> {
+        if self.offered {
+            return self.offer(link);
+        }
         if let Some(ticket) = self.loan {
             match link.loan(ticket)? {
                 Loan::Out => return Ok(Sent::NotNow),
                 Loan::Returned => return Ok(Sent::Whole),
+                Loan::Declined => return Err(declined()),
                 Loan::Refused => {
                     (self.loan, self.lendable) = (None, false);
                     self.sent = HEADER;
@@ -146,6 +164,20 @@ impl Outgoing {
             }
         }
         self.stream(link)
+    }
+
+    fn offer(&self, link: &mut dyn Link) -> Result<Sent> {
+        let length = self.payload.len();
+        let mut runs = Runs::default();
+        if length < link.lends_from() || !runs.fill(&self.payload, 0, length, link.most_lent_runs())
+        {
+            return Ok(Sent::Unfit);
+        }
+        Ok(match link.try_offer(&self.header, runs.as_slice())? {
+            Lending::NotNow => Sent::NotNow,
+            Lending::Unfit => Sent::Unfit,
+            Lending::Lent(ticket) => Sent::Lent(ticket),
+        })
     }
 
     fn stream(&mut self, link: &mut dyn Link) -> Result<Sent> {
@@ -216,6 +248,8 @@ pub(super) struct Peer {
     pub(super) sink: Option<Sink>,
     /// Sends whose payload is lent and may be read later than what was sent after it.
     pub(super) lent: VecDeque<(Ticket, Outgoing)>,
+    /// A message is offered, or about to be: the next long one is announced.
+    pub(super) offering: bool,
     /// Bytes that the peer may be keeping for us.
     pub(super) in_flight: usize,
     /// Bytes of the peer's that are no longer kept and not yet given back.
@@ -230,9 +264,23 @@ impl Peer {
             payload: Memory::empty(),
             sent: 0,
             lendable: false,
+            offered: false,
             loan: None,
             work: None,
         });
+    }
+
+    /// Turns an offer into a message that has been announced.
+    pub(super) fn announce(&mut self, offer: Outgoing, frame: Frame) {
+        self.offering = false;
+        if let Some(work) = offer.work {
+            self.announced.push(Announced {
+                id: frame.id,
+                payload: offer.payload,
+                frame,
+                work,
+            });
+        }
     }
 
     /// Tells the sender to go on, and remembers where the payload goes.

@@ -89,6 +89,8 @@ pub enum Loan {
     Returned,
     /// The peer cannot read it there, and waits for the payload in the stream.
     Refused,
+    /// The peer has not read it: it had been offered ([`Link::try_offer`]), and there is no place for it yet.
+    Declined,
 }
 
 /// One ordered reliable stream between two ranks of a group.
@@ -143,6 +145,10 @@ pub trait Link: Send {
     /// From which size on memory outside the shared heap is lent, instead of where that was measured to be faster.
     fn lend_private_from(&mut self, _bytes: usize) {}
 
+    /// Messages will come by themselves, not as parts of operations that keep both sides busy: memory outside the shared
+    /// heap is lent as is best for that.
+    fn expect_single_messages(&mut self) {}
+
     /// Sends a message by its header and the place of its payload, `(address, bytes)` piece by piece. The memory must
     /// stay as it is until [`Link::loan`] says that it is back, or [`Link::send_abort`] or the end of the link has
     /// revoked it.
@@ -153,6 +159,19 @@ pub trait Link: Send {
     ) -> Result<Lending> {
         Ok(Lending::Unfit)
     }
+
+    /// As [`Link::try_lend`], for a message that the peer may [decline](Link::decline) to read. It is always proven;
+    /// where it would not be, it is unfit. The next may be offered when the one before is back.
+    fn try_offer(
+        &mut self,
+        _header: &[u8; MESSAGE_HEADER],
+        _runs: &[(usize, usize)],
+    ) -> Result<Lending> {
+        Ok(Lending::Unfit)
+    }
+
+    /// Gives back the message that was offered and of which [`Link::try_take`] has just delivered the header, unread.
+    fn decline(&mut self) {}
 
     /// What has become of a lent message.
     fn loan(&mut self, _ticket: Ticket) -> Result<Loan> {

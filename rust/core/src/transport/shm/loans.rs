@@ -33,6 +33,9 @@ pub(super) const LENT_IN_PLACE_FROM: usize = 16 << 10;
 /// call costs more than a second copy anywhere.
 const LENT_FROM: usize = 64 << 10;
 
+/// As [`LENT_FROM`], for messages by themselves.
+const LENT_ALONE_FROM: usize = 512 << 10;
+
 /// How much is read at once into memory between: it stays in the cache until it is folded.
 const BLOCK: usize = 64 << 10;
 
@@ -53,6 +56,9 @@ pub(super) trait Ledger {
     /// The number of loans that have come back, twice, and 1 more when the last of them was refused. Written by the
     /// receiver.
     fn returned(&self) -> &Self::Word;
+    /// The number of the last loan that came back unread. Written by the receiver before it counts the loan as
+    /// returned.
+    fn declined(&self) -> &Self::Word;
     /// 1 once the sender has taken back what it lent. Written by the sender.
     fn revoked(&self) -> &Self::Word;
     /// The ring's flag.
@@ -103,8 +109,10 @@ pub(super) const fn most_runs(room: usize) -> usize {
 /// The side that lends.
 pub(super) struct Lender<L> {
     ledger: L,
-    /// From which size on private memory is lent; `None`: as [`worth`] finds.
-    pub(super) private_from: Option<usize>,
+    /// From which size on private memory is lent.
+    pub(super) private_from: usize,
+    /// What reading may cost at most ([`worth`]).
+    worth: f64,
     lent: u64,
     /// The first loan of private memory.
     trial: Option<u64>,
@@ -123,11 +131,27 @@ impl<L: Ledger> Lender<L> {
     pub(super) fn new(ledger: L) -> Self {
         Self {
             ledger,
-            private_from: None,
+            private_from: LENT_FROM,
+            worth: worth::WORTH,
             lent: 0,
             trial: None,
             reach: Reach::Unknown,
         }
+    }
+
+    /// Lends private memory from so many bytes on, whatever it costs.
+    pub(super) fn lend_private_from(&mut self, bytes: usize) {
+        (self.private_from, self.worth) = (bytes, f64::INFINITY);
+    }
+
+    /// Lends private memory as is best for messages that come by themselves.
+    pub(super) fn expect_single_messages(&mut self) {
+        (self.private_from, self.worth) = (LENT_ALONE_FROM, worth::WORTH_ALONE);
+    }
+
+    /// Whether the peer is known to read private memory.
+    pub(super) fn is_proven(&self) -> bool {
+        self.reach == Reach::Proven
     }
 
     /// Whether `bytes`, of which some or (`whole`) all lie in private memory, are better lent than streamed, and the
@@ -140,10 +164,8 @@ impl<L: Ledger> Lender<L> {
             Reach::Refused => false,
         };
         reached
-            && match self.private_from {
-                Some(from) => bytes >= from,
-                None => bytes >= LENT_FROM && worth::is_reading_worth_it(),
-            }
+            && bytes >= self.private_from
+            && (self.worth.is_infinite() || worth::reading_to_copying() <= self.worth)
     }
 
     /// Counts a loan that has been posted; `private`: some of it is to be read with `process_vm_readv`.
@@ -176,7 +198,13 @@ impl<L: Ledger> Lender<L> {
             return Ok(Loan::Out);
         }
         if self.trial != Some(ticket.number) {
-            return Ok(Loan::Returned);
+            // Ordered by the word above: of messages that may be declined one at a time is out.
+            let declined = self.ledger.declined().load(Ordering::Relaxed);
+            return Ok(if declined == ticket.number {
+                Loan::Declined
+            } else {
+                Loan::Returned
+            });
         }
         if self.reach == Reach::Unknown {
             self.reach = if refused {
@@ -228,6 +256,13 @@ impl<L: Ledger> Account<L> {
     pub(super) fn is_revoked(&self) -> bool {
         self.ledger.fence(Ordering::Acquire);
         self.ledger.revoked().load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns the last loan unread. Says whether the sender sleeps.
+    pub(super) fn decline(&mut self) -> Back {
+        let declined = self.ledger.declined();
+        declined.store(self.borrowed, Ordering::Relaxed);
+        self.give_back(false)
     }
 
     /// Returns the last loan. Says whether the sender sleeps.
@@ -301,6 +336,13 @@ impl<L: Ledger> Borrower<L> {
     #[inline]
     pub(super) fn is_reading(&self) -> bool {
         self.reading
+    }
+
+    /// Gives back a loan of which nothing has been read.
+    pub(super) fn decline(&mut self) -> Back {
+        debug_assert!(self.reading && (self.loan.run, self.loan.within) == (0, 0));
+        self.reading = false;
+        self.account.decline()
     }
 
     /// Whether there may be more to read of it at once.

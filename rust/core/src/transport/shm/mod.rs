@@ -227,12 +227,15 @@ impl Link for ShmLink {
     }
 
     fn lends_from(&self) -> usize {
-        let private = self.lender.private_from.unwrap_or(usize::MAX);
-        private.min(loans::LENT_IN_PLACE_FROM)
+        self.lender.private_from.min(loans::LENT_IN_PLACE_FROM)
     }
 
     fn lend_private_from(&mut self, bytes: usize) {
-        self.lender.private_from = Some(bytes);
+        self.lender.lend_private_from(bytes);
+    }
+
+    fn expect_single_messages(&mut self) {
+        self.lender.expect_single_messages();
     }
 
     fn try_lend(
@@ -240,42 +243,21 @@ impl Link for ShmLink {
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
     ) -> Result<Lending> {
-        let is_one = |run: &(usize, usize)| run.1 > 0;
-        if runs.is_empty() || runs.len() > self.most_lent_runs() || !runs.iter().all(is_one) {
-            return Ok(Lending::Unfit);
+        self.lend(header, runs, true)
+    }
+
+    fn try_offer(
+        &mut self,
+        header: &[u8; MESSAGE_HEADER],
+        runs: &[(usize, usize)],
+    ) -> Result<Lending> {
+        self.lend(header, runs, false)
+    }
+
+    fn decline(&mut self) {
+        if self.borrower.is_reading() && self.borrower.decline().wake {
+            self.control.ring_doorbell();
         }
-        if !self.poster.has_room()? {
-            self.lacks.slot = true;
-            return Ok(Lending::NotNow);
-        }
-        let mut description = [0; slots::ROOM - MESSAGE_HEADER];
-        let (mut length, mut bytes, mut private) = (0, 0, 0);
-        for &(address, run_bytes) in runs {
-            let place = heap::locate(std::ptr::without_provenance(address), run_bytes)
-                .filter(|place| self.control.lends(place.segment));
-            private += usize::from(place.is_none());
-            let run = Run {
-                segment: place.map_or(0, |place| place.segment),
-                at: place.map_or(address as u64, |place| place.offset),
-                bytes: run_bytes as u64,
-            };
-            length += run.write(&mut description[length..]);
-            bytes += run_bytes;
-        }
-        if private > 0 && !self.lender.lends_private(bytes, private == runs.len()) {
-            return Ok(Lending::Unfit);
-        }
-        let place = (self.producer.published(), true);
-        let posted = self
-            .poster
-            .post(place, (header, &description[..length]), || {
-                self.control.ring_doorbell();
-            })?;
-        Ok(if posted {
-            Lending::Lent(self.lender.lend(private > 0))
-        } else {
-            Lending::NotNow
-        })
     }
 
     fn most_lent_runs(&self) -> usize {
@@ -351,6 +333,56 @@ impl Link for ShmLink {
 
     fn describe(&self) -> String {
         self.name.to_owned()
+    }
+}
+
+impl ShmLink {
+    /// Posts the place of a payload. `may_try`: also if the peer could turn out not to reach it.
+    fn lend(
+        &mut self,
+        header: &[u8; MESSAGE_HEADER],
+        runs: &[(usize, usize)],
+        may_try: bool,
+    ) -> Result<Lending> {
+        let is_one = |run: &(usize, usize)| run.1 > 0;
+        if runs.is_empty() || runs.len() > self.most_lent_runs() || !runs.iter().all(is_one) {
+            return Ok(Lending::Unfit);
+        }
+        if !self.poster.has_room()? {
+            self.lacks.slot = true;
+            return Ok(Lending::NotNow);
+        }
+        let mut description = [0; slots::ROOM - MESSAGE_HEADER];
+        let (mut length, mut bytes, mut private) = (0, 0, 0);
+        for &(address, run_bytes) in runs {
+            let place = heap::locate(std::ptr::without_provenance(address), run_bytes)
+                .filter(|place| self.control.lends(place.segment));
+            private += usize::from(place.is_none());
+            let run = Run {
+                segment: place.map_or(0, |place| place.segment),
+                at: place.map_or(address as u64, |place| place.offset),
+                bytes: run_bytes as u64,
+            };
+            length += run.write(&mut description[length..]);
+            bytes += run_bytes;
+        }
+        if private > 0
+            && !((may_try || self.lender.is_proven())
+                && self.lender.lends_private(bytes, private == runs.len()))
+        {
+            return Ok(Lending::Unfit);
+        }
+        let place = (self.producer.published(), true);
+        let posted = self
+            .poster
+            .post(place, (header, &description[..length]), || {
+                self.control.ring_doorbell();
+            })?;
+        Ok(if posted {
+            Lending::Lent(self.lender.lend(private > 0))
+        } else {
+            Lending::NotNow
+        })
     }
 }
 

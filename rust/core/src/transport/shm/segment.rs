@@ -27,7 +27,7 @@ pub const MIN_CAPACITY: usize = 64;
 pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// `unisono` and the version of this layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x03");
 /// Where the slots begin: after a page for the header and the words of both directions.
 const BOARDS: usize = 4096;
 /// Where the first ring's bytes begin: at a page, after the slots of both directions.
@@ -50,6 +50,7 @@ struct Words {
     consumer_asleep: Line,
     taken: Line,
     returned: Line,
+    declined: Line,
     revoked: Line,
 }
 
@@ -403,6 +404,11 @@ impl Ledger for BoardMemory {
     #[inline]
     fn returned(&self) -> &AtomicU64 {
         &self.words().returned.0
+    }
+
+    #[inline]
+    fn declined(&self) -> &AtomicU64 {
+        &self.words().declined.0
     }
 
     #[inline]

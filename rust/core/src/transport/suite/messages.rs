@@ -173,6 +173,7 @@ impl Sender {
                     kept.fill(0xff);
                     moved = true;
                 }
+                Loan::Declined => panic!("nothing is offered here"),
                 Loan::Refused => {
                     self.ways.refused += 1;
                     assert!(self.streaming.is_none());

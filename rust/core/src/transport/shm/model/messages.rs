@@ -19,6 +19,7 @@ struct Desk {
     slots: [Slot; SLOTS],
     taken: AtomicU64,
     returned: AtomicU64,
+    declined: AtomicU64,
     revoked: AtomicU64,
 }
 
@@ -40,6 +41,7 @@ impl Desk {
             slots: std::array::from_fn(|_| slot()),
             taken: AtomicU64::new(0),
             returned: AtomicU64::new(0),
+            declined: AtomicU64::new(0),
             revoked: AtomicU64::new(0),
         })
     }
@@ -90,6 +92,10 @@ impl Ledger for Arc<Desk> {
 
     fn returned(&self) -> &AtomicU64 {
         &self.returned
+    }
+
+    fn declined(&self) -> &AtomicU64 {
+        &self.declined
     }
 
     fn revoked(&self) -> &AtomicU64 {

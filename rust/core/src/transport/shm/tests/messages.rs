@@ -202,6 +202,42 @@ fn a_trial_lies_in_private_memory_as_a_whole() {
 }
 
 #[test]
+fn an_offer_may_be_declined() {
+    let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+    a.lend_private_from(1);
+    let (shared, private) = (Buffer::from_slice(&[6_u8; 64]), vec![7_u8; 64]);
+    announce(&mut a, &mut b, &shared);
+    let unproven = a.try_offer(&HEADER, &[run_of(&private)]).unwrap();
+    assert_eq!(
+        unproven,
+        Lending::Unfit,
+        "whether it can be read is not known"
+    );
+    for declined in [true, false, true] {
+        let Lending::Lent(offer) = a.try_offer(&HEADER, &[run_of(&shared)]).unwrap() else {
+            panic!("memory of the heap");
+        };
+        assert!(offer.proven);
+        assert_eq!(a.loan(offer).unwrap(), Loan::Out);
+        assert!(b.try_take(&mut |_| {}).unwrap());
+        let answer = if declined {
+            b.decline();
+            Loan::Declined
+        } else {
+            assert_eq!(b.try_recv(&mut [0; 64]).unwrap(), 64);
+            Loan::Returned
+        };
+        assert!(is_awake(&mut a, WRITABLE));
+        assert_eq!(a.loan(offer).unwrap(), answer);
+    }
+    // What comes after is as ever.
+    let ticket = lend(&mut a, &[run_of(&shared)]);
+    assert!(b.try_take(&mut |_| {}).unwrap());
+    assert_eq!(b.try_recv(&mut [0; 64]).unwrap(), 64);
+    assert_eq!(a.loan(ticket).unwrap(), Loan::Returned);
+}
+
+#[test]
 fn what_cannot_be_described_is_streamed() {
     let (mut a, _b) = ShmLink::pair(4096, NAME).unwrap();
     a.lend_private_from(1);
