@@ -60,7 +60,10 @@ class Job:
                     stdout=errors,
                     stderr=errors,
                     env=os.environ | (environment or {}),
-                    start_new_session=True,  # so that all of it can be ended, and only it
+                    # A group of its own, so that all of it can be ended, and only it; no session of
+                    # its own: Linux shares the cores between sessions (autogroups) first, and who
+                    # yields gives way to those of its own.
+                    preexec_fn=os.setpgrp,  # noqa: PLW1509  the driver has one thread
                 )
                 for command in commands
             ]
