@@ -199,7 +199,8 @@ fn chunk(shape: &Shape, piece: usize, index: usize) -> Chunk {
             let from = if shape.in_place { block } else { index * piece };
             chunk.puts.push((Span::new(source, from, own), at));
             chunk.output = slot(0, blocks.len);
-            let there = |(span, _): &(Span, usize)| !(shape.in_place && span.offset == block);
+            let there =
+                |(span, _): &(Span, usize)| !(shape.in_place && own > 0 && span.offset == block);
             let copies = blocks.copies(Buffer::Output, 0).filter(there);
             chunk.gets.extend(copies.map(|(span, at)| (at, span)));
         }
@@ -241,7 +242,6 @@ fn chunk(shape: &Shape, piece: usize, index: usize) -> Chunk {
     chunk.gets.retain(|(_, span)| span.len > 0);
     chunk
 }
-
 
 #[cfg(test)]
 mod tests;

@@ -323,7 +323,11 @@ impl Chunks {
 impl Task<'_> {
     /// The chunks `0..count`, made by `make` from their numbers and halves.
     fn chunks(&self, count: usize, make: impl Fn(usize, usize) -> Chunk) -> Chunks {
-        Chunks((0..count).map(|index| make(index, index % HALVES)).collect())
+        Chunks(
+            (0..count)
+                .map(|index| make(index, index % HALVES))
+                .collect(),
+        )
     }
 
     /// A world of one.

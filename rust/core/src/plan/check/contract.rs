@@ -88,7 +88,11 @@ pub(in crate::plan) enum Want {
 }
 
 /// What the output of a rank must be at the end.
-pub(in crate::plan) fn expected(shapes: &[Shape], rank: Rank, expressions: &mut Expressions) -> Vec<Want> {
+pub(in crate::plan) fn expected(
+    shapes: &[Shape],
+    rank: Rank,
+    expressions: &mut Expressions,
+) -> Vec<Want> {
     let shape = &shapes[rank];
     let mut block = |of: Rank, first: usize, len: usize| -> Vec<Want> {
         (first..first + len)

@@ -4,7 +4,12 @@ use crate::plan::check::expression::{Expressions, Id, Kind, UNINITIALISED, every
 use crate::plan::windows::tests::{Case, cases, lists, shapes};
 
 /// Carries out the collective of one chunk on the slots of all ranks.
-fn collective(slots: &mut [Vec<Id>], chunks: &[Chunk], shape: &Shape, expressions: &mut Expressions) {
+fn collective(
+    slots: &mut [Vec<Id>],
+    chunks: &[Chunk],
+    shape: &Shape,
+    expressions: &mut Expressions,
+) {
     let world = slots.len();
     let view = |slots: &[Vec<Id>], rank: usize, place: Option<Place>| -> Vec<Id> {
         place.map_or_else(Vec::new, |place| {
@@ -120,7 +125,10 @@ fn check(case: &Case, world: usize, room: usize) {
                     sum.kind == Kind::Finished && sum.element == *of && sum.in_rank_order
                 }
             };
-            assert!(right, "{case:?}, world {world}, room {room}: element {element} of rank {rank}");
+            assert!(
+                right,
+                "{case:?}, world {world}, room {room}: element {element} of rank {rank}"
+            );
         }
     }
 }
@@ -128,7 +136,13 @@ fn check(case: &Case, world: usize, room: usize) {
 #[test]
 fn every_collective_in_slots() {
     for world in 1..=6 {
-        for (count, room) in [(0, 12), (1, 12), (7, 2 * world), (33, 40), (50, 2 * world + 1)] {
+        for (count, room) in [
+            (0, 12),
+            (1, 12),
+            (7, 2 * world),
+            (33, 40),
+            (50, 2 * world + 1),
+        ] {
             for case in cases(world, count) {
                 check(&case, world, room);
             }

@@ -206,9 +206,11 @@ impl<'a> Run<'a> {
             self.begin(rank, operation + 1);
             return Ok(true);
         };
-        let done = self.carry_out(rank, action, current.first).map_err(|problem| {
-            format!("rank {rank}, operation {operation}, step {step} ({action:?}): {problem}")
-        })?;
+        let done = self
+            .carry_out(rank, action, current.first)
+            .map_err(|problem| {
+                format!("rank {rank}, operation {operation}, step {step} ({action:?}): {problem}")
+            })?;
         if done {
             self.ranks[rank].step += 1;
             self.ranks[rank].clock[rank] += 1;
@@ -330,9 +332,8 @@ impl<'a> Run<'a> {
         taken: Peers,
     ) -> bool {
         let pairs: Vec<(Rank, Rank)> = pairs.collect();
-        let is_set = |run: &mut Self, pair: &(Rank, Rank)| {
-            run.semaphore(pair.0, pair.1, half, signal).set
-        };
+        let is_set =
+            |run: &mut Self, pair: &(Rank, Rank)| run.semaphore(pair.0, pair.1, half, signal).set;
         if !pairs.iter().all(|pair| is_set(self, pair)) {
             return false;
         }
@@ -397,13 +398,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn write(
-        &mut self,
-        rank: Rank,
-        half: usize,
-        to: Place,
-        values: &[Id],
-    ) -> Result<(), String> {
+    fn write(&mut self, rank: Rank, half: usize, to: Place, values: &[Id]) -> Result<(), String> {
         match to {
             Place::Output(at) => self.write_output(rank, at, values),
             Place::Window(at) => self.write_window(rank, half, at, values),

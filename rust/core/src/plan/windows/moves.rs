@@ -170,11 +170,7 @@ impl Task<'_> {
                     self.claim(half, root),
                     Step::Put {
                         half,
-                        src: Span::new(
-                            Buffer::Input,
-                            index * chunk,
-                            piece_len(own, chunk, index),
-                        ),
+                        src: Span::new(Buffer::Input, index * chunk, piece_len(own, chunk, index)),
                         at: 0,
                     },
                     self.publish(half, root),

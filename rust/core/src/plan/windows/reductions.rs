@@ -192,10 +192,7 @@ impl Task<'_> {
         if !self.premultiplied {
             return Vec::new();
         }
-        vec![
-            self.claim(half, Peers::none()),
-            Step::Put { half, src, at },
-        ]
+        vec![self.claim(half, Peers::none()), Step::Put { half, src, at }]
     }
 
     /// The slices of a chunk of `len` elements, by rank.
@@ -249,13 +246,7 @@ impl Task<'_> {
     }
 
     /// Gets the result that `from` left in its window.
-    fn get_slice(
-        &self,
-        half: usize,
-        offset: usize,
-        slices: &[Range<usize>],
-        from: Rank,
-    ) -> Step {
+    fn get_slice(&self, half: usize, offset: usize, slices: &[Range<usize>], from: Rank) -> Step {
         Step::Get {
             half,
             from,

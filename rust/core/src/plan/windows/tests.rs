@@ -9,7 +9,10 @@ const WORLDS: std::ops::RangeInclusive<usize> = 1..=9;
 pub(in crate::plan) enum Sizes {
     Even(usize),
     /// By rank; `known` to all, else each knows its own and the root all.
-    PerRank { counts: Vec<usize>, known: bool },
+    PerRank {
+        counts: Vec<usize>,
+        known: bool,
+    },
     /// From rank, to rank.
     Pairs(Vec<Vec<usize>>),
 }
@@ -63,8 +66,7 @@ pub(in crate::plan) fn shapes<'a>(
                 Sizes::Pairs(_) => Counts::PerPair { send, recv },
             },
             root: case.root,
-            in_place: case.in_place
-                && (case.collective != Collective::Reduce || rank == case.root),
+            in_place: case.in_place && (case.collective != Collective::Reduce || rank == case.root),
             widen: false,
         })
         .collect()
@@ -91,7 +93,11 @@ fn operation<'a>(
 /// Numbers that differ, some of them zero.
 fn scattered(seed: usize, most: usize) -> usize {
     let mixed = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-    if mixed % 5 == 0 { 0 } else { mixed % (most + 1) }
+    if mixed % 5 == 0 {
+        0
+    } else {
+        mixed % (most + 1)
+    }
 }
 
 /// Every collective in every form.
@@ -107,7 +113,9 @@ pub(in crate::plan) fn cases(world: usize, count: usize) -> Vec<Case> {
             Collective::Reduce => (true, true, true),
             Collective::AllGather => (true, false, false),
             Collective::ReduceScatter => (false, false, true),
-            Collective::Broadcast | Collective::Gather | Collective::Scatter => (false, true, false),
+            Collective::Broadcast | Collective::Gather | Collective::Scatter => {
+                (false, true, false)
+            }
             Collective::AllToAll | Collective::Barrier => (false, false, false),
             Collective::Send | Collective::Recv => continue,
         };
@@ -125,7 +133,11 @@ pub(in crate::plan) fn cases(world: usize, count: usize) -> Vec<Case> {
             _ => {}
         }
         for sizes in sizes {
-            for root in if rooted { vec![0, world / 2, world - 1] } else { vec![0] } {
+            for root in if rooted {
+                vec![0, world / 2, world - 1]
+            } else {
+                vec![0]
+            } {
                 for in_place in [false, true].into_iter().take(1 + usize::from(in_place)) {
                     for premultiplied in [false, true].into_iter().take(1 + usize::from(reduces)) {
                         for shots in [Shots::One, Shots::Two] {
@@ -169,7 +181,14 @@ fn check_all(world: usize, count: usize, room: Room) {
 fn every_collective_is_right_in_roomy_windows() {
     for world in WORLDS {
         for count in [0, 1, 2, 7, 33] {
-            check_all(world, count, Room { half: 512, align: 4 });
+            check_all(
+                world,
+                count,
+                Room {
+                    half: 512,
+                    align: 4,
+                },
+            );
         }
     }
 }
@@ -178,8 +197,22 @@ fn every_collective_is_right_in_roomy_windows() {
 fn every_collective_is_right_in_tiny_windows() {
     for world in WORLDS {
         for count in [1, 5, 23] {
-            check_all(world, count, Room { half: world, align: 1 });
-            check_all(world, count, Room { half: world + 3, align: 4 });
+            check_all(
+                world,
+                count,
+                Room {
+                    half: world,
+                    align: 1,
+                },
+            );
+            check_all(
+                world,
+                count,
+                Room {
+                    half: world + 3,
+                    align: 4,
+                },
+            );
         }
     }
 }
