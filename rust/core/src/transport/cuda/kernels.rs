@@ -18,8 +18,6 @@ pub const MOST_SOURCES: usize = 64;
 const MOST_SEGMENTS: usize = 64;
 
 const THREADS: u32 = 256;
-/// So many blocks fill a multiprocessor.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 /// Bytes that a thread moves at a time, of each source.
 const VECTOR: u64 = 16;
 
@@ -96,7 +94,7 @@ pub fn reduce(
     unsafe {
         stream.launch(
             function,
-            (grid(stream.device(), bytes, 1), THREADS),
+            (grid(function, bytes, 1), THREADS),
             &mut parameters,
             format_args!("reduce {count} elements of {dtype} from {sources} ranks by {op}"),
         )
@@ -132,7 +130,7 @@ pub fn scale(
     unsafe {
         stream.launch(
             function,
-            (grid(stream.device(), bytes, 1), THREADS),
+            (grid(function, bytes, 1), THREADS),
             &mut parameters,
             format_args!("scale {count} elements of {dtype}"),
         )
@@ -182,7 +180,7 @@ fn launch_copy(stream: &Stream, part: &mut Segments, number: u32) -> Result<()> 
     unsafe {
         stream.launch(
             function,
-            (grid(stream.device(), longest, number), THREADS),
+            (grid(function, longest, number), THREADS),
             &mut parameters,
             format_args!("copy {number} pieces of up to {longest} bytes"),
         )
@@ -194,9 +192,9 @@ fn ptr_to<T>(value: &mut T) -> *mut c_void {
 }
 
 /// Blocks for `rows` times up to `bytes` bytes: as many as have something to do, at most as many as run at once.
-fn grid(device: &Device, bytes: u64, rows: u32) -> (u32, u32) {
+fn grid(function: Function, bytes: u64, rows: u32) -> (u32, u32) {
     let wanted = bytes.div_ceil(VECTOR * u64::from(THREADS)).max(1);
-    let most = (device.multiprocessors() * BLOCKS_PER_MULTIPROCESSOR / rows.max(1)).max(1);
+    let most = (function.blocks / rows.max(1)).max(1);
     (wanted.min(u64::from(most)) as u32, rows.max(1))
 }
 
@@ -260,7 +258,7 @@ impl Kernels {
         }
         let name = CString::new(name)
             .map_err(|_| Error::internal(format!("{name:?} is no name of a kernel")))?;
-        let function = self.module.function(&name)?;
+        let function = self.module.function(&name, THREADS)?;
         Ok(*place.get_or_init(|| function))
     }
 }
