@@ -66,7 +66,11 @@ impl Module {
     ///
     /// # Errors
     /// `System` when there is none.
-    pub(in crate::transport::cuda) fn function(&self, name: &CStr, threads: u32) -> Result<Function> {
+    pub(in crate::transport::cuda) fn function(
+        &self,
+        name: &CStr,
+        threads: u32,
+    ) -> Result<Function> {
         let _entered = self.device.set_up()?;
         let mut raw = ptr::null_mut();
         // SAFETY: it stores a handle; the text ends with a zero.
@@ -77,9 +81,8 @@ impl Module {
             .map_err(|failure| failure.while_doing(format_args!("find the kernel {name:?}")))?;
         let mut blocks = 0;
         // SAFETY: it stores a number; the function is of this device.
-        let code = unsafe {
-            (self.device.driver.symbols.occupancy)(&mut blocks, raw, threads as i32, 0)
-        };
+        let code =
+            unsafe { (self.device.driver.symbols.occupancy)(&mut blocks, raw, threads as i32, 0) };
         Failure::check(code)
             .map_err(|failure| failure.while_doing(format_args!("look at the kernel {name:?}")))?;
         let blocks = u32::try_from(blocks).unwrap_or(0).max(1);
