@@ -4,7 +4,7 @@
 // How it is compiled. `host.cpp`, in this folder, is the one file to compile; it includes everything
 // else, once per element type. With the cc crate:
 //
-//     cc::Build::new().cpp(true).std("c++17").opt_level(2).flag("-ffp-contract=off").file("…/host.cpp")
+//     cc::Build::new().cpp(true).std("c++17").opt_level(1).flag("-ffp-contract=off").file("…/host.cpp")
 //
 // `-ffp-contract=off` is not optional: a product and a sum must be rounded apart, as on the device.
 // The crate `unisono-cuda-kernels` (tests/cuda/kernels) does just this and puts the table below into
