@@ -30,28 +30,49 @@ macro_rules! call {
     }};
 }
 
+/// Makes the stream's device current, as its user has it, while `work` runs.
+fn with_context<T>(stream: &Stream, work: impl FnOnce() -> T) -> T {
+    let device = stream.device().number() as c_int;
+    let mut context: *mut c_void = ptr::null_mut();
+    call!(c"cuDevicePrimaryCtxRetain"(&mut context => *mut *mut c_void, device => c_int));
+    call!(c"cuCtxPushCurrent_v2"(context => *mut c_void));
+    let result = work();
+    let mut popped: *mut c_void = ptr::null_mut();
+    call!(c"cuCtxPopCurrent_v2"(&mut popped => *mut *mut c_void));
+    assert_eq!(
+        popped, context,
+        "the thread's context is not as it was left"
+    );
+    call!(c"cuDevicePrimaryCtxRelease_v2"(device => c_int));
+    result
+}
+
 /// A graph that can be launched.
 pub(crate) struct Graph(*mut c_void);
 
 /// Captures what `work` enqueues, in the strictest mode.
 pub(crate) fn capture(stream: &Stream, work: impl FnOnce()) -> Graph {
     let handle: *mut c_void = ptr::with_exposed_provenance_mut(stream.handle().stream);
-    call!(c"cuStreamBeginCapture_v2"(handle => *mut c_void, 0 => c_uint));
-    work();
-    let mut graph = ptr::null_mut();
-    call!(c"cuStreamEndCapture"(handle => *mut c_void, &mut graph => *mut *mut c_void));
-    let mut executable = ptr::null_mut();
-    call!(c"cuGraphInstantiateWithFlags"(
-        &mut executable => *mut *mut c_void, graph => *mut c_void, 0 => u64,
-    ));
-    call!(c"cuGraphDestroy"(graph => *mut c_void));
-    Graph(executable)
+    with_context(stream, || {
+        call!(c"cuStreamBeginCapture_v2"(handle => *mut c_void, 0 => c_uint));
+        work();
+        let mut graph = ptr::null_mut();
+        call!(c"cuStreamEndCapture"(handle => *mut c_void, &mut graph => *mut *mut c_void));
+        let mut executable = ptr::null_mut();
+        call!(c"cuGraphInstantiateWithFlags"(
+            &mut executable => *mut *mut c_void, graph => *mut c_void, 0 => u64,
+        ));
+        call!(c"cuGraphDestroy"(graph => *mut c_void));
+        Graph(executable)
+    })
 }
 
 impl Graph {
     pub(crate) fn launch(&self, stream: &Stream) {
         let handle: *mut c_void = ptr::with_exposed_provenance_mut(stream.handle().stream);
-        call!(c"cuGraphLaunch"(self.0 => *mut c_void, handle => *mut c_void));
+        with_context(stream, || {
+            call!(c"cuGraphLaunch"(self.0 => *mut c_void, handle => *mut c_void));
+        });
     }
 }
 

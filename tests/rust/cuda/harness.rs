@@ -149,7 +149,6 @@ fn outcome(test: &Test, emulator: Option<&Path>) -> Outcome {
             "freed_while_imported",
             "streams",
             "events",
-            "unfinished_operations",
         ];
         for kind in kinds {
             if !left.contains(&format!("\"{kind}\": 0,")) {

@@ -29,7 +29,7 @@ mod emulated {
         devices_that_do_not_reach_each_other_say_so { DEVICES: "2", PEER_ACCESS: "no" }
         a_forked_child_is_told_and_leaves_everything_alone
         what_outlives_the_driver_is_dropped_in_silence
-        a_failed_start_says_the_code { FAIL: "cuInit:1=CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" }
+        a_failed_start_says_the_code { FAIL: "cuInit:1=CUDA_ERROR_UNKNOWN" }
     }
 }
 
@@ -63,7 +63,7 @@ fn no_device_is_named() {
 }
 
 fn a_failed_start_says_the_code() {
-    refused(Code::System, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)");
+    refused(Code::System, "CUDA_ERROR_UNKNOWN (999)");
 }
 
 fn devices_are_told_apart() {

@@ -263,8 +263,69 @@ impl Kernels {
     }
 }
 
+/// The module of a type as PTX, which `make ptx` generates from the sources beside it.
 fn source(dtype: DataType) -> Result<&'static CStr> {
-    Err(Error::unsupported(format!(
-        "there are no kernels for {dtype}"
-    )))
+    macro_rules! ptx {
+        ($name:literal) => {
+            concat!(include_str!(concat!("kernels/ptx/", $name, ".ptx")), "\0")
+        };
+    }
+    let text = match dtype {
+        DataType::Float16 => ptx!("float16"),
+        DataType::BFloat16 => ptx!("bfloat16"),
+        DataType::Float32 => ptx!("float32"),
+        DataType::Float64 => ptx!("float64"),
+        DataType::Float8E4M3 => ptx!("float8_e4m3fn"),
+        DataType::Float8E5M2 => ptx!("float8_e5m2"),
+        DataType::Int8 => ptx!("int8"),
+        DataType::Int16 => ptx!("int16"),
+        DataType::Int32 => ptx!("int32"),
+        DataType::Int64 => ptx!("int64"),
+        DataType::UInt8 => ptx!("uint8"),
+        DataType::UInt16 => ptx!("uint16"),
+        DataType::UInt32 => ptx!("uint32"),
+        DataType::UInt64 => ptx!("uint64"),
+        DataType::Bool => ptx!("bool"),
+        DataType::Complex64 => ptx!("complex64"),
+        DataType::Complex128 => ptx!("complex128"),
+    };
+    CStr::from_bytes_with_nul(text.as_bytes())
+        .map_err(|_| Error::internal(format!("the kernels for {dtype} have a zero inside")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_that_is_asked_for_is_embedded() {
+        for dtype in DataType::ALL {
+            let text = source(dtype).unwrap().to_str().unwrap();
+            let has = |name: &str| text.contains(&format!(".entry {name}("));
+            for op in ReduceOp::ALL {
+                let name = match op {
+                    ReduceOp::PremulSum(_) => "unisono_scale".to_owned(),
+                    op => format!("unisono_reduce_{op}"),
+                };
+                assert!(has(&name) || op.check(dtype).is_err(), "{name} of {dtype}");
+            }
+        }
+        let bytes = source(DataType::UInt8).unwrap().to_str().unwrap();
+        assert!(bytes.contains(".entry unisono_copy("));
+    }
+
+    #[test]
+    fn a_grid_is_as_large_as_the_work_and_no_larger_than_the_device() {
+        let blocks = |blocks, bytes, rows| {
+            let raw = std::ptr::null_mut();
+            grid(Function::new(raw, blocks), bytes, rows)
+        };
+        assert_eq!(blocks(1000, 0, 1), (1, 1));
+        assert_eq!(blocks(1000, 1, 1), (1, 1));
+        assert_eq!(blocks(1000, 4096, 1), (1, 1));
+        assert_eq!(blocks(1000, 4097, 1), (2, 1));
+        assert_eq!(blocks(1000, u64::MAX, 1), (1000, 1));
+        assert_eq!(blocks(1000, u64::MAX, 64), (15, 64));
+        assert_eq!(blocks(10, u64::MAX, 64), (1, 64));
+    }
 }

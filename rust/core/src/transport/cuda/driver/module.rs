@@ -32,6 +32,13 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
+#[cfg(test)]
+impl Function {
+    pub(in crate::transport::cuda) fn new(raw: CUfunction, blocks: u32) -> Self {
+        Self { raw, blocks }
+    }
+}
+
 impl Module {
     /// Compiles PTX for the device and loads it, which takes some milliseconds the first time on a machine (the driver
     /// keeps what it compiled). May be called during a capture.
