@@ -6,7 +6,7 @@ fn main() {
     cc::Build::new()
         .cpp(true)
         .std("c++17")
-        .opt_level(2)
+        .opt_level(1)
         .flag("-ffp-contract=off")
         .warnings(true)
         .warnings_into_errors(true)

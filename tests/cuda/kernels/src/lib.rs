@@ -9,7 +9,8 @@ use std::slice;
 /// Where `bytes` bytes at a device address lie in this process, and whether they are going to be written. Null is a
 /// fault: the address is not mapped, the bytes are not inside one allocation, or the address is not a multiple
 /// of `bytes`.
-pub type Translate = extern "C" fn(address: *const c_void, bytes: usize, writes: c_int) -> *mut c_void;
+pub type Translate =
+    extern "C" fn(address: *const c_void, bytes: usize, writes: c_int) -> *mut c_void;
 
 /// An entry point of a module.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +84,12 @@ impl Kernel {
     /// addresses of this process, of as many elements as the parameters say.
     pub unsafe fn launch(&self, parameters: &[&[u8]], grid: [u32; 3], block: [u32; 3]) {
         let sizes: Vec<_> = parameters.iter().map(|value| value.len()).collect();
-        assert_eq!(sizes, self.parameter_bytes(), "parameters of {}", self.name());
+        assert_eq!(
+            sizes,
+            self.parameter_bytes(),
+            "parameters of {}",
+            self.name()
+        );
         let mut pointers: Vec<_> = parameters
             .iter()
             .map(|value| value.as_ptr().cast_mut().cast::<c_void>())
@@ -99,3 +105,8 @@ fn text(text: *const c_char) -> &'static str {
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().expect("names are ASCII")
 }
+
+#[cfg(test)]
+mod ptx;
+#[cfg(test)]
+mod tests;
