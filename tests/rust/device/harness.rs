@@ -130,6 +130,7 @@ impl<'a> Test<'a> {
                 });
             }
         }
+        crate::gpu::free_memory();
         assert!(
             unisono::wait_for_threads(Duration::from_secs(20)),
             "the library's threads have not ended"

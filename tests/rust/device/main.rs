@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use unisono::buffer::Memory;
 use unisono::error::{Code, Error};
-use unisono::transport::cuda::driver::Stream;
+use unisono::transport::cuda::driver::{DeviceMemory, Stream};
 use unisono::types::{Collective, DataType, DeviceStream, ReduceOp};
 use unisono::{Communicator, PointToPoint, Request, Sizes, Work};
 
@@ -691,7 +691,14 @@ fn bad_input_is_refused() {
             stream: 0,
         };
         refused(&comm, sum(array.memory()).on(none), "there is no device 7");
-        let freed = array_of(&stream, 1.0, 64).memory();
+        // Nobody waits for another rank now.
+        let freed = DeviceMemory::allocate(stream.device(), 256)
+            .expect("memory")
+            .address();
+        // SAFETY: it is refused before it is used.
+        let freed = unsafe {
+            Memory::from_raw_parts(std::ptr::without_provenance_mut(freed as usize), 256)
+        };
         refused(&comm, sum(freed).on(named), "it was freed");
         let beyond = array.part(0, 256);
         refused(
@@ -709,6 +716,8 @@ fn bad_input_is_refused() {
 fn ranks_of_one_process_need_a_stream_each() {
     let test = Test {
         config: LARGE,
+        // The shared stream.
+        may_leak: true,
         ..Test::new("ranks_of_one_process_need_a_stream_each", Ranks::Local, 2)
     };
     test.run(|comm| {

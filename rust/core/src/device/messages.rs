@@ -249,7 +249,7 @@ impl Messages {
         }
         let excess = state.excess();
         if !excess.is_empty() {
-            dispose(excess);
+            dispose(move || drop(excess));
         }
         Ok((moved, !state.under_way.is_empty()))
     }
@@ -301,7 +301,8 @@ impl Messages {
 
     /// Gives back what is kept for messages to come.
     pub(super) fn clear(&self) {
-        dispose(std::mem::take(&mut self.0.lock().spare));
+        let spare = std::mem::take(&mut self.0.lock().spare);
+        dispose(move || drop(spare));
     }
 }
 
