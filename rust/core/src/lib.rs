@@ -32,6 +32,7 @@
 pub mod buffer;
 pub mod communicator;
 pub mod config;
+pub mod cuda;
 mod engine;
 pub mod error;
 mod fork;
