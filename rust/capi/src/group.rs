@@ -15,7 +15,14 @@ use crate::work::{self, Work};
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    static STARTED: RefCell<Vec<Started>> = const { RefCell::new(Vec::new()) };
+    static STARTED: RefCell<Vec<Part>> = const { RefCell::new(Vec::new()) };
+}
+
+/// An operation of a group.
+struct Part {
+    started: Started,
+    /// It goes on in the order of a stream, and the end of the group does not wait for it.
+    is_on_stream: bool,
 }
 
 /// Whether any thread has ever opened a group: a program that never does is spared the look at its thread's own depth.
@@ -28,8 +35,12 @@ pub(crate) fn is_open() -> bool {
 }
 
 /// Makes `started` a part of the group.
-pub(crate) fn add(started: Started) {
-    STARTED.with_borrow_mut(|all| all.push(started));
+pub(crate) fn add(started: Started, is_on_stream: bool) {
+    let part = Part {
+        started,
+        is_on_stream,
+    };
+    STARTED.with_borrow_mut(|all| all.push(part));
 }
 
 #[unsafe(no_mangle)]
@@ -61,12 +72,16 @@ fn end(place: *mut *mut Work) -> Result<()> {
     }
     let started = STARTED.take();
     if !place.is_null() {
-        output("work", place)?.write(work::handle_of_all(started)?);
+        let all = started.into_iter().map(|part| part.started).collect();
+        output("work", place)?.write(work::handle_of_all(all)?);
         return Ok(());
     }
     let mut first = Ok(());
-    for operation in &started {
-        first = first.and(operation.wait(None));
+    for part in &started {
+        first = first.and(match part.is_on_stream {
+            true => part.started.result().unwrap_or(Ok(())),
+            false => part.started.wait(None),
+        });
     }
     first
 }

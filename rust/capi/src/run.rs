@@ -39,7 +39,7 @@ pub(crate) fn collective(
     work: *mut *mut Work,
     request: impl FnOnce() -> Request,
 ) -> Result<()> {
-    if !work.is_null() || options.timeout.is_some() || group::is_open() {
+    if !work.is_null() || !options.are_plain() || group::is_open() {
         return otherwise(joined, request(), options, work);
     }
     // SAFETY: C promises that the buffers stay what the header asks of them until the operation has ended.
@@ -55,14 +55,16 @@ fn otherwise(
     work: *mut *mut Work,
 ) -> Result<()> {
     request.timeout = options.timeout;
+    request.stream = options.device_stream()?;
+    let is_on_stream = request.stream.is_some();
     if work.is_null() && !group::is_open() {
-        // SAFETY: as in `collective`.
+        // SAFETY: as in `collective`. On a device this returns when the operation has been put into its stream.
         return unsafe { joined.comm.run(request).map(drop) };
     }
     // SAFETY: as in `collective`.
     let started = unsafe { joined.comm.start(request, None)? };
     if work.is_null() {
-        group::add(started);
+        group::add(started, is_on_stream);
     } else {
         output("work", work)?.write(work::handle(started)?);
     }
@@ -88,28 +90,37 @@ impl Message {
     pub(crate) fn start(self, joined: &Joined, options: &Checked) -> Result<unisono::Work> {
         let how = PointToPoint {
             timeout: options.timeout,
+            stream: options.device_stream()?,
             ..PointToPoint::default()
         };
+        let memory = self.buffer.memory();
         // SAFETY: as in `collective`.
         unsafe {
             match self.peer {
-                Peer::To(to) => {
-                    joined
-                        .comm
-                        .send(self.dtype, self.buffer.memory(), to, self.tag, how)
-                }
-                Peer::From(from) => {
-                    joined
-                        .comm
-                        .receive(self.dtype, self.buffer.memory(), from, self.tag, how)
-                }
+                Peer::To(to) => joined.comm.send(self.dtype, memory, to, self.tag, how),
+                Peer::From(from) => joined.comm.receive(self.dtype, memory, from, self.tag, how),
             }
         }
     }
 
-    /// Carries it out. Returns the rank that a received one came from.
+    /// Starts it for the group that is open.
+    pub(crate) fn add_to_group(self, joined: &Joined, options: &Checked) -> Result<()> {
+        group::add(self.start(joined, options)?, options.have_stream());
+        Ok(())
+    }
+
+    /// Carries it out, or puts it into its stream. Returns the rank that a received one came from; waits for that on a
+    /// stream only if it is `asked` for and nobody knows.
     #[inline]
-    pub(crate) fn run(self, joined: &Joined, options: &Checked) -> Result<Option<Rank>> {
+    pub(crate) fn run(
+        self,
+        joined: &Joined,
+        options: &Checked,
+        asked: bool,
+    ) -> Result<Option<Rank>> {
+        if options.have_stream() {
+            return self.enqueue(joined, options, asked);
+        }
         let Self {
             dtype,
             buffer,
@@ -128,6 +139,19 @@ impl Message {
                     .receive_now(dtype, buffer.memory(), (from, tag), options.timeout)
                     .map(Some),
             }
+        }
+    }
+
+    fn enqueue(self, joined: &Joined, options: &Checked, asked: bool) -> Result<Option<Rank>> {
+        let peer = self.peer;
+        let started = self.start(joined, options)?;
+        match peer {
+            Peer::From(None) if asked => {
+                started.wait(None)?;
+                Ok(started.source())
+            }
+            Peer::From(from) => Ok(from),
+            Peer::To(_) => Ok(None),
         }
     }
 }

@@ -28,6 +28,17 @@ pub fn order(_earlier: DeviceStream, _later: DeviceStream) -> Result<()> {
     Err(absent())
 }
 
+/// Whether [`device_if_in_use`] may have something to say. Costs next to nothing.
+#[inline]
+pub fn may_be_in_use() -> bool {
+    false
+}
+
+/// The device whose memory lies at `address`, if this process uses CUDA already, whether through this library or not.
+pub fn device_if_in_use(_address: usize) -> Option<u32> {
+    None
+}
+
 fn absent() -> Error {
     Error::unsupported("memory of a CUDA device needs CUDA's driver, libcuda.so.1")
 }
