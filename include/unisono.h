@@ -47,8 +47,8 @@
  * unisono_communicator_status, and by the next call; the stream goes on then, and what is in the
  * outputs is not specified. In a collective either all ranks give memory of a device, each of its
  * own, or none does. Operations of one communicator in several streams keep their order. A stream
- * may be under capture for a CUDA graph, where all ranks are on one host and their devices can share
- * memory: give NULL for `work`, and launch the graphs on all ranks equally often.
+ * may be under capture for a CUDA graph, where all ranks are on one host and their devices can
+ * share memory: give NULL for `work`, and launch the graphs on all ranks equally often.
  *
  * PROCESSES. A child made by fork() of a process that has had communicators can use none, neither
  * its parent's nor new ones: the calls fail with UNISONO_ABORTED. Memory of unisono_mem_alloc they
@@ -92,7 +92,7 @@ typedef enum unisono_status {
   UNISONO_TIMEOUT = 3,          /* something did not happen within its time */
   UNISONO_PEER_LOST = 4,        /* another rank ended, left, or cannot be reached */
   UNISONO_MISMATCH = 5,         /* two ranks called different things */
-  UNISONO_ABORTED = 6,          /* the communicator was aborted or closed meanwhile, or a parent's */
+  UNISONO_ABORTED = 6,          /* the communicator was aborted, closed meanwhile, or a parent's */
   UNISONO_SYSTEM = 7,           /* the operating system or the network refused something */
   UNISONO_UNTRUSTED = 8,        /* somebody who is no member of the job tried to take part */
   UNISONO_INTERNAL = 9          /* a defect in unisono; please report it */
@@ -446,8 +446,8 @@ unisono_status unisono_send(unisono_communicator* comm, const void* buffer, size
                             const unisono_options* options);
 
 /* Receives from rank `from`, or UNISONO_ANY_SOURCE. `source` becomes the rank it came from; it may
- * be NULL, and between unisono_group_start and unisono_group_end must be. On a stream the call waits
- * for the message only if it is to say from which of all ranks. */
+ * be NULL, and between unisono_group_start and unisono_group_end must be. On a stream the call
+ * waits for the message only if it is to say from which of all ranks. */
 unisono_status unisono_recv(unisono_communicator* comm, void* buffer, size_t count,
                             unisono_dtype dtype, int32_t from, uint64_t tag,
                             const unisono_options* options, int32_t* source);
@@ -465,7 +465,7 @@ unisono_status unisono_irecv(unisono_communicator* comm, void* buffer, size_t co
 /* From here to unisono_group_end, operations of this thread that would block are started instead,
  * so that they can be written in any order: a send and a receive that every rank does at once, or
  * many small ones. Operations with a `work` are not part of it. Groups may be nested; the outermost
- * counts. Operations with a stream are put into it as always, and the end does not wait for them. */
+ * counts. Operations with a stream are put into it as always; the end does not wait for them. */
 unisono_status unisono_group_start(void);
 
 /* Ends it: waits for all operations started since, or, with `work`, returns one handle for all.

@@ -247,15 +247,17 @@ class Config {
 using Seconds = std::chrono::duration<double>;
 
 // UNISONO_DEFAULT_STREAM: CUDA's legacy default stream.
-inline void* default_stream() noexcept { return reinterpret_cast<void*>(std::uintptr_t{1}); }
+inline void* default_stream() noexcept {
+  return reinterpret_cast<void*>(std::uintptr_t{1});
+}
 
 // What an operation takes besides: Options().timeout(std::chrono::seconds(3)).
 class Options {
  public:
   Options() = default;
 
-  // Of buffers on a CUDA device, a cudaStream_t or default_stream(): the call then puts the operation
-  // into the stream and returns. Such a buffer is a View of an address of the device.
+  // Of buffers on a CUDA device, a cudaStream_t or default_stream(): the call then puts the
+  // operation into the stream and returns. Such a buffer is a View of an address of the device.
   Options& stream(void* stream) {
     options_.stream = stream;
     return *this;
@@ -378,7 +380,7 @@ inline void wait_all(std::initializer_list<const Work*> works) {
 }
 
 // The index of the first of them that has ended; those that are not valid() are skipped. Nothing
-// when the time is up. Throws the failure of one that failed, whose index() is which one: take it out
+// when the time is up. Throws the failure of one that failed, whose index() says which: take it out
 // before waiting for the others.
 template <class Works>
 std::optional<std::size_t> wait_any(const Works& works, Seconds limit = Seconds(UNISONO_FOREVER)) {

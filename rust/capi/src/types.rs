@@ -64,8 +64,8 @@ pub(crate) struct Checked {
     pub(crate) timeout: Option<Duration>,
     factor: f64,
     stream: Option<usize>,
-    /// The device that the buffers lie on, once one has been seen, and which.
-    device: Cell<Option<(u32, &'static str)>>,
+    /// The device that the buffers lie on, once one has been seen.
+    device: Cell<Option<u32>>,
     /// Whether it has to be looked where buffers lie.
     looks: bool,
 }
@@ -151,21 +151,15 @@ impl Checked {
                 ))),
             };
         }
-        let Some(device) = cuda::device_of(start)? else {
-            return Err(Error::invalid(format!(
-                "{name} is memory of the host, but the options name a stream, with which all buffers are memory of a \
-                 CUDA device"
-            )));
-        };
-        match self.device.get() {
-            None => self.device.set(Some((device, name))),
-            Some((other, _)) if other == device => {}
-            Some((other, first)) => {
-                return Err(Error::invalid(format!(
-                    "{name} is memory of CUDA device {device}, but {first} of device {other}: all buffers of an \
-                     operation lie on one"
-                )));
-            }
+        // The core looks at all of them, and knows then which device it must be.
+        if self.device.get().is_none() {
+            let device = cuda::device_of(start)?.ok_or_else(|| {
+                Error::invalid(format!(
+                    "{name} is memory of the host, but the options name a stream, with which all buffers are memory of \
+                     a CUDA device"
+                ))
+            })?;
+            self.device.set(Some(device));
         }
         Ok(())
     }
@@ -176,7 +170,7 @@ impl Checked {
             return Ok(None);
         };
         let device = match self.device.get() {
-            Some((device, _)) => device,
+            Some(device) => device,
             None => cuda::device_of_stream(stream)?,
         };
         Ok(Some(DeviceStream { device, stream }))
