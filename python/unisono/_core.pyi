@@ -44,9 +44,25 @@ class _DLPack(Protocol):
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
 
-_Writable: TypeAlias = NDArray[Any] | _DLPack | bytearray | memoryview
+class _CudaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+class _CudaStream(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+class _CuPyStream(Protocol):
+    @property
+    def ptr(self) -> int: ...
+
+class _TorchStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+
+_Writable: TypeAlias = NDArray[Any] | _DLPack | _CudaArray | bytearray | memoryview
 _Array: TypeAlias = _Writable | bytes | generic
 _Seconds: TypeAlias = float | timedelta
+_Stream: TypeAlias = SupportsIndex | _CudaStream | _CuPyStream | _TorchStream
 _A = TypeVar("_A", bound=_Array)
 _W = TypeVar("_W", bound=_Writable)
 _T_co = TypeVar("_T_co", covariant=True)
@@ -189,6 +205,7 @@ class Communicator:
         out: None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> _W: ...
     @overload
     def all_reduce(
@@ -199,6 +216,7 @@ class Communicator:
         out: None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[_W]: ...
     @overload
     def all_reduce(
@@ -209,6 +227,7 @@ class Communicator:
         out: _W,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> _W: ...
     @overload
     def all_reduce(
@@ -219,6 +238,7 @@ class Communicator:
         out: _W,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[_W]: ...
     @overload
     def reduce(
@@ -230,6 +250,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def reduce(
@@ -241,6 +262,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def broadcast(
@@ -250,6 +272,7 @@ class Communicator:
         *,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> _A: ...
     @overload
     def broadcast(
@@ -259,6 +282,7 @@ class Communicator:
         *,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[_A]: ...
     @overload
     def all_gather(
@@ -268,6 +292,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def all_gather(
@@ -277,6 +302,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def all_gather_v(
@@ -287,6 +313,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def all_gather_v(
@@ -297,6 +324,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def reduce_scatter(
@@ -307,6 +335,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def reduce_scatter(
@@ -317,6 +346,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def reduce_scatter_v(
@@ -328,6 +358,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def reduce_scatter_v(
@@ -339,6 +370,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def gather(
@@ -349,6 +381,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def gather(
@@ -359,6 +392,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def gather_v(
@@ -370,6 +404,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def gather_v(
@@ -381,6 +416,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def scatter(
@@ -391,6 +427,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def scatter(
@@ -401,6 +438,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def scatter_v(
@@ -412,6 +450,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def scatter_v(
@@ -423,6 +462,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def all_to_all(
@@ -432,6 +472,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def all_to_all(
@@ -441,6 +482,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def all_to_all_v(
@@ -452,6 +494,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def all_to_all_v(
@@ -463,6 +506,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def barrier(
@@ -470,6 +514,7 @@ class Communicator:
         *,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def barrier(
@@ -477,18 +522,43 @@ class Communicator:
         *,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[None]: ...
     def send(
-        self, array: _Array, dest: int, tag: int = 0, *, timeout: _Seconds | None = None
+        self,
+        array: _Array,
+        dest: int,
+        tag: int = 0,
+        *,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     def isend(
-        self, array: _Array, dest: int, tag: int = 0, *, timeout: _Seconds | None = None
+        self,
+        array: _Array,
+        dest: int,
+        tag: int = 0,
+        *,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[None]: ...
     def recv(
-        self, array: _Writable, source: int = -1, tag: int = 0, *, timeout: _Seconds | None = None
+        self,
+        array: _Writable,
+        source: int = -1,
+        tag: int = 0,
+        *,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> int: ...
     def irecv(
-        self, array: _Writable, source: int = -1, tag: int = 0, *, timeout: _Seconds | None = None
+        self,
+        array: _Writable,
+        source: int = -1,
+        tag: int = 0,
+        *,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[int]: ...
     def split(self, color: int | None, key: int = 0) -> Communicator | None: ...
     def monitored_barrier(
