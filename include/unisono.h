@@ -465,7 +465,7 @@ unisono_status unisono_irecv(unisono_communicator* comm, void* buffer, size_t co
 /* From here to unisono_group_end, operations of this thread that would block are started instead,
  * so that they can be written in any order: a send and a receive that every rank does at once, or
  * many small ones. Operations with a `work` are not part of it. Groups may be nested; the outermost
- * counts. Operations with a stream are put into it as always; the end does not wait for them. */
+ * counts. Operations with a stream are put into it, receives at the end, which does not wait. */
 unisono_status unisono_group_start(void);
 
 /* Ends it: waits for all operations started since, or, with `work`, returns one handle for all.

@@ -110,8 +110,9 @@ static void messages(void* stream) {
   unisono_work* works[2] = {NULL, NULL};
   int32_t source = -1;
   fill((float)rank, stream);
-  OK(unisono_irecv(comm, y, COUNT, F32, UNISONO_ANY_SOURCE, 1, &options, &works[0]));
+  /* In this order: the stream waits for what is received. */
   OK(unisono_isend(comm, x, COUNT, F32, next, 1, &options, &works[1]));
+  OK(unisono_irecv(comm, y, COUNT, F32, UNISONO_ANY_SOURCE, 1, &options, &works[0]));
   OK(unisono_work_wait_all(works, 2, 30));
   OK(unisono_work_source(works[0], &source));
   CHECK(source == previous);

@@ -42,8 +42,8 @@ def operations() -> None:
             cupy.testing.assert_array_equal(own, blocks[comm.rank])
         mine, theirs = cupy.full(7, comm.rank), cupy.empty(7, int)
         works = [
-            comm.irecv(theirs, (comm.rank - 1) % comm.size),
             comm.isend(mine, (comm.rank + 1) % comm.size),
+            comm.irecv(theirs, (comm.rank - 1) % comm.size),
         ]
         for work in works:
             work.wait()

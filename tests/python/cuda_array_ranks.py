@@ -149,15 +149,16 @@ def messages(comm: unisono.Communicator, make: Make, name: str) -> None:
     values = inputs(comm, name, 67)
     first, second = make(np.zeros_like(values[0])), make(np.zeros_like(values[0]))
     sources = [make(values[rank]), make(values[rank][::-1].copy())]
+    # Sends first: a stream waits for what it receives, and gets to nothing behind it before.
     works = [
-        comm.irecv(first, left, tag=1, **on(first)),
-        comm.irecv(second, tag=2, **on(second)),
         comm.isend(sources[0], right, tag=1, **on(sources[0])),
         comm.isend(sources[1], right, tag=2, **on(sources[1])),
+        comm.irecv(second, tag=2, **on(second)),
+        comm.irecv(first, left, tag=1, **on(first)),
     ]
     for work in works:
         work.wait()
-    assert works[1].result() == left
+    assert works[2].result() == left
     same(first, values[left])
     same(second, values[left][::-1])
     if size == 1:

@@ -1,7 +1,7 @@
 //! Groups of calls: between start and end an operation that would block is started instead.
 //!
 //! A link carries messages of many operations at once, so nothing is gained by holding calls back until the end of the
-//! group, and no order of them can block.
+//! group, and no order of them can block. Only receives in a stream are held back: a stream does one thing after the other.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +11,13 @@ use unisono::error::{Error, Result};
 
 use crate::error::{Status, output};
 use crate::fence::fence_with;
+use crate::run::Receive;
 use crate::work::{self, Work};
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     static STARTED: RefCell<Vec<Part>> = const { RefCell::new(Vec::new()) };
+    static LAST: RefCell<Vec<Receive>> = const { RefCell::new(Vec::new()) };
 }
 
 /// An operation of a group.
@@ -41,6 +43,11 @@ pub(crate) fn add(started: Started, is_on_stream: bool) {
         is_on_stream,
     };
     STARTED.with_borrow_mut(|all| all.push(part));
+}
+
+/// Has `receive` start when the group ends.
+pub(crate) fn add_last(receive: Receive) {
+    LAST.with_borrow_mut(|all| all.push(receive));
 }
 
 #[unsafe(no_mangle)]
@@ -70,13 +77,20 @@ fn end(place: *mut *mut Work) -> Result<()> {
         }
         return Ok(());
     }
+    let mut first = Ok(());
+    for receive in LAST.take() {
+        match receive.start() {
+            Ok(started) => add(started, true),
+            Err(error) => first = first.and(Err(error)),
+        }
+    }
     let started = STARTED.take();
     if !place.is_null() {
+        first?;
         let all = started.into_iter().map(|part| part.started).collect();
         output("work", place)?.write(work::handle_of_all(all)?);
         return Ok(());
     }
-    let mut first = Ok(());
     for part in &started {
         first = first.and(match part.is_on_stream {
             true => part.started.result().unwrap_or(Ok(())),

@@ -73,7 +73,7 @@ pub unsafe extern "C" fn unisono_send(
         let options = unsafe { Checked::new(options)? };
         let message = outgoing(joined, &options, Elements(buffer, count, dtype), (to, tag))?;
         if group::is_open() {
-            return message.add_to_group(joined, &options);
+            return message.add_to_group(comm, joined, &options);
         }
         message.run(joined, &options, false).map(drop)
     })
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn unisono_recv(
                      unisono_irecv",
                 ));
             }
-            return message.add_to_group(joined, &options);
+            return message.add_to_group(comm, joined, &options);
         }
         let came_from = message.run(joined, &options, !source.is_null())?;
         if let (Some(rank), false) = (came_from, source.is_null()) {

@@ -1,8 +1,10 @@
 //! An operation from C: blocking in the calling thread, started for a handle, or started for an open group.
 
+use std::time::Duration;
+
 use unisono::error::{Code, Error, Result};
-use unisono::types::Rank;
-use unisono::{PointToPoint, Request, types::DataType};
+use unisono::types::{DataType, DeviceStream, Rank};
+use unisono::{PointToPoint, Request};
 
 use crate::communicator::{COMMUNICATORS, Communicator, Joined};
 use crate::error::{Status, output};
@@ -88,9 +90,18 @@ pub(crate) enum Peer {
 impl Message {
     /// Starts it.
     pub(crate) fn start(self, joined: &Joined, options: &Checked) -> Result<unisono::Work> {
+        self.start_in(joined, options.timeout, options.device_stream()?)
+    }
+
+    fn start_in(
+        self,
+        joined: &Joined,
+        timeout: Option<Duration>,
+        stream: Option<DeviceStream>,
+    ) -> Result<unisono::Work> {
         let how = PointToPoint {
-            timeout: options.timeout,
-            stream: options.device_stream()?,
+            timeout,
+            stream,
             ..PointToPoint::default()
         };
         let memory = self.buffer.memory();
@@ -103,9 +114,26 @@ impl Message {
         }
     }
 
-    /// Starts it for the group that is open.
-    pub(crate) fn add_to_group(self, joined: &Joined, options: &Checked) -> Result<()> {
-        group::add(self.start(joined, options)?, options.have_stream());
+    /// Makes it a part of the group that is open.
+    pub(crate) fn add_to_group(
+        self,
+        comm: *const Communicator,
+        joined: &Joined,
+        options: &Checked,
+    ) -> Result<()> {
+        let stream = options.device_stream()?;
+        let timeout = options.timeout;
+        if stream.is_some() && matches!(self.peer, Peer::From(_)) {
+            group::add_last(Receive {
+                comm,
+                message: self,
+                timeout,
+                stream,
+            });
+        } else {
+            let is_on_stream = stream.is_some();
+            group::add(self.start_in(joined, timeout, stream)?, is_on_stream);
+        }
         Ok(())
     }
 
@@ -153,6 +181,23 @@ impl Message {
             Peer::From(from) => Ok(from),
             Peer::To(_) => Ok(None),
         }
+    }
+}
+
+/// A receive in a stream, held back to the end of its group: the stream waits for the message, and what the group sends
+/// must not come after that.
+pub(crate) struct Receive {
+    comm: *const Communicator,
+    message: Message,
+    timeout: Option<Duration>,
+    stream: Option<DeviceStream>,
+}
+
+impl Receive {
+    /// Starts it.
+    pub(crate) fn start(self) -> Result<unisono::Work> {
+        let joined = COMMUNICATORS.find(self.comm)?;
+        self.message.start_in(&joined, self.timeout, self.stream)
     }
 }
 
