@@ -19,7 +19,7 @@
 //!
 //! ```text
 //!    0..256   16 flags, 16 words (64 bytes) apart: [owner: a, b][half][meeting][full, empty]
-//!  256..512   free
+//!  256, 272   what a and b have come to ([`Mark`])
 //!  512..1024  two rings of 16 announcements of 16 words: from a, from b
 //! ```
 //!
@@ -41,6 +41,7 @@ pub const ABORT: u32 = 2;
 pub const ANNOUNCEMENT: usize = 40;
 
 const STRIDE: usize = 16;
+const MARKS: usize = 256;
 const RINGS: usize = 512;
 const RING: usize = 16;
 const ENTRY: usize = 16;
@@ -77,6 +78,15 @@ pub enum Announced {
     As([u8; ANNOUNCEMENT]),
     /// It was overwritten by a later one.
     Past,
+}
+
+/// What a rank has come to, for good, as its host tells the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// It has failed: what its stream does from here on means nothing.
+    Failed,
+    /// It has unmapped the windows of the others.
+    Unmapped,
 }
 
 /// The flags between this rank and the others of its group, on one device.
@@ -145,6 +155,24 @@ impl Flags {
                 }
             }
         }
+    }
+
+    /// Tells all peers, before anything that follows from it.
+    pub fn mark(&self, mark: Mark) {
+        for pair in self.pairs.iter().flatten() {
+            pair.word(pair.mark(pair.lower))
+                .fetch_or(mark.bit(), Ordering::AcqRel);
+        }
+    }
+
+    /// The peers that have told so.
+    pub fn marked(&self, mark: Mark) -> impl Iterator<Item = Rank> {
+        let pairs = self.pairs.iter().enumerate();
+        pairs.filter_map(move |(peer, pair)| {
+            let pair = pair.as_ref()?;
+            let word = pair.word(pair.mark(!pair.lower)).load(Ordering::Acquire);
+            (word & mark.bit() != 0).then_some(peer)
+        })
     }
 
     /// Those of `peers` that have not said `signal` at `spot`: whom this rank is waiting for, when it waits there. A peer
@@ -246,6 +274,27 @@ impl Batch<'_> {
         self
     }
 
+    /// Waits until all of `peers` have said `signal`, and leaves it so.
+    pub fn look(
+        mut self,
+        signal: Signal,
+        spot: Spot,
+        peers: impl IntoIterator<Item = Rank>,
+    ) -> Self {
+        self.for_each(peers, |pair, operations| {
+            operations.push(MemoryOperation::WaitAny {
+                address: pair.address(pair.awaited(signal, spot)),
+                mask: READY | ABORT,
+            });
+        });
+        self
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.operations.is_empty() && self.failure.is_none()
+    }
+
     /// Stores `value` into a word ([`Pinned`](super::driver::Pinned)): how far the stream has come.
     pub fn write(mut self, address: u64, value: u32) -> Self {
         self.operations
@@ -307,7 +356,21 @@ impl Spot {
     ];
 }
 
+impl Mark {
+    fn bit(self) -> u32 {
+        match self {
+            Self::Failed => 1,
+            Self::Unmapped => 2,
+        }
+    }
+}
+
 impl Pair {
+    /// The index of the word in which the lower or the higher rank marks.
+    fn mark(&self, of_lower: bool) -> usize {
+        MARKS + STRIDE * usize::from(!of_lower)
+    }
+
     /// The index of the word of the window that the lower or the higher rank owns.
     fn flag(owner_is_lower: bool, signal: Signal, spot: Spot) -> usize {
         assert!(spot.half < 2 && spot.meeting < 2);

@@ -103,6 +103,23 @@ pub fn reduce(
     }
 }
 
+/// Loads what the operation `op` on elements of `dtype` needs, and what copies need, so that no later launch fails for want
+/// of it. Cheap when it is loaded already.
+///
+/// # Errors
+/// `Unsupported` where the kernels cannot be loaded; `System`.
+pub fn prepare(device: &'static Device, dtype: DataType, op: Option<ReduceOp>) -> Result<()> {
+    device.kernels.copy(device)?;
+    if let Some(op) = op {
+        op.check(dtype)?;
+        device.kernels.reduce(device, dtype, op)?;
+        if matches!(op, ReduceOp::PremulSum(_)) {
+            device.kernels.scale(device, dtype)?;
+        }
+    }
+    Ok(())
+}
+
 /// Enqueues `out[i] = input[i] * factor`, rounded once. `out` may be `input`.
 ///
 /// # Errors

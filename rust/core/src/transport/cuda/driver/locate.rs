@@ -113,7 +113,11 @@ pub fn look_again() {
 /// library or not. Never loads the driver and never initialises it, which takes long and would be the end of `fork`.
 ///
 /// It is made to find a mistake, and may miss it: after some calls without the driver in the process it looks no more.
+/// Once a device has been opened here, the core looks itself.
 pub fn device_if_in_use(address: usize) -> Option<u32> {
+    if Driver::loaded().is_some_and(|driver| driver.any_open().is_some()) {
+        return None;
+    }
     let ask_driver = match ASK.get() {
         Some(known) => *known,
         None => look()?,

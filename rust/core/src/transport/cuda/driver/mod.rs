@@ -43,7 +43,7 @@ pub use self::locate::{
 pub use self::memory::{DeviceMemory, HANDLE, Handle, Imported};
 pub(in crate::transport::cuda) use self::module::{Function, Module};
 pub use self::pinned::Pinned;
-pub use self::pointer::{Kind, Place, check_buffer, place};
+pub use self::pointer::{Kind, Place, check_buffer, only_on_device, place};
 pub use self::registered::Registered;
 pub use self::stream::{MemoryOperation, Stream};
 use self::symbols::Symbols;
@@ -90,6 +90,13 @@ impl Driver {
     /// The driver, if it has been loaded.
     pub(in crate::transport::cuda) fn loaded() -> Option<&'static Self> {
         LOADED.get()?.as_ref().ok()
+    }
+
+    /// A device that has been opened already, if there is one.
+    fn any_open(&'static self) -> Option<&'static Device> {
+        self.devices
+            .iter()
+            .find_map(|place| place.get()?.as_ref().ok())
     }
 
     /// The newest CUDA that the driver supports: 1000 times the major version plus 10 times the minor one (12040).

@@ -81,6 +81,19 @@ pub(super) fn ask(ask: Ask, address: u64) -> Result<Place, Failure> {
     Ok(Place { kind, device })
 }
 
+/// The device on which `address` is memory that the host cannot read, as far as that is known: `None`, without asking,
+/// while the driver has not been loaded. For memory that was given as the host's.
+pub fn only_on_device(address: u64) -> Option<u32> {
+    let device = super::Driver::loaded()?.any_open()?;
+    match place(device, address).ok()? {
+        Place {
+            kind: Kind::Device,
+            device,
+        } => device.or(Some(0)),
+        _ => None,
+    }
+}
+
 /// Refuses a buffer that is not, at its first and its last byte, memory of `device` (or managed memory). `what` names the
 /// buffer (`input`). An empty buffer is always right.
 ///
