@@ -279,9 +279,9 @@ unisono_status unisono_communicator_abort(unisono_communicator* comm, const char
 unisono_status unisono_communicator_report(const unisono_communicator* comm, char* text,
                                            size_t capacity, size_t* length);
 
-/* Leaves the group in good order and gives the handle back. What is still under way here fails with
- * UNISONO_ABORTED, also in other threads; what has been sent stays readable for the others. Ranks
- * need not wait for each other first. */
+/* Leaves the group in good order and gives the handle back. Waits for operations in streams; what
+ * else is under way here fails with UNISONO_ABORTED, also in other threads. What has been sent
+ * stays readable for the others. Ranks need not wait for each other first. */
 unisono_status unisono_communicator_destroy(unisono_communicator* comm);
 
 /* ---- Operations ---- */

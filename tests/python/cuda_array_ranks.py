@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -392,6 +393,21 @@ def kept_alive() -> None:
             for _ in until(lambda alive=alive: alive() is None):
                 repr(comm.error)
                 gc.collect()
+
+
+def closed_at_once() -> None:
+    """Closing waits for what is in a stream: the call has returned, so it is taken for done."""
+    cuda().enter()
+    stream = Stream()
+    array = InterfaceArray(np.zeros(1000, np.float32), stream=stream)
+    with unisono.init(timeout=60) as comm:
+        gate = stream.gate()
+        array.fill(np.full(1000, comm.rank, np.float32))
+        comm.all_reduce(array)
+        opener = threading.Timer(0.2, gate.open)
+        opener.start()
+    assert (array.numpy() == sum(range(comm.size))).all()
+    opener.join()
 
 
 def until(condition: Callable[[], bool]) -> Iterator[None]:

@@ -70,6 +70,11 @@ def test_arrays_are_kept_until_the_stream_has_got_past_them(run):
     run(2, "kept_alive")
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_closing_waits_for_the_stream(run, world):
+    run(world, "closed_at_once")
+
+
 def test_without_a_driver():
     try:
         ctypes.CDLL("libcuda.so.1")

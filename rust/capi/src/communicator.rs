@@ -343,7 +343,10 @@ pub unsafe extern "C" fn unisono_communicator_destroy(comm: *mut Communicator) -
     }
     fence_with(
         || {
-            COMMUNICATORS.remove(comm)?.close();
+            let joined = COMMUNICATORS.remove(comm)?;
+            // Their calls have returned, so the program takes them for done. How they end, the group has been told.
+            let _ = joined.comm.drain(None);
+            joined.close();
             Ok(())
         },
         |_| false,

@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::device::{self, DeviceGroup, Devices};
 use crate::engine::{Completion, Group, Request, WorkState};
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::heap;
 use crate::rendezvous::store::Store;
 use crate::types::{Collective, DataType, DeviceStream, Rank};
@@ -125,7 +126,7 @@ impl Communicator {
     /// What comes before an operation on the host that the caller drives.
     fn prepare(&self, request: &Request) -> Result<()> {
         if request.collective == Collective::Barrier && !self.devices.is_empty() {
-            self.devices.drain()?;
+            self.devices.drain(None)?;
         }
         device::refuse_device_memory(request)
     }
@@ -311,6 +312,16 @@ impl Communicator {
     pub fn abort(&self, reason: &str) {
         self.devices.abort(reason);
         self.group.abort(reason);
+    }
+
+    /// Waits for the operations that are under way on devices, in their streams. Who is about to close does so, unless
+    /// those are to fail.
+    ///
+    /// # Errors
+    /// The first failure; `Timeout` when `timeout` runs out first, after which they go on.
+    pub fn drain(&self, timeout: Option<Duration>) -> Result<()> {
+        fork::check()?;
+        self.devices.drain(timeout)
     }
 
     /// Leaves the group in good order: operations still under way here fail, data already sent stays readable for

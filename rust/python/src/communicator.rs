@@ -14,7 +14,7 @@ use unisono::rendezvous::launcher::{self, Launch};
 use unisono::rendezvous::store::Store;
 
 use crate::errors::{exception, guard, invalid};
-use crate::running::{Call, Seconds, elsewhere, run, start};
+use crate::running::{Call, Seconds, drain, elsewhere, run, start};
 use crate::settings::Options;
 use crate::work::Work;
 
@@ -103,6 +103,9 @@ fn close_all(py: Python<'_>) {
         for shared in open.iter().filter_map(Weak::upgrade) {
             // There is nobody left to tell of a defect.
             let _ = guard(|| {
+                if process::id() == shared.process {
+                    let _ = shared.comm.drain(Some(FAREWELL));
+                }
                 shared.close();
                 Ok(())
             });
@@ -440,10 +443,13 @@ impl Communicator {
 
     /// Leave the group in good order.
     ///
-    /// Operations of this rank that are still under way fail; what was sent can still be received.
-    /// Closing twice is fine, and whatever is still open when the interpreter ends is closed then.
-    fn close(&self, py: Python<'_>) {
+    /// Operations in streams of CUDA devices are waited for. Others of this rank that are still under
+    /// way fail; what was sent can still be received. Closing twice is fine, and whatever is still
+    /// open when the interpreter ends is closed then.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let drained = drain(py, self.core());
         py.detach(|| self.shared.close());
+        drained
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -456,8 +462,7 @@ impl Communicator {
             let name: String = kind.getattr("__name__")?.extract()?;
             self.abort(py, &format!("an exception: {name}"));
         }
-        self.close(py);
-        Ok(())
+        self.close(py)
     }
 
     fn __repr__(&self) -> String {

@@ -210,6 +210,20 @@ pub(crate) fn wait(
     Ok(())
 }
 
+/// Waits until what is under way on devices has ended, well or not. At a signal, aborts it.
+pub(crate) fn drain(py: Python<'_>, comm: &Communicator) -> PyResult<()> {
+    while py.detach(|| guard(|| comm.drain(Some(SLICE)))).is_err() && comm.error().is_none() {
+        if unisono::check_process().is_err() {
+            break;
+        }
+        if let Err(interrupt) = py.check_signals() {
+            comm.abort("interrupted in close");
+            return Err(interrupt);
+        }
+    }
+    Ok(())
+}
+
 /// Has a thread of its own carry out what blocks and knows no slices, while this one looks for signals; at one, calls
 /// `interrupted`.
 pub(crate) fn elsewhere<T: Send + 'static>(

@@ -411,14 +411,14 @@ impl DeviceGroup {
     /// Waits for everything that is under way here.
     ///
     /// # Errors
-    /// The first failure.
-    pub(super) fn drain(&self) -> Result<()> {
+    /// The first failure; `Timeout` when one operation takes longer.
+    pub(super) fn drain(&self, timeout: Option<Duration>) -> Result<()> {
         let last = {
             let board = self.board.lock();
             board.pending.back().map(|last| Arc::clone(&last.work))
         };
         for work in self.messages.works().into_iter().chain(last) {
-            self.wait(&work, None)?;
+            self.wait(&work, timeout)?;
         }
         Ok(())
     }

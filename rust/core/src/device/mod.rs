@@ -19,7 +19,7 @@ mod staged;
 mod words;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -114,9 +114,12 @@ impl Devices {
     /// Waits for all that is under way on the devices.
     ///
     /// # Errors
-    /// The first failure.
-    pub(crate) fn drain(&self) -> Result<()> {
-        self.all().iter().try_for_each(|group| group.drain())
+    /// The first failure; `Timeout` when the time is up first.
+    pub(crate) fn drain(&self, timeout: Option<Duration>) -> Result<()> {
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        self.all().iter().try_for_each(|group| {
+            group.drain(until.map(|until| until.saturating_duration_since(Instant::now())))
+        })
     }
 
     /// Whether no device was used.
