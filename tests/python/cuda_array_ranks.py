@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from cuda_arrays import KINDS, LEGACY, DLPackArray, InterfaceArray, Memory, Stream, cuda
 from cuda_arrays import stream_keyword as on
-from numpy_reference import contribution, dtype_of
+from numpy_reference import contribution, dtype_of, has_meaning
 
 import unisono
 
@@ -52,7 +52,7 @@ def same(result: Memory, expected: np.ndarray) -> None:
 
 
 def reductions(comm: unisono.Communicator, make: Make, name: str, count: int) -> None:
-    for op in ("sum", "max"):
+    for op in ("sum", "max") if has_meaning("max", name) else ("sum",):
         # On the host, where every operator of every type has a test against NumPy.
         expected = comm.all_reduce(inputs(comm, name, count)[comm.rank], op)
         array = make(inputs(comm, name, count)[comm.rank])
@@ -291,7 +291,7 @@ def forms_of_a_stream() -> None:
 def refusals() -> None:
     """What is wrong with an array is said, nothing is sent, and the communicator lives."""
     cuda().enter()
-    invalid, unsupported = unisono.InvalidArgumentError, unisono.UnsupportedError
+    invalid = unisono.InvalidArgumentError
     with unisono.init(timeout=60) as comm:
         for kind in KINDS.values():
             array, host = kind(np.zeros((4, 3), np.float32)), np.zeros((4, 3), np.float32)
@@ -313,11 +313,9 @@ def refusals() -> None:
         refused_interfaces(comm)
         if cuda().devices > 1:
             refused_devices(comm)
-        assert unisono.heap().in_use >= 0
         assert InterfaceArray(np.ones(3)) not in unisono.heap()
         comm.barrier()
         assert comm.error is None
-    assert issubclass(unsupported, unisono.Error)
 
 
 def refused_interfaces(comm: unisono.Communicator) -> None:
@@ -344,14 +342,15 @@ def refused_interfaces(comm: unisono.Communicator) -> None:
     refused(invalid, "no memory of a CUDA device", data=(id(good), False))
     refused(unsupported, "mask", mask=good)
     refused(unsupported, "byte order", typestr=">f4")
-    refused(unsupported, "type '<M8", typestr="<M8[s]")
+    refused(unsupported, 'type "<M8', typestr="<M8[s]")
     freed = InterfaceArray(np.ones(300_000, np.float32))
     freed.free()
     with pytest.raises(unisono.Error, match="was it freed"):
         comm.all_reduce(freed)
-    # Read, it may be read-only.
-    frozen = Changed(data=(good.address, True))
-    assert comm.broadcast(frozen, comm.rank if comm.size == 1 else 0) is frozen or comm.rank > 0
+    # To be read, it may be read-only.
+    out = InterfaceArray(np.zeros((comm.size, 3), np.float32))
+    comm.all_gather(Changed(data=(good.address, True)), out=out)
+    assert (out.numpy() == 1).all()
 
 
 def refused_devices(comm: unisono.Communicator) -> None:
