@@ -345,7 +345,7 @@ pub unsafe extern "C" fn unisono_communicator_destroy(comm: *mut Communicator) -
         || {
             let joined = COMMUNICATORS.remove(comm)?;
             // Their calls have returned, so the program takes them for done. How they end, the group has been told.
-            let _ = joined.comm.drain(None);
+            let _ = joined.comm.finish(None);
             joined.close();
             Ok(())
         },

@@ -126,7 +126,7 @@ impl Communicator {
     /// What comes before an operation on the host that the caller drives.
     fn prepare(&self, request: &Request) -> Result<()> {
         if request.collective == Collective::Barrier && !self.devices.is_empty() {
-            self.devices.drain(None)?;
+            self.devices.drain()?;
         }
         device::refuse_device_memory(request)
     }
@@ -319,9 +319,9 @@ impl Communicator {
     ///
     /// # Errors
     /// The first failure; `Timeout` when `timeout` runs out first, after which they go on.
-    pub fn drain(&self, timeout: Option<Duration>) -> Result<()> {
+    pub fn finish(&self, timeout: Option<Duration>) -> Result<()> {
         fork::check()?;
-        self.devices.drain(timeout)
+        self.devices.finish(timeout)
     }
 
     /// Leaves the group in good order: operations still under way here fail, data already sent stays readable for

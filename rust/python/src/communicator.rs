@@ -14,7 +14,7 @@ use unisono::rendezvous::launcher::{self, Launch};
 use unisono::rendezvous::store::Store;
 
 use crate::errors::{exception, guard, invalid};
-use crate::running::{Call, Seconds, drain, elsewhere, run, start};
+use crate::running::{Call, Seconds, elsewhere, finish, run, start};
 use crate::settings::Options;
 use crate::work::Work;
 
@@ -104,7 +104,7 @@ fn close_all(py: Python<'_>) {
             // There is nobody left to tell of a defect.
             let _ = guard(|| {
                 if process::id() == shared.process {
-                    let _ = shared.comm.drain(Some(FAREWELL));
+                    let _ = shared.comm.finish(Some(FAREWELL));
                 }
                 shared.close();
                 Ok(())
@@ -447,9 +447,9 @@ impl Communicator {
     /// way fail; what was sent can still be received. Closing twice is fine, and whatever is still
     /// open when the interpreter ends is closed then.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let drained = drain(py, self.core());
+        let finished = finish(py, self.core());
         py.detach(|| self.shared.close());
-        drained
+        finished
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

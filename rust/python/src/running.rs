@@ -211,8 +211,8 @@ pub(crate) fn wait(
 }
 
 /// Waits until what is under way on devices has ended, well or not. At a signal, aborts it.
-pub(crate) fn drain(py: Python<'_>, comm: &Communicator) -> PyResult<()> {
-    while py.detach(|| guard(|| comm.drain(Some(SLICE)))).is_err() && comm.error().is_none() {
+pub(crate) fn finish(py: Python<'_>, comm: &Communicator) -> PyResult<()> {
+    while py.detach(|| guard(|| comm.finish(Some(SLICE)))).is_err() && comm.error().is_none() {
         if unisono::check_process().is_err() {
             break;
         }

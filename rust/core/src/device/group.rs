@@ -411,16 +411,34 @@ impl DeviceGroup {
     /// Waits for everything that is under way here.
     ///
     /// # Errors
-    /// The first failure; `Timeout` when one operation takes longer.
-    pub(super) fn drain(&self, timeout: Option<Duration>) -> Result<()> {
+    /// The first failure.
+    pub(super) fn drain(&self) -> Result<()> {
         let last = {
             let board = self.board.lock();
             board.pending.back().map(|last| Arc::clone(&last.work))
         };
         for work in self.messages.works().into_iter().chain(last) {
-            self.wait(&work, timeout)?;
+            self.wait(&work, None)?;
         }
         Ok(())
+    }
+
+    /// Waits until everything here has ended, messages too, or until `until`.
+    ///
+    /// # Errors
+    /// The first failure; `Timeout` when the time is up first.
+    pub(super) fn finish(&self, until: Option<Instant>) -> Result<()> {
+        let last = {
+            let board = self.board.lock();
+            board.pending.back().map(|last| Arc::clone(&last.work))
+        };
+        let works = last.into_iter().chain(self.messages.works());
+        works.into_iter().try_for_each(|work| {
+            self.wait(
+                &work,
+                until.map(|until| until.saturating_duration_since(Instant::now())),
+            )
+        })
     }
 
     /// Ends the operations that the stream has got past.

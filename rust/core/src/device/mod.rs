@@ -114,12 +114,18 @@ impl Devices {
     /// Waits for all that is under way on the devices.
     ///
     /// # Errors
+    /// The first failure.
+    pub(crate) fn drain(&self) -> Result<()> {
+        self.all().iter().try_for_each(|group| group.drain())
+    }
+
+    /// Waits until everything on the devices has ended, messages too, for at most `timeout`.
+    ///
+    /// # Errors
     /// The first failure; `Timeout` when the time is up first.
-    pub(crate) fn drain(&self, timeout: Option<Duration>) -> Result<()> {
+    pub(crate) fn finish(&self, timeout: Option<Duration>) -> Result<()> {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        self.all().iter().try_for_each(|group| {
-            group.drain(until.map(|until| until.saturating_duration_since(Instant::now())))
-        })
+        self.all().iter().try_for_each(|group| group.finish(until))
     }
 
     /// Whether no device was used.
