@@ -185,6 +185,7 @@ fn forbidden_calls_spoil_a_global_capture() {
         let context = start(0);
         let (main, recorded, memory) = (stream(), event(), allocate(64));
         ok!(cuEventRecord(recorded, stream()));
+        ok!(cuEventSynchronize(recorded));
         let forbidden: [&dyn Fn() -> CUresult; 6] = [
             &|| cu!(cuEventQuery(recorded)),
             &|| cu!(cuMemAlloc_v2(&mut 0, 64)),
