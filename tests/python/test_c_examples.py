@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import cuda_emulator
 import pytest
 from launching import ROOT, find, mpirun, run
 
@@ -19,6 +20,7 @@ LINES = {
     "c/ring": r"rank 0: 4 blocks went around 4 ranks, and all sums are right",
     "c/heat": r"rank 0: after \d+ steps 4 ranks have what one would, to the last bit",
     "c/sample_sort": r"rank 0: 4 ranks sorted 806000 numbers as qsort does",
+    "c/device": r"rank 0: (there is no CUDA driver here|4 ranks added \d+ numbers on \d devices?)",
     "c/mpi_id": r"rank 0: 4 ranks met by a unique id, and have the sums that MPI has",
     "c/store": r"rank 0: 4 ranks met in .*",
     "cpp/hello": r"rank 0 of 4: the sums are 10",
@@ -99,6 +101,17 @@ def test_under_the_installed_launcher(built, prefix, example, tmp_path):
     assert len(lines) == 1
     assert re.fullmatch(r"\[0\] " + LINES[example], lines[0])
     assert len(done.out) == (RANKS if example.endswith("hello") else 1)
+
+
+def test_the_device_on_an_emulated_one(built, prefix):
+    try:
+        env = {**os.environ, **cuda_emulator.environment(devices=2)}
+    except cuda_emulator.MissingError as reason:
+        pytest.skip(str(reason))
+    program = str(built / "c/device")
+    done = run([str(prefix / "bin" / "unisono"), "launch", "-n", str(RANKS), program], env=env)
+    assert (done.code, done.err) == (0, [])
+    assert done.out == ["[0] rank 0: 4 ranks added 1000000 numbers on 2 devices"]
 
 
 @pytest.mark.parametrize("example", sorted(LINES))

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use unisono::config::Config;
+use unisono::cuda;
 use unisono::error::{Error, Result};
 use unisono::rendezvous::store::Store;
 use unisono::rendezvous::{self, launcher, unique_id};
@@ -99,6 +100,8 @@ fn join(
 
 fn register(comm: unisono::Communicator, meeting: Option<Meeting>) -> Result<*mut Communicator> {
     exit::prepare();
+    // It knows its rank now, by which programs choose their device.
+    cuda::look_again();
     COMMUNICATORS.insert(Joined {
         comm,
         meeting: Mutex::new(meeting),
@@ -340,7 +343,10 @@ pub unsafe extern "C" fn unisono_communicator_destroy(comm: *mut Communicator) -
     }
     fence_with(
         || {
-            COMMUNICATORS.remove(comm)?.close();
+            let joined = COMMUNICATORS.remove(comm)?;
+            // Their calls have returned, so the program takes them for done. How they end, the group has been told.
+            let _ = joined.comm.finish(None);
+            joined.close();
             Ok(())
         },
         |_| false,

@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::device::{self, DeviceGroup, Devices};
 use crate::engine::{Completion, Group, Request, WorkState};
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::heap;
 use crate::rendezvous::store::Store;
 use crate::types::{Collective, DataType, DeviceStream, Rank};
@@ -311,6 +312,16 @@ impl Communicator {
     pub fn abort(&self, reason: &str) {
         self.devices.abort(reason);
         self.group.abort(reason);
+    }
+
+    /// Waits for the operations that are under way on devices, in their streams. Who is about to close does so, unless
+    /// those are to fail.
+    ///
+    /// # Errors
+    /// The first failure; `Timeout` when `timeout` runs out first, after which they go on.
+    pub fn finish(&self, timeout: Option<Duration>) -> Result<()> {
+        fork::check()?;
+        self.devices.finish(timeout)
     }
 
     /// Leaves the group in good order: operations still under way here fail, data already sent stays readable for

@@ -14,6 +14,7 @@
 //! - `engine`: runs plans over links. One progress thread per process; a blocking call drives its own operation.
 //! - `health`: what went wrong, in words.
 //! - `device`: operations on device memory, enqueued on the caller's streams.
+//! - [`cuda`]: on which device memory lies, for who knows an address alone.
 //! - [`communicator`]: the group and its collectives, which the doors (torch, Python, C) call.
 //!
 //! The paved path:
@@ -33,6 +34,7 @@
 pub mod buffer;
 pub mod communicator;
 pub mod config;
+pub mod cuda;
 mod device;
 mod engine;
 pub mod error;

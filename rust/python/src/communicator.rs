@@ -14,7 +14,7 @@ use unisono::rendezvous::launcher::{self, Launch};
 use unisono::rendezvous::store::Store;
 
 use crate::errors::{exception, guard, invalid};
-use crate::running::{Call, Seconds, elsewhere, run, start};
+use crate::running::{Call, Seconds, elsewhere, finish, run, start};
 use crate::settings::Options;
 use crate::work::Work;
 
@@ -103,6 +103,9 @@ fn close_all(py: Python<'_>) {
         for shared in open.iter().filter_map(Weak::upgrade) {
             // There is nobody left to tell of a defect.
             let _ = guard(|| {
+                if process::id() == shared.process {
+                    let _ = shared.comm.finish(Some(FAREWELL));
+                }
                 shared.close();
                 Ok(())
             });
@@ -247,14 +250,21 @@ fn identify(
 /// by rank and tag instead. Several threads may use a communicator at once, as long as the order of
 /// collectives is the same on all ranks.
 ///
-/// **Arrays** are NumPy arrays, anything of the CPU's memory with DLPack (torch tensors, JAX
-/// arrays), or bytes-like. They are used where they lie, without a copy, and must be contiguous in
-/// row-major order; only an input that is not is copied first. While an operation is under way,
-/// nobody may write to its arrays, nor read those that it writes.
+/// **Arrays** are NumPy arrays, anything with DLPack (torch tensors, CuPy and JAX arrays) or
+/// ``__cuda_array_interface__``, or bytes-like. They are used where they lie, without a copy, and
+/// must be contiguous in row-major order; only an input that is not is copied first, where its
+/// library can. While an operation is under way, nobody may write to its arrays, nor read those that
+/// it writes.
 ///
 /// **Operations** block until done; with ``async_op=True`` they return a `Work` at once. Ctrl-C ends
 /// every wait: a blocking operation that is interrupted aborts the communicator, since other ranks
 /// may have this rank's part already.
+///
+/// **On CUDA devices** an operation happens in the order of a stream: `stream`, if given, else the
+/// array's own, which is its library's current one. The call puts it there and returns. Its arrays,
+/// all on one device, are kept until the stream has got past it, which is also when a `Work` is done;
+/// a failure until then is raised by the `Work`, or by the next call. In a collective all ranks give
+/// arrays on devices, or none does.
 ///
 /// **Errors**: `InvalidArgumentError` and `UnsupportedError` are raised before anything is sent, and
 /// the communicator still works. After any other error of an operation it is dead, on all ranks, and
@@ -433,10 +443,13 @@ impl Communicator {
 
     /// Leave the group in good order.
     ///
-    /// Operations of this rank that are still under way fail; what was sent can still be received.
-    /// Closing twice is fine, and whatever is still open when the interpreter ends is closed then.
-    fn close(&self, py: Python<'_>) {
+    /// Operations in streams of CUDA devices are waited for. Others of this rank that are still under
+    /// way fail; what was sent can still be received. Closing twice is fine, and whatever is still
+    /// open when the interpreter ends is closed then.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let finished = finish(py, self.core());
         py.detach(|| self.shared.close());
+        finished
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -449,8 +462,7 @@ impl Communicator {
             let name: String = kind.getattr("__name__")?.extract()?;
             self.abort(py, &format!("an exception: {name}"));
         }
-        self.close(py);
-        Ok(())
+        self.close(py)
     }
 
     fn __repr__(&self) -> String {

@@ -11,7 +11,9 @@ use crate::running::{self, Seconds};
 /// An operation under way, as operations with ``async_op=True`` return it.
 ///
 /// The arrays of the operation are kept alive until it has ended, also when the Work is dropped.
-/// Until then they must not be written to, and those that are written by it not read.
+/// Until then they must not be written to, and those that are written by it not read. On a CUDA
+/// device it has ended when its stream has got past it; what is put into that stream later may use
+/// them without waiting here.
 ///
 /// Examples
 /// --------

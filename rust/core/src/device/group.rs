@@ -425,6 +425,24 @@ impl DeviceGroup {
         Ok(())
     }
 
+    /// Waits until everything here has ended, messages too, or until `until`.
+    ///
+    /// # Errors
+    /// The first failure; `Timeout` when the time is up first.
+    pub(super) fn finish(&self, until: Option<Instant>) -> Result<()> {
+        let last = {
+            let board = self.board.lock();
+            board.pending.back().map(|last| Arc::clone(&last.work))
+        };
+        let works = last.into_iter().chain(self.messages.works());
+        works.into_iter().try_for_each(|work| {
+            self.wait(
+                &work,
+                until.map(|until| until.saturating_duration_since(Instant::now())),
+            )
+        })
+    }
+
     /// Ends the operations that the stream has got past.
     pub(crate) fn settle(&self) {
         let mut passed = Vec::new();

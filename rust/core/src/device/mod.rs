@@ -19,7 +19,7 @@ mod staged;
 mod words;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -117,6 +117,15 @@ impl Devices {
     /// The first failure.
     pub(crate) fn drain(&self) -> Result<()> {
         self.all().iter().try_for_each(|group| group.drain())
+    }
+
+    /// Waits until everything on the devices has ended, messages too, for at most `timeout`.
+    ///
+    /// # Errors
+    /// The first failure; `Timeout` when the time is up first.
+    pub(crate) fn finish(&self, timeout: Option<Duration>) -> Result<()> {
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        self.all().iter().try_for_each(|group| group.finish(until))
     }
 
     /// Whether no device was used.
