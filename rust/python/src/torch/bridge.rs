@@ -105,6 +105,14 @@ pub(super) mod ffi {
         PerPair,
     }
 
+    /// Where memory lies, and the order in which an operation on it happens: `device` below 0 for the host's, else a
+    /// device's number and one of its streams.
+    #[derive(Clone, Copy)]
+    struct Place {
+        device: i32,
+        stream: usize,
+    }
+
     /// A collective with its buffers.
     struct Call<'a> {
         collective: Collective,
@@ -121,6 +129,7 @@ pub(super) mod ffi {
         counts: &'a [usize],
         recv_counts: &'a [usize],
         timeout_ms: i64,
+        place: Place,
     }
 
     /// A send, or a receive (`peer` below 0: from any rank).
@@ -130,6 +139,7 @@ pub(super) mod ffi {
         peer: i64,
         tag: u64,
         timeout_ms: i64,
+        place: Place,
     }
 
     /// How an operation that was carried out at once ended, and its number in the group.
