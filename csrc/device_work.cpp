@@ -44,12 +44,21 @@ void Passage::keep(Kept&& kept) {
   kept_.push_back(std::move(kept));
 }
 
-void Passage::copy_back() const {
+bool Passage::copy_back(const c10::Stream& stream) const {
+  const c10::impl::VirtualGuardImpl allocator(stream.device_type());
   // An operation in place on a leaf would be refused where autograd is on.
   at::AutoDispatchBelowADInplaceOrView guard;
+  bool copied = false;
   for (const Kept& part : kept_) {
-    for (const auto& [to, from] : part.copies) to.copy_(from, /*non_blocking=*/true);
+    for (const auto& [to, from] : part.copies) {
+      to.copy_(from, /*non_blocking=*/true);
+      // The copies come after the operations, whose end is all that their completions tell of.
+      allocator.recordDataPtrOnStream(to.storage().data_ptr(), stream);
+      allocator.recordDataPtrOnStream(from.storage().data_ptr(), stream);
+      copied = true;
+    }
   }
+  return copied;
 }
 
 void Passage::release() {
@@ -147,8 +156,8 @@ void DeviceWork::attach(rust::Box<Operation> operation) {
 
 void DeviceWork::launched(const Tensors& inputs) {
   const c10::StreamGuard guard(stream_);
-  passage_->copy_back();
-  if (begin_ || beside()) {
+  copied_ = passage_->copy_back(stream_);
+  if (begin_ || beside() || copied_) {
     end_.emplace(stream_.device_type(),
                  begin_ ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT);
     end_->record(stream_);
@@ -176,7 +185,7 @@ DeviceWork::FuturePointer DeviceWork::completed_future(const Tensors& inputs) co
 }
 
 bool DeviceWork::isCompleted() {
-  if (passage_->ended()) return true;
+  if (passage_->ended() && !copied_) return true;
   // An event of a graph tells nothing, and asking for it would end the capture.
   return end_ && !captured_ && end_->query();
 }

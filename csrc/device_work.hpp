@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <atomic>
 #include <memory>
@@ -43,8 +44,9 @@ class Passage {
 
   // What must stay as it is until the device has got past the call.
   void keep(Kept&& kept);
-  // Puts outputs that were received beside into place, on the current stream.
-  void copy_back() const;
+  // Puts outputs that were received beside into place, on `stream`, which is current. False if
+  // there are none.
+  bool copy_back(const c10::Stream& stream) const;
   // The tensors may go: whatever is put into the stream they came from comes after the call.
   void release();
   // The Work goes.
@@ -133,6 +135,8 @@ class DeviceWork final : public c10d::Work {
   // Written before the work is handed out, read-only afterwards.
   std::optional<c10::Event> begin_;
   std::optional<c10::Event> end_;
+  // Outputs are put into place after the operations.
+  bool copied_ = false;
   std::vector<rust::Box<Operation>> operations_;
 
   std::mutex future_mutex_;

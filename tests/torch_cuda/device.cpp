@@ -15,6 +15,7 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -39,12 +40,20 @@ struct World {
   // Free blocks by device and size, and all that were ever made with their sizes.
   std::map<std::pair<int, size_t>, std::vector<Pointer>> free;
   std::unordered_map<Pointer, std::pair<int, size_t>> blocks;
+  // Streams that use a block beside the one it came from, and freed blocks that wait for them.
+  std::unordered_map<Pointer, std::set<StreamHandle>> users;
+  std::vector<std::pair<Pointer, std::vector<EventHandle>>> deferred;
   std::vector<at::Tensor> staging;
   std::vector<uint32_t*> gates;
+  std::vector<void*> graphs;
 };
 
 thread_local int current_device = 0;
 thread_local std::map<int, int64_t> current_streams;
+
+c10::Device cuda(int64_t index) {
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
 
 StreamHandle new_stream(int priority) {
   StreamHandle handle = nullptr;
@@ -165,6 +174,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& stream) const override {
     call("cuStreamSynchronize", handle_of(stream));
   }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    const StreamHandle handle = handle_of(stream);
+    std::lock_guard lock(world().mutex);
+    world().users[reinterpret_cast<Pointer>(data.get())].insert(handle);
+  }
   // An override where torch asks, and an unused function where it does not.
   virtual bool isStreamCapturing(const c10::Stream& stream) const {
     int capturing = 0;
@@ -186,10 +200,37 @@ StreamHandle current_handle(c10::Device device) {
 
 // Memory
 
-void give_back(void* address) {
-  std::lock_guard lock(world().mutex);
-  const auto block = reinterpret_cast<Pointer>(address);
+// With the lock held.
+void free_block(Pointer block) {
   world().free[world().blocks.at(block)].push_back(block);
+}
+
+void free_deferred() {
+  std::erase_if(world().deferred, [](const auto& entry) {
+    for (const EventHandle event : entry.second) {
+      if (status_of("cuEventQuery", event) != 0) return false;
+    }
+    for (const EventHandle event : entry.second) call("cuEventDestroy_v2", event);
+    free_block(entry.first);
+    return true;
+  });
+}
+
+void give_back(void* address) {
+  const auto block = reinterpret_cast<Pointer>(address);
+  std::lock_guard lock(world().mutex);
+  const auto users = world().users.find(block);
+  if (users == world().users.end()) return free_block(block);
+  enter(world().blocks.at(block).first);
+  std::vector<EventHandle> events;
+  for (const StreamHandle stream : users->second) {
+    EventHandle event = nullptr;
+    call("cuEventCreate", &event, kDisableTiming);
+    call("cuEventRecord", event, stream);
+    events.push_back(event);
+  }
+  world().users.erase(users);
+  world().deferred.emplace_back(block, std::move(events));
 }
 
 class Cache final : public c10::Allocator {
@@ -200,6 +241,7 @@ class Cache final : public c10::Allocator {
     const size_t rounded = (bytes + 511) / 512 * 512;
     enter(current_device);
     std::lock_guard lock(world().mutex);
+    free_deferred();
     auto& free = world().free[{current_device, rounded}];
     Pointer block = 0;
     if (free.empty()) {
@@ -277,9 +319,7 @@ void install() {
 }
 
 at::Tensor make(at::IntArrayRef size, at::ScalarType dtype, int64_t device) {
-  return empty(size, dtype, std::nullopt,
-               at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)), std::nullopt,
-               std::nullopt);
+  return empty(size, dtype, std::nullopt, cuda(device), std::nullopt, std::nullopt);
 }
 
 // Puts a copy of `source`, of the CPU, into `target`, in the order of the current stream.
@@ -311,9 +351,7 @@ at::Tensor download(const at::Tensor& source) {
 }
 
 int64_t new_stream_of(int64_t device) {
-  return Guard()
-      .getNewStream(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)), 0)
-      .id();
+  return Guard().getNewStream(cuda(device), 0).id();
 }
 
 // Makes the stream current in this thread; the one that was.
@@ -322,7 +360,7 @@ int64_t use_stream(int64_t device, int64_t id) {
 }
 
 int64_t current_stream(int64_t device) {
-  return Guard().getStream(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device))).id();
+  return Guard().getStream(cuda(device)).id();
 }
 
 void synchronize(int64_t device) {
@@ -333,8 +371,7 @@ void synchronize(int64_t device) {
 // Whether all that is in the current stream has happened.
 bool is_idle(int64_t device) {
   const Guard guard;
-  return guard.queryStream(
-      guard.getStream(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device))));
+  return guard.queryStream(guard.getStream(cuda(device)));
 }
 
 // A gate that is shut. The current stream of a device may be made to stop at it, until the host
@@ -350,8 +387,7 @@ int64_t new_gate() {
 }
 
 void stop_at(int64_t gate, int64_t device) {
-  const StreamHandle stream =
-      current_handle(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
+  const StreamHandle stream = current_handle(cuda(device));
   Pointer address = 0;
   call("cuMemHostGetDevicePointer_v2", &address, static_cast<void*>(world().gates.at(gate)), 0u);
   call("cuStreamWaitValue32_v2", stream, address, uint32_t{1}, kWaitEqual);
@@ -364,12 +400,37 @@ void open(int64_t gate) {
 // Whether the block at the address has been freed, and not been given out again.
 bool is_free(int64_t address) {
   std::lock_guard lock(world().mutex);
+  free_deferred();
   const auto block = static_cast<Pointer>(address);
   const auto& free = world().free[world().blocks.at(block)];
   return std::find(free.begin(), free.end(), block) != free.end();
 }
 
+// What is put into the current stream becomes a graph, until the end of the capture.
+void begin_capture(int64_t device) {
+  call("cuStreamBeginCapture_v2", current_handle(cuda(device)), kThreadLocalCapture);
+}
+
+int64_t end_capture(int64_t device) {
+  void* graph = nullptr;
+  void* executable = nullptr;
+  call("cuStreamEndCapture", current_handle(cuda(device)), &graph);
+  call("cuGraphInstantiateWithFlags", &executable, graph, 0ull);
+  std::lock_guard lock(world().mutex);
+  world().graphs.push_back(executable);
+  return static_cast<int64_t>(world().graphs.size()) - 1;
+}
+
+// Runs a graph in the order of the current stream.
+void replay(int64_t graph, int64_t device) {
+  const auto stream = current_handle(cuda(device));
+  call("cuGraphLaunch", world().graphs.at(graph), stream);
+}
+
 TORCH_LIBRARY(emulated, library) {
+  library.def("begin_capture(int device) -> ()", begin_capture);
+  library.def("end_capture(int device) -> int", end_capture);
+  library.def("replay(int graph, int device) -> ()", replay);
   library.def("install() -> ()", install);
   library.def("make(int[] size, ScalarType dtype, int device) -> Tensor", make);
   library.def("upload(Tensor target, Tensor source) -> ()", upload);

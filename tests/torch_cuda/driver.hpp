@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -19,10 +20,13 @@ constexpr unsigned kNonBlocking = 1;
 constexpr unsigned kDisableTiming = 2;
 constexpr unsigned kHostRegisterMapped = 2;
 constexpr unsigned kWaitEqual = 1;
+constexpr unsigned kThreadLocalCapture = 1;
 
 inline void* symbol(const char* name) {
-  static void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw std::runtime_error("libcuda.so.1 was not found");
+  // A path keeps it from those who look for a driver by its name.
+  static const char* path = std::getenv("EMULATED_DRIVER");
+  static void* library = dlopen(path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) throw std::runtime_error(dlerror());
   void* found = dlsym(library, name);
   if (found == nullptr) throw std::runtime_error(std::string("the driver has no ") + name);
   return found;
