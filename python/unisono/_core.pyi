@@ -117,6 +117,7 @@ class Options:
         lend_bytes: int | str | None = None,
         heap_bytes: int | str | None = None,
         eager_bytes: int | str | None = None,
+        window_bytes: int | str | None = None,
         spin_us: int | str | None = None,
         threads: int | str | None = None,
         secret_file: str | PathLike[str] | None = None,

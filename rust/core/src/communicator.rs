@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::Memory;
 use crate::config::Config;
+use crate::device::{self, DeviceGroup, Devices};
 use crate::engine::{Completion, Group, Request, WorkState};
 use crate::error::{Error, Result};
 use crate::heap;
 use crate::rendezvous::store::Store;
-use crate::types::{DataType, DeviceStream, Rank};
+use crate::types::{Collective, DataType, DeviceStream, Rank};
 
 /// How long a wait for operations of several groups stays with one of them.
 const TURN: Duration = Duration::from_micros(200);
@@ -25,6 +26,7 @@ const TURN: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 pub struct Communicator {
     group: Arc<Group>,
+    devices: Devices,
 }
 
 impl Communicator {
@@ -51,7 +53,10 @@ impl Communicator {
     }
 
     fn new(group: Arc<Group>) -> Self {
-        Self { group }
+        Self {
+            devices: Devices::new(&group),
+            group,
+        }
     }
 
     /// This process's number in the group.
@@ -74,11 +79,13 @@ impl Communicator {
     /// The request's memory keeps the promise of [`Memory::from_raw_parts`] until the operation has completed,
     /// also when the returned [`Work`] is dropped.
     pub unsafe fn start(&self, request: Request, completion: Option<Completion>) -> Result<Work> {
+        if request.stream.is_some() {
+            let started = self.devices.submit(request, completion)?;
+            return Ok(self.on_device(started));
+        }
+        device::refuse_device_memory(&request)?;
         let state = self.group.submit(request, completion, true)?;
-        Ok(Work {
-            group: Arc::clone(&self.group),
-            state,
-        })
+        Ok(self.on_host(state))
     }
 
     /// As [`Communicator::start`], for a caller that drives the operation itself: it calls [`Work::wait`] at once.
@@ -90,14 +97,17 @@ impl Communicator {
     /// # Safety
     /// As for [`Communicator::start`].
     pub unsafe fn begin(&self, request: Request) -> Result<Work> {
+        if request.stream.is_some() {
+            let started = self.devices.submit(request, None)?;
+            return Ok(self.on_device(started));
+        }
+        self.prepare(&request)?;
         let state = self.group.begin_now(request)?;
-        Ok(Work {
-            group: Arc::clone(&self.group),
-            state,
-        })
+        Ok(self.on_host(state))
     }
 
-    /// Carries out a collective in the calling thread. Returns its number in the group.
+    /// Carries out a collective in the calling thread. Returns its number in the group. On device memory it returns when
+    /// the operation is enqueued. A barrier without a stream comes after all that is under way on devices here.
     ///
     /// # Errors
     /// As [`Communicator::start`], and whatever ends the operation.
@@ -105,7 +115,35 @@ impl Communicator {
     /// # Safety
     /// As for [`Communicator::start`]; the operation has completed when this returns.
     pub unsafe fn run(&self, request: Request) -> Result<u64> {
+        if request.stream.is_some() {
+            return Ok(self.devices.submit(request, None)?.1.sequence);
+        }
+        self.prepare(&request)?;
         self.group.run(request)
+    }
+
+    /// What comes before an operation on the host that the caller drives.
+    fn prepare(&self, request: &Request) -> Result<()> {
+        if request.collective == Collective::Barrier && !self.devices.is_empty() {
+            self.devices.drain()?;
+        }
+        device::refuse_device_memory(request)
+    }
+
+    fn on_host(&self, state: Arc<WorkState>) -> Work {
+        Work {
+            group: Arc::clone(&self.group),
+            device: None,
+            state,
+        }
+    }
+
+    fn on_device(&self, (device, state): device::Started) -> Work {
+        Work {
+            group: Arc::clone(&self.group),
+            device: Some(device),
+            state,
+        }
     }
 
     /// How long `request` would take, without carrying it out: its plans are simulated with typical costs of memory
@@ -123,9 +161,12 @@ impl Communicator {
     }
 
     /// What the communicator holds on this rank: `links` that are open, `link_bytes` and `scratch_bytes` of memory,
-    /// `operations` under way, `plans` kept.
+    /// `operations` under way, `plans` kept; `device_bytes` of device memory and `pinned_bytes` of the host's for them, and
+    /// `device_operations` under way there.
     pub fn memory(&self) -> Vec<(&'static str, u64)> {
-        self.group.memory()
+        let mut memory = self.group.memory();
+        memory.extend(self.devices.memory());
+        memory
     }
 
     /// Starts to send `memory`, whole elements of `dtype`, to rank `to`.
@@ -146,11 +187,13 @@ impl Communicator {
         tag: u64,
         options: PointToPoint,
     ) -> Result<Work> {
+        if options.stream.is_some() {
+            let started = self.devices.send(dtype, &memory, (to, tag), options)?;
+            return Ok(self.on_device(started));
+        }
+        device::refuse_memory(&memory, "buffer")?;
         let state = self.group.send(dtype, memory, (to, tag), options)?;
-        Ok(Work {
-            group: Arc::clone(&self.group),
-            state,
-        })
+        Ok(self.on_host(state))
     }
 
     /// Starts to receive into `memory`, whole elements of `dtype`, from rank `from`, or from any (`None`). The
@@ -169,11 +212,13 @@ impl Communicator {
         tag: u64,
         options: PointToPoint,
     ) -> Result<Work> {
+        if options.stream.is_some() {
+            let started = self.devices.receive(dtype, &memory, (from, tag), options)?;
+            return Ok(self.on_device(started));
+        }
+        device::refuse_memory(&memory, "buffer")?;
         let state = self.group.receive(dtype, memory, (from, tag), options)?;
-        Ok(Work {
-            group: Arc::clone(&self.group),
-            state,
-        })
+        Ok(self.on_host(state))
     }
 
     /// As [`Communicator::send`], in the calling thread, until the memory may be used again.
@@ -190,6 +235,7 @@ impl Communicator {
         (to, tag): (Rank, u64),
         timeout: Option<Duration>,
     ) -> Result<()> {
+        device::refuse_memory(&memory, "buffer")?;
         self.group.send_now(dtype, memory, (to, tag), timeout)
     }
 
@@ -207,6 +253,7 @@ impl Communicator {
         (from, tag): (Option<Rank>, u64),
         timeout: Option<Duration>,
     ) -> Result<Rank> {
+        device::refuse_memory(&memory, "buffer")?;
         self.group.receive_now(dtype, memory, (from, tag), timeout)
     }
 
@@ -255,19 +302,21 @@ impl Communicator {
         self.group.error()
     }
 
-    /// The number of the last collective that was started here.
+    /// The number of the last collective that was started here. Those on device memory are counted apart, and added.
     pub fn sequence(&self) -> u64 {
-        self.group.sequence()
+        self.group.sequence() + self.devices.sequence()
     }
 
     /// Ends every operation on every rank with an error that gives `reason`.
     pub fn abort(&self, reason: &str) {
+        self.devices.abort(reason);
         self.group.abort(reason);
     }
 
     /// Leaves the group in good order: operations still under way here fail, data already sent stays readable for
     /// the others. Idempotent.
     pub fn close(&self) {
+        self.devices.close();
         self.group.close();
     }
 
@@ -300,17 +349,24 @@ pub struct PointToPoint {
 #[derive(Clone, Debug)]
 pub struct Work {
     group: Arc<Group>,
+    /// Of an operation on device memory.
+    device: Option<Arc<DeviceGroup>>,
     state: Arc<WorkState>,
 }
 
 impl Work {
-    /// Whether the operation has ended, well or not.
+    /// Whether the operation has ended, well or not. One on device memory ends when its stream has got past it.
     pub fn is_done(&self) -> bool {
-        self.state.result().is_some()
+        self.result().is_some()
     }
 
     /// The result, if it has ended.
     pub fn result(&self) -> Option<Result<()>> {
+        if self.state.result().is_none()
+            && let Some(device) = &self.device
+        {
+            device.settle();
+        }
         self.state.result().cloned()
     }
 
@@ -319,7 +375,10 @@ impl Work {
     /// # Errors
     /// The operation's own; or `Timeout` when `timeout` runs out first, after which the operation goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
-        self.group.wait(&self.state, timeout)
+        match &self.device {
+            Some(device) => device.wait(&self.state, timeout),
+            None => self.group.wait(&self.state, timeout),
+        }
     }
 
     /// Waits until one of `works` has ended, well or not, driving their groups from this thread meanwhile. Returns which
@@ -334,6 +393,9 @@ impl Work {
         let Some(first) = works.first() else {
             return Ok(None);
         };
+        if works.iter().any(|work| work.device.is_some()) {
+            return Self::wait_any_by_looking(works, timeout);
+        }
         let of = |group: &Arc<Group>| -> Vec<&WorkState> {
             let same = works.iter().filter(|work| Arc::ptr_eq(&work.group, group));
             same.map(|work| &*work.state).collect()
@@ -357,9 +419,34 @@ impl Work {
         Ok(None)
     }
 
+    /// As [`Work::wait_any`], where streams are awaited: nobody drives those.
+    fn wait_any_by_looking(
+        works: &[&Self],
+        timeout: Option<Duration>,
+    ) -> Result<Option<(usize, Result<()>)>> {
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut looks = 0;
+        loop {
+            let ended = |(at, work): (usize, &&Self)| Some((at, work.result()?));
+            if let Some(ended) = works.iter().enumerate().find_map(ended) {
+                return Ok(Some(ended));
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(None);
+            }
+            for work in works.iter().filter(|work| work.device.is_none()) {
+                work.group.wait_any(&[&work.state], Some(device::TURN))?;
+            }
+            device::pause(&mut looks);
+        }
+    }
+
     /// What the group waits for on this rank now, in words, for reports of a wait that was given up.
     pub fn waits_for(&self) -> String {
-        self.group.waits()
+        match &self.device {
+            Some(device) => device.describe(),
+            None => self.group.waits(),
+        }
     }
 
     /// The rank a message came from, once a receive has completed.

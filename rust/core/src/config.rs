@@ -116,6 +116,8 @@ settings! {
         "Memory that peers read in place grows to this much per process; auto is half of the machine's or container's.";
     eager_bytes: Bytes, "UNISONO_EAGER_BYTES", "64K", "bytes, such as 65536 or 64K", true,
         "A send up to this size leaves at once; a larger one waits until its receive is posted.";
+    window_bytes: Bytes, "UNISONO_WINDOW_BYTES", "16M", "bytes, such as 16M; 0 for none", true,
+        "Collectives on a GPU go through twice this much of its memory per rank; with 0 they go through the host's.";
     spin_us: Option<u64>, "UNISONO_SPIN_US", "auto", "auto, or microseconds", false,
         "A wait spins this long before it sleeps: more lowers latency, and burns a core that others may need.";
     threads: Threads, "UNISONO_THREADS", "1", "1 to 64", true,

@@ -13,6 +13,7 @@
 //! - [`rendezvous`]: how the ranks of a job find each other (stores, launchers) and who may join (handshake).
 //! - `engine`: runs plans over links. One progress thread per process; a blocking call drives its own operation.
 //! - `health`: what went wrong, in words.
+//! - `device`: operations on device memory, enqueued on the caller's streams.
 //! - [`communicator`]: the group and its collectives, which the doors (torch, Python, C) call.
 //!
 //! The paved path:
@@ -32,6 +33,7 @@
 pub mod buffer;
 pub mod communicator;
 pub mod config;
+mod device;
 mod engine;
 pub mod error;
 mod fork;

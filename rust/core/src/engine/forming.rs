@@ -17,6 +17,7 @@ use crate::transport::endpoint::{Address, Endpoint, EndpointOptions, Gate, Lane,
 use crate::transport::{Link, local};
 use crate::types::{DataType, Rank};
 
+use super::beneath::Nursery;
 use super::calibrate;
 use super::group::{Group, Mail, Member, Membership};
 use super::links::Slot;
@@ -80,6 +81,7 @@ impl Group {
             endpoint: Mutex::new(Some(endpoint)),
             topology: Topology::from_hosts(&hosts, roster.costs.cores()),
             costs: roster.costs.costs(),
+            nursery: None,
         };
         Self::enter(rank, membership, config)
     }
@@ -102,6 +104,7 @@ impl Group {
     pub(crate) fn local(world: usize, config: &Config) -> Result<Vec<Arc<Self>>> {
         let key = GroupKey::random()?;
         let costs = calibrate::costs().rounded(cores());
+        let nursery = Arc::new(Nursery::default());
         let groups = (0..world)
             .map(|rank| {
                 let member = |rank| Member {
@@ -114,6 +117,7 @@ impl Group {
                     endpoint: Mutex::new(None),
                     topology: Topology::one_host(world, costs.cores()),
                     costs: costs.costs(),
+                    nursery: Some(Arc::clone(&nursery)),
                 };
                 Self::assemble(rank, membership, config.clone())
             })
@@ -181,10 +185,10 @@ impl Group {
         let Some(rank) = ranks.iter().position(|rank| *rank == self.rank) else {
             return Ok(None);
         };
-        if endpoint.is_none() && ranks.len() > 1 {
-            return Err(Error::unsupported(
-                "a group inside one process cannot be split",
-            ));
+        if let Some(nursery) = &self.membership.nursery {
+            let group = nursery.take(ranks, label, rank, &self.config)?;
+            group.set_timeout(self.timeout());
+            return Ok(Some(group));
         }
         let membership = Membership {
             members: ranks
@@ -195,6 +199,7 @@ impl Group {
             endpoint: Mutex::new(endpoint),
             topology: self.membership.topology.subset(ranks),
             costs: self.membership.costs,
+            nursery: None,
         };
         let group = Self::enter(rank, membership, self.config.clone())?;
         group.set_timeout(self.timeout());

@@ -21,6 +21,7 @@ use crate::transport::endpoint::{Address, Endpoint, Lane};
 use crate::transport::{Link, Notice};
 use crate::types::{Collective, DataType, Rank};
 
+use super::beneath::Nursery;
 use super::executor::{Execution, Likeness, Prepared};
 use super::links::LinkTable;
 use super::matching::{Finished, Matching};
@@ -47,6 +48,8 @@ pub(crate) struct Membership {
     pub(crate) topology: Topology,
     /// What things cost, as rank 0 of the group that all members came from measured it.
     pub(crate) costs: Costs,
+    /// Where its parts come from, inside one process.
+    pub(super) nursery: Option<Arc<Nursery>>,
 }
 
 impl Membership {
@@ -249,12 +252,12 @@ impl Group {
     }
 
     /// `rank 3 (host node7, pid 4321)`.
-    pub(super) fn name_of(&self, rank: Rank) -> String {
+    pub(crate) fn name_of(&self, rank: Rank) -> String {
         format!("rank {rank} ({})", self.membership.members[rank].label)
     }
 
     /// Refuses work on a group that is dead, closed, or inherited by a fork.
-    pub(super) fn check_alive(&self) -> Result<()> {
+    pub(crate) fn check_alive(&self) -> Result<()> {
         super::forming::check_process()?;
         if let Some((first, _)) = self.failure.get() {
             let mut error = first.clone();

@@ -7,6 +7,7 @@
 //! under way and nobody leading. No step blocks, so groups never block each other.
 
 mod at_once;
+mod beneath;
 mod calibrate;
 mod completions;
 mod estimate;
@@ -29,6 +30,7 @@ mod wait;
 mod wire;
 mod work;
 
+pub(crate) use beneath::Identity;
 pub(crate) use group::Group;
 pub use request::{Request, Sizes};
 pub use staff::wait_for_threads;

@@ -264,7 +264,7 @@ impl Group {
         })
     }
 
-    pub(super) fn check_rank(&self, rank: Rank, what: &str) -> Result<()> {
+    pub(crate) fn check_rank(&self, rank: Rank, what: &str) -> Result<()> {
         if rank >= self.world {
             return Err(Error::invalid(format!(
                 "{what} rank {rank}: the group has {} ranks",

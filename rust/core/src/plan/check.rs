@@ -19,8 +19,8 @@
 //! test too. For the same reason a plan that completes within a window completes in any larger one and over
 //! links that do hold something.
 
-mod contract;
-mod expression;
+pub(in crate::plan) mod contract;
+pub(in crate::plan) mod expression;
 #[cfg(test)]
 mod tests;
 

@@ -33,9 +33,11 @@ mod halving;
 mod ring;
 pub mod select;
 pub mod simulate;
+pub mod staged;
 #[cfg(test)]
 mod tests;
 mod tree;
+pub mod windows;
 
 use std::fmt;
 

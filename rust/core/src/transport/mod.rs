@@ -3,8 +3,12 @@
 //! A link never blocks and never interprets the bytes it carries. Beside the stream it has a *control channel*
 //! that is never behind data: it carries the peer's farewell, abort notice and position, and ends when the peer's process
 //! ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`].
+//!
+//! [`cuda`] is no link: it is what operations on device memory are made of, between ranks whose links tell of each
+//! other's end.
 
 pub mod control;
+pub mod cuda;
 pub mod endpoint;
 pub mod local;
 pub mod shm;
@@ -15,6 +19,7 @@ mod suite;
 
 use std::os::fd::BorrowedFd;
 
+pub use self::shm::Page;
 use crate::error::{Code, Result};
 
 /// What the peer last said, or did, on the control channel.
@@ -186,6 +191,11 @@ pub trait Link: Send {
 
     /// What the peer last said it is in, once; [`Link::peer_state`] reads it in.
     fn take_position(&mut self) -> Option<Position>;
+
+    /// A page of memory that both ends have mapped, where the transport has such; the same on every call.
+    fn page(&self) -> Option<Page> {
+        None
+    }
 
     /// Bytes of memory that this side holds for the link.
     fn memory(&self) -> usize;

@@ -33,7 +33,7 @@ fn pair_counts(shape: &Shape) -> (Vec<usize>, Vec<usize>) {
 }
 
 /// The input and output of a rank before the first step.
-pub(super) fn initial(shape: &Shape, expressions: &mut Expressions) -> (Vec<Id>, Vec<Id>) {
+pub(in crate::plan) fn initial(shape: &Shape, expressions: &mut Expressions) -> (Vec<Id>, Vec<Id>) {
     let rank = shape.rank;
     let is_root = rank == shape.root;
     let (input, output) = match shape.collective {
@@ -82,13 +82,17 @@ pub(super) fn initial(shape: &Shape, expressions: &mut Expressions) -> (Vec<Id>,
 }
 
 /// What an output element must be at the end.
-pub(super) enum Want {
+pub(in crate::plan) enum Want {
     Exactly(Id),
     SumOf(usize),
 }
 
 /// What the output of a rank must be at the end.
-pub(super) fn expected(shapes: &[Shape], rank: Rank, expressions: &mut Expressions) -> Vec<Want> {
+pub(in crate::plan) fn expected(
+    shapes: &[Shape],
+    rank: Rank,
+    expressions: &mut Expressions,
+) -> Vec<Want> {
     let shape = &shapes[rank];
     let mut block = |of: Rank, first: usize, len: usize| -> Vec<Want> {
         (first..first + len)

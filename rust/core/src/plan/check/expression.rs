@@ -6,29 +6,29 @@ use super::MAX_WORLD;
 use crate::types::Rank;
 
 /// The number of an expression; 0 stands for "not initialised".
-pub(super) type Id = u32;
-pub(super) const UNINITIALISED: Id = 0;
+pub(in crate::plan) type Id = u32;
+pub(in crate::plan) const UNINITIALISED: Id = 0;
 
 #[derive(Clone, Copy)]
-pub(super) struct Expression {
+pub(in crate::plan) struct Expression {
     /// The element of the reduction that it is about; for contributions, its place in the rank's input.
-    pub(super) element: usize,
+    pub(in crate::plan) element: usize,
     /// The ranks whose contributions are in it.
-    pub(super) contributors: u128,
-    pub(super) kind: Kind,
+    pub(in crate::plan) contributors: u128,
+    pub(in crate::plan) kind: Kind,
     /// Whether it is `((a op b) op c) op ...` with ranks ascending.
-    pub(super) in_rank_order: bool,
+    pub(in crate::plan) in_rank_order: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::plan) enum Kind {
     Contribution,
     Sum,
     Finished,
 }
 
 /// All expressions of a run, each once.
-pub(super) struct Expressions {
+pub(in crate::plan) struct Expressions {
     all: Vec<Expression>,
     contributions: HashMap<(Rank, usize), Id>,
     sums: HashMap<(Id, Id), Id>,
@@ -36,7 +36,7 @@ pub(super) struct Expressions {
 }
 
 impl Expressions {
-    pub(super) fn new() -> Self {
+    pub(in crate::plan) fn new() -> Self {
         let nothing = Expression {
             element: 0,
             contributors: 0,
@@ -51,7 +51,7 @@ impl Expressions {
         }
     }
 
-    pub(super) fn get(&self, id: Id) -> Expression {
+    pub(in crate::plan) fn get(&self, id: Id) -> Expression {
         self.all[id as usize]
     }
 
@@ -60,7 +60,7 @@ impl Expressions {
         Id::try_from(all.len() - 1).expect("fewer than 2^32 expressions")
     }
 
-    pub(super) fn contribution(&mut self, rank: Rank, element: usize) -> Id {
+    pub(in crate::plan) fn contribution(&mut self, rank: Rank, element: usize) -> Id {
         let all = &mut self.all;
         *self
             .contributions
@@ -76,7 +76,7 @@ impl Expressions {
             })
     }
 
-    pub(super) fn sum(&mut self, left: Id, right: Id) -> Result<Id, String> {
+    pub(in crate::plan) fn sum(&mut self, left: Id, right: Id) -> Result<Id, String> {
         let (l, r) = (self.get(left), self.get(right));
         if l.kind == Kind::Finished || r.kind == Kind::Finished {
             return Err("reduces a sum that is finished already".into());
@@ -107,7 +107,7 @@ impl Expressions {
         }))
     }
 
-    pub(super) fn finish(&mut self, sum: Id, everybody: u128) -> Result<Id, String> {
+    pub(in crate::plan) fn finish(&mut self, sum: Id, everybody: u128) -> Result<Id, String> {
         let expression = self.get(sum);
         if expression.kind == Kind::Finished {
             return Err(format!("finishes element {} twice", expression.element));
@@ -131,11 +131,11 @@ impl Expressions {
 }
 
 /// The members of a set of ranks.
-pub(super) fn ranks(set: u128) -> Vec<Rank> {
+pub(in crate::plan) fn ranks(set: u128) -> Vec<Rank> {
     (0..MAX_WORLD).filter(|rank| set >> rank & 1 == 1).collect()
 }
 
 /// The set of all ranks.
-pub(super) fn everybody(world: usize) -> u128 {
+pub(in crate::plan) fn everybody(world: usize) -> u128 {
     u128::MAX >> (MAX_WORLD - world)
 }

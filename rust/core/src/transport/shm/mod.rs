@@ -9,6 +9,7 @@
 mod loans;
 #[cfg(all(test, loom))]
 mod model;
+mod page;
 mod ring;
 mod segment;
 mod slots;
@@ -19,6 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use self::loans::{Borrower, Lender, Run};
+pub use self::page::Page;
 use self::ring::{Consumer, Producer};
 use self::segment::{BoardMemory, RingMemory, Segment};
 pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
@@ -39,6 +41,7 @@ pub struct ShmLink {
     /// What attempts since the last sleep lacked.
     lacks: Lacks,
     control: Control,
+    page: Page,
     name: &'static str,
 }
 
@@ -100,6 +103,7 @@ impl ShmLink {
             borrower: Borrower::new(segment.board(incoming), peer_process(&control)),
             lacks: Lacks::default(),
             control: Control::with_segments(control),
+            page: segment.page(),
             name,
         }
     }
@@ -343,6 +347,10 @@ impl Link for ShmLink {
 
     fn take_position(&mut self) -> Option<Position> {
         self.control.take_position()
+    }
+
+    fn page(&self) -> Option<Page> {
+        Some(self.page.clone())
     }
 
     fn memory(&self) -> usize {

@@ -1,4 +1,4 @@
-//! The memory two ranks of a host share: a header and two rings, one for each direction.
+//! The memory two ranks of a host share: a header, slots and rings for both directions, and a page for others' use.
 //!
 //! The segment is a memfd: it has no name, and goes when the last process that maps it does,
 //! however that ends. It is sealed against changing its size before the peer sees it, and the peer
@@ -16,6 +16,7 @@ use rustix::fs::{self, MemfdFlags, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::loans::Ledger;
+use super::page::Page;
 use super::ring::Memory;
 use super::slots::{Board, ROOM, SLOT, SLOTS};
 use crate::error::{Code, Error, Result};
@@ -27,11 +28,13 @@ pub const MIN_CAPACITY: usize = 64;
 pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// `unisono` and the version of this layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x03");
 /// Where the slots begin: after a page for the header and the words of both directions.
 const BOARDS: usize = 4096;
-/// Where the first ring's bytes begin: at a page, after the slots of both directions.
-const DATA: usize = (BOARDS + 2 * SLOTS * SLOT).next_multiple_of(4096);
+/// Where the page begins that is not the transport's own ([`Page`]), after the slots of both directions.
+const PAGE: usize = (BOARDS + 2 * SLOTS * SLOT).next_multiple_of(4096);
+/// Where the first ring's bytes begin.
+const DATA: usize = PAGE + Page::BYTES;
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
@@ -191,6 +194,13 @@ impl Segment {
             capacity: self.capacity,
             _segment: Arc::clone(self),
         }
+    }
+
+    /// The page that is not the transport's own.
+    pub(super) fn page(self: &Arc<Self>) -> Page {
+        // SAFETY: the page lies within the mapping, between the slots and `DATA`, at a multiple of its length from the
+        // beginning, which is page aligned; nothing else touches it.
+        unsafe { Page::new(Arc::clone(self), self.base.add(PAGE)) }
     }
 
     /// The slots and the account of loans of one direction, numbered as rings are.

@@ -1,0 +1,141 @@
+//! Work on memory, collected until the order demands that it be enqueued: runs of bytes, few of them one by one, many in
+//! one launch.
+
+use crate::buffer::Memory;
+use crate::engine::Request;
+use crate::error::{Error, Result};
+use crate::plan::{Buffer, Span};
+use crate::transport::cuda::driver::{Device, Stream, check_buffer};
+use crate::transport::cuda::kernels::{self, Segment};
+
+/// Up to so many copies are enqueued one by one.
+const FEW: usize = 2;
+
+/// Pieces of a buffer that are looked at, from its beginning and its end.
+const LOOKED_AT: usize = 8;
+
+/// Copies to be enqueued together: none reads or writes what another one writes.
+#[derive(Default)]
+pub(super) struct Copies {
+    segments: Vec<Segment>,
+}
+
+impl Copies {
+    /// `bytes` bytes from `from` to `to`.
+    pub(super) fn push(&mut self, from: u64, to: u64, bytes: usize) {
+        if bytes > 0 && from != to {
+            self.segments.push(Segment {
+                from,
+                to,
+                bytes: bytes as u64,
+            });
+        }
+    }
+
+    /// `bytes` bytes of `memory` from `offset` on, to `to`.
+    pub(super) fn gather(&mut self, memory: &Memory, offset: usize, bytes: usize, to: u64) {
+        for_each_run(memory, offset, bytes, |done, address, run| {
+            self.push(address, to + done as u64, run);
+        });
+    }
+
+    /// `bytes` bytes from `from`, to `memory` from `offset` on.
+    pub(super) fn scatter(&mut self, from: u64, memory: &Memory, offset: usize, bytes: usize) {
+        for_each_run(memory, offset, bytes, |done, address, run| {
+            self.push(from + done as u64, address, run);
+        });
+    }
+
+    /// Between two places of the caller's memory.
+    pub(super) fn between(
+        &mut self,
+        (from, from_offset): (&Memory, usize),
+        (to, to_offset): (&Memory, usize),
+        bytes: usize,
+    ) {
+        for_each_run(from, from_offset, bytes, |done, address, run| {
+            self.scatter(address, to, to_offset + done, run);
+        });
+    }
+
+    /// Enqueues them.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub(super) fn flush(&mut self, stream: &Stream) -> Result<()> {
+        if self.segments.len() <= FEW {
+            for segment in self.segments.drain(..) {
+                stream.copy(segment.to, segment.from, segment.bytes as usize)?;
+            }
+            return Ok(());
+        }
+        let copied = kernels::copy(stream, &self.segments);
+        self.segments.clear();
+        copied
+    }
+}
+
+/// Calls `visit` with each contiguous run of `bytes` bytes from `offset` on: how much came before it, its address, its
+/// length.
+pub(super) fn for_each_run(
+    memory: &Memory,
+    offset: usize,
+    bytes: usize,
+    mut visit: impl FnMut(usize, u64, usize),
+) {
+    let mut done = 0;
+    while done < bytes {
+        let (address, run) = memory.place(offset + done, bytes - done);
+        visit(done, address as u64, run);
+        done += run;
+    }
+}
+
+/// As [`for_each_run`], with a visitor that may fail.
+pub(super) fn try_each_run(
+    memory: &Memory,
+    offset: usize,
+    bytes: usize,
+    mut visit: impl FnMut(usize, u64, usize) -> Result<()>,
+) -> Result<()> {
+    let mut result = Ok(());
+    for_each_run(memory, offset, bytes, |done, address, run| {
+        if result.is_ok() {
+            result = visit(done, address, run);
+        }
+    });
+    result
+}
+
+/// The caller's memory that a span is of, and the span's place in it in bytes.
+pub(super) fn locate(request: &Request, span: Span) -> Result<(&Memory, usize)> {
+    let memory = match span.buffer {
+        Buffer::Input => request.input.as_ref(),
+        Buffer::Output => request.output.as_ref(),
+        Buffer::Scratch => None,
+    };
+    let memory = memory.ok_or_else(|| {
+        Error::internal(format!("{}: a plan for other buffers", request.collective))
+    })?;
+    Ok((memory, span.offset * request.dtype.size()))
+}
+
+/// Refuses memory that is not `device`'s, as far as the driver can tell.
+///
+/// # Errors
+/// `InvalidArgument`, saying what it is instead.
+pub(super) fn check_memory(device: &'static Device, memory: &Memory, what: &str) -> Result<()> {
+    let mut runs = Vec::new();
+    for_each_run(memory, 0, memory.len(), |_, address, run| {
+        runs.push((address, run));
+    });
+    let skipped = runs.len().saturating_sub(LOOKED_AT);
+    let looked_at = runs.iter().enumerate().filter(|(at, _)| {
+        let first = LOOKED_AT / 2;
+        *at < first || *at >= first + skipped
+    });
+    for (_, (address, run)) in looked_at {
+        check_buffer(device, *address, *run, what)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,441 @@
+//! The direct way: ranks of one host whose devices read each other's windows. An operation is enqueued whole on the
+//! caller's stream; ranks meet there by words in pages that they share, and no host waits for anything.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::engine::{Request, Sizes};
+use crate::error::{Error, Result};
+use crate::plan::windows::{self, HALVES, Peers, Place, Plan, Room, Shots, Step, What};
+use crate::plan::{Buffer, Shape, Span};
+use crate::transport::cuda::driver::Stream;
+use crate::transport::cuda::flags::{Batch, Flags, Signal, Spot};
+use crate::transport::cuda::kernels;
+use crate::transport::cuda::window::Windows;
+use crate::types::{Collective, Rank, ReduceOp};
+
+use super::copies::{Copies, locate, try_each_run};
+use super::words::{Word, Words};
+
+/// Work on memory is fastest from multiples of so many bytes on.
+const ALIGNMENT: usize = 16;
+
+/// From this size on two shots are better where they save anything.
+const TWO_SHOTS_FROM: usize = 256 << 10;
+
+/// Plans kept for reuse; beyond it the cache starts anew.
+const CACHED_PLANS: usize = 256;
+
+/// What a group has that goes the direct way.
+pub(super) struct Direct {
+    pub(super) flags: Flags,
+    /// `None` in a world of one.
+    pub(super) windows: Option<Windows>,
+    /// Bytes of a half.
+    pub(super) half: usize,
+    /// How many devices the ranks have together.
+    pub(super) devices: usize,
+}
+
+/// Plans by what they were made from.
+pub(super) type Plans = FxHashMap<PlanKey, Arc<Plan>>;
+
+/// Everything that a plan for even counts depends on, beside the group.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct PlanKey {
+    collective: Collective,
+    count: usize,
+    size: usize,
+    root: Rank,
+    in_place: bool,
+    premultiplied: bool,
+}
+
+/// An operation on its way into a stream.
+pub(super) struct Ticket<'a> {
+    pub(super) request: &'a Request,
+    pub(super) plan: &'a Plan,
+    pub(super) number: u64,
+    pub(super) rank: Rank,
+    pub(super) world: usize,
+    /// The last operation's number, when that was on another stream.
+    pub(super) after: Option<u64>,
+    /// It becomes part of a graph: it may be carried out many times, and nobody is told how far it has come.
+    pub(super) captured: bool,
+}
+
+impl Direct {
+    /// The plan of a request, and which shots it takes; the same on all ranks.
+    ///
+    /// # Errors
+    /// `Internal` for what should have been refused before.
+    pub(super) fn plan(
+        &self,
+        request: &Request,
+        shape: &Shape,
+        plans: &mut Plans,
+    ) -> Result<Arc<Plan>> {
+        let size = request.dtype.size();
+        let premultiplied = matches!(request.op, Some(ReduceOp::PremulSum(_)));
+        let key = match &request.sizes {
+            Sizes::Even(count) => Some(PlanKey {
+                collective: request.collective,
+                count: *count,
+                size,
+                root: request.root,
+                in_place: shape.in_place,
+                premultiplied,
+            }),
+            _ => None,
+        };
+        if let Some(plan) = key.as_ref().and_then(|key| plans.get(key)) {
+            return Ok(Arc::clone(plan));
+        }
+        let align = (ALIGNMENT / size).max(1);
+        let room = Room {
+            half: self.half / size,
+            align,
+        };
+        let shots = self.shots(request, shape);
+        let plan = windows::build(shape, &room, shots, premultiplied).ok_or_else(|| {
+            Error::internal(format!("no plan over windows for {}", request.collective))
+        })?;
+        let plan = Arc::new(plan);
+        if let Some(key) = key {
+            if plans.len() >= CACHED_PLANS {
+                plans.clear();
+            }
+            plans.insert(key, Arc::clone(&plan));
+        }
+        Ok(plan)
+    }
+
+    /// Counted in what crosses the memory of one device, or the wires between several.
+    fn shots(&self, request: &Request, shape: &Shape) -> Shots {
+        let bytes = match request.sizes {
+            Sizes::Even(count) => count * request.dtype.size(),
+            _ => 0,
+        };
+        let pays = match request.collective {
+            // With two ranks a half of everything is read in either case.
+            Collective::AllReduce => shape.world > 2,
+            // Between devices, a root's wire is the bottleneck; within one there is none.
+            Collective::Reduce | Collective::Broadcast => shape.world > 2 && self.devices > 1,
+            _ => false,
+        };
+        match pays && bytes >= TWO_SHOTS_FROM {
+            true => Shots::Two,
+            false => Shots::One,
+        }
+    }
+
+    /// Puts an operation into a stream.
+    ///
+    /// # Errors
+    /// Those of the driver, after which the stream may hold a part of it.
+    pub(super) fn enqueue(&self, ticket: &Ticket, stream: &Stream, words: &Words) -> Result<()> {
+        let mut queue = Queueing {
+            direct: self,
+            ticket,
+            stream,
+            words,
+            copies: Copies::default(),
+            batch: Some(self.flags.batch()),
+        };
+        if !ticket.captured {
+            queue.batch(|batch| {
+                let batch = match ticket.after {
+                    Some(number) => {
+                        batch.wait_at_least(words.address(Word::Ordered), number as u32)
+                    }
+                    None => batch,
+                };
+                batch.write(words.address(Word::Begun), ticket.number as u32)
+            })?;
+        }
+        for (index, step) in ticket.plan.steps.iter().enumerate() {
+            queue.step(index, step)?;
+        }
+        if !ticket.captured {
+            queue.batch(|batch| {
+                batch
+                    .write(words.address(Word::Done), ticket.number as u32)
+                    .write(words.address(Word::Ordered), ticket.number as u32)
+            })?;
+        }
+        queue.meet()?;
+        queue.copies.flush(stream)
+    }
+
+    /// Whom the stream waits for at `step` of a plan, and in words for what.
+    pub(super) fn missing(
+        &self,
+        step: &Step,
+        number: u64,
+        (rank, world): (Rank, usize),
+    ) -> (Vec<Rank>, &'static str) {
+        match *step {
+            Step::Claim { half, .. } => (
+                self.flags.missing(
+                    Signal::Empty,
+                    spot(half, number, What::Contributions),
+                    Peers::others(rank, world).iter(),
+                ),
+                "to have read what an earlier operation left",
+            ),
+            Step::Await { half, what, from } => (
+                self.flags
+                    .missing(Signal::Full, spot(half, number, what), from.iter()),
+                match what {
+                    What::Contributions => "to contribute",
+                    What::Results => "to finish its part",
+                },
+            ),
+            _ => (Vec::new(), ""),
+        }
+    }
+}
+
+/// Which flags a step means. Operations begin with the halves in turn.
+fn spot(half: usize, number: u64, what: What) -> Spot {
+    Spot {
+        half: half_of(half, number),
+        meeting: match what {
+            What::Contributions => 0,
+            What::Results => 1,
+        },
+    }
+}
+
+fn half_of(half: usize, number: u64) -> usize {
+    (half + (number % HALVES as u64) as usize) % HALVES
+}
+
+/// A stream being filled: at any time either copies or meetings are collected, not both.
+struct Queueing<'a> {
+    direct: &'a Direct,
+    ticket: &'a Ticket<'a>,
+    stream: &'a Stream,
+    words: &'a Words,
+    copies: Copies,
+    /// Always there, but while it is being added to.
+    batch: Option<Batch<'a>>,
+}
+
+impl<'a> Queueing<'a> {
+    /// Adds meetings, after the copies so far.
+    fn batch(&mut self, add: impl FnOnce(Batch<'a>) -> Batch<'a>) -> Result<()> {
+        self.copies.flush(self.stream)?;
+        let batch = self
+            .batch
+            .take()
+            .unwrap_or_else(|| self.direct.flags.batch());
+        self.batch = Some(add(batch));
+        Ok(())
+    }
+
+    /// Enqueues the meetings so far, before work on memory.
+    fn meet(&mut self) -> Result<()> {
+        if let Some(batch) = self.batch.take().filter(|batch| !batch.is_empty()) {
+            batch.submit(self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Notes the step at which the stream is about to wait.
+    fn note(&self, index: usize) -> Option<(u64, u32)> {
+        (!self.ticket.captured).then(|| (self.words.address(Word::Step), index as u32))
+    }
+
+    fn step(&mut self, index: usize, step: &Step) -> Result<()> {
+        let number = self.ticket.number;
+        let noted = self.note(index);
+        let noting = move |batch: Batch<'a>| match noted {
+            Some((address, value)) => batch.write(address, value),
+            None => batch,
+        };
+        match *step {
+            Step::Claim { half, readers } => {
+                let spot = spot(half, number, What::Contributions);
+                let others = Peers::others(self.ticket.rank, self.ticket.world);
+                let rest = others.iter().filter(move |peer| !readers.contains(*peer));
+                self.batch(|batch| {
+                    noting(batch)
+                        .wait(Signal::Empty, spot, readers.iter())
+                        .look(Signal::Empty, spot, rest)
+                })
+            }
+            Step::Await { half, what, from } => {
+                let spot = spot(half, number, what);
+                self.batch(|batch| noting(batch).wait(Signal::Full, spot, from.iter()))
+            }
+            Step::Publish { half, what, to } => {
+                let spot = spot(half, number, what);
+                self.batch(|batch| batch.tell(Signal::Full, spot, to.iter()))
+            }
+            Step::Release { half, to } => {
+                let spot = spot(half, number, What::Contributions);
+                self.batch(|batch| batch.tell(Signal::Empty, spot, to.iter()))
+            }
+            Step::Put { half, src, at } => {
+                let to = self.window(self.ticket.rank, half, at)?;
+                self.put(src, to)
+            }
+            Step::Keep { src, dst } => self.keep(src, dst),
+            Step::Get {
+                half,
+                from,
+                at,
+                len,
+                to,
+            } => self.get(half, self.window(from, half, at)?, len, to),
+            Step::Reduce {
+                half,
+                at,
+                len,
+                own,
+                to,
+            } => self.reduce((half, at, len), own, to),
+        }
+    }
+
+    /// The device's address of an element of a half.
+    fn window(&self, rank: Rank, half: usize, at: usize) -> Result<u64> {
+        let windows = self.direct.windows.as_ref();
+        let windows = windows.ok_or_else(|| Error::internal("a world of one has no windows"))?;
+        let offset = (at * self.ticket.request.dtype.size()) as u64;
+        Ok(windows.half(rank, half_of(half, self.ticket.number)) + offset)
+    }
+
+    fn factor(&self) -> Option<f64> {
+        match self.ticket.request.op {
+            Some(ReduceOp::PremulSum(factor)) => Some(factor),
+            _ => None,
+        }
+    }
+
+    fn put(&mut self, src: Span, to: u64) -> Result<()> {
+        let request = self.ticket.request;
+        let (memory, offset) = locate(request, src)?;
+        let bytes = src.len * request.dtype.size();
+        self.meet()?;
+        let Some(factor) = self.factor() else {
+            self.copies.gather(memory, offset, bytes, to);
+            return Ok(());
+        };
+        let (stream, size) = (self.stream, request.dtype.size());
+        try_each_run(memory, offset, bytes, |done, address, run| {
+            let count = (run / size) as u64;
+            kernels::scale(
+                stream,
+                request.dtype,
+                to + done as u64,
+                address,
+                count,
+                factor,
+            )
+        })
+    }
+
+    fn keep(&mut self, src: Span, dst: Span) -> Result<()> {
+        let request = self.ticket.request;
+        let (from, to) = (locate(request, src)?, locate(request, dst)?);
+        let size = request.dtype.size();
+        self.meet()?;
+        let Some(factor) = self.factor() else {
+            self.copies.between(from, to, src.len * size);
+            return Ok(());
+        };
+        let stream = self.stream;
+        try_each_run(from.0, from.1, src.len * size, |before, address, run| {
+            try_each_run(to.0, to.1 + before, run, |done, out, part| {
+                let count = (part / size) as u64;
+                kernels::scale(
+                    stream,
+                    request.dtype,
+                    out,
+                    address + done as u64,
+                    count,
+                    factor,
+                )
+            })
+        })
+    }
+
+    fn get(&mut self, half: usize, from: u64, len: usize, to: Place) -> Result<()> {
+        let request = self.ticket.request;
+        let bytes = len * request.dtype.size();
+        self.meet()?;
+        match to {
+            Place::Window(at) => {
+                let to = self.window(self.ticket.rank, half, at)?;
+                self.copies.push(from, to, bytes);
+            }
+            Place::Output(at) => {
+                let span = Span::new(Buffer::Output, at, len);
+                let (memory, offset) = locate(request, span)?;
+                self.copies.scatter(from, memory, offset, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn reduce(
+        &mut self,
+        (half, at, len): (usize, usize, usize),
+        own: Option<Span>,
+        to: Place,
+    ) -> Result<()> {
+        let (ticket, request) = (self.ticket, self.ticket.request);
+        let size = request.dtype.size();
+        let op = request
+            .op
+            .ok_or_else(|| Error::internal("a reduction without an operator"))?;
+        let sources: Vec<u64> = match &self.direct.windows {
+            Some(windows) => windows
+                .halves(half_of(half, ticket.number), (at * size) as u64)
+                .collect(),
+            None => vec![0],
+        };
+        let own = own.map(|span| locate(request, span)).transpose()?;
+        self.copies.flush(self.stream)?;
+        self.meet()?;
+        let stream = self.stream;
+        // A launch for every run of the own contribution and of the result.
+        let launch = |done: usize, own: Option<u64>, out: u64, bytes: usize| {
+            let mut from: Vec<u64> = sources.iter().map(|at| at + done as u64).collect();
+            if let Some(own) = own {
+                from[ticket.rank] = own;
+            }
+            kernels::reduce(
+                stream,
+                (request.dtype, op),
+                out,
+                &from,
+                (bytes / size) as u64,
+                ticket.world as u32,
+            )
+        };
+        let with_own = |done: usize, out: u64, bytes: usize| match own {
+            None => launch(done, None, out, bytes),
+            Some((memory, offset)) => {
+                try_each_run(memory, offset + done, bytes, |before, address, run| {
+                    launch(done + before, Some(address), out + before as u64, run)
+                })
+            }
+        };
+        match to {
+            Place::Window(place) => {
+                let out = self.window(ticket.rank, half, place)?;
+                with_own(0, out, len * size)?;
+            }
+            Place::Output(place) => {
+                let span = Span::new(Buffer::Output, place, len);
+                let (memory, offset) = locate(request, span)?;
+                try_each_run(memory, offset, len * size, with_own)?;
+            }
+        }
+        Ok(())
+    }
+}

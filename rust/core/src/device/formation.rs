@@ -1,0 +1,193 @@
+//! How the ranks of a device group learn whether they can read each other's windows. They meet once, at the first
+//! collective on device memory, by collectives on the host; what comes of it is the same on all of them.
+
+use std::sync::Arc;
+
+use crate::buffer::Memory;
+use crate::engine::{Group, Request, Sizes};
+use crate::error::{Code, Error, Result};
+use crate::plan::windows::MOST_RANKS;
+use crate::transport::cuda::driver::Device;
+use crate::transport::cuda::flags::Flags;
+use crate::transport::cuda::window::{RECORD, Record, Window, Windows};
+use crate::types::{DataType, Rank};
+
+use super::direct::Direct;
+use super::staged::Staged;
+
+/// How the collectives of a group reach the other ranks.
+pub(super) enum Way {
+    Direct(Direct),
+    Staged(Staged),
+}
+
+/// The smallest half: an element of the largest type for as many ranks as there can be.
+const SMALLEST_HALF: usize = 4096;
+
+/// Bytes of a reason, as it travels.
+const REASON: usize = 240;
+
+/// What a rank tells the others: whether it can, and why not.
+type Word = [u8; 1 + REASON];
+
+/// Finds the way. Blocks until all ranks have come.
+///
+/// # Errors
+/// What ends a collective of the host; `System` when this rank lacks memory for either way.
+pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
+    let (rank, world) = (cpu.rank(), cpu.world());
+    device.memory_operations().map_err(|error| {
+        Error::unsupported(format!(
+            "streams of device {} cannot wait for words of host memory, by which collectives on device memory are \
+             ordered: {}",
+            device.number(),
+            error.message
+        ))
+    })?;
+    if world == 1 {
+        return Ok(Way::Direct(Direct {
+            flags: Flags::new(device, rank, vec![None])?,
+            windows: None,
+            half: cpu.config().window_bytes.0.max(SMALLEST_HALF),
+            devices: 1,
+        }));
+    }
+    let reason = match open(device, cpu)? {
+        Ok(direct) => return Ok(Way::Direct(direct)),
+        Err(reason) => reason,
+    };
+    tracing::info!(
+        rank,
+        "collectives on memory of device {} go through host memory: {reason}",
+        device.number()
+    );
+    Ok(Way::Staged(Staged::new(device, cpu, reason)?))
+}
+
+/// Opens everybody's windows, or says why that cannot be.
+fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, String>> {
+    let (rank, world) = (cpu.rank(), cpu.world());
+    if !cpu.is_on_one_host() {
+        return Ok(Err("the ranks are on several hosts".to_owned()));
+    }
+    if world > MOST_RANKS {
+        return Ok(Err(format!("more than {MOST_RANKS} ranks share the host")));
+    }
+    let half = cpu.config().window_bytes.0;
+    if half == 0 {
+        return Ok(Err("window_bytes is 0".to_owned()));
+    }
+    let window = Window::create(device, half.max(SMALLEST_HALF));
+    let window = window.and_then(|window| Ok((window.record()?, window)));
+    let record = match &window {
+        Ok((record, _)) => record.encode(),
+        Err(_) => [0; RECORD],
+    };
+    if let Err(reason) = agree(cpu, window.as_ref().map(|_| ()))? {
+        return Ok(Err(reason));
+    }
+    let records: Vec<Record> = gather(cpu, &record)?.iter().map(Record::decode).collect();
+    meet(cpu)?;
+    let opened = window.and_then(|(_, window)| {
+        let pages = (0..world)
+            .map(|peer| match cpu.page(peer) {
+                None if peer != rank => Err(Error::unsupported(format!(
+                    "ranks {rank} and {peer} share no memory of the host"
+                ))),
+                page => Ok(page),
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let half = window.half_bytes();
+        let windows = Windows::open(window, rank, &records)?;
+        Ok(Direct {
+            flags: Flags::new(device, rank, pages)?,
+            windows: Some(windows),
+            half,
+            devices: distinct(&records),
+        })
+    });
+    if let Err(reason) = agree(cpu, opened.as_ref().map(|_| ()))? {
+        return Ok(Err(reason));
+    }
+    opened.map(Ok)
+}
+
+fn distinct(records: &[Record]) -> usize {
+    let mut devices: Vec<[u8; 16]> = records.iter().map(|record| record.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices.len()
+}
+
+/// Tells everybody how this rank fared, and hears the first reason of one that fared ill.
+fn agree(cpu: &Group, own: Result<(), &Error>) -> Result<Result<(), String>> {
+    let mut word: Word = [0; 1 + REASON];
+    match own {
+        Ok(()) => word[0] = 1,
+        Err(error) => {
+            let bytes = error.message.as_bytes();
+            let length = bytes.len().min(REASON);
+            word[1..=length].copy_from_slice(&bytes[..length]);
+        }
+    }
+    let all = gather(cpu, &word)?;
+    let refusal = all.iter().enumerate().find(|(_, word)| word[0] != 1);
+    Ok(match refusal {
+        None => Ok(()),
+        Some((of, word)) => {
+            let said = word[1..].split(|byte| *byte == 0).next().unwrap_or(&[]);
+            Err(format!(
+                "{}: {}",
+                cpu.name_of(of),
+                String::from_utf8_lossy(said)
+            ))
+        }
+    })
+}
+
+/// Everybody's `own`, in rank order.
+fn gather<const N: usize>(cpu: &Group, own: &[u8; N]) -> Result<Vec<[u8; N]>> {
+    let mut all = vec![0_u8; N * cpu.world()];
+    let (input, output) = (Memory::of(own.as_slice()), Memory::of_mut(&mut all));
+    let request = Request::all_gather(DataType::UInt8, Some(input), output, Sizes::Even(N));
+    carry_out(cpu, request)?;
+    Ok(all
+        .chunks_exact(N)
+        .map(|one| one.try_into().expect("so many bytes"))
+        .collect())
+}
+
+/// Has a message go from everybody to everybody, so that all links are open.
+fn meet(cpu: &Group) -> Result<()> {
+    let world = cpu.world();
+    let input = vec![0_u8; world];
+    let mut output = vec![0_u8; world];
+    let sizes = Sizes::PerPair {
+        send: vec![1; world],
+        recv: vec![1; world],
+    };
+    let (input, output) = (Memory::of(&input), Memory::of_mut(&mut output));
+    carry_out(
+        cpu,
+        Request::all_to_all(DataType::UInt8, input, output, sizes),
+    )
+}
+
+fn carry_out(cpu: &Group, request: Request) -> Result<()> {
+    cpu.run(request).map(drop).map_err(|error| {
+        let missing: Option<Rank> = error.peer;
+        let mut message = format!(
+            "while the ranks met for their first collective on device memory: {}",
+            error.message
+        );
+        if error.code == Code::Timeout {
+            message.push_str("; every rank must call it");
+        }
+        Error {
+            code: error.code,
+            message,
+            peer: missing,
+            operation: None,
+        }
+    })
+}

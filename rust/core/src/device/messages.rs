@@ -1,0 +1,351 @@
+//! Sending and receiving device memory: through registered host memory and the host's own matching, so tags and receives
+//! from any rank work as they do there, on every topology.
+//!
+//! A send copies its buffer out on the stream, and then the host sends it: the stream does not wait for the peer. A receive
+//! is known to the host at once; the stream waits for it and copies it in.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::buffer::Memory;
+use crate::communicator::PointToPoint;
+use crate::engine::{Group, WorkState};
+use crate::error::Result;
+use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
+use crate::types::{DataType, Rank};
+
+use super::attendant::dispose;
+use super::copies::Copies;
+
+/// Bytes of buffers that are kept for the messages to come.
+const KEPT: usize = 64 << 20;
+
+/// Words after a buffer's bytes.
+const WORDS: usize = 256;
+
+/// The messages of a group that are under way, and buffers for more.
+#[derive(Default)]
+pub(super) struct Messages(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    under_way: Vec<Message>,
+    spare: Vec<Pinned>,
+}
+
+/// What a message is, on this side.
+enum Side {
+    Send {
+        to: Rank,
+        /// The host's send, once the stream has filled the buffer.
+        posted: Option<Arc<WorkState>>,
+    },
+    Receive {
+        posted: Arc<WorkState>,
+    },
+}
+
+struct Message {
+    work: Arc<WorkState>,
+    side: Side,
+    dtype: DataType,
+    tag: u64,
+    timeout: Duration,
+    bytes: usize,
+    buffer: Pinned,
+}
+
+/// A word of a buffer.
+#[derive(Clone, Copy)]
+enum Mark {
+    /// The buffer holds the message: by the stream that sends, by the host that receives.
+    Filled,
+    /// The stream has no use for it any more.
+    Done,
+}
+
+/// One message, as it was asked for.
+pub(super) struct Wanted<'a> {
+    pub(super) dtype: DataType,
+    pub(super) memory: &'a Memory,
+    pub(super) tag: u64,
+    pub(super) timeout: Duration,
+    pub(super) work: Arc<WorkState>,
+}
+
+/// What became of a message that has ended.
+pub(super) type Ended = (Arc<WorkState>, Result<()>);
+
+impl Message {
+    fn place(&self, mark: Mark) -> usize {
+        place(&self.buffer, mark)
+    }
+
+    fn is(&self, mark: Mark) -> bool {
+        self.buffer.word(self.place(mark)).load(Ordering::Acquire) != 0
+    }
+
+    fn set(&self, mark: Mark) {
+        self.buffer
+            .word(self.place(mark))
+            .store(1, Ordering::Release);
+    }
+
+    fn result(&self) -> Option<&Result<()>> {
+        match &self.side {
+            Side::Send { posted, .. } => posted.as_ref()?.result(),
+            Side::Receive { posted } => posted.result(),
+        }
+    }
+}
+
+fn place(buffer: &Pinned, mark: Mark) -> usize {
+    buffer.bytes() - WORDS + 128 * mark as usize
+}
+
+fn write(buffer: u64, place: usize) -> MemoryOperation {
+    MemoryOperation::Write {
+        address: buffer + place as u64,
+        value: 1,
+    }
+}
+
+/// The buffer that was found, or a new one; its words are zero.
+fn made(found: Option<Pinned>, device: &'static Device, bytes: usize) -> Result<Pinned> {
+    let buffer = match found {
+        Some(buffer) => buffer,
+        None => Pinned::shared(device, bytes + WORDS)?,
+    };
+    for mark in [Mark::Filled, Mark::Done] {
+        buffer
+            .word(place(&buffer, mark))
+            .store(0, Ordering::Release);
+    }
+    Ok(buffer)
+}
+
+impl Messages {
+    /// Enqueues a send.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub(super) fn send(&self, wanted: Wanted, to: Rank, stream: &Stream) -> Result<()> {
+        let bytes = wanted.memory.len();
+        // The lock is not held while anything is enqueued: that may have to wait for room in a stream that waits for
+        // the attendant, which takes the lock.
+        let buffer = self.0.lock().take(bytes);
+        let buffer = made(buffer, stream.device(), bytes)?;
+        let mut copies = Copies::default();
+        copies.gather(wanted.memory, 0, bytes, buffer.address());
+        copies.flush(stream)?;
+        stream.operate(&[
+            write(buffer.address(), place(&buffer, Mark::Filled)),
+            write(buffer.address(), place(&buffer, Mark::Done)),
+        ])?;
+        self.0.lock().under_way.push(Message {
+            work: wanted.work,
+            side: Side::Send { to, posted: None },
+            dtype: wanted.dtype,
+            tag: wanted.tag,
+            timeout: wanted.timeout,
+            bytes,
+            buffer,
+        });
+        Ok(())
+    }
+
+    /// Asks the host for a message and enqueues what puts it into place.
+    ///
+    /// # Errors
+    /// Those of the driver, and of a receive on the host.
+    pub(super) fn receive(
+        &self,
+        wanted: Wanted,
+        from: Option<Rank>,
+        (stream, cpu): (&Stream, &Group),
+    ) -> Result<()> {
+        let bytes = wanted.memory.len();
+        let buffer = self.0.lock().take(bytes);
+        let buffer = made(buffer, stream.device(), bytes)?;
+        let options = PointToPoint {
+            timeout: Some(wanted.timeout),
+            ..PointToPoint::default()
+        };
+        let address = buffer.address();
+        let (filled, done) = (place(&buffer, Mark::Filled), place(&buffer, Mark::Done));
+        {
+            // In one piece, so that receives are posted in the order in which they are listed.
+            let mut state = self.0.lock();
+            let view = buffer.view(0, bytes);
+            let posted = cpu.receive(wanted.dtype, view, (from, wanted.tag), options)?;
+            state.under_way.push(Message {
+                work: wanted.work,
+                side: Side::Receive { posted },
+                dtype: wanted.dtype,
+                tag: wanted.tag,
+                timeout: wanted.timeout,
+                bytes,
+                buffer,
+            });
+        }
+        // The buffer stays until the stream has said that it is done with it.
+        stream.operate(&[MemoryOperation::WaitAny {
+            address: address + filled as u64,
+            mask: 1,
+        }])?;
+        let mut copies = Copies::default();
+        copies.scatter(address, wanted.memory, 0, bytes);
+        copies.flush(stream)?;
+        stream.operate(&[write(address, done)])
+    }
+
+    /// The attendant's turn. Returns whether anything moved and whether anything is under way.
+    ///
+    /// # Errors
+    /// What ended a message on the host.
+    pub(super) fn advance(&self, cpu: &Group, ended: &mut Vec<Ended>) -> Result<(bool, bool)> {
+        let mut state = self.0.lock();
+        let mut moved = false;
+        for at in 0..state.under_way.len() {
+            moved |= post(&mut state.under_way, at, cpu)?;
+            let message = &state.under_way[at];
+            let Some(result) = message.result() else {
+                continue;
+            };
+            result.clone()?;
+            if let Side::Receive { posted } = &message.side
+                && !message.is(Mark::Filled)
+            {
+                if let Some(source) = posted.source() {
+                    message.work.set_source(source);
+                }
+                message.set(Mark::Filled);
+                moved = true;
+            }
+        }
+        let mut at = 0;
+        while at < state.under_way.len() {
+            let message = &state.under_way[at];
+            if message.result().is_some() && message.is(Mark::Done) {
+                let message = state.under_way.remove(at);
+                ended.push((message.work, Ok(())));
+                state.spare.push(message.buffer);
+                moved = true;
+            } else {
+                at += 1;
+            }
+        }
+        let excess = state.excess();
+        if !excess.is_empty() {
+            dispose(excess);
+        }
+        Ok((moved, !state.under_way.is_empty()))
+    }
+
+    /// Lets streams pass, after a failure.
+    pub(super) fn release(&self) {
+        for message in &self.0.lock().under_way {
+            message.set(Mark::Filled);
+        }
+    }
+
+    /// Ends those that neither a stream nor the host uses any more, or all of them.
+    pub(super) fn abandon(&self, all: bool, ended: &mut Vec<Arc<WorkState>>) {
+        let mut state = self.0.lock();
+        let mut at = 0;
+        while at < state.under_way.len() {
+            let message = &state.under_way[at];
+            let unposted = matches!(message.side, Side::Send { posted: None, .. });
+            let is_over = message.is(Mark::Done) && (unposted || message.result().is_some());
+            if is_over || all {
+                let message = state.under_way.remove(at);
+                ended.push(message.work);
+                if !is_over {
+                    // A stream may still write there.
+                    std::mem::forget(message.buffer);
+                }
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// The operations under way.
+    pub(super) fn works(&self) -> Vec<Arc<WorkState>> {
+        let state = self.0.lock();
+        state
+            .under_way
+            .iter()
+            .map(|message| Arc::clone(&message.work))
+            .collect()
+    }
+
+    /// Bytes of host memory.
+    pub(super) fn bytes(&self) -> usize {
+        let state = self.0.lock();
+        let under_way = state.under_way.iter().map(|message| &message.buffer);
+        under_way.chain(&state.spare).map(Pinned::bytes).sum()
+    }
+
+    /// Gives back what is kept for messages to come.
+    pub(super) fn clear(&self) {
+        dispose(std::mem::take(&mut self.0.lock().spare));
+    }
+}
+
+/// Has the host send a message that the stream has filled in, after those before it to the same rank and tag.
+fn post(messages: &mut [Message], at: usize, cpu: &Group) -> Result<bool> {
+    let (before, rest) = messages.split_at_mut(at);
+    let message = &mut rest[0];
+    let filled = message.is(Mark::Filled);
+    let Side::Send { to, posted } = &mut message.side else {
+        return Ok(false);
+    };
+    let (to, tag) = (*to, message.tag);
+    let is_before = |other: &Message| {
+        let Side::Send {
+            to: other_to,
+            posted: None,
+        } = other.side
+        else {
+            return false;
+        };
+        other_to == to && other.tag == tag
+    };
+    if posted.is_some() || !filled || before.iter().any(is_before) {
+        return Ok(false);
+    }
+    let options = PointToPoint {
+        timeout: Some(message.timeout),
+        ..PointToPoint::default()
+    };
+    let view = message.buffer.view(0, message.bytes);
+    *posted = Some(cpu.send(message.dtype, view, (to, tag), options)?);
+    Ok(true)
+}
+
+impl State {
+    /// A spare buffer for `bytes` bytes that is not much longer.
+    fn take(&mut self, bytes: usize) -> Option<Pinned> {
+        let wanted = bytes + WORDS;
+        let fits =
+            |spare: &Pinned| spare.bytes() >= wanted && spare.bytes() / 4 <= wanted.max(4096);
+        let found = self.spare.iter().position(fits)?;
+        Some(self.spare.swap_remove(found))
+    }
+
+    /// What is beyond that which is kept.
+    fn excess(&mut self) -> Vec<Pinned> {
+        let mut excess = Vec::new();
+        let mut bytes: usize = self.spare.iter().map(Pinned::bytes).sum();
+        while bytes > KEPT {
+            let oldest = self.spare.remove(0);
+            bytes -= oldest.bytes();
+            excess.push(oldest);
+        }
+        excess
+    }
+}

@@ -1,0 +1,347 @@
+//! The staged way: ranks that cannot read each other's device memory. Chunks go through slots of registered host memory:
+//! the stream fills a slot and writes a word; the attendant sees it and has the group on the host carry out the collective
+//! there (in memory that peers on the host read in place, over TCP beyond); it writes a word that the stream waits for,
+//! and the stream empties the slot. Slots take turns, so copies and the network work at the same time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::buffer::Memory;
+use crate::engine::{Group, Request, Sizes, WorkState};
+use crate::error::{Error, Result};
+use crate::plan::Shape;
+use crate::plan::staged::{Chunk, Part, Place, chunks, is_known, nothing};
+use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
+use crate::types::{Collective, DataType, Rank, ReduceOp};
+
+use super::copies::{Copies, locate};
+use super::words::{Word, Words, is_at_least};
+
+/// Slots that take turns.
+const SLOTS: usize = 4;
+/// Bytes of a slot: long enough to hide the turn of the host, short enough that the first is soon on its way.
+const SLOT: usize = 4 << 20;
+
+/// What a group has that goes the staged way.
+pub(super) struct Staged {
+    slots: Pinned,
+    cpu: Arc<Group>,
+    /// Why it goes this way.
+    pub(super) reason: String,
+    jobs: Mutex<Jobs>,
+}
+
+/// What the attendant has to do, in the order of the operations.
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    /// Collectives of the host under way: the number of the chunk, if it has one.
+    running: VecDeque<(Option<u32>, Arc<WorkState>)>,
+    /// Chunks that were ever enqueued.
+    chunks: u32,
+}
+
+/// One operation's chunks.
+struct Job {
+    kind: Kind,
+    known: bool,
+    left: VecDeque<(u32, Chunk)>,
+    /// How many there were.
+    own: u64,
+    agreement: Option<Agreement>,
+    /// What to take part with when the own chunks have run out, and how often.
+    nothing: Chunk,
+    further: u64,
+}
+
+/// What the chunks of an operation have in common.
+#[derive(Clone, Copy)]
+struct Kind {
+    collective: Collective,
+    dtype: DataType,
+    op: Option<ReduceOp>,
+    root: Rank,
+    timeout: Duration,
+}
+
+/// The most chunks that any rank has, being found out.
+struct Agreement {
+    most: Box<[u64; 1]>,
+    work: Arc<WorkState>,
+}
+
+/// An operation that has been cut, not yet enqueued.
+pub(super) struct Cut {
+    chunks: Vec<Chunk>,
+    nothing: Chunk,
+    known: bool,
+}
+
+impl Staged {
+    /// # Errors
+    /// `System` when there is no memory for the slots.
+    pub(super) fn new(device: &'static Device, cpu: &Arc<Group>, reason: String) -> Result<Self> {
+        Ok(Self {
+            slots: Pinned::shared(device, SLOTS * SLOT)?,
+            cpu: Arc::clone(cpu),
+            reason,
+            jobs: Mutex::default(),
+        })
+    }
+
+    /// Bytes of host memory.
+    pub(super) fn bytes(&self) -> usize {
+        self.slots.bytes()
+    }
+
+    /// Cuts an operation into chunks.
+    ///
+    /// # Errors
+    /// `Internal` for what should have been refused before.
+    pub(super) fn cut(&self, request: &Request, shape: &Shape) -> Result<Cut> {
+        let chunks = chunks(shape, SLOT / request.dtype.size())
+            .ok_or_else(|| Error::internal(format!("no chunks for {}", request.collective)))?;
+        Ok(Cut {
+            chunks,
+            nothing: nothing(shape),
+            known: is_known(shape),
+        })
+    }
+
+    /// Puts an operation into a stream, and on the attendant's list.
+    ///
+    /// # Errors
+    /// Those of the driver, after which the stream may hold a part of it.
+    pub(super) fn enqueue(
+        &self,
+        cut: Cut,
+        request: &Request,
+        (stream, words): (&Stream, &Words),
+        (number, after, timeout): (u64, Option<u64>, Duration),
+    ) -> Result<()> {
+        let first = self.accept(&cut, request, timeout);
+        let mut begin = Vec::new();
+        if let Some(after) = after {
+            begin.push(MemoryOperation::WaitAtLeast {
+                address: words.address(Word::Ordered),
+                value: after as u32,
+            });
+        }
+        begin.push(write(words, Word::Begun, number as u32));
+        stream.operate(&begin)?;
+        for (index, chunk) in cut.chunks.iter().enumerate() {
+            if let Some(before) = index.checked_sub(SLOTS) {
+                let counter = first.wrapping_add(before as u32);
+                self.empty(counter, &cut.chunks[before], request, (stream, words))?;
+            }
+            let counter = first.wrapping_add(index as u32);
+            self.fill(counter, chunk, request, (stream, words))?;
+        }
+        for index in cut.chunks.len().saturating_sub(SLOTS)..cut.chunks.len() {
+            let counter = first.wrapping_add(index as u32);
+            self.empty(counter, &cut.chunks[index], request, (stream, words))?;
+        }
+        stream.operate(&[
+            write(words, Word::Done, number as u32),
+            write(words, Word::Ordered, number as u32),
+        ])
+    }
+
+    /// The number of its first chunk.
+    fn accept(&self, cut: &Cut, request: &Request, timeout: Duration) -> u32 {
+        let mut jobs = self.jobs.lock();
+        let first = jobs.chunks.wrapping_add(1);
+        jobs.chunks = jobs.chunks.wrapping_add(cut.chunks.len() as u32);
+        let numbered = (0..).map(|index: u32| first.wrapping_add(index));
+        let left: VecDeque<_> = numbered.zip(cut.chunks.iter().cloned()).collect();
+        jobs.waiting.push_back(Job {
+            kind: Kind {
+                collective: request.collective,
+                dtype: request.dtype,
+                op: request.op,
+                root: request.root,
+                timeout,
+            },
+            known: cut.known,
+            own: left.len() as u64,
+            left,
+            agreement: None,
+            nothing: cut.nothing.clone(),
+            further: 0,
+        });
+        first
+    }
+
+    fn fill(
+        &self,
+        counter: u32,
+        chunk: &Chunk,
+        request: &Request,
+        (stream, words): (&Stream, &Words),
+    ) -> Result<()> {
+        let size = request.dtype.size();
+        let slot = self.slots.address() + offset(counter) as u64;
+        let mut copies = Copies::default();
+        for (span, at) in &chunk.puts {
+            let (memory, offset) = locate(request, *span)?;
+            copies.gather(memory, offset, span.len * size, slot + (at * size) as u64);
+        }
+        copies.flush(stream)?;
+        stream.operate(&[write(words, Word::Filled, counter)])
+    }
+
+    fn empty(
+        &self,
+        counter: u32,
+        chunk: &Chunk,
+        request: &Request,
+        (stream, words): (&Stream, &Words),
+    ) -> Result<()> {
+        stream.operate(&[MemoryOperation::WaitAtLeast {
+            address: words.address(Word::Finished),
+            value: counter,
+        }])?;
+        let size = request.dtype.size();
+        let slot = self.slots.address() + offset(counter) as u64;
+        let mut copies = Copies::default();
+        for (at, span) in &chunk.gets {
+            let (memory, offset) = locate(request, *span)?;
+            copies.scatter(slot + (at * size) as u64, memory, offset, span.len * size);
+        }
+        copies.flush(stream)
+    }
+
+    /// The attendant's turn: starts what has been filled, and notes what has ended. Returns whether there was anything,
+    /// and whether there will be.
+    ///
+    /// # Errors
+    /// What ended a collective of the host.
+    pub(super) fn advance(&self, words: &Words) -> Result<(bool, bool)> {
+        let mut jobs = self.jobs.lock();
+        let mut moved = false;
+        while let Some(mut job) = jobs.waiting.pop_front() {
+            moved |= self.start(&mut job, &mut jobs, words)?;
+            if !job.is_over() {
+                jobs.waiting.push_front(job);
+                break;
+            }
+        }
+        while let Some((counter, work)) = jobs.running.front() {
+            let Some(result) = work.result() else { break };
+            result.clone()?;
+            if let Some(counter) = counter {
+                words.store(Word::Finished, *counter);
+            }
+            jobs.running.pop_front();
+            moved = true;
+        }
+        let waits = !jobs.waiting.is_empty() || !jobs.running.is_empty();
+        Ok((moved, waits))
+    }
+
+    /// Whether nothing of it is under way on the host.
+    pub(super) fn is_quiet(&self) -> bool {
+        let mut jobs = self.jobs.lock();
+        jobs.running.retain(|(_, work)| work.result().is_none());
+        jobs.running.is_empty()
+    }
+
+    /// Lets the stream pass, after a failure: what was to be done is not done.
+    pub(super) fn release(&self, words: &Words) {
+        let mut jobs = self.jobs.lock();
+        let started = |job: &Job| {
+            job.agreement
+                .as_ref()
+                .is_some_and(|agreement| agreement.work.result().is_none())
+        };
+        jobs.waiting.retain(started);
+        words.store(Word::Finished, jobs.chunks);
+    }
+
+    /// Starts what can be started of one operation.
+    fn start(&self, job: &mut Job, jobs: &mut Jobs, words: &Words) -> Result<bool> {
+        if !job.known && job.agreement.is_none() {
+            job.agreement = Some(self.agree(job)?);
+        }
+        if let Some(agreement) = &job.agreement {
+            let Some(result) = agreement.work.result() else {
+                return Ok(false);
+            };
+            result.clone()?;
+            job.further = agreement.most[0] - job.own;
+            job.agreement = None;
+            job.known = true;
+        }
+        let filled = words.load(Word::Filled);
+        let mut moved = false;
+        while let Some((counter, _)) = job.left.front() {
+            // Counters are never further apart than there are slots, once the first has been filled.
+            if !is_at_least(filled, *counter) {
+                return Ok(moved);
+            }
+            let (counter, chunk) = job.left.pop_front().expect("it was just seen");
+            let request = self.request(job.kind, &chunk, offset(counter));
+            jobs.running
+                .push_back((Some(counter), self.cpu.submit(request, None, true)?));
+            moved = true;
+        }
+        while job.further > 0 {
+            job.further -= 1;
+            let request = self.request(job.kind, &job.nothing, 0);
+            jobs.running
+                .push_back((None, self.cpu.submit(request, None, true)?));
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn agree(&self, job: &Job) -> Result<Agreement> {
+        let mut most = Box::new([job.own]);
+        let memory = Memory::of_mut(most.as_mut_slice());
+        let request = Request::all_reduce(DataType::UInt64, ReduceOp::Max, None, memory);
+        let request = request.with_timeout(job.kind.timeout);
+        let work = self.cpu.submit(request, None, true)?;
+        Ok(Agreement { most, work })
+    }
+
+    fn request(&self, kind: Kind, chunk: &Chunk, slot: usize) -> Request {
+        let size = kind.dtype.size();
+        let view = |place: Place| self.slots.view(slot + place.at * size, place.len * size);
+        Request {
+            collective: kind.collective,
+            dtype: kind.dtype,
+            op: kind.op,
+            root: kind.root,
+            input: chunk.input.map(view),
+            output: chunk.output.map(view),
+            sizes: match chunk.part.clone() {
+                Part::Even(count) => Sizes::Even(count),
+                Part::PerRank(counts) => Sizes::PerRank(counts),
+                Part::PerPair { send, recv } => Sizes::PerPair { send, recv },
+            },
+            timeout: Some(kind.timeout),
+            stream: None,
+        }
+    }
+}
+
+impl Job {
+    fn is_over(&self) -> bool {
+        self.known && self.agreement.is_none() && self.left.is_empty() && self.further == 0
+    }
+}
+
+/// Where a chunk's slot begins.
+fn offset(counter: u32) -> usize {
+    (counter as usize % SLOTS) * SLOT
+}
+
+fn write(words: &Words, word: Word, value: u32) -> MemoryOperation {
+    MemoryOperation::Write {
+        address: words.address(word),
+        value,
+    }
+}

@@ -1,0 +1,72 @@
+//! Words by which a stream tells the host how far it has come, and the host tells the stream.
+
+use std::sync::atomic::Ordering;
+
+use crate::error::Result;
+use crate::transport::cuda::driver::{Device, Pinned};
+
+/// A word of a group's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// The number of the last operation that the stream has got past. The stream alone writes it.
+    Done,
+    /// The same, for streams to wait for; on a failure the host writes it, too.
+    Ordered,
+    /// The number of the operation that the stream has come to.
+    Begun,
+    /// The step of its plan at which the stream waits.
+    Step,
+    /// The number of the last chunk that the stream has put into its slot.
+    Filled,
+    /// The number of the last chunk that the host is done with.
+    Finished,
+}
+
+/// The words of a group: numbers that grow, modulo 2^32.
+#[derive(Debug)]
+pub(super) struct Words(Pinned);
+
+impl Words {
+    pub(super) fn new(device: &'static Device) -> Result<Self> {
+        Pinned::private(device, 4096).map(Self)
+    }
+
+    /// As the device knows it.
+    pub(super) fn address(&self, word: Word) -> u64 {
+        self.0.address() + offset(word) as u64
+    }
+
+    pub(super) fn load(&self, word: Word) -> u32 {
+        self.0.word(offset(word)).load(Ordering::Acquire)
+    }
+
+    pub(super) fn store(&self, word: Word, value: u32) {
+        self.0.word(offset(word)).store(value, Ordering::Release);
+    }
+
+    /// Whether the word has come to `number`.
+    pub(super) fn has_passed(&self, word: Word, number: u64) -> bool {
+        is_at_least(self.load(word), number as u32)
+    }
+}
+
+/// Whether `value` is `number` or later, in the cyclic order.
+pub(super) fn is_at_least(value: u32, number: u32) -> bool {
+    value.wrapping_sub(number).cast_signed() >= 0
+}
+
+/// Each on cache lines of its own: the stream and the host write them at the same time.
+fn offset(word: Word) -> usize {
+    128 * word as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_go_round() {
+        assert!(is_at_least(5, 5) && is_at_least(6, 5) && !is_at_least(4, 5));
+        assert!(is_at_least(2, u32::MAX) && !is_at_least(u32::MAX, 2));
+    }
+}

@@ -1,0 +1,432 @@
+//! A collective over *windows*, on one rank, as data.
+//!
+//! Every rank owns a window, memory of two halves that all ranks can read. A collective is cut into chunks that fit a
+//! half; chunks use the halves in turn. For each chunk a rank puts what the others need into its half and publishes it,
+//! awaits what the others have published, works on that, and releases their halves. So a plan has two kinds of steps:
+//! meetings, which order the ranks, and work on memory, which is done in program order. Nobody waits on the host: a plan
+//! is made to be put into a stream as it is.
+//!
+//! # Meetings
+//!
+//! Per ordered pair (owner of a window, reader) and half there are three binary semaphores:
+//!
+//! - *empty*, at first set: the reader has no use for what is in the owner's half. [`Step::Claim`] waits for those of
+//!   all peers, whoever read the half last, and takes those of the chunk's readers. [`Step::Release`] sets them.
+//! - *contributions*: the owner's half holds its input. [`Step::Publish`] sets it, [`Step::Await`] takes it.
+//! - *results*: the owner has left its part of the result there (two-shot); likewise.
+//!
+//! A plan leaves them as it found them, once every peer has got through its own. What is set and taken is constant, not
+//! a count, so the same steps may be repeated any number of times: in a CUDA graph, say.
+//!
+//! The front of a chunk (claim, put, publish) comes before the back (await, work, release) of the chunk before it: the
+//! other half is free for it, and peers that are late find it done.
+//!
+//! A rank knows its own counts only in `gather`, `scatter` and `all_to_all` with a count per rank or pair. Ranks then
+//! have different numbers of chunks. That is well, since what two ranks do with each other depends on what both know:
+//! chunk k of a pair is elements from k times the piece on, and the piece depends on the room and the world alone.
+//!
+//! [`check`] runs the plans of all ranks on symbols and proves the result, the order and that no rank reads what another
+//! may be writing.
+
+pub mod check;
+mod moves;
+mod reductions;
+#[cfg(test)]
+pub(in crate::plan) mod tests;
+
+use super::{Buffer, Counts, Shape, Span};
+use crate::types::{Collective, Rank};
+
+/// Halves of a window.
+pub const HALVES: usize = 2;
+
+/// The most ranks that can meet in windows: the bits of [`Peers`].
+pub const MOST_RANKS: usize = 64;
+
+/// A set of ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peers(u64);
+
+impl Peers {
+    /// Everybody in a group of `world` ranks but `rank`.
+    pub fn others(rank: Rank, world: usize) -> Self {
+        (0..world).filter(|peer| *peer != rank).collect()
+    }
+
+    /// No rank.
+    pub const fn none() -> Self {
+        Self(0)
+    }
+
+    /// Whether `rank` is among them.
+    pub const fn contains(self, rank: Rank) -> bool {
+        rank < MOST_RANKS && self.0 >> rank & 1 == 1
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The ranks in ascending order.
+    pub fn iter(self) -> impl Iterator<Item = Rank> {
+        (0..MOST_RANKS).filter(move |rank| self.contains(*rank))
+    }
+
+    /// The same without `rank`.
+    #[must_use]
+    pub const fn without(self, rank: Rank) -> Self {
+        Self(self.0 & !(1 << rank))
+    }
+}
+
+impl FromIterator<Rank> for Peers {
+    fn from_iter<T: IntoIterator<Item = Rank>>(ranks: T) -> Self {
+        Self(ranks.into_iter().fold(0, |set, rank| set | 1 << rank))
+    }
+}
+
+/// What an owner publishes in its half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum What {
+    /// What it puts in: its input.
+    Contributions,
+    /// What it leaves there after it has read those of others.
+    Results,
+}
+
+/// Where a step writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The caller's output, from this element on.
+    Output(usize),
+    /// The rank's own half, from this element on.
+    Window(usize),
+}
+
+/// One action of one rank. Numbers are elements of the request's type; `half` is the half counted from the one that the
+/// operation begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Wait until no peer reads the own half; then it is written for `readers`.
+    Claim {
+        /// The half.
+        half: usize,
+        /// Who will release it again.
+        readers: Peers,
+    },
+    /// The own half from `at` on becomes `src`, times the factor of `premul_sum`.
+    Put {
+        /// The half.
+        half: usize,
+        /// In the caller's memory.
+        src: Span,
+        /// In the half.
+        at: usize,
+    },
+    /// Tell peers that what this rank wrote into its half is there.
+    Publish {
+        /// The half.
+        half: usize,
+        /// Which semaphore.
+        what: What,
+        /// Whom.
+        to: Peers,
+    },
+    /// Wait until peers have published.
+    Await {
+        /// The half.
+        half: usize,
+        /// Which semaphore.
+        what: What,
+        /// Whose.
+        from: Peers,
+    },
+    /// `to` becomes the finished reduction, in rank order, of `len` elements from `at` on in the halves of all ranks.
+    /// `own`: this rank's contribution, where it is not in its half.
+    Reduce {
+        /// The half.
+        half: usize,
+        /// In every half.
+        at: usize,
+        /// How many.
+        len: usize,
+        /// In the caller's memory; as long.
+        own: Option<Span>,
+        /// The result.
+        to: Place,
+    },
+    /// `to` becomes `len` elements from `at` on in the half of `from`, which may be this rank itself.
+    Get {
+        /// The half.
+        half: usize,
+        /// Whose.
+        from: Rank,
+        /// In the half.
+        at: usize,
+        /// How many.
+        len: usize,
+        /// The copy.
+        to: Place,
+    },
+    /// `dst = src`, both in the caller's memory; times the factor of `premul_sum`.
+    Keep {
+        /// Read.
+        src: Span,
+        /// Written.
+        dst: Span,
+    },
+    /// Tell peers that this rank has no use for their half any more.
+    Release {
+        /// The half.
+        half: usize,
+        /// Whom.
+        to: Peers,
+    },
+}
+
+/// The steps of one rank, in program order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The steps.
+    pub steps: Vec<Step>,
+}
+
+/// What a window offers, in elements of the request's type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Elements of a half. At least one per rank.
+    pub half: usize,
+    /// Work is fast from multiples of so many elements on.
+    pub align: usize,
+}
+
+impl Room {
+    /// A share of the half for each of `parts`, from multiples of the alignment on where there is room for that.
+    fn share(&self, parts: usize) -> usize {
+        let share = self.half / parts.max(1);
+        match share / self.align * self.align {
+            0 => share,
+            aligned => aligned,
+        }
+    }
+
+    /// The longest chunk.
+    fn chunk(&self) -> usize {
+        self.share(1)
+    }
+}
+
+/// How many times the data crosses the windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shots {
+    /// Everybody reads all of it from everybody: one meeting.
+    One,
+    /// Everybody makes a part of the result and gets the other parts: two meetings, less to read. For `all_reduce`,
+    /// `reduce` and `broadcast`; others do the same in either case.
+    Two,
+}
+
+/// This rank's plan. `premultiplied`: what is put is multiplied on the way, so that a rank's own contribution is what
+/// lies in its window, not its input.
+///
+/// Room, shots and `premultiplied` must be the same on all ranks. `None` for a shape that is malformed, a world of more
+/// than [`MOST_RANKS`], and a half with less than one element per rank.
+pub fn build(shape: &Shape, room: &Room, shots: Shots, premultiplied: bool) -> Option<Plan> {
+    let fits = shape.world <= MOST_RANKS && room.half >= shape.world && room.align > 0;
+    if !fits || !super::applicable(super::Algorithm::Direct, shape) {
+        return None;
+    }
+    let task = Task {
+        shape,
+        room,
+        others: Peers::others(shape.rank, shape.world),
+        premultiplied,
+    };
+    if shape.world == 1 {
+        return Some(Plan {
+            steps: task.alone(),
+        });
+    }
+    let two = shots == Shots::Two && shape.world > 2;
+    let chunks = match shape.collective {
+        Collective::AllReduce if shots == Shots::Two => task.all_reduce_two_shot(),
+        Collective::AllReduce => task.all_reduce(),
+        Collective::Reduce if two => task.reduce_two_shot(),
+        Collective::Reduce => task.reduce(),
+        Collective::Broadcast if two => task.broadcast_two_shot(),
+        Collective::Broadcast => task.broadcast(),
+        Collective::AllGather => task.all_gather(),
+        Collective::ReduceScatter => task.reduce_scatter(),
+        Collective::Gather => task.gather(),
+        Collective::Scatter => task.scatter(),
+        Collective::AllToAll => task.all_to_all(),
+        Collective::Barrier => task.barrier(),
+        Collective::Send | Collective::Recv => return None,
+    };
+    let mut steps: Vec<Step> = task.keep().into_iter().collect();
+    steps.extend(chunks.weave());
+    steps.retain(|step| !step.is_idle());
+    Some(Plan { steps })
+}
+
+impl Step {
+    /// Whether it does nothing: a meeting with nobody, or work on no elements. A claim waits for all peers even when
+    /// nobody is to read.
+    fn is_idle(&self) -> bool {
+        match *self {
+            Self::Claim { .. } => false,
+            Self::Publish { to, .. } | Self::Release { to, .. } => to.is_empty(),
+            Self::Await { from, .. } => from.is_empty(),
+            Self::Put { src, .. } | Self::Keep { src, .. } => src.len == 0,
+            Self::Reduce { len, .. } | Self::Get { len, .. } => len == 0,
+        }
+    }
+}
+
+/// What plans are made from.
+struct Task<'a> {
+    shape: &'a Shape<'a>,
+    room: &'a Room,
+    others: Peers,
+    premultiplied: bool,
+}
+
+/// The chunks of an operation on one rank, in order.
+#[derive(Default)]
+struct Chunks(Vec<Chunk>);
+
+/// One chunk.
+#[derive(Default)]
+struct Chunk {
+    /// Claim, put, publish.
+    front: Vec<Step>,
+    /// Await, work, release.
+    back: Vec<Step>,
+}
+
+impl Chunks {
+    /// Each front before the back of the chunk before it.
+    fn weave(self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        let mut back = Vec::new();
+        for chunk in self.0 {
+            steps.extend(chunk.front);
+            steps.append(&mut back);
+            back = chunk.back;
+        }
+        steps.append(&mut back);
+        steps
+    }
+}
+
+impl Task<'_> {
+    /// The chunks `0..count`, made by `make` from their numbers and halves.
+    fn chunks(&self, count: usize, make: impl Fn(usize, usize) -> Chunk) -> Chunks {
+        Chunks(
+            (0..count)
+                .map(|index| make(index, index % HALVES))
+                .collect(),
+        )
+    }
+
+    /// A world of one.
+    fn alone(&self) -> Vec<Step> {
+        let shape = self.shape;
+        let total = match shape.collective {
+            Collective::Broadcast | Collective::Barrier => 0,
+            Collective::AllGather if shape.in_place => 0,
+            _ => self.count(0),
+        };
+        let dst = Span::new(Buffer::Output, 0, total);
+        let src = Span::new(self.source(), 0, total);
+        let reduces = matches!(
+            shape.collective,
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
+        );
+        if total == 0 {
+            return Vec::new();
+        }
+        if reduces && !self.premultiplied {
+            // It may be more than a copy: a logical operator makes truth values.
+            return vec![Step::Reduce {
+                half: 0,
+                at: 0,
+                len: total,
+                own: Some(src),
+                to: Place::Output(0),
+            }];
+        }
+        vec![Step::Keep { src, dst }]
+    }
+
+    /// Where this rank's input lies.
+    fn source(&self) -> Buffer {
+        match self.shape.in_place || self.shape.collective == Collective::Broadcast {
+            true => Buffer::Output,
+            false => Buffer::Input,
+        }
+    }
+
+    /// The count of `rank`, as this rank knows it; to `rank` in `all_to_all`.
+    fn count(&self, rank: Rank) -> usize {
+        match self.shape.counts {
+            Counts::Even(count) => count,
+            Counts::PerRank(counts) => counts[rank],
+            Counts::PerPair { send, .. } => send[rank],
+        }
+    }
+
+    /// Elements from `rank` in `all_to_all`; else [`Task::count`].
+    fn count_from(&self, rank: Rank) -> usize {
+        match self.shape.counts {
+            Counts::PerPair { recv, .. } => recv[rank],
+            _ => self.count(rank),
+        }
+    }
+
+    /// Where the block of, or to, `rank` begins.
+    fn before(&self, rank: Rank) -> usize {
+        (0..rank).map(|rank| self.count(rank)).sum()
+    }
+
+    /// Where the block from `rank` begins.
+    fn before_from(&self, rank: Rank) -> usize {
+        (0..rank).map(|rank| self.count_from(rank)).sum()
+    }
+
+    /// The part of the others that `chosen` holds for.
+    fn those(&self, chosen: impl Fn(Rank) -> bool) -> Peers {
+        self.others.iter().filter(|rank| chosen(*rank)).collect()
+    }
+
+    fn claim(&self, half: usize, readers: Peers) -> Step {
+        Step::Claim { half, readers }
+    }
+
+    fn publish(&self, half: usize, to: Peers) -> Step {
+        Step::Publish {
+            half,
+            what: What::Contributions,
+            to,
+        }
+    }
+
+    fn await_from(&self, half: usize, from: Peers) -> Step {
+        Step::Await {
+            half,
+            what: What::Contributions,
+            from,
+        }
+    }
+}
+
+/// How many pieces of `piece` elements `count` elements are.
+fn pieces(count: usize, piece: usize) -> usize {
+    count.div_ceil(piece)
+}
+
+/// The length of piece `index` of `count` elements; 0 past the end.
+fn piece_len(count: usize, piece: usize, index: usize) -> usize {
+    count.saturating_sub(index * piece).min(piece)
+}

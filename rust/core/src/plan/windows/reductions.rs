@@ -1,0 +1,258 @@
+//! Collectives that reduce. One kernel reads all ranks' halves in rank order, so the result has the same bits wherever
+//! it is made and however it is cut.
+
+use std::ops::Range;
+
+use super::{Chunk, Chunks, Peers, Place, Step, Task, What, piece_len, pieces};
+use crate::plan::{Buffer, Span};
+use crate::types::Rank;
+
+impl Task<'_> {
+    /// Everybody puts all and reduces all.
+    pub(super) fn all_reduce(&self) -> Chunks {
+        let (shape, chunk) = (self.shape, self.room.chunk());
+        self.chunks(pieces(shape.count(), chunk), |index, half| {
+            let offset = index * chunk;
+            let len = piece_len(shape.count(), chunk, index);
+            Chunk {
+                front: self.put_whole(half, Span::new(self.source(), offset, len)),
+                back: vec![
+                    self.await_from(half, self.others),
+                    Step::Reduce {
+                        half,
+                        at: 0,
+                        len,
+                        own: None,
+                        to: Place::Output(offset),
+                    },
+                    Step::Release {
+                        half,
+                        to: self.others,
+                    },
+                ],
+            }
+        })
+    }
+
+    /// Everybody puts all but its slice, reduces its slice, and gets the other slices.
+    pub(super) fn all_reduce_two_shot(&self) -> Chunks {
+        let (shape, chunk) = (self.shape, self.room.chunk());
+        self.chunks(pieces(shape.count(), chunk), |index, half| {
+            let offset = index * chunk;
+            let len = piece_len(shape.count(), chunk, index);
+            let slices = self.slices(len);
+            let mut back = self.reduce_slice(half, offset, &slices);
+            back.extend([
+                Step::Publish {
+                    half,
+                    what: What::Results,
+                    to: self.others,
+                },
+                self.get_slice(half, offset, &slices, shape.rank),
+                Step::Await {
+                    half,
+                    what: What::Results,
+                    from: self.others,
+                },
+            ]);
+            let others = self.others.iter();
+            back.extend(others.map(|from| self.get_slice(half, offset, &slices, from)));
+            back.push(Step::Release {
+                half,
+                to: self.others,
+            });
+            Chunk {
+                front: self.put_slices(half, offset, &slices),
+                back,
+            }
+        })
+    }
+
+    /// Everybody else puts all, the root reduces all.
+    pub(super) fn reduce(&self) -> Chunks {
+        let (shape, chunk) = (self.shape, self.room.chunk());
+        let root: Peers = [shape.root].into_iter().collect();
+        self.chunks(pieces(shape.count(), chunk), |index, half| {
+            let src = Span::new(
+                self.source(),
+                index * chunk,
+                piece_len(shape.count(), chunk, index),
+            );
+            if shape.rank != shape.root {
+                return Chunk {
+                    front: vec![
+                        self.claim(half, root),
+                        Step::Put { half, src, at: 0 },
+                        self.publish(half, root),
+                    ],
+                    back: Vec::new(),
+                };
+            }
+            Chunk {
+                front: self.put_for_itself(half, src, 0),
+                back: vec![
+                    self.await_from(half, self.others),
+                    Step::Reduce {
+                        half,
+                        at: 0,
+                        len: src.len,
+                        own: self.own(src),
+                        to: Place::Output(src.offset),
+                    },
+                    Step::Release {
+                        half,
+                        to: self.others,
+                    },
+                ],
+            }
+        })
+    }
+
+    /// Everybody puts all but its slice and reduces its slice, the root gets the slices.
+    pub(super) fn reduce_two_shot(&self) -> Chunks {
+        let (shape, chunk) = (self.shape, self.room.chunk());
+        let (rank, root) = (shape.rank, shape.root);
+        self.chunks(pieces(shape.count(), chunk), |index, half| {
+            let offset = index * chunk;
+            let len = piece_len(shape.count(), chunk, index);
+            let slices = self.slices(len);
+            let mut back = self.reduce_slice(half, offset, &slices);
+            if rank == root {
+                back.push(self.get_slice(half, offset, &slices, rank));
+                back.push(Step::Await {
+                    half,
+                    what: What::Results,
+                    from: self.others,
+                });
+                let others = self.others.iter();
+                back.extend(others.map(|from| self.get_slice(half, offset, &slices, from)));
+            } else {
+                back.push(Step::Publish {
+                    half,
+                    what: What::Results,
+                    to: [root].into_iter().collect(),
+                });
+            }
+            back.push(Step::Release {
+                half,
+                to: self.others,
+            });
+            Chunk {
+                front: self.put_slices(half, offset, &slices),
+                back,
+            }
+        })
+    }
+
+    /// Everybody puts pieces of the blocks of the others and reduces a piece of its own.
+    pub(super) fn reduce_scatter(&self) -> Chunks {
+        let (rank, share) = (self.shape.rank, self.room.share(self.shape.world));
+        let longest = (0..self.shape.world).map(|of| self.count(of)).max();
+        self.chunks(pieces(longest.unwrap_or(0), share), |index, half| {
+            let len = piece_len(self.count(rank), share, index);
+            let src = Span::new(Buffer::Input, self.before(rank) + index * share, len);
+            let at = rank * share;
+            let mut front = self.put_blocks(half, index, share);
+            if self.premultiplied && len > 0 {
+                // With the pieces for the others, under their claim where there is one.
+                let put = Step::Put { half, src, at };
+                match front.len() {
+                    0 => front = vec![self.claim(half, Peers::none()), put],
+                    _ => front.insert(1, put),
+                }
+            }
+            let back = match len {
+                0 => Vec::new(),
+                _ => vec![
+                    self.await_from(half, self.others),
+                    Step::Reduce {
+                        half,
+                        at,
+                        len,
+                        own: self.own(src),
+                        to: Place::Output(index * share),
+                    },
+                    Step::Release {
+                        half,
+                        to: self.others,
+                    },
+                ],
+            };
+            Chunk { front, back }
+        })
+    }
+
+    /// The own contribution to a reduction, where it need not go through the window.
+    fn own(&self, src: Span) -> Option<Span> {
+        (!self.premultiplied).then_some(src)
+    }
+
+    /// What a rank does that puts for nobody but, sometimes, itself.
+    fn put_for_itself(&self, half: usize, src: Span, at: usize) -> Vec<Step> {
+        if !self.premultiplied {
+            return Vec::new();
+        }
+        vec![self.claim(half, Peers::none()), Step::Put { half, src, at }]
+    }
+
+    /// The slices of a chunk of `len` elements, by rank.
+    fn slices(&self, len: usize) -> Vec<Range<usize>> {
+        let world = self.shape.world;
+        (0..world).map(|of| self.slice(len, world, of)).collect()
+    }
+
+    /// Slice `index` of `parts` of a chunk of `len` elements: from a multiple of the alignment on, the last ones shorter
+    /// or empty.
+    pub(super) fn slice(&self, len: usize, parts: usize, index: usize) -> Range<usize> {
+        let step = len.div_ceil(parts).next_multiple_of(self.room.align);
+        let start = (step * index).min(len);
+        start..(start + step).min(len)
+    }
+
+    /// The front of a chunk in two shots.
+    fn put_slices(&self, half: usize, offset: usize, slices: &[Range<usize>]) -> Vec<Step> {
+        let own = &slices[self.shape.rank];
+        let len = slices.iter().map(|slice| slice.end).max().unwrap_or(0);
+        let put = |part: Range<usize>| Step::Put {
+            half,
+            src: Span::new(self.source(), offset + part.start, part.len()),
+            at: part.start,
+        };
+        let mut front = vec![self.claim(half, self.others)];
+        if self.premultiplied {
+            front.push(put(0..len));
+        } else {
+            front.push(put(0..own.start));
+            front.push(put(own.end..len));
+        }
+        front.push(self.publish(half, self.others));
+        front
+    }
+
+    /// Awaits the contributions and leaves this rank's slice of the result in its window.
+    fn reduce_slice(&self, half: usize, offset: usize, slices: &[Range<usize>]) -> Vec<Step> {
+        let own = &slices[self.shape.rank];
+        let src = Span::new(self.source(), offset + own.start, own.len());
+        vec![
+            self.await_from(half, self.others),
+            Step::Reduce {
+                half,
+                at: own.start,
+                len: own.len(),
+                own: self.own(src),
+                to: Place::Window(own.start),
+            },
+        ]
+    }
+
+    /// Gets the result that `from` left in its window.
+    fn get_slice(&self, half: usize, offset: usize, slices: &[Range<usize>], from: Rank) -> Step {
+        Step::Get {
+            half,
+            from,
+            at: slices[from].start,
+            len: slices[from].len(),
+            to: Place::Output(offset + slices[from].start),
+        }
+    }
+}

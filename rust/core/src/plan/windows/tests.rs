@@ -1,0 +1,332 @@
+use super::check::{Operation, verify};
+use super::*;
+use crate::plan::Counts;
+
+const WORLDS: std::ops::RangeInclusive<usize> = 1..=9;
+
+/// The counts of one operation, as every rank knows them.
+#[derive(Clone, Debug)]
+pub(in crate::plan) enum Sizes {
+    Even(usize),
+    /// By rank; `known` to all, else each knows its own and the root all.
+    PerRank {
+        counts: Vec<usize>,
+        known: bool,
+    },
+    /// From rank, to rank.
+    Pairs(Vec<Vec<usize>>),
+}
+
+/// One operation of a test.
+#[derive(Clone, Debug)]
+pub(in crate::plan) struct Case {
+    pub(in crate::plan) collective: Collective,
+    sizes: Sizes,
+    root: Rank,
+    in_place: bool,
+    shots: Shots,
+    premultiplied: bool,
+}
+
+/// The counts that each rank knows.
+pub(in crate::plan) fn lists(case: &Case, world: usize) -> Vec<(Vec<usize>, Vec<usize>)> {
+    (0..world)
+        .map(|rank| match &case.sizes {
+            Sizes::Even(_) => (Vec::new(), Vec::new()),
+            Sizes::PerRank { counts, known } => {
+                let knows = |of: usize| *known || rank == case.root || of == rank;
+                let seen = counts.iter().enumerate();
+                let seen = seen.map(|(of, count)| if knows(of) { *count } else { 0 });
+                (seen.collect(), Vec::new())
+            }
+            Sizes::Pairs(matrix) => (
+                matrix[rank].clone(),
+                matrix.iter().map(|row| row[rank]).collect(),
+            ),
+        })
+        .collect()
+}
+
+/// The shapes of all ranks.
+pub(in crate::plan) fn shapes<'a>(
+    case: &Case,
+    lists: &'a [(Vec<usize>, Vec<usize>)],
+) -> Vec<Shape<'a>> {
+    let world = lists.len();
+    lists
+        .iter()
+        .enumerate()
+        .map(|(rank, (send, recv))| Shape {
+            collective: case.collective,
+            rank,
+            world,
+            counts: match &case.sizes {
+                Sizes::Even(count) => Counts::Even(*count),
+                Sizes::PerRank { .. } => Counts::PerRank(send),
+                Sizes::Pairs(_) => Counts::PerPair { send, recv },
+            },
+            root: case.root,
+            in_place: case.in_place && (case.collective != Collective::Reduce || rank == case.root),
+            widen: false,
+        })
+        .collect()
+}
+
+fn operation<'a>(
+    case: &Case,
+    lists: &'a [(Vec<usize>, Vec<usize>)],
+    room: &Room,
+    first: usize,
+) -> Operation<'a> {
+    let shapes = shapes(case, lists);
+    let plans = shapes
+        .iter()
+        .map(|shape| build(shape, room, case.shots, case.premultiplied).expect("a plan"))
+        .collect();
+    Operation {
+        plans,
+        shapes,
+        first,
+    }
+}
+
+/// Numbers that differ, some of them zero.
+fn scattered(seed: usize, most: usize) -> usize {
+    let mixed = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    if mixed % 5 == 0 {
+        0
+    } else {
+        mixed % (most + 1)
+    }
+}
+
+/// Every collective in every form.
+pub(in crate::plan) fn cases(world: usize, count: usize) -> Vec<Case> {
+    let mut cases = Vec::new();
+    let uneven: Vec<usize> = (0..world).map(|of| scattered(of + count, count)).collect();
+    let matrix = (0..world)
+        .map(|from| (0..world).map(move |to| scattered(from * 31 + to * 7 + count, count)));
+    let matrix: Vec<Vec<usize>> = matrix.map(Iterator::collect).collect();
+    for collective in Collective::ALL {
+        let (in_place, rooted, reduces) = match collective {
+            Collective::AllReduce => (true, false, true),
+            Collective::Reduce => (true, true, true),
+            Collective::AllGather => (true, false, false),
+            Collective::ReduceScatter => (false, false, true),
+            Collective::Broadcast | Collective::Gather | Collective::Scatter => {
+                (false, true, false)
+            }
+            Collective::AllToAll | Collective::Barrier => (false, false, false),
+            Collective::Send | Collective::Recv => continue,
+        };
+        let mut sizes = vec![Sizes::Even(count)];
+        match collective {
+            Collective::AllGather | Collective::ReduceScatter => sizes.push(Sizes::PerRank {
+                counts: uneven.clone(),
+                known: true,
+            }),
+            Collective::Gather | Collective::Scatter => sizes.push(Sizes::PerRank {
+                counts: uneven.clone(),
+                known: false,
+            }),
+            Collective::AllToAll => sizes.push(Sizes::Pairs(matrix.clone())),
+            _ => {}
+        }
+        for sizes in sizes {
+            for root in if rooted {
+                vec![0, world / 2, world - 1]
+            } else {
+                vec![0]
+            } {
+                for in_place in [false, true].into_iter().take(1 + usize::from(in_place)) {
+                    for premultiplied in [false, true].into_iter().take(1 + usize::from(reduces)) {
+                        for shots in [Shots::One, Shots::Two] {
+                            cases.push(Case {
+                                collective,
+                                sizes: sizes.clone(),
+                                root,
+                                in_place,
+                                shots,
+                                premultiplied,
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Runs every case after every neighbour in the list and after itself, with the halves in turn.
+fn check_all(world: usize, count: usize, room: Room) {
+    let cases = cases(world, count);
+    for pair in cases.windows(2) {
+        let row = [&pair[0], &pair[1], &pair[1], &pair[0], &pair[0]];
+        let known: Vec<_> = row.iter().map(|case| lists(case, world)).collect();
+        let operations: Vec<Operation> = row
+            .iter()
+            .zip(&known)
+            .enumerate()
+            // The last one begins with the half of the one before it, as a graph that is replayed does.
+            .map(|(index, (case, lists))| operation(case, lists, &room, index.min(3) % HALVES))
+            .collect();
+        if let Err(problem) = verify(&operations, room.half) {
+            panic!("world {world}, count {count}, {room:?}, {pair:?}: {problem}");
+        }
+    }
+}
+
+#[test]
+fn every_collective_is_right_in_roomy_windows() {
+    for world in WORLDS {
+        for count in [0, 1, 2, 7, 33] {
+            check_all(
+                world,
+                count,
+                Room {
+                    half: 512,
+                    align: 4,
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn every_collective_is_right_in_tiny_windows() {
+    for world in WORLDS {
+        for count in [1, 5, 23] {
+            check_all(
+                world,
+                count,
+                Room {
+                    half: world,
+                    align: 1,
+                },
+            );
+            check_all(
+                world,
+                count,
+                Room {
+                    half: world + 3,
+                    align: 4,
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn chunks_of_odd_lengths() {
+    for world in [2, 3, 4, 8] {
+        check_all(world, 61, Room { half: 24, align: 4 });
+    }
+}
+
+#[test]
+fn many_ranks() {
+    check_all(17, 19, Room { half: 40, align: 2 });
+    let case = &cases(MOST_RANKS, 130)[0];
+    let known = lists(case, MOST_RANKS);
+    let room = Room { half: 64, align: 1 };
+    let both = [0, 1].map(|first| operation(case, &known, &room, first));
+    assert_eq!(verify(&both, room.half), Ok(()));
+}
+
+/// The checker finds what it is there to find.
+#[test]
+fn a_broken_plan_is_refused() {
+    let room = Room { half: 8, align: 1 };
+    let case = |collective, shots| Case {
+        collective,
+        sizes: Sizes::Even(20),
+        root: 0,
+        in_place: false,
+        shots,
+        premultiplied: false,
+    };
+    let spoil = |case: &Case, spoiler: &dyn Fn(&mut Vec<Step>)| {
+        let known = lists(case, 3);
+        let mut row = vec![
+            operation(case, &known, &room, 0),
+            operation(case, &known, &room, 1),
+            operation(case, &known, &room, 0),
+        ];
+        assert_eq!(verify(&row, room.half), Ok(()));
+        for operation in &mut row {
+            spoiler(&mut operation.plans[1].steps);
+        }
+        verify(&row, room.half).expect_err("a broken plan passed")
+    };
+    let without = |wanted: fn(&Step) -> bool| {
+        move |steps: &mut Vec<Step>| {
+            let at = steps.iter().position(wanted).expect("such a step");
+            steps.remove(at);
+        }
+    };
+    for shots in [Shots::One, Shots::Two] {
+        let case = case(Collective::AllReduce, shots);
+        spoil(&case, &without(|step| matches!(step, Step::Claim { .. })));
+        spoil(&case, &without(|step| matches!(step, Step::Put { .. })));
+        spoil(&case, &without(|step| matches!(step, Step::Publish { .. })));
+        spoil(&case, &without(|step| matches!(step, Step::Await { .. })));
+        spoil(&case, &without(|step| matches!(step, Step::Reduce { .. })));
+        spoil(&case, &without(|step| matches!(step, Step::Release { .. })));
+        // Released before it is read.
+        let problem = spoil(&case, &|steps| {
+            let is_release = |step: &Step| matches!(step, Step::Release { .. });
+            let is_read = |step: &Step| matches!(step, Step::Reduce { .. });
+            let from = steps.iter().position(is_release).expect("a release");
+            let to = steps.iter().position(is_read).expect("a reduction");
+            steps[to..=from].rotate_right(1);
+        });
+        assert!(problem.contains("in use"), "{problem}");
+        // Beyond the half.
+        let problem = spoil(&case, &|steps| {
+            for step in steps {
+                if let Step::Put { at, .. } = step {
+                    *at += 8;
+                }
+            }
+        });
+        assert!(problem.contains("outside"), "{problem}");
+    }
+    // Awaited after it is read.
+    let problem = spoil(&case(Collective::AllToAll, Shots::One), &|steps| {
+        let is_await = |step: &Step| matches!(step, Step::Await { .. });
+        let is_get = |step: &Step| matches!(step, Step::Get { .. });
+        let from = steps.iter().position(is_await).expect("an await");
+        let to = steps.iter().position(is_get).expect("a get");
+        steps.swap(from, to);
+    });
+    assert!(problem.contains("may not have been written"), "{problem}");
+}
+
+#[test]
+fn what_has_no_plan_is_refused() {
+    let shape = Shape {
+        collective: Collective::AllReduce,
+        rank: 0,
+        world: 3,
+        counts: Counts::Even(5),
+        root: 0,
+        in_place: false,
+        widen: false,
+    };
+    let room = |half| Room { half, align: 1 };
+    assert!(build(&shape, &room(3), Shots::One, false).is_some());
+    assert!(build(&shape, &room(2), Shots::One, false).is_none());
+    let counts = [1, 2];
+    let malformed = Shape {
+        collective: Collective::AllGather,
+        counts: Counts::PerRank(&counts),
+        ..shape
+    };
+    assert!(build(&malformed, &room(8), Shots::One, false).is_none());
+    let large = Shape {
+        world: MOST_RANKS + 1,
+        ..shape
+    };
+    assert!(build(&large, &room(100), Shots::One, false).is_none());
+}

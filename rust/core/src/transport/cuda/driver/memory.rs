@@ -1,0 +1,218 @@
+//! Device memory: own, and of other processes.
+
+use std::fmt;
+
+use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
+
+use super::symbols::numbers;
+use super::{Device, Failure, Stream};
+use crate::error::Result;
+
+/// Bytes of a [`Handle`].
+pub const HANDLE: usize = 64;
+
+/// What another process of the host needs to map memory of this one; bytes without a meaning to anybody but the driver.
+pub type Handle = [u8; HANDLE];
+
+/// Exported memory is rounded up to this, so that a peer that maps it sees nothing else: the driver's own pages are as
+/// large, and what it maps are whole pages.
+const GRANULARITY: usize = 2 << 20;
+
+/// Memory of a device, freed on drop. What is in it is unspecified.
+///
+/// Dropping it waits for the work that the device has (the driver sees to that), so no stream may be waiting for
+/// something that only the dropping thread would do.
+pub struct DeviceMemory {
+    device: &'static Device,
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// At least `bytes` bytes, at a multiple of 256, whole pages of the device (2 MiB). May be called during a capture.
+    ///
+    /// # Errors
+    /// `System` when there is not so much left.
+    pub fn allocate(device: &'static Device, bytes: usize) -> Result<Self> {
+        let bytes = bytes.max(1).next_multiple_of(GRANULARITY);
+        let _entered = device.set_up()?;
+        let mut address: CUdeviceptr = 0;
+        // SAFETY: it stores an address.
+        Failure::check(unsafe { (device.driver.symbols.mem_alloc)(&mut address, bytes) }).map_err(
+            |failure| {
+                failure.while_doing(format_args!(
+                    "allocate {bytes} bytes on device {}",
+                    device.number()
+                ))
+            },
+        )?;
+        Ok(Self {
+            device,
+            address,
+            bytes,
+        })
+    }
+
+    /// The device that it lies on.
+    pub fn device(&self) -> &'static Device {
+        self.device
+    }
+
+    /// The first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What other processes of the host map it with ([`Imported::open`]). They should have dropped their mappings
+    /// before this is dropped; until then they may see whatever is in the memory.
+    ///
+    /// # Errors
+    /// `Unsupported` or `System` where the driver does not share memory between processes (some virtual machines,
+    /// Windows' Linux, Tegra).
+    pub fn export(&self) -> Result<Handle> {
+        let _entered = self.device.set_up()?;
+        let mut handle = CUipcMemHandle {
+            reserved: [0; HANDLE],
+        };
+        // SAFETY: it stores 64 bytes; the address is the first of an allocation that lives.
+        Failure::check(unsafe {
+            (self.device.driver.symbols.ipc_get_mem_handle)(&mut handle, self.address)
+        })
+        .map_err(|failure| {
+            failure.while_doing(format_args!(
+                "export {} bytes of device {} to other processes",
+                self.bytes,
+                self.device.number()
+            ))
+        })?;
+        Ok(handle.reserved.map(std::ffi::c_char::cast_unsigned))
+    }
+
+    /// Writes `bytes` from `offset` on, and waits until they are there. Not ordered with any stream.
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        assert!(bytes.len() <= self.bytes && offset <= self.bytes - bytes.len());
+        Stream::create(self.device)?.write(self.address + offset as u64, bytes)
+    }
+
+    /// Reads from `offset` on. As [`DeviceMemory::write`].
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        assert!(bytes.len() <= self.bytes && offset <= self.bytes - bytes.len());
+        Stream::create(self.device)?.read(self.address + offset as u64, bytes)
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: the address is one that was allocated, and is not used again: whoever used it held this object.
+        self.device.release("free device memory", |symbols| unsafe {
+            (symbols.mem_free)(self.address)
+        });
+    }
+}
+
+impl fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "DeviceMemory({} bytes at {:#x} of device {})",
+            self.bytes,
+            self.address,
+            self.device.number()
+        )
+    }
+}
+
+/// Memory of another process, mapped for a device of this one. Unmapped on drop.
+pub struct Imported {
+    device: &'static Device,
+    address: u64,
+    bytes: usize,
+}
+
+impl Imported {
+    /// Maps the `bytes` bytes that another process of this host exported ([`DeviceMemory::export`]). The memory may be
+    /// of another device, if the two reach each other. One that is mapped already is counted and mapped once.
+    ///
+    /// # Errors
+    /// `Unsupported` when the devices do not reach each other; `System` when the driver refuses, which it does for memory
+    /// of this very process, between containers that do not share their PID or IPC namespaces, and when the exporter
+    /// has ended.
+    pub fn open(device: &'static Device, handle: &Handle, bytes: usize) -> Result<Self> {
+        let _entered = device.set_up()?;
+        let raw = CUipcMemHandle {
+            reserved: handle.map(u8::cast_signed),
+        };
+        let mut address: CUdeviceptr = 0;
+        // SAFETY: it stores an address; a handle that is none is refused.
+        Failure::check(unsafe {
+            (device.driver.symbols.ipc_open_mem_handle)(
+                &mut address,
+                raw,
+                numbers::IPC_LAZY_ENABLE_PEER_ACCESS,
+            )
+        })
+        .map_err(|failure| {
+            failure.while_doing(format_args!(
+                "map {bytes} bytes of another process for device {}",
+                device.number()
+            ))
+        })?;
+        Ok(Self {
+            device,
+            address,
+            bytes,
+        })
+    }
+
+    /// The first byte, as this process knows it.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The length in bytes, as the exporter gave it.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Reads from `offset` on, and waits until it is there. Not ordered with any stream.
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        assert!(bytes.len() <= self.bytes && offset <= self.bytes - bytes.len());
+        Stream::create(self.device)?.read(self.address + offset as u64, bytes)
+    }
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        // SAFETY: the address is one that was mapped, and is not used again: whoever used it held this object.
+        self.device
+            .release("unmap memory of another process", |symbols| unsafe {
+                (symbols.ipc_close_mem_handle)(self.address)
+            });
+    }
+}
+
+impl fmt::Debug for Imported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Imported({} bytes at {:#x} for device {})",
+            self.bytes,
+            self.address,
+            self.device.number()
+        )
+    }
+}

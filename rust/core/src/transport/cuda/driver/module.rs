@@ -1,0 +1,78 @@
+//! Kernels: a loaded module, and its functions.
+
+use std::ffi::CStr;
+use std::ptr;
+
+use cudarc::driver::sys::{CUfunction, CUmodule};
+
+use super::{Device, Failure};
+use crate::error::Result;
+
+/// A loaded module. It stays loaded for the life of the process, as its device's context does.
+pub(in crate::transport::cuda) struct Module {
+    device: &'static Device,
+    raw: CUmodule,
+}
+
+// SAFETY: the handle may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+/// A kernel of a module that stays loaded.
+#[derive(Clone, Copy)]
+pub(in crate::transport::cuda) struct Function {
+    pub(super) raw: CUfunction,
+}
+
+// SAFETY: the handle may be used from any thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Module {
+    /// Compiles PTX for the device and loads it, which takes some milliseconds the first time on a machine (the driver
+    /// keeps what it compiled). May be called during a capture.
+    ///
+    /// # Errors
+    /// `Unsupported` when the driver is too old for it or lacks its compiler; `System`.
+    pub(in crate::transport::cuda) fn load(
+        device: &'static Device,
+        name: &str,
+        ptx: &CStr,
+    ) -> Result<Self> {
+        let _entered = device.set_up()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: it stores a handle; the text ends with a zero.
+        let code =
+            unsafe { (device.driver.symbols.module_load_data)(&mut raw, ptx.as_ptr().cast()) };
+        Failure::check(code).map_err(|failure| {
+            let (major, minor) = device.capability();
+            failure.while_doing(format_args!(
+                "load the kernels for {name} on device {} ({}, compute capability {major}.{minor}, driver for CUDA \
+                 {}.{})",
+                device.number(),
+                device.name(),
+                device.driver.version() / 1000,
+                device.driver.version() % 1000 / 10,
+            ))
+        })?;
+        Ok(Self { device, raw })
+    }
+
+    /// The kernel of that name.
+    ///
+    /// # Errors
+    /// `System` when there is none.
+    pub(in crate::transport::cuda) fn function(&self, name: &CStr) -> Result<Function> {
+        let _entered = self.device.set_up()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: it stores a handle; the text ends with a zero.
+        let code = unsafe {
+            (self.device.driver.symbols.module_get_function)(&mut raw, self.raw, name.as_ptr())
+        };
+        Failure::check(code)
+            .map_err(|failure| failure.while_doing(format_args!("find the kernel {name:?}")))?;
+        Ok(Function { raw })
+    }
+}

@@ -1,0 +1,445 @@
+//! How the streams of two ranks of a host meet: binary semaphores in a page that both have mapped and registered.
+//!
+//! A rank's [window](super::window) has two halves, which take turns. For each half, each ordered pair of an *owner* and
+//! a *reader* of a window, and each of two *meetings*, there are two words:
+//!
+//! - `full`: set by the owner when what it has put there can be read; awaited and cleared by the reader.
+//! - `empty`: set by the reader when it has read; awaited and cleared by the owner, before it puts something there again.
+//!   Set at first.
+//!
+//! All values are constant, so the same commands can be captured in a graph and replayed. A word is set only when it has
+//! been cleared, since whoever sets it has waited for the other word of the pair: `full` is set after `empty` was
+//! awaited, and `empty` after `full` was.
+//!
+//! A wait ends at [`READY`] or [`ABORT`]. On a failure [`Flags::release`] stores both into every word that this rank
+//! waits for; a stream that passes clears the word it waited for, but not those that it comes to later, so it is called
+//! again until the stream has drained.
+//!
+//! The page, in words of 32 bits; rank `a` is the lower one of the pair:
+//!
+//! ```text
+//!    0..256   16 flags, 16 words (64 bytes) apart: [owner: a, b][half][meeting][full, empty]
+//!  256, 272   what a and b have come to ([`Mark`])
+//!  512..1024  two rings of 16 announcements of 16 words: from a, from b
+//! ```
+//!
+//! An announcement is what a rank says of an operation before it enqueues it: its number, and [`ANNOUNCEMENT`] bytes that
+//! the two sides compare. The host writes and reads it.
+
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use super::driver::{Device, MemoryOperation, Registered, Stream};
+use crate::error::{Error, Result};
+use crate::transport::Page;
+use crate::types::Rank;
+
+/// The value of a flag that is set.
+pub const READY: u32 = 1;
+/// The bit that ends a wait without what was waited for.
+pub const ABORT: u32 = 2;
+/// Bytes of an announcement.
+pub const ANNOUNCEMENT: usize = 40;
+
+const STRIDE: usize = 16;
+const MARKS: usize = 256;
+const RINGS: usize = 512;
+const RING: usize = 16;
+const ENTRY: usize = 16;
+/// Words of the bytes that were announced; they follow the stamp and the number (two words).
+const BODY: usize = ANNOUNCEMENT / 4;
+
+const _: () = assert!(3 + BODY <= ENTRY);
+const _: () = assert!(RINGS + 2 * RING * ENTRY == Page::WORDS);
+
+/// What a flag says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// The owner of a window: it can be read.
+    Full,
+    /// A reader: it can be written again.
+    Empty,
+}
+
+/// Which flags of a pair: those of a half, in the first or second meeting over its present contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// The half of the window, 0 or 1.
+    pub half: usize,
+    /// 0, or 1 for the second meeting of a two-shot reduction.
+    pub meeting: usize,
+}
+
+/// What a peer has announced of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Announced {
+    /// It has not come to it yet.
+    NotYet,
+    /// This.
+    As([u8; ANNOUNCEMENT]),
+    /// It was overwritten by a later one.
+    Past,
+}
+
+/// What a rank has come to, for good, as its host tells the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// It has failed: what its stream does from here on means nothing.
+    Failed,
+    /// It has unmapped the windows of the others.
+    Unmapped,
+}
+
+/// The flags between this rank and the others of its group, on one device.
+pub struct Flags {
+    rank: Rank,
+    pairs: Vec<Option<Pair>>,
+}
+
+struct Pair {
+    page: Page,
+    registered: Registered,
+    /// This rank is the lower one.
+    lower: bool,
+}
+
+impl Flags {
+    /// Registers the pages with the device and sets the `empty` flags of the windows that this rank reads. `pages` has an
+    /// element for every rank of the group: the page of the link to it ([`Link::page`](crate::transport::Link::page)),
+    /// `None` for this rank and for those without one.
+    ///
+    /// Both ranks of a pair make their `Flags` once, over a page that was not used before.
+    ///
+    /// # Errors
+    /// As [`Registered::page`].
+    pub fn new(device: &'static Device, rank: Rank, pages: Vec<Option<Page>>) -> Result<Self> {
+        let pairs = pages.into_iter().enumerate().map(|(peer, page)| {
+            let Some(page) = page.filter(|_| peer != rank) else {
+                return Ok(None);
+            };
+            Ok(Some(Pair {
+                registered: Registered::page(device, &page)?,
+                page,
+                lower: rank < peer,
+            }))
+        });
+        let flags = Self {
+            rank,
+            pairs: pairs.collect::<Result<_>>()?,
+        };
+        for pair in flags.pairs.iter().flatten() {
+            for spot in Spot::ALL {
+                let word = pair.told(Signal::Empty, spot);
+                pair.word(word).store(READY, Ordering::Release);
+            }
+        }
+        Ok(flags)
+    }
+
+    /// An empty list of operations, for [`Batch::submit`].
+    pub fn batch(&self) -> Batch<'_> {
+        Batch {
+            flags: self,
+            operations: Vec::with_capacity(16),
+            failure: None,
+        }
+    }
+
+    /// Lets every wait of this rank pass, on the stream and in what is enqueued later: sets all the words that it may
+    /// wait for. To be called again until the stream has drained, since a stream clears what it waited for.
+    pub fn release(&self) {
+        for pair in self.pairs.iter().flatten() {
+            for signal in [Signal::Full, Signal::Empty] {
+                for spot in Spot::ALL {
+                    pair.word(pair.awaited(signal, spot))
+                        .store(READY | ABORT, Ordering::Release);
+                }
+            }
+        }
+    }
+
+    /// Tells all peers, before anything that follows from it.
+    pub fn mark(&self, mark: Mark) {
+        for pair in self.pairs.iter().flatten() {
+            pair.word(pair.mark(pair.lower))
+                .fetch_or(mark.bit(), Ordering::AcqRel);
+        }
+    }
+
+    /// The peers that have told so.
+    pub fn marked(&self, mark: Mark) -> impl Iterator<Item = Rank> {
+        let pairs = self.pairs.iter().enumerate();
+        pairs.filter_map(move |(peer, pair)| {
+            let pair = pair.as_ref()?;
+            let word = pair.word(pair.mark(!pair.lower)).load(Ordering::Acquire);
+            (word & mark.bit() != 0).then_some(peer)
+        })
+    }
+
+    /// Those of `peers` that have not said `signal` at `spot`: whom this rank is waiting for, when it waits there. A peer
+    /// whose word has been cleared since it was set is named, too.
+    pub fn missing(
+        &self,
+        signal: Signal,
+        spot: Spot,
+        peers: impl IntoIterator<Item = Rank>,
+    ) -> Vec<Rank> {
+        peers
+            .into_iter()
+            .filter(|&peer| {
+                self.pairs
+                    .get(peer)
+                    .and_then(Option::as_ref)
+                    .is_some_and(|pair| {
+                        let word = pair.word(pair.awaited(signal, spot));
+                        word.load(Ordering::Acquire) & READY == 0
+                    })
+            })
+            .collect()
+    }
+
+    /// Tells `peers` what operation number `number` (from 0, without gaps) is here, before it is enqueued. The last 16 can
+    /// be read.
+    pub fn announce(&self, number: u64, announcement: &[u8; ANNOUNCEMENT]) {
+        for pair in self.pairs.iter().flatten() {
+            pair.announce(number, announcement);
+        }
+    }
+
+    /// What `peer` has announced of operation number `number`.
+    pub fn announced(&self, peer: Rank, number: u64) -> Announced {
+        match self.pairs.get(peer).and_then(Option::as_ref) {
+            Some(pair) => pair.announced(number),
+            None => Announced::NotYet,
+        }
+    }
+
+    fn pair(&self, peer: Rank) -> Result<&Pair> {
+        self.pairs
+            .get(peer)
+            .and_then(Option::as_ref)
+            .ok_or_else(|| {
+                Error::internal(format!(
+                    "rank {} shares no page with rank {peer}",
+                    self.rank
+                ))
+            })
+    }
+}
+
+/// Operations on flags and words in the order in which a stream carries them out, enqueued with one call.
+#[must_use = "nothing is enqueued before `submit`"]
+pub struct Batch<'a> {
+    flags: &'a Flags,
+    operations: Vec<MemoryOperation>,
+    failure: Option<Error>,
+}
+
+impl Batch<'_> {
+    /// Sets the flags by which `peers` learn `signal`: `Full` of this rank's own window, `Empty` of theirs.
+    pub fn tell(
+        mut self,
+        signal: Signal,
+        spot: Spot,
+        peers: impl IntoIterator<Item = Rank>,
+    ) -> Self {
+        self.for_each(peers, |pair, operations| {
+            operations.push(MemoryOperation::Write {
+                address: pair.address(pair.told(signal, spot)),
+                value: READY,
+            });
+        });
+        self
+    }
+
+    /// Waits until all of `peers` have said `signal`, `Full` of their windows, `Empty` of this rank's own, and clears it.
+    pub fn wait(
+        mut self,
+        signal: Signal,
+        spot: Spot,
+        peers: impl IntoIterator<Item = Rank>,
+    ) -> Self {
+        let waits = self.operations.len();
+        self.for_each(peers, |pair, operations| {
+            operations.push(MemoryOperation::WaitAny {
+                address: pair.address(pair.awaited(signal, spot)),
+                mask: READY | ABORT,
+            });
+        });
+        for at in waits..self.operations.len() {
+            if let MemoryOperation::WaitAny { address, .. } = self.operations[at] {
+                self.operations
+                    .push(MemoryOperation::Write { address, value: 0 });
+            }
+        }
+        self
+    }
+
+    /// Waits until all of `peers` have said `signal`, and leaves it so.
+    pub fn look(
+        mut self,
+        signal: Signal,
+        spot: Spot,
+        peers: impl IntoIterator<Item = Rank>,
+    ) -> Self {
+        self.for_each(peers, |pair, operations| {
+            operations.push(MemoryOperation::WaitAny {
+                address: pair.address(pair.awaited(signal, spot)),
+                mask: READY | ABORT,
+            });
+        });
+        self
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.operations.is_empty() && self.failure.is_none()
+    }
+
+    /// Stores `value` into a word ([`Pinned`](super::driver::Pinned)): how far the stream has come.
+    pub fn write(mut self, address: u64, value: u32) -> Self {
+        self.operations
+            .push(MemoryOperation::Write { address, value });
+        self
+    }
+
+    /// Waits until a word is `value` or later, in the cyclic order.
+    pub fn wait_at_least(mut self, address: u64, value: u32) -> Self {
+        self.operations
+            .push(MemoryOperation::WaitAtLeast { address, value });
+        self
+    }
+
+    /// Enqueues them.
+    ///
+    /// # Errors
+    /// As [`Stream::operate`]; `Internal` when a peer was named without whom this rank shares no page.
+    pub fn submit(self, stream: &Stream) -> Result<()> {
+        match self.failure {
+            Some(error) => Err(error),
+            None => stream.operate(&self.operations),
+        }
+    }
+
+    fn for_each(
+        &mut self,
+        peers: impl IntoIterator<Item = Rank>,
+        mut push: impl FnMut(&Pair, &mut Vec<MemoryOperation>),
+    ) {
+        for peer in peers {
+            match self.flags.pair(peer) {
+                Ok(pair) => push(pair, &mut self.operations),
+                Err(error) => self.failure = Some(error),
+            }
+        }
+    }
+}
+
+impl Spot {
+    /// All that there are.
+    pub const ALL: [Self; 4] = [
+        Self {
+            half: 0,
+            meeting: 0,
+        },
+        Self {
+            half: 0,
+            meeting: 1,
+        },
+        Self {
+            half: 1,
+            meeting: 0,
+        },
+        Self {
+            half: 1,
+            meeting: 1,
+        },
+    ];
+}
+
+impl Mark {
+    fn bit(self) -> u32 {
+        match self {
+            Self::Failed => 1,
+            Self::Unmapped => 2,
+        }
+    }
+}
+
+impl Pair {
+    /// The index of the word in which the lower or the higher rank marks.
+    fn mark(&self, of_lower: bool) -> usize {
+        MARKS + STRIDE * usize::from(!of_lower)
+    }
+
+    /// The index of the word of the window that the lower or the higher rank owns.
+    fn flag(owner_is_lower: bool, signal: Signal, spot: Spot) -> usize {
+        assert!(spot.half < 2 && spot.meeting < 2);
+        let owner = usize::from(!owner_is_lower);
+        let signal = usize::from(signal == Signal::Empty);
+        STRIDE * (8 * owner + 4 * spot.half + 2 * spot.meeting + signal)
+    }
+
+    /// The word that this rank sets.
+    fn told(&self, signal: Signal, spot: Spot) -> usize {
+        // `Full` is said by the owner, `Empty` by the reader.
+        Self::flag(self.lower == (signal == Signal::Full), signal, spot)
+    }
+
+    /// The word that this rank waits for.
+    fn awaited(&self, signal: Signal, spot: Spot) -> usize {
+        Self::flag(self.lower != (signal == Signal::Full), signal, spot)
+    }
+
+    fn word(&self, index: usize) -> &AtomicU32 {
+        &self.page.words()[index]
+    }
+
+    fn address(&self, index: usize) -> u64 {
+        self.registered.address() + 4 * index as u64
+    }
+
+    fn entry(&self, from_lower: bool, number: u64) -> &[AtomicU32] {
+        let place = (number % RING as u64) as usize;
+        let at = RINGS + ENTRY * (RING * usize::from(!from_lower) + place);
+        &self.page.words()[at..at + ENTRY]
+    }
+
+    /// A sequence lock: the stamp is odd while the entry is being written.
+    fn announce(&self, number: u64, announcement: &[u8; ANNOUNCEMENT]) {
+        let entry = self.entry(self.lower, number);
+        let stamp = entry[0].load(Ordering::Relaxed);
+        entry[0].store(stamp.wrapping_add(1) | 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        // Counted from 1: 0 means that there is none.
+        let number = number + 1;
+        entry[1].store(number as u32, Ordering::Relaxed);
+        entry[2].store((number >> 32) as u32, Ordering::Relaxed);
+        for (word, bytes) in entry[3..].iter().zip(announcement.chunks_exact(4)) {
+            let bytes = bytes.try_into().expect("four bytes");
+            word.store(u32::from_le_bytes(bytes), Ordering::Relaxed);
+        }
+        entry[0].store(
+            (stamp.wrapping_add(1) | 1).wrapping_add(1),
+            Ordering::Release,
+        );
+    }
+
+    fn announced(&self, number: u64) -> Announced {
+        let entry = self.entry(!self.lower, number);
+        let stamp = entry[0].load(Ordering::Acquire);
+        let stated = u64::from(entry[1].load(Ordering::Relaxed))
+            | u64::from(entry[2].load(Ordering::Relaxed)) << 32;
+        let mut bytes = [0; ANNOUNCEMENT];
+        for (word, bytes) in entry[3..3 + BODY].iter().zip(bytes.chunks_exact_mut(4)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        }
+        fence(Ordering::Acquire);
+        if stamp % 2 != 0 || entry[0].load(Ordering::Relaxed) != stamp || stated < number + 1 {
+            return Announced::NotYet;
+        }
+        match stated == number + 1 {
+            true => Announced::As(bytes),
+            false => Announced::Past,
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! The kernels: n-way reductions, scaling and copies, embedded as PTX.
+//!
+//! There is one module of kernels per element type, made from the sources in `kernels/` by `make ptx`; the driver
+//! compiles it for the device when it is first needed. None of them waits for anything, and any grid is right: a grid
+//! here is as large as the work, and never larger than what the device runs at once, so that ranks that share a device
+//! do not queue behind each other for longer than they must.
+
+use std::ffi::{CStr, CString, c_void};
+use std::sync::OnceLock;
+
+use super::driver::{Device, Function, Module, Stream};
+use crate::error::{Error, Result};
+use crate::types::{DataType, ReduceOp};
+
+/// The most ranks whose memory one [`reduce`] reads.
+pub const MOST_SOURCES: usize = 64;
+/// The most pieces that one launch copies.
+const MOST_SEGMENTS: usize = 64;
+
+const THREADS: u32 = 256;
+/// So many blocks fill a multiprocessor.
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
+/// Bytes that a thread moves at a time, of each source.
+const VECTOR: u64 = 16;
+
+/// Bytes to be copied from one place to another; the places do not overlap with any that the same call writes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The first byte to be read, as the device knows it.
+    pub from: u64,
+    /// The first byte to be written.
+    pub to: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// The kernels' second parameter: where the contributions lie.
+#[repr(C)]
+struct Sources {
+    at: [u64; MOST_SOURCES],
+}
+
+/// The parameter of the copying kernel.
+#[repr(C)]
+struct Segments {
+    at: [Segment; MOST_SEGMENTS],
+}
+
+/// Enqueues `out[i] = sources[0][i] op sources[1][i] op ...` for `count` elements, in that order, so that ranks that
+/// give the same sources in the same order get the same bits. The small floats accumulate in float32 and are rounded
+/// once. `out` may be one of the sources. `divisor` is what `avg` divides by; the others ignore it. `premul_sum` is a
+/// sum here: each contribution has been scaled before ([`scale`]).
+///
+/// # Errors
+/// `Unsupported` for an operator without meaning for the type, and where the kernels cannot be loaded; `InvalidArgument`
+/// for no or more than [`MOST_SOURCES`] sources; `System`.
+pub fn reduce(
+    stream: &Stream,
+    (dtype, op): (DataType, ReduceOp),
+    out: u64,
+    sources: &[u64],
+    count: u64,
+    divisor: u32,
+) -> Result<()> {
+    op.check(dtype)?;
+    if sources.is_empty() || sources.len() > MOST_SOURCES {
+        return Err(Error::invalid(format!(
+            "{} contributions to one reduction: from 1 to {MOST_SOURCES} can be",
+            sources.len()
+        )));
+    }
+    if count == 0 {
+        return Ok(());
+    }
+    let function = stream.device().kernels.reduce(stream.device(), dtype, op)?;
+    let mut out = out;
+    let mut from = Sources {
+        at: [0; MOST_SOURCES],
+    };
+    from.at[..sources.len()].copy_from_slice(sources);
+    let mut number = sources.len() as u32;
+    let mut count = count;
+    let mut divisor = divisor;
+    let bytes = count.saturating_mul(dtype.size() as u64);
+    let mut parameters: [*mut c_void; 5] = [
+        (&raw mut out).cast(),
+        (&raw mut from).cast(),
+        (&raw mut number).cast(),
+        (&raw mut count).cast(),
+        (&raw mut divisor).cast(),
+    ];
+    let sources = sources.len();
+    // SAFETY: the kernel takes (void*, Sources, unsigned, unsigned long long, unsigned); that the addresses are of
+    // memory as long as `count` elements is what the stream's work rests on (see `transport::cuda`).
+    unsafe {
+        stream.launch(
+            function,
+            (grid(stream.device(), bytes, 1), THREADS),
+            &mut parameters,
+            format_args!("reduce {count} elements of {dtype} from {sources} ranks by {op}"),
+        )
+    }
+}
+
+/// Loads what the operation `op` on elements of `dtype` needs, and what copies need, so that no later launch fails for want
+/// of it. Cheap when it is loaded already.
+///
+/// # Errors
+/// `Unsupported` where the kernels cannot be loaded; `System`.
+pub fn prepare(device: &'static Device, dtype: DataType, op: Option<ReduceOp>) -> Result<()> {
+    device.kernels.copy(device)?;
+    if let Some(op) = op {
+        op.check(dtype)?;
+        device.kernels.reduce(device, dtype, op)?;
+        if matches!(op, ReduceOp::PremulSum(_)) {
+            device.kernels.scale(device, dtype)?;
+        }
+    }
+    Ok(())
+}
+
+/// Enqueues `out[i] = input[i] * factor`, rounded once. `out` may be `input`.
+///
+/// # Errors
+/// `Unsupported` for bool, and where the kernels cannot be loaded; `System`.
+pub fn scale(
+    stream: &Stream,
+    dtype: DataType,
+    out: u64,
+    input: u64,
+    count: u64,
+    factor: f64,
+) -> Result<()> {
+    ReduceOp::PremulSum(factor).check(dtype)?;
+    if count == 0 {
+        return Ok(());
+    }
+    let function = stream.device().kernels.scale(stream.device(), dtype)?;
+    let (mut out, mut input, mut count, mut factor) = (out, input, count, factor);
+    let bytes = count.saturating_mul(dtype.size() as u64);
+    let mut parameters: [*mut c_void; 4] = [
+        (&raw mut out).cast(),
+        (&raw mut input).cast(),
+        (&raw mut count).cast(),
+        (&raw mut factor).cast(),
+    ];
+    // SAFETY: the kernel takes (void*, const void*, unsigned long long, double); as in `reduce`.
+    unsafe {
+        stream.launch(
+            function,
+            (grid(stream.device(), bytes, 1), THREADS),
+            &mut parameters,
+            format_args!("scale {count} elements of {dtype}"),
+        )
+    }
+}
+
+/// Enqueues copies of all `segments`, in as few launches as they need. The pieces may be of any length and alignment.
+///
+/// # Errors
+/// `Unsupported` where the kernels cannot be loaded; `System`.
+pub fn copy(stream: &Stream, segments: &[Segment]) -> Result<()> {
+    let mut segments = segments
+        .iter()
+        .filter(|segment| segment.bytes > 0 && segment.from != segment.to);
+    loop {
+        let nothing = Segment {
+            from: 0,
+            to: 0,
+            bytes: 0,
+        };
+        let mut part = Segments {
+            at: [nothing; MOST_SEGMENTS],
+        };
+        let mut number = 0;
+        for (place, segment) in part.at.iter_mut().zip(segments.by_ref()) {
+            *place = *segment;
+            number += 1;
+        }
+        if number == 0 {
+            return Ok(());
+        }
+        launch_copy(stream, &mut part, number)?;
+    }
+}
+
+fn launch_copy(stream: &Stream, part: &mut Segments, number: u32) -> Result<()> {
+    let function = stream.device().kernels.copy(stream.device())?;
+    let longest = part
+        .at
+        .iter()
+        .map(|segment| segment.bytes)
+        .max()
+        .unwrap_or(0);
+    let mut number = number;
+    let mut parameters: [*mut c_void; 2] = [ptr_to(part), (&raw mut number).cast()];
+    // SAFETY: the kernel takes (Segments, unsigned); as in `reduce`.
+    unsafe {
+        stream.launch(
+            function,
+            (grid(stream.device(), longest, number), THREADS),
+            &mut parameters,
+            format_args!("copy {number} pieces of up to {longest} bytes"),
+        )
+    }
+}
+
+fn ptr_to<T>(value: &mut T) -> *mut c_void {
+    (&raw mut *value).cast()
+}
+
+/// Blocks for `rows` times up to `bytes` bytes: as many as have something to do, at most as many as run at once.
+fn grid(device: &Device, bytes: u64, rows: u32) -> (u32, u32) {
+    let wanted = bytes.div_ceil(VECTOR * u64::from(THREADS)).max(1);
+    let most = (device.multiprocessors() * BLOCKS_PER_MULTIPROCESSOR / rows.max(1)).max(1);
+    (wanted.min(u64::from(most)) as u32, rows.max(1))
+}
+
+/// The kernels that a device has loaded.
+#[derive(Default)]
+pub(super) struct Loaded {
+    modules: [OnceLock<Kernels>; DataType::ALL.len()],
+}
+
+/// The module of one type, and those of its kernels that were used.
+struct Kernels {
+    module: Module,
+    reduce: [OnceLock<Function>; ReduceOp::ALL.len()],
+    scale: OnceLock<Function>,
+    copy: OnceLock<Function>,
+}
+
+impl Loaded {
+    fn reduce(&self, device: &'static Device, dtype: DataType, op: ReduceOp) -> Result<Function> {
+        // Its contributions are scaled already.
+        let op = match op {
+            ReduceOp::PremulSum(_) => ReduceOp::Sum,
+            op => op,
+        };
+        let kernels = self.of(device, dtype)?;
+        let place = &kernels.reduce[usize::from(op.number()) - 1];
+        kernels.find(place, &format!("unisono_reduce_{op}"))
+    }
+
+    fn scale(&self, device: &'static Device, dtype: DataType) -> Result<Function> {
+        let kernels = self.of(device, dtype)?;
+        kernels.find(&kernels.scale, "unisono_scale")
+    }
+
+    fn copy(&self, device: &'static Device) -> Result<Function> {
+        let kernels = self.of(device, DataType::UInt8)?;
+        kernels.find(&kernels.copy, "unisono_copy")
+    }
+
+    /// The module of a type. A failure is not kept: memory may be free the next time.
+    fn of(&self, device: &'static Device, dtype: DataType) -> Result<&Kernels> {
+        let place = &self.modules[dtype as usize - 1];
+        if let Some(kernels) = place.get() {
+            return Ok(kernels);
+        }
+        let kernels = Kernels {
+            module: Module::load(device, dtype.name(), source(dtype)?)?,
+            reduce: Default::default(),
+            scale: OnceLock::new(),
+            copy: OnceLock::new(),
+        };
+        // Should two threads load it at once, one module is loaded in vain.
+        Ok(place.get_or_init(|| kernels))
+    }
+}
+
+impl Kernels {
+    fn find(&self, place: &OnceLock<Function>, name: &str) -> Result<Function> {
+        if let Some(function) = place.get() {
+            return Ok(*function);
+        }
+        let name = CString::new(name)
+            .map_err(|_| Error::internal(format!("{name:?} is no name of a kernel")))?;
+        let function = self.module.function(&name)?;
+        Ok(*place.get_or_init(|| function))
+    }
+}
+
+fn source(dtype: DataType) -> Result<&'static CStr> {
+    Err(Error::unsupported(format!(
+        "there are no kernels for {dtype}"
+    )))
+}
