@@ -39,6 +39,17 @@
  * BLOCKING. With `work` NULL an operation has ended when the call returns. Else the call starts it
  * and returns a handle to wait on; the operation goes on by itself, also if nobody waits.
  *
+ * STREAMS. Buffers may be memory of a CUDA device, if the options name a stream of that device, as
+ * the last argument of NCCL's calls does. The operation then comes after what is in the stream, and
+ * what is put there later comes after it. The call does not wait: it returns when the operation is
+ * in the stream, also with `work` NULL, and the buffers are in use until the stream has got past
+ * it, which is when a `work` has ended. What goes wrong later is told by the work, by
+ * unisono_communicator_status, and by the next call; the stream goes on then, and what is in the
+ * outputs is not specified. In a collective either all ranks give memory of a device, each of its
+ * own, or none does. Operations of one communicator in several streams keep their order. A stream
+ * may be under capture for a CUDA graph, where all ranks are on one host and their devices can
+ * share memory: give NULL for `work`, and launch the graphs on all ranks equally often.
+ *
  * PROCESSES. A child made by fork() of a process that has had communicators can use none, neither
  * its parent's nor new ones: the calls fail with UNISONO_ABORTED. Memory of unisono_mem_alloc they
  * share. At exit() what is left open is closed in good order.
@@ -81,7 +92,7 @@ typedef enum unisono_status {
   UNISONO_TIMEOUT = 3,          /* something did not happen within its time */
   UNISONO_PEER_LOST = 4,        /* another rank ended, left, or cannot be reached */
   UNISONO_MISMATCH = 5,         /* two ranks called different things */
-  UNISONO_ABORTED = 6,          /* the communicator was aborted, or closed, or is a parent's */
+  UNISONO_ABORTED = 6,          /* the communicator was aborted, closed meanwhile, or a parent's */
   UNISONO_SYSTEM = 7,           /* the operating system or the network refused something */
   UNISONO_UNTRUSTED = 8,        /* somebody who is no member of the job tried to take part */
   UNISONO_INTERNAL = 9          /* a defect in unisono; please report it */
@@ -313,11 +324,18 @@ typedef enum unisono_op {
   UNISONO_PREMUL_SUM = 12 /* the sum of each contribution times `factor` of its rank's options */
 } unisono_op;
 
+/* CUDA's legacy default stream, as cudaStreamLegacy; its cudaStreamPerThread serves as well. */
+#define UNISONO_DEFAULT_STREAM ((void*)1)
+
 /* What an operation takes besides; NULL for none of it. The same struct may serve many calls. */
 typedef struct unisono_options {
   size_t size; /* sizeof(unisono_options) */
-  /* The stream (a cudaStream_t) of buffers on a device. This version has no devices: anything but
-   * NULL is UNISONO_UNSUPPORTED, and buffers are memory of the host. */
+  /* NULL: all buffers are memory of the host. Else they are memory of a CUDA device, and this is
+   * the stream (cudaStream_t, CUstream) in whose order the operation happens; see STREAMS above.
+   * The default stream, which CUDA also writes as NULL, must be named: UNISONO_DEFAULT_STREAM.
+   * Fails with UNISONO_INVALID_ARGUMENT if a buffer lies elsewhere than the options say, as far as
+   * that can be told, and with UNISONO_UNSUPPORTED without CUDA's driver, which is looked for when
+   * first needed. */
   void* stream;
   double timeout; /* seconds it may take; 0: the communicator's; or UNISONO_FOREVER */
   double factor;  /* of UNISONO_PREMUL_SUM, and only there */
@@ -406,7 +424,8 @@ unisono_status unisono_all_to_all_v(unisono_communicator* comm, const void* inpu
                                     const size_t* receive_counts, unisono_dtype dtype,
                                     const unisono_options* options, unisono_work** work);
 
-/* Nobody leaves before everybody has come. */
+/* Nobody leaves before everybody has come. With a stream: what is put into it later happens after
+ * every rank's stream has come here. */
 unisono_status unisono_barrier(unisono_communicator* comm, const unisono_options* options,
                                unisono_work** work);
 
@@ -427,7 +446,8 @@ unisono_status unisono_send(unisono_communicator* comm, const void* buffer, size
                             const unisono_options* options);
 
 /* Receives from rank `from`, or UNISONO_ANY_SOURCE. `source` becomes the rank it came from; it may
- * be NULL, and between unisono_group_start and unisono_group_end must be. */
+ * be NULL, and between unisono_group_start and unisono_group_end must be. On a stream the call
+ * waits for the message only if it is to say from which of all ranks. */
 unisono_status unisono_recv(unisono_communicator* comm, void* buffer, size_t count,
                             unisono_dtype dtype, int32_t from, uint64_t tag,
                             const unisono_options* options, int32_t* source);
@@ -445,7 +465,7 @@ unisono_status unisono_irecv(unisono_communicator* comm, void* buffer, size_t co
 /* From here to unisono_group_end, operations of this thread that would block are started instead,
  * so that they can be written in any order: a send and a receive that every rank does at once, or
  * many small ones. Operations with a `work` are not part of it. Groups may be nested; the outermost
- * counts. */
+ * counts. Operations with a stream are put into it, receives at the end, which does not wait. */
 unisono_status unisono_group_start(void);
 
 /* Ends it: waits for all operations started since, or, with `work`, returns one handle for all.

@@ -59,11 +59,22 @@ class Error : public std::runtime_error {
   // Such as "all_reduce #17"; empty if it was none.
   const std::string& operation() const noexcept { return operation_; }
 
+  // Of wait_any: which of the operations it was that failed.
+  std::optional<std::size_t> index() const noexcept { return index_; }
+
+  // The same error, of operation `index` of several.
+  Error at(std::size_t index) const {
+    Error error = *this;
+    error.index_ = index;
+    return error;
+  }
+
  private:
   unisono_status status_;
   bool fatal_ = false;
   std::optional<int> peer_;
   std::string operation_;
+  std::optional<std::size_t> index_;
 };
 
 // Throws what the last call on this thread failed with, unless `status` is UNISONO_OK.
@@ -235,12 +246,18 @@ class Config {
 
 using Seconds = std::chrono::duration<double>;
 
+// UNISONO_DEFAULT_STREAM: CUDA's legacy default stream.
+inline void* default_stream() noexcept {
+  return reinterpret_cast<void*>(std::uintptr_t{1});
+}
+
 // What an operation takes besides: Options().timeout(std::chrono::seconds(3)).
 class Options {
  public:
   Options() = default;
 
-  // Of buffers on a device; this version has none.
+  // Of buffers on a CUDA device, a cudaStream_t or default_stream(): the call then puts the
+  // operation into the stream and returns. Such a buffer is a View of an address of the device.
   Options& stream(void* stream) {
     options_.stream = stream;
     return *this;
@@ -363,14 +380,20 @@ inline void wait_all(std::initializer_list<const Work*> works) {
 }
 
 // The index of the first of them that has ended; those that are not valid() are skipped. Nothing
-// when the time is up. Throws the failure of one that failed.
+// when the time is up. Throws the failure of one that failed, whose index() says which: take it out
+// before waiting for the others.
 template <class Works>
 std::optional<std::size_t> wait_any(const Works& works, Seconds limit = Seconds(UNISONO_FOREVER)) {
   const auto all = detail::handles(works);
-  std::size_t index = 0;
+  std::size_t index = SIZE_MAX;
   const unisono_status status =
       unisono_work_wait_any(all.data(), all.size(), limit.count(), &index);
-  if (Work::detail_timed_out(status)) return std::nullopt;
+  try {
+    if (Work::detail_timed_out(status)) return std::nullopt;
+  } catch (const Error& error) {
+    if (index == SIZE_MAX) throw;
+    throw error.at(index);
+  }
   return index;
 }
 

@@ -44,9 +44,25 @@ class _DLPack(Protocol):
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[Any, Any]: ...
 
-_Writable: TypeAlias = NDArray[Any] | _DLPack | bytearray | memoryview
+class _CudaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+class _CudaStream(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+class _CuPyStream(Protocol):
+    @property
+    def ptr(self) -> int: ...
+
+class _TorchStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+
+_Writable: TypeAlias = NDArray[Any] | _DLPack | _CudaArray | bytearray | memoryview
 _Array: TypeAlias = _Writable | bytes | generic
 _Seconds: TypeAlias = float | timedelta
+_Stream: TypeAlias = SupportsIndex | _CudaStream | _CuPyStream | _TorchStream
 _A = TypeVar("_A", bound=_Array)
 _W = TypeVar("_W", bound=_Writable)
 _T_co = TypeVar("_T_co", covariant=True)
@@ -190,6 +206,7 @@ class Communicator:
         out: None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> _W: ...
     @overload
     def all_reduce(
@@ -200,6 +217,7 @@ class Communicator:
         out: None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[_W]: ...
     @overload
     def all_reduce(
@@ -210,6 +228,7 @@ class Communicator:
         out: _W,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> _W: ...
     @overload
     def all_reduce(
@@ -220,6 +239,7 @@ class Communicator:
         out: _W,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[_W]: ...
     @overload
     def reduce(
@@ -231,6 +251,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def reduce(
@@ -242,6 +263,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def broadcast(
@@ -251,6 +273,7 @@ class Communicator:
         *,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> _A: ...
     @overload
     def broadcast(
@@ -260,6 +283,7 @@ class Communicator:
         *,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[_A]: ...
     @overload
     def all_gather(
@@ -269,6 +293,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def all_gather(
@@ -278,6 +303,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def all_gather_v(
@@ -288,6 +314,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def all_gather_v(
@@ -298,6 +325,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def reduce_scatter(
@@ -308,6 +336,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def reduce_scatter(
@@ -318,6 +347,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def reduce_scatter_v(
@@ -329,6 +359,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def reduce_scatter_v(
@@ -340,6 +371,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def gather(
@@ -350,6 +382,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def gather(
@@ -360,6 +393,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def gather_v(
@@ -371,6 +405,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def gather_v(
@@ -382,6 +417,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def scatter(
@@ -392,6 +428,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def scatter(
@@ -402,6 +439,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def scatter_v(
@@ -413,6 +451,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def scatter_v(
@@ -424,6 +463,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def all_to_all(
@@ -433,6 +473,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def all_to_all(
@@ -442,6 +483,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def all_to_all_v(
@@ -453,6 +495,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Any: ...
     @overload
     def all_to_all_v(
@@ -464,6 +507,7 @@ class Communicator:
         out: _Writable | None = None,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[Any]: ...
     @overload
     def barrier(
@@ -471,6 +515,7 @@ class Communicator:
         *,
         async_op: Literal[False] = False,
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def barrier(
@@ -478,18 +523,43 @@ class Communicator:
         *,
         async_op: Literal[True],
         timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[None]: ...
     def send(
-        self, array: _Array, dest: int, tag: int = 0, *, timeout: _Seconds | None = None
+        self,
+        array: _Array,
+        dest: int,
+        tag: int = 0,
+        *,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     def isend(
-        self, array: _Array, dest: int, tag: int = 0, *, timeout: _Seconds | None = None
+        self,
+        array: _Array,
+        dest: int,
+        tag: int = 0,
+        *,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[None]: ...
     def recv(
-        self, array: _Writable, source: int = -1, tag: int = 0, *, timeout: _Seconds | None = None
+        self,
+        array: _Writable,
+        source: int = -1,
+        tag: int = 0,
+        *,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> int: ...
     def irecv(
-        self, array: _Writable, source: int = -1, tag: int = 0, *, timeout: _Seconds | None = None
+        self,
+        array: _Writable,
+        source: int = -1,
+        tag: int = 0,
+        *,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
     ) -> Work[int]: ...
     def split(self, color: int | None, key: int = 0) -> Communicator | None: ...
     def monitored_barrier(

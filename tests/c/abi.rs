@@ -19,8 +19,9 @@ use unisono_capi::communicator::{NO_COLOR, UniqueId};
 use unisono_capi::config::Setting;
 use unisono_capi::error::ErrorInfo;
 use unisono_capi::messages::ANY_SOURCE;
+use unisono_capi::sized::Growing;
 use unisono_capi::store::{NOT_SET, StoreFunctions};
-use unisono_capi::types::{FOREVER, Options};
+use unisono_capi::types::{DEFAULT_STREAM, FOREVER, Options};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -275,6 +276,10 @@ fn numbers_are_those_of_the_header() {
         source,
         "_Static_assert(UNISONO_FOREVER == {FOREVER:?}, \"forever\");"
     );
+    let _ = writeln!(
+        source,
+        "_Static_assert((size_t)UNISONO_DEFAULT_STREAM == {DEFAULT_STREAM}, \"default stream\");"
+    );
     let below = NO_COLOR + 1;
     let _ = writeln!(
         source,
@@ -375,6 +380,32 @@ fn nothing_that_was_released_is_gone() {
             );
         }
     }
+}
+
+#[test]
+fn callers_of_the_first_version_are_accepted() {
+    let first = BTreeMap::from([
+        ("unisono_error", ErrorInfo::FIRST_SIZE),
+        ("unisono_setting", Setting::FIRST_SIZE),
+        ("unisono_store", StoreFunctions::FIRST_SIZE),
+        ("unisono_options", Options::FIRST_SIZE),
+    ]);
+    let mut recorded: BTreeMap<String, usize> = BTreeMap::new();
+    for entry in fs::read_dir(root().join("tests/c/abi")).expect("the records") {
+        let text = fs::read_to_string(entry.expect("a record").path()).expect("a record");
+        for fact in text.lines().filter(|fact| fact.starts_with("sizeof ")) {
+            let (name, size) = fact["sizeof ".len()..].split_once(" = ").expect("a size");
+            if has_size(name) {
+                let size = size.parse().expect("a number");
+                let least = recorded.entry(name.to_owned()).or_insert(size);
+                *least = size.min(*least);
+            }
+        }
+    }
+    let first = first
+        .into_iter()
+        .map(|(name, size)| (name.to_owned(), size));
+    assert_eq!(recorded, first.collect());
 }
 
 fn has_size(name: &str) -> bool {

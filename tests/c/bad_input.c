@@ -103,9 +103,6 @@ static void options(void) {
     unisono_options known;
     uint64_t unknown;
   } newer = {UNISONO_OPTIONS_INIT, 0};
-  options.stream = x;
-  FAILS(unisono_barrier(comm, &options, NULL), UNISONO_UNSUPPORTED, "stream");
-  options.stream = NULL;
   const double wrong[3] = {-2, NAN, -INFINITY};
   for (int at = 0; at < 3; at++) {
     options.timeout = wrong[at];

@@ -240,8 +240,16 @@ void failures(const Communicator& comm) {
   auto part = comm.split(0);
   CHECK(part && part->size() == comm.size());
   part->set_timeout(std::chrono::milliseconds(200));
-  error = thrown_by([&] { part->recv(x, comm.rank() == 0 ? comm.size() - 1 : 0, 1); });
-  CHECK(error.fatal() && !error.operation().empty());
+  const int other = comm.rank() == 0 ? comm.size() - 1 : 0;
+  std::vector<unisono::Work> works(2);
+  works[1] = part->async().recv(x, other, 1);
+  error = thrown_by([&] { unisono::wait_any(works); });
+  CHECK(error.fatal() && !error.operation().empty() && error.index() == 1);
+  works.clear();
+  error = thrown_by([&] { unisono::wait_any(works); });
+  CHECK(error.status() == UNISONO_INVALID_ARGUMENT && !error.index());
+  error = thrown_by([&] { part->recv(x, other, 1); });
+  CHECK(error.fatal());
   error = thrown_by([&] { part->check_alive(); });
   CHECK(!part->report().empty());
   CHECK(!comm.split(std::nullopt));

@@ -69,7 +69,7 @@ def compile_program(source: Path, program: Path, *flags: str, driver: str = "") 
     folder = library()
     command = [compiler(driver), *standard, *WARNINGS, "-g", *flags, "-I", str(INCLUDE)]
     command += [str(source), "-o", str(program), f"-L{folder}", "-lunisono"]
-    command += [f"-Wl,-rpath,{folder}", "-lm", "-pthread"]
+    command += [f"-Wl,-rpath,{folder}", "-lm", "-ldl", "-pthread"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr}"
     return program

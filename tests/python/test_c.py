@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import cuda_emulator
 import pytest
 from c_programs import (
     CHECKOUT,
@@ -77,6 +78,15 @@ def test_the_headers_stand_alone_in_cxx(driver: str, standard: str, header: str)
 )
 def test_programs(build: Callable[..., Path], tmp_path: Path, name: str, world: int) -> None:
     run_programs(world, [build(f"{name}.c"), tmp_path])
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_on_an_emulated_device(build: Callable[..., Path], world: int) -> None:
+    try:
+        env = cuda_emulator.environment(devices=2)
+    except cuda_emulator.MissingError as reason:
+        pytest.skip(str(reason))
+    run_programs(world, [build("cuda.c")], env=env)
 
 
 def test_settings(build: Callable[..., Path]) -> None:

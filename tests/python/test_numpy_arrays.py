@@ -146,8 +146,8 @@ def test_dlpack_refusals(comm):
     with pytest.raises(unisono.InvalidArgumentError, match="read-only"):
         comm.all_reduce(Shared(frozen))
     assert comm.all_gather(Shared(frozen)).tolist() == [[1.0] * 3]
-    with pytest.raises(unisono.UnsupportedError, match="CUDA device 1"):
-        comm.all_reduce(Shared(np.ones(3), device=(2, 1)))
+    with pytest.raises(unisono.UnsupportedError, match="Metal device 1"):
+        comm.all_reduce(Shared(np.ones(3), device=(8, 1)))
     with pytest.raises(unisono.InvalidArgumentError, match="not contiguous"):
         comm.all_reduce(Shared(np.ones((3, 4))[:, 1]))
     with pytest.raises(unisono.InvalidArgumentError, match="cannot be shared"):

@@ -27,10 +27,10 @@ pub unsafe extern "C" fn unisono_all_reduce(
         // SAFETY: here and in all functions of this file, addresses are what the header asks for.
         let options = unsafe { Checked::new(options)? };
         let (dtype, op) = (dtype.check()?, options.operator(op)?);
-        let target = Buffer::new("all_reduce: output", output, count, dtype)?;
+        let target = options.buffer("all_reduce: output", output, count, dtype)?;
         let source = match input == output.cast_const() {
             true => None,
-            false => Some(Buffer::new("all_reduce: input", input, count, dtype)?),
+            false => Some(options.buffer("all_reduce: input", input, count, dtype)?),
         };
         collective(joined, &options, work, || {
             Request::all_reduce(dtype, op, source.map(Buffer::memory), target.memory())
@@ -54,10 +54,10 @@ pub unsafe extern "C" fn unisono_all_gather(
         let dtype = dtype.check()?;
         let whole = times("all_gather", count, joined.comm.world_size())?;
         let before = count * joined.comm.rank();
-        let target = Buffer::new("all_gather: output", output, whole, dtype)?;
+        let target = options.buffer("all_gather: output", output, whole, dtype)?;
         let source = match is_block(input, output, before, dtype) && count > 0 {
             true => None,
-            false => Some(Buffer::new("all_gather: input", input, count, dtype)?),
+            false => Some(options.buffer("all_gather: input", input, count, dtype)?),
         };
         collective(joined, &options, work, || {
             Request::all_gather(
@@ -89,15 +89,10 @@ pub unsafe extern "C" fn unisono_all_gather_v(
         let counts = unsafe { list("all_gather_v: counts", counts, world)? };
         let whole = sum("all_gather_v: counts", counts)?;
         let before = counts[..rank].iter().sum();
-        let target = Buffer::new("all_gather_v: output", output, whole, dtype)?;
+        let target = options.buffer("all_gather_v: output", output, whole, dtype)?;
         let source = match is_block(input, output, before, dtype) && counts[rank] > 0 {
             true => None,
-            false => Some(Buffer::new(
-                "all_gather_v: input",
-                input,
-                counts[rank],
-                dtype,
-            )?),
+            false => Some(options.buffer("all_gather_v: input", input, counts[rank], dtype)?),
         };
         let sizes = Sizes::PerRank(counts.to_vec());
         collective(joined, &options, work, || {
@@ -122,8 +117,8 @@ pub unsafe extern "C" fn unisono_reduce_scatter(
         let options = unsafe { Checked::new(options)? };
         let (dtype, op) = (dtype.check()?, options.operator(op)?);
         let whole = times("reduce_scatter", count, joined.comm.world_size())?;
-        let source = Buffer::new("reduce_scatter: input", input, whole, dtype)?;
-        let target = Buffer::new("reduce_scatter: output", output, count, dtype)?;
+        let source = options.buffer("reduce_scatter: input", input, whole, dtype)?;
+        let target = options.buffer("reduce_scatter: output", output, count, dtype)?;
         collective(joined, &options, work, || {
             Request::reduce_scatter(
                 dtype,
@@ -155,8 +150,8 @@ pub unsafe extern "C" fn unisono_reduce_scatter_v(
         // SAFETY: as above.
         let counts = unsafe { list("reduce_scatter_v: counts", counts, world)? };
         let whole = sum("reduce_scatter_v: counts", counts)?;
-        let source = Buffer::new("reduce_scatter_v: input", input, whole, dtype)?;
-        let target = Buffer::new("reduce_scatter_v: output", output, counts[rank], dtype)?;
+        let source = options.buffer("reduce_scatter_v: input", input, whole, dtype)?;
+        let target = options.buffer("reduce_scatter_v: output", output, counts[rank], dtype)?;
         let sizes = Sizes::PerRank(counts.to_vec());
         collective(joined, &options, work, || {
             Request::reduce_scatter(dtype, op, source.memory(), target.memory(), sizes)
@@ -179,8 +174,8 @@ pub unsafe extern "C" fn unisono_all_to_all(
         let options = unsafe { Checked::new(options)? };
         let dtype = dtype.check()?;
         let whole = times("all_to_all", count, joined.comm.world_size())?;
-        let source = Buffer::new("all_to_all: input", input, whole, dtype)?;
-        let target = Buffer::new("all_to_all: output", output, whole, dtype)?;
+        let source = options.buffer("all_to_all: input", input, whole, dtype)?;
+        let target = options.buffer("all_to_all: output", output, whole, dtype)?;
         collective(joined, &options, work, || {
             Request::all_to_all(dtype, source.memory(), target.memory(), Sizes::Even(count))
         })
@@ -211,8 +206,8 @@ pub unsafe extern "C" fn unisono_all_to_all_v(
             sum("all_to_all_v: send_counts", send)?,
             sum("all_to_all_v: receive_counts", recv)?,
         );
-        let source = Buffer::new("all_to_all_v: input", input, sent, dtype)?;
-        let target = Buffer::new("all_to_all_v: output", output, received, dtype)?;
+        let source = options.buffer("all_to_all_v: input", input, sent, dtype)?;
+        let target = options.buffer("all_to_all_v: output", output, received, dtype)?;
         let sizes = Sizes::PerPair {
             send: send.to_vec(),
             recv: recv.to_vec(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use unisono::config::Config;
+use unisono::cuda;
 use unisono::error::{Error, Result};
 use unisono::rendezvous::store::Store;
 use unisono::rendezvous::{self, launcher, unique_id};
@@ -99,6 +100,8 @@ fn join(
 
 fn register(comm: unisono::Communicator, meeting: Option<Meeting>) -> Result<*mut Communicator> {
     exit::prepare();
+    // It knows its rank now, by which programs choose their device.
+    cuda::look_again();
     COMMUNICATORS.insert(Joined {
         comm,
         meeting: Mutex::new(meeting),

@@ -10,7 +10,8 @@ use unisono::error::{Error, Result};
 use crate::error::{Status, output};
 use crate::fence::{fence, text};
 use crate::handles::Table;
-use crate::types::{sized_out, string};
+use crate::sized::{Growing, sized_out};
+use crate::types::string;
 
 /// `unisono_config`.
 #[repr(C)]
@@ -103,6 +104,11 @@ pub unsafe extern "C" fn unisono_config_destroy(config: *mut Settings) -> Status
         return Status::OK;
     }
     fence(|| CONFIGS.remove(config).map(drop))
+}
+
+// SAFETY: the size comes first.
+unsafe impl Growing for Setting {
+    const FIRST_SIZE: usize = 56;
 }
 
 /// The table as texts that C can read, made once.

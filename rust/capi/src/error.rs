@@ -6,7 +6,7 @@ use std::ptr;
 use unisono::error::{Code, Error, Result};
 
 use crate::fence::{LAST, fence};
-use crate::types::sized_out;
+use crate::sized::{Growing, sized_out};
 
 /// `unisono_status`.
 #[repr(transparent)]
@@ -43,6 +43,11 @@ pub struct ErrorInfo {
     pub reserved: i32,
     pub message: *const c_char,
     pub operation: *const c_char,
+}
+
+// SAFETY: the size comes first.
+unsafe impl Growing for ErrorInfo {
+    const FIRST_SIZE: usize = 40;
 }
 
 #[unsafe(no_mangle)]

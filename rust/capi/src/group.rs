@@ -1,7 +1,7 @@
 //! Groups of calls: between start and end an operation that would block is started instead.
 //!
 //! A link carries messages of many operations at once, so nothing is gained by holding calls back until the end of the
-//! group, and no order of them can block.
+//! group, and no order of them can block. Only receives in a stream are held back: a stream does one thing after the other.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +11,20 @@ use unisono::error::{Error, Result};
 
 use crate::error::{Status, output};
 use crate::fence::fence_with;
+use crate::run::Receive;
 use crate::work::{self, Work};
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    static STARTED: RefCell<Vec<Started>> = const { RefCell::new(Vec::new()) };
+    static STARTED: RefCell<Vec<Part>> = const { RefCell::new(Vec::new()) };
+    static LAST: RefCell<Vec<Receive>> = const { RefCell::new(Vec::new()) };
+}
+
+/// An operation of a group.
+struct Part {
+    started: Started,
+    /// It goes on in the order of a stream, and the end of the group does not wait for it.
+    is_on_stream: bool,
 }
 
 /// Whether any thread has ever opened a group: a program that never does is spared the look at its thread's own depth.
@@ -28,8 +37,17 @@ pub(crate) fn is_open() -> bool {
 }
 
 /// Makes `started` a part of the group.
-pub(crate) fn add(started: Started) {
-    STARTED.with_borrow_mut(|all| all.push(started));
+pub(crate) fn add(started: Started, is_on_stream: bool) {
+    let part = Part {
+        started,
+        is_on_stream,
+    };
+    STARTED.with_borrow_mut(|all| all.push(part));
+}
+
+/// Has `receive` start when the group ends.
+pub(crate) fn add_last(receive: Receive) {
+    LAST.with_borrow_mut(|all| all.push(receive));
 }
 
 #[unsafe(no_mangle)]
@@ -59,14 +77,25 @@ fn end(place: *mut *mut Work) -> Result<()> {
         }
         return Ok(());
     }
+    let mut first = Ok(());
+    for receive in LAST.take() {
+        match receive.start() {
+            Ok(started) => add(started, true),
+            Err(error) => first = first.and(Err(error)),
+        }
+    }
     let started = STARTED.take();
     if !place.is_null() {
-        output("work", place)?.write(work::handle_of_all(started)?);
+        first?;
+        let all = started.into_iter().map(|part| part.started).collect();
+        output("work", place)?.write(work::handle_of_all(all)?);
         return Ok(());
     }
-    let mut first = Ok(());
-    for operation in &started {
-        first = first.and(operation.wait(None));
+    for part in &started {
+        first = first.and(match part.is_on_stream {
+            true => part.started.result().unwrap_or(Ok(())),
+            false => part.started.wait(None),
+        });
     }
     first
 }

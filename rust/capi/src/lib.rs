@@ -7,7 +7,8 @@
 //!   error, and a panic into `Internal`;
 //! - [`handles`]: what C holds are numbers in the guise of pointers, which are looked up and never dereferenced, so that
 //!   a handle that was given back is recognised;
-//! - [`types`]: what C passes, checked: numbers of enumerations, sized structs, addresses with counts;
+//! - [`types`]: what C passes, checked: numbers of enumerations, options, addresses with counts; [`sized`]: structs that
+//!   begin with their size;
 //! - [`run`]: an operation, blocking in the calling thread, or started;
 //! - and a module for each part of the header.
 //!
@@ -35,6 +36,7 @@ pub mod memory;
 pub mod messages;
 pub mod rooted;
 mod run;
+pub mod sized;
 pub mod store;
 pub mod types;
 pub mod version;

@@ -8,7 +8,7 @@ use crate::communicator::{Communicator, Joined};
 use crate::error::{Status, output};
 use crate::group;
 use crate::run::{Message, Peer, on, tag};
-use crate::types::{Buffer, Checked, DType, Options, rank};
+use crate::types::{Checked, DType, Options, rank};
 use crate::work::{self, Work};
 
 /// The source that stands for any.
@@ -20,12 +20,17 @@ struct Elements(*const c_void, usize, DType);
 
 /// The message to rank `to`, checked.
 #[inline]
-fn outgoing(joined: &Joined, elements: Elements, to: i32, number: u64) -> Result<Message> {
+fn outgoing(
+    joined: &Joined,
+    options: &Checked,
+    elements: Elements,
+    (to, number): (i32, u64),
+) -> Result<Message> {
     let Elements(start, count, dtype) = elements;
     let dtype = dtype.check()?;
     Ok(Message {
         dtype,
-        buffer: Buffer::new("send: buffer", start, count, dtype)?,
+        buffer: options.buffer("send: buffer", start, count, dtype)?,
         peer: Peer::To(rank("send: to", to, joined.comm.world_size())?),
         tag: tag(number)?,
     })
@@ -33,7 +38,12 @@ fn outgoing(joined: &Joined, elements: Elements, to: i32, number: u64) -> Result
 
 /// The message from rank `from`, or from any, checked.
 #[inline]
-fn incoming(joined: &Joined, elements: Elements, from: i32, number: u64) -> Result<Message> {
+fn incoming(
+    joined: &Joined,
+    options: &Checked,
+    elements: Elements,
+    (from, number): (i32, u64),
+) -> Result<Message> {
     let Elements(start, count, dtype) = elements;
     let dtype = dtype.check()?;
     let from = match from {
@@ -42,7 +52,7 @@ fn incoming(joined: &Joined, elements: Elements, from: i32, number: u64) -> Resu
     };
     Ok(Message {
         dtype,
-        buffer: Buffer::new("recv: buffer", start, count, dtype)?,
+        buffer: options.buffer("recv: buffer", start, count, dtype)?,
         peer: Peer::From(from),
         tag: tag(number)?,
     })
@@ -61,12 +71,11 @@ pub unsafe extern "C" fn unisono_send(
     on(comm, |joined| {
         // SAFETY: here and in all functions of this file, addresses are what the header asks for.
         let options = unsafe { Checked::new(options)? };
-        let message = outgoing(joined, Elements(buffer, count, dtype), to, tag)?;
+        let message = outgoing(joined, &options, Elements(buffer, count, dtype), (to, tag))?;
         if group::is_open() {
-            group::add(message.start(joined, &options)?);
-            return Ok(());
+            return message.add_to_group(comm, joined, &options);
         }
-        message.run(joined, &options).map(drop)
+        message.run(joined, &options, false).map(drop)
     })
 }
 
@@ -84,7 +93,12 @@ pub unsafe extern "C" fn unisono_recv(
     on(comm, |joined| {
         // SAFETY: as in `unisono_send`.
         let options = unsafe { Checked::new(options)? };
-        let message = incoming(joined, Elements(buffer, count, dtype), from, tag)?;
+        let message = incoming(
+            joined,
+            &options,
+            Elements(buffer, count, dtype),
+            (from, tag),
+        )?;
         if group::is_open() {
             if !source.is_null() {
                 return Err(Error::invalid(
@@ -92,10 +106,9 @@ pub unsafe extern "C" fn unisono_recv(
                      unisono_irecv",
                 ));
             }
-            group::add(message.start(joined, &options)?);
-            return Ok(());
+            return message.add_to_group(comm, joined, &options);
         }
-        let came_from = message.run(joined, &options)?;
+        let came_from = message.run(joined, &options, !source.is_null())?;
         if let (Some(rank), false) = (came_from, source.is_null()) {
             output("source", source)?.write(rank as i32);
         }
@@ -118,7 +131,7 @@ pub unsafe extern "C" fn unisono_isend(
         let place = output("work", work)?;
         // SAFETY: as in `unisono_send`.
         let options = unsafe { Checked::new(options)? };
-        let message = outgoing(joined, Elements(buffer, count, dtype), to, tag)?;
+        let message = outgoing(joined, &options, Elements(buffer, count, dtype), (to, tag))?;
         place.write(work::handle(message.start(joined, &options)?)?);
         Ok(())
     })
@@ -139,7 +152,12 @@ pub unsafe extern "C" fn unisono_irecv(
         let place = output("work", work)?;
         // SAFETY: as in `unisono_send`.
         let options = unsafe { Checked::new(options)? };
-        let message = incoming(joined, Elements(buffer, count, dtype), from, tag)?;
+        let message = incoming(
+            joined,
+            &options,
+            Elements(buffer, count, dtype),
+            (from, tag),
+        )?;
         place.write(work::handle(message.start(joined, &options)?)?);
         Ok(())
     })

@@ -30,12 +30,12 @@ pub unsafe extern "C" fn unisono_reduce(
         let root = rank("reduce: root", root, joined.comm.world_size())?;
         let is_root = root == joined.comm.rank();
         let target = match is_root {
-            true => Some(Buffer::new("reduce: output", output, count, dtype)?),
+            true => Some(options.buffer("reduce: output", output, count, dtype)?),
             false => None,
         };
         let source = match is_root && input == output.cast_const() {
             true => None,
-            false => Some(Buffer::new("reduce: input", input, count, dtype)?),
+            false => Some(options.buffer("reduce: input", input, count, dtype)?),
         };
         collective(joined, &options, work, || {
             Request::reduce(
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn unisono_broadcast(
         let options = unsafe { Checked::new(options)? };
         let dtype = dtype.check()?;
         let root = rank("broadcast: root", root, joined.comm.world_size())?;
-        let whole = Buffer::new("broadcast: buffer", buffer, count, dtype)?;
+        let whole = options.buffer("broadcast: buffer", buffer, count, dtype)?;
         collective(joined, &options, work, || {
             Request::broadcast(dtype, root, whole.memory())
         })
@@ -89,9 +89,9 @@ pub unsafe extern "C" fn unisono_gather(
         let dtype = dtype.check()?;
         let root = rank("gather: root", root, world)?;
         let whole = times("gather", count, world)?;
-        let source = Buffer::new("gather: input", input, count, dtype)?;
+        let source = options.buffer("gather: input", input, count, dtype)?;
         let target = match root == joined.comm.rank() {
-            true => Some(Buffer::new("gather: output", output, whole, dtype)?),
+            true => Some(options.buffer("gather: output", output, whole, dtype)?),
             false => None,
         };
         collective(joined, &options, work, || {
@@ -124,13 +124,13 @@ pub unsafe extern "C" fn unisono_gather_v(
         let options = unsafe { Checked::new(options)? };
         let dtype = dtype.check()?;
         let root = rank("gather_v: root", root, world)?;
-        let source = Buffer::new("gather_v: input", input, count, dtype)?;
+        let source = options.buffer("gather_v: input", input, count, dtype)?;
         // SAFETY: as above.
         let given = unsafe { per_rank("gather_v", counts, count, (own == root, own, world))? };
         let target = match own == root {
             true => {
                 let whole = sum("gather_v: counts", &given)?;
-                Some(Buffer::new("gather_v: output", output, whole, dtype)?)
+                Some(options.buffer("gather_v: output", output, whole, dtype)?)
             }
             false => None,
         };
@@ -165,10 +165,10 @@ pub unsafe extern "C" fn unisono_scatter(
         let root = rank("scatter: root", root, world)?;
         let whole = times("scatter", count, world)?;
         let source: Option<Buffer> = match root == joined.comm.rank() {
-            true => Some(Buffer::new("scatter: input", input, whole, dtype)?),
+            true => Some(options.buffer("scatter: input", input, whole, dtype)?),
             false => None,
         };
-        let target = Buffer::new("scatter: output", output, count, dtype)?;
+        let target = options.buffer("scatter: output", output, count, dtype)?;
         collective(joined, &options, work, || {
             Request::scatter(
                 dtype,
@@ -199,13 +199,13 @@ pub unsafe extern "C" fn unisono_scatter_v(
         let options = unsafe { Checked::new(options)? };
         let dtype = dtype.check()?;
         let root = rank("scatter_v: root", root, world)?;
-        let target = Buffer::new("scatter_v: output", output, count, dtype)?;
+        let target = options.buffer("scatter_v: output", output, count, dtype)?;
         // SAFETY: as above.
         let given = unsafe { per_rank("scatter_v", counts, count, (own == root, own, world))? };
         let source = match own == root {
             true => {
                 let whole = sum("scatter_v: counts", &given)?;
-                Some(Buffer::new("scatter_v: input", input, whole, dtype)?)
+                Some(options.buffer("scatter_v: input", input, whole, dtype)?)
             }
             false => None,
         };

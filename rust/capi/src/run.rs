@@ -1,8 +1,10 @@
 //! An operation from C: blocking in the calling thread, started for a handle, or started for an open group.
 
+use std::time::Duration;
+
 use unisono::error::{Code, Error, Result};
-use unisono::types::Rank;
-use unisono::{PointToPoint, Request, types::DataType};
+use unisono::types::{DataType, DeviceStream, Rank};
+use unisono::{PointToPoint, Request};
 
 use crate::communicator::{COMMUNICATORS, Communicator, Joined};
 use crate::error::{Status, output};
@@ -39,7 +41,7 @@ pub(crate) fn collective(
     work: *mut *mut Work,
     request: impl FnOnce() -> Request,
 ) -> Result<()> {
-    if !work.is_null() || options.timeout.is_some() || group::is_open() {
+    if !work.is_null() || !options.are_plain() || group::is_open() {
         return otherwise(joined, request(), options, work);
     }
     // SAFETY: C promises that the buffers stay what the header asks of them until the operation has ended.
@@ -55,14 +57,16 @@ fn otherwise(
     work: *mut *mut Work,
 ) -> Result<()> {
     request.timeout = options.timeout;
+    request.stream = options.device_stream()?;
+    let is_on_stream = request.stream.is_some();
     if work.is_null() && !group::is_open() {
-        // SAFETY: as in `collective`.
+        // SAFETY: as in `collective`. On a device this returns when the operation has been put into its stream.
         return unsafe { joined.comm.run(request).map(drop) };
     }
     // SAFETY: as in `collective`.
     let started = unsafe { joined.comm.start(request, None)? };
     if work.is_null() {
-        group::add(started);
+        group::add(started, is_on_stream);
     } else {
         output("work", work)?.write(work::handle(started)?);
     }
@@ -86,30 +90,65 @@ pub(crate) enum Peer {
 impl Message {
     /// Starts it.
     pub(crate) fn start(self, joined: &Joined, options: &Checked) -> Result<unisono::Work> {
+        self.start_in(joined, options.timeout, options.device_stream()?)
+    }
+
+    fn start_in(
+        self,
+        joined: &Joined,
+        timeout: Option<Duration>,
+        stream: Option<DeviceStream>,
+    ) -> Result<unisono::Work> {
         let how = PointToPoint {
-            timeout: options.timeout,
+            timeout,
+            stream,
             ..PointToPoint::default()
         };
+        let memory = self.buffer.memory();
         // SAFETY: as in `collective`.
         unsafe {
             match self.peer {
-                Peer::To(to) => {
-                    joined
-                        .comm
-                        .send(self.dtype, self.buffer.memory(), to, self.tag, how)
-                }
-                Peer::From(from) => {
-                    joined
-                        .comm
-                        .receive(self.dtype, self.buffer.memory(), from, self.tag, how)
-                }
+                Peer::To(to) => joined.comm.send(self.dtype, memory, to, self.tag, how),
+                Peer::From(from) => joined.comm.receive(self.dtype, memory, from, self.tag, how),
             }
         }
     }
 
-    /// Carries it out. Returns the rank that a received one came from.
+    /// Makes it a part of the group that is open.
+    pub(crate) fn add_to_group(
+        self,
+        comm: *const Communicator,
+        joined: &Joined,
+        options: &Checked,
+    ) -> Result<()> {
+        let stream = options.device_stream()?;
+        let timeout = options.timeout;
+        if stream.is_some() && matches!(self.peer, Peer::From(_)) {
+            group::add_last(Receive {
+                comm,
+                message: self,
+                timeout,
+                stream,
+            });
+        } else {
+            let is_on_stream = stream.is_some();
+            group::add(self.start_in(joined, timeout, stream)?, is_on_stream);
+        }
+        Ok(())
+    }
+
+    /// Carries it out, or puts it into its stream. Returns the rank that a received one came from; waits for that on a
+    /// stream only if it is `asked` for and nobody knows.
     #[inline]
-    pub(crate) fn run(self, joined: &Joined, options: &Checked) -> Result<Option<Rank>> {
+    pub(crate) fn run(
+        self,
+        joined: &Joined,
+        options: &Checked,
+        asked: bool,
+    ) -> Result<Option<Rank>> {
+        if options.have_stream() {
+            return self.enqueue(joined, options, asked);
+        }
         let Self {
             dtype,
             buffer,
@@ -129,6 +168,36 @@ impl Message {
                     .map(Some),
             }
         }
+    }
+
+    fn enqueue(self, joined: &Joined, options: &Checked, asked: bool) -> Result<Option<Rank>> {
+        let peer = self.peer;
+        let started = self.start(joined, options)?;
+        match peer {
+            Peer::From(None) if asked => {
+                started.wait(None)?;
+                Ok(started.source())
+            }
+            Peer::From(from) => Ok(from),
+            Peer::To(_) => Ok(None),
+        }
+    }
+}
+
+/// A receive in a stream, held back to the end of its group: the stream waits for the message, and what the group sends
+/// must not come after that.
+pub(crate) struct Receive {
+    comm: *const Communicator,
+    message: Message,
+    timeout: Option<Duration>,
+    stream: Option<DeviceStream>,
+}
+
+impl Receive {
+    /// Starts it.
+    pub(crate) fn start(self) -> Result<unisono::Work> {
+        let joined = COMMUNICATORS.find(self.comm)?;
+        self.message.start_in(&joined, self.timeout, self.stream)
     }
 }
 

@@ -7,7 +7,7 @@ use unisono::error::{Code, Error, Result};
 use unisono::rendezvous::store::{MAX_VALUE, Store};
 
 use crate::error::Status;
-use crate::types::sized_in;
+use crate::sized::{Given, Growing, sized_in};
 
 /// `unisono_store`.
 #[repr(C)]
@@ -30,6 +30,22 @@ pub struct StoreFunctions {
             *mut usize,
         ) -> Status,
     >,
+}
+
+// SAFETY: the size comes first.
+unsafe impl Growing for StoreFunctions {
+    const FIRST_SIZE: usize = 40;
+}
+
+// SAFETY: an address that nobody follows, and functions of which each may be absent.
+unsafe impl Given for StoreFunctions {
+    const INITIAL: Self = Self {
+        size: std::mem::size_of::<Self>(),
+        context: std::ptr::null_mut(),
+        set: None,
+        get: None,
+        wait: None,
+    };
 }
 
 /// The length that says that there is no value.

@@ -1,5 +1,6 @@
 //! What C passes, checked: numbers of enumerations, sized structs, texts, times, addresses with counts.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::mem;
 use std::ptr;
@@ -7,8 +8,11 @@ use std::slice;
 use std::time::Duration;
 
 use unisono::buffer::Memory;
+use unisono::cuda;
 use unisono::error::{Error, Result};
-use unisono::types::{DataType, Rank, ReduceOp};
+use unisono::types::{DataType, DeviceStream, Rank, ReduceOp};
+
+use crate::sized::{Given, Growing, sized_in};
 
 /// `unisono_dtype`.
 #[repr(transparent)]
@@ -40,11 +44,30 @@ impl DType {
     }
 }
 
-/// The options of a call, checked.
-#[derive(Clone, Copy)]
+// SAFETY: the size comes first.
+unsafe impl Growing for Options {
+    const FIRST_SIZE: usize = 32;
+}
+
+// SAFETY: numbers and an address that nobody follows, of which each value is valid.
+unsafe impl Given for Options {
+    const INITIAL: Self = Self {
+        size: mem::size_of::<Self>(),
+        stream: ptr::null_mut(),
+        timeout: 0.0,
+        factor: 1.0,
+    };
+}
+
+/// The options of a call, checked, and what its buffers add to them.
 pub(crate) struct Checked {
     pub(crate) timeout: Option<Duration>,
     factor: f64,
+    stream: Option<usize>,
+    /// The device that the buffers lie on, once one has been seen.
+    device: Cell<Option<u32>>,
+    /// Whether it has to be looked where buffers lie.
+    looks: bool,
 }
 
 impl Checked {
@@ -55,7 +78,10 @@ impl Checked {
         if options.is_null() {
             return Ok(Self {
                 timeout: None,
-                factor: 1.0,
+                factor: Options::INITIAL.factor,
+                stream: None,
+                device: Cell::new(None),
+                looks: cuda::may_be_in_use(),
             });
         }
         // SAFETY: as the caller promises.
@@ -63,12 +89,6 @@ impl Checked {
     }
 
     fn of(options: Options) -> Result<Self> {
-        if !options.stream.is_null() {
-            return Err(Error::unsupported(
-                "the options name a stream, but this version of unisono knows no devices: buffers must be memory of the \
-                 host, and the stream NULL",
-            ));
-        }
         let timeout = match options.timeout {
             0.0 => None,
             // Zero is no limit to the core, and must not come of a very short one.
@@ -77,10 +97,83 @@ impl Checked {
                 None => Duration::ZERO,
             }),
         };
+        let stream = match options.stream.expose_provenance() {
+            0 => None,
+            DEFAULT_STREAM => Some(0),
+            handle => Some(handle),
+        };
         Ok(Self {
             timeout,
             factor: options.factor,
+            stream,
+            device: Cell::new(None),
+            looks: stream.is_some() || cuda::may_be_in_use(),
         })
+    }
+
+    /// Whether the call is one of memory of the host that has no time limit of its own.
+    #[inline]
+    pub(crate) fn are_plain(&self) -> bool {
+        self.timeout.is_none() && self.stream.is_none()
+    }
+
+    /// Whether the buffers are memory of a device.
+    #[inline]
+    pub(crate) fn have_stream(&self) -> bool {
+        self.stream.is_some()
+    }
+
+    /// The buffer of `count` elements from `start` on, to be read or written.
+    #[inline(always)]
+    pub(crate) fn buffer(
+        &self,
+        name: &'static str,
+        start: *const c_void,
+        count: usize,
+        dtype: DataType,
+    ) -> Result<Buffer> {
+        let buffer = Buffer::new(name, start, count, dtype)?;
+        if self.looks && buffer.bytes > 0 {
+            self.look(name, start.addr())?;
+        }
+        Ok(buffer)
+    }
+
+    /// Refuses a buffer that does not lie where the options say.
+    #[cold]
+    fn look(&self, name: &'static str, start: usize) -> Result<()> {
+        if self.stream.is_none() {
+            return match cuda::device_if_in_use(start) {
+                None => Ok(()),
+                Some(device) => Err(Error::invalid(format!(
+                    "{name} is memory of CUDA device {device}, but the options name no stream: name the one in whose \
+                     order this is to happen, or UNISONO_DEFAULT_STREAM"
+                ))),
+            };
+        }
+        // The core looks at all of them, and knows then which device it must be.
+        if self.device.get().is_none() {
+            let device = cuda::device_of(start)?.ok_or_else(|| {
+                Error::invalid(format!(
+                    "{name} is memory of the host, but the options name a stream, with which all buffers are memory of \
+                     a CUDA device"
+                ))
+            })?;
+            self.device.set(Some(device));
+        }
+        Ok(())
+    }
+
+    /// The stream, with the device that the buffers lie on; `None` for memory of the host.
+    pub(crate) fn device_stream(&self) -> Result<Option<DeviceStream>> {
+        let Some(stream) = self.stream else {
+            return Ok(None);
+        };
+        let device = match self.device.get() {
+            Some(device) => device,
+            None => cuda::device_of_stream(stream)?,
+        };
+        Ok(Some(DeviceStream { device, stream }))
     }
 
     #[inline]
@@ -93,6 +186,9 @@ impl Checked {
         }
     }
 }
+
+/// `UNISONO_DEFAULT_STREAM`, which is also CUDA's own `CU_STREAM_LEGACY`.
+pub const DEFAULT_STREAM: usize = 1;
 
 /// The time that stands for no limit.
 pub const FOREVER: f64 = -1.0;
@@ -133,14 +229,8 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// `count` elements from `start`, to be read or written.
     #[inline(always)]
-    pub(crate) fn new(
-        name: &str,
-        start: *const c_void,
-        count: usize,
-        dtype: DataType,
-    ) -> Result<Self> {
+    fn new(name: &str, start: *const c_void, count: usize, dtype: DataType) -> Result<Self> {
         let bytes = count.checked_mul(dtype.size());
         match bytes.filter(|bytes| *bytes <= isize::MAX as usize) {
             Some(bytes)
@@ -210,59 +300,4 @@ pub(crate) unsafe fn string<'a>(name: &str, text: *const c_char) -> Result<&'a s
     unsafe { CStr::from_ptr(text) }
         .to_str()
         .map_err(|_| Error::invalid(format!("{name} is not valid UTF-8")))
-}
-
-/// The struct at `place`, which begins with its size. A newer caller may have a longer one, as long as it asks for
-/// nothing that this version does not know.
-///
-/// # Safety
-/// `place` is NULL, or leads to a struct of the size that it says.
-pub(crate) unsafe fn sized_in<T: Copy>(name: &str, place: *const T) -> Result<T> {
-    // SAFETY: as the caller promises.
-    let size = unsafe { checked_size(name, place)? };
-    let known = mem::size_of::<T>();
-    // SAFETY: there are `size` bytes, as the caller promises, and `known` of them are ours.
-    let rest = unsafe { slice::from_raw_parts(place.cast::<u8>().add(known), size - known) };
-    if rest.iter().any(|byte| *byte != 0) {
-        return Err(Error::unsupported(format!(
-            "{name}: the program was compiled for a newer unisono and asks for something that this one does not have"
-        )));
-    }
-    // SAFETY: it holds at least a `T`.
-    Ok(unsafe { place.read() })
-}
-
-/// Writes `value` to the struct at `place`, which begins with its size and keeps it. What a newer caller has beyond
-/// stays as it is.
-///
-/// # Safety
-/// As [`sized_in`].
-pub(crate) unsafe fn sized_out<T: Copy>(name: &str, place: *mut T, value: T) -> Result<()> {
-    // SAFETY: as the caller promises.
-    let size = unsafe { checked_size(name, place)? };
-    // SAFETY: it holds at least a `T`, which begins with the size.
-    unsafe {
-        ptr::write(place, value);
-        place.cast::<usize>().write(size);
-    }
-    Ok(())
-}
-
-/// # Safety
-/// As [`sized_in`].
-unsafe fn checked_size<T>(name: &str, place: *const T) -> Result<usize> {
-    if place.is_null() {
-        return Err(Error::invalid(format!(
-            "{name} is needed, but NULL was given"
-        )));
-    }
-    // SAFETY: it begins with its size.
-    let size = unsafe { place.cast::<usize>().read() };
-    // What is much too long was not filled in.
-    if (mem::size_of::<T>()..=4096).contains(&size) {
-        return Ok(size);
-    }
-    Err(Error::invalid(format!(
-        "{name}: its size is {size}, but must be that of the struct; begin with the _INIT macro of its type"
-    )))
 }

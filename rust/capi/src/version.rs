@@ -24,7 +24,7 @@ pub extern "C" fn unisono_build_info() -> *const c_char {
         };
         let version = env!("CARGO_PKG_VERSION");
         text(format!(
-            "unisono {version}, {ARCH}-{OS}, {profile}, shared memory and TCP, no devices"
+            "unisono {version}, {ARCH}-{OS}, {profile}, shared memory, TCP and CUDA"
         ))
     };
     TEXT.get_or_init(make).as_ptr()

@@ -33,6 +33,7 @@
 pub mod buffer;
 pub mod communicator;
 pub mod config;
+pub mod cuda;
 mod device;
 mod engine;
 pub mod error;

@@ -3,13 +3,12 @@
 //! NumPy arrays are read through `__array_struct__`, NumPy's C interface: one attribute, and it also describes the
 //! types that DLPack does not let NumPy export (bfloat16 and the 8-bit floats of ml_dtypes). Everything else is
 //! asked for DLPack (`dlpack.rs`). What offers neither but is bytes-like (bytes, memoryview, array.array) goes
-//! through `numpy.asarray`, which shares memory too.
+//! through `numpy.asarray`, which shares memory too. Arrays on a CUDA device come with DLPack, or with
+//! `__cuda_array_interface__` alone (`cuda_array.rs`).
 //!
 //! An [`Array`] holds a reference to whatever keeps the memory alive, so it is valid for as long as it is kept. That
 //! nobody else writes to an array that an operation reads, or uses one that it writes, is the caller's part, as
 //! with every such library; it is in the documentation of each operation.
-
-use std::ffi::c_void;
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -18,8 +17,10 @@ use pyo3::types::{PyCapsule, PyType};
 use unisono::buffer::Memory;
 use unisono::types::DataType;
 
-use crate::dlpack;
+use crate::array_struct::ArrayInterface;
 use crate::errors::{invalid, unsupported};
+use crate::how::How;
+use crate::{cuda_array, dlpack};
 
 /// An argument that is an array: which one of which operation, for messages.
 #[derive(Clone, Copy)]
@@ -64,22 +65,32 @@ pub(crate) struct Array<'py> {
     owner: Bound<'py, PyAny>,
     argument: Argument,
     layout: Layout,
-    is_numpy: bool,
+    kind: Kind,
+}
+
+/// Where an array comes from, which says how another one like it is made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    NumPy,
+    /// Another library's, in the memory of the host.
+    Host,
+    /// Another library's, on a CUDA device.
+    Device,
 }
 
 impl<'py> Array<'py> {
     /// An array to be read. One with gaps is copied.
     pub(crate) fn input(
-        operation: &'static str,
+        how: &How,
         name: &'static str,
         object: &Bound<'py, PyAny>,
     ) -> PyResult<Self> {
-        let argument = Argument { operation, name };
-        let array = Self::view(argument, object)?;
+        let argument = how.argument(name);
+        let array = Self::view(how, argument, object)?;
         if array.is_contiguous() {
             return Ok(array);
         }
-        let copy = if array.is_numpy {
+        let copy = if array.kind == Kind::NumPy {
             numpy(object.py())?.call_method1("ascontiguousarray", (&array.object,))?
         } else if object.hasattr("contiguous")? {
             object.call_method0("contiguous")?
@@ -89,17 +100,17 @@ impl<'py> Array<'py> {
                 "is not contiguous in row-major order; pass a contiguous copy",
             ));
         };
-        Self::view(argument, &copy)
+        Self::view(how, argument, &copy)
     }
 
     /// An array to be written.
     pub(crate) fn output(
-        operation: &'static str,
+        how: &How,
         name: &'static str,
         object: &Bound<'py, PyAny>,
     ) -> PyResult<Self> {
-        let argument = Argument { operation, name };
-        let mut array = Self::view(argument, object)?;
+        let argument = how.argument(name);
+        let mut array = Self::view(how, argument, object)?;
         array.given = object.clone();
         if let Some(reason) = array.layout.read_only {
             return Err(argument.invalid(object.py(), reason));
@@ -115,36 +126,60 @@ impl<'py> Array<'py> {
     }
 
     /// An array as it is, gaps and all.
-    pub(crate) fn view(argument: Argument, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+    pub(crate) fn view(
+        how: &How,
+        argument: Argument,
+        object: &Bound<'py, PyAny>,
+    ) -> PyResult<Self> {
         let py = object.py();
         if object.is_instance(numpy_class(py, &NDARRAY, "ndarray")?)? {
-            return Self::of_numpy(argument, object);
+            return Self::of_numpy(how, argument, object);
         }
         if object.is_instance(numpy_class(py, &GENERIC, "generic")?)? {
-            let mut array =
-                Self::of_numpy(argument, &numpy(py)?.call_method1("asarray", (object,))?)?;
+            let shared = numpy(py)?.call_method1("asarray", (object,))?;
+            let mut array = Self::of_numpy(how, argument, &shared)?;
             array.layout.read_only = Some(
                 "is a NumPy scalar, which cannot be written to; pass an array, np.array(value)",
             );
             return Ok(array);
         }
         if object.hasattr(intern!(py, "__dlpack_device__"))? {
-            let (owner, layout) = dlpack::view(argument, object)?;
-            let object = object.clone();
-            let given = object.clone();
-            return Ok(Self {
-                given,
-                object,
-                owner,
+            let shared = dlpack::view(how, argument, object)?;
+            let kind = match shared.on_device {
+                true => Kind::Device,
+                false => Kind::Host,
+            };
+            return Ok(Self::of_library(
                 argument,
-                layout,
-                is_numpy: false,
-            });
+                object,
+                shared.owner,
+                (shared.layout, kind),
+            ));
         }
-        Self::of_bytes_like(argument, object)
+        if let Some(layout) = cuda_array::view(how, argument, object)? {
+            let parts = (layout, Kind::Device);
+            return Ok(Self::of_library(argument, object, object.clone(), parts));
+        }
+        Self::of_bytes_like(how, argument, object)
     }
 
-    fn of_bytes_like(argument: Argument, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+    fn of_library(
+        argument: Argument,
+        object: &Bound<'py, PyAny>,
+        owner: Bound<'py, PyAny>,
+        (layout, kind): (Layout, Kind),
+    ) -> Self {
+        Self {
+            given: object.clone(),
+            object: object.clone(),
+            owner,
+            argument,
+            layout,
+            kind,
+        }
+    }
+
+    fn of_bytes_like(how: &How, argument: Argument, object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = object.py();
         let memory = py.import("builtins")?.getattr("memoryview")?;
         let shared = if object.hasattr(intern!(py, "__array_interface__"))? {
@@ -155,12 +190,12 @@ impl<'py> Array<'py> {
                 .and_then(|view| numpy(py)?.call_method1("asarray", (view,)))
         };
         match shared {
-            Ok(shared) => Self::of_numpy(argument, &shared),
+            Ok(shared) => Self::of_numpy(how, argument, &shared),
             Err(cause) => {
                 let error = argument.invalid(
                     py,
                     format!(
-                        "is a {}, but must be a NumPy array, an array with DLPack (torch, JAX) or bytes-like; \
+                        "is a {}, but must be a NumPy array, an array with DLPack (torch, JAX, CuPy) or bytes-like; \
                          np.asarray makes an array of numbers and lists",
                         object.get_type().name()?
                     ),
@@ -171,8 +206,9 @@ impl<'py> Array<'py> {
         }
     }
 
-    fn of_numpy(argument: Argument, object: &Bound<'py, PyAny>) -> PyResult<Self> {
+    fn of_numpy(how: &How, argument: Argument, object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = object.py();
+        how.admit_host(py, argument)?;
         let capsule = object.getattr(intern!(py, "__array_struct__"))?;
         let capsule = capsule.cast_into::<PyCapsule>()?;
         // SAFETY: NumPy documents that the capsule of an ndarray, which `object` is, points to this struct.
@@ -188,7 +224,7 @@ impl<'py> Array<'py> {
             object,
             argument,
             layout,
-            is_numpy: true,
+            kind: Kind::NumPy,
         })
     }
 
@@ -254,21 +290,33 @@ impl<'py> Array<'py> {
             && self.layout.start == whole.layout.start.wrapping_add(index * self.bytes())
     }
 
-    /// A new array of the same kind and type: NumPy for NumPy, a tensor for a tensor. For other libraries, whose
-    /// arrays cannot be made in a common way or not be written to, NumPy's.
-    pub(crate) fn new_like(&self, shape: &[usize]) -> PyResult<Self> {
+    /// A new array of the same kind and type: NumPy for NumPy, a tensor for a tensor, CuPy for CuPy. For other libraries,
+    /// whose arrays cannot be made in a common way or not be written to, NumPy's, and on a device none.
+    pub(crate) fn new_like(&self, how: &How, shape: &[usize]) -> PyResult<Self> {
         let py = self.object.py();
         let shape = pyo3::types::PyTuple::new(py, shape)?;
-        let made = if self.is_numpy {
+        let empty = intern!(py, "empty");
+        let made = if self.kind == Kind::NumPy {
             let dtype = self.object.getattr(intern!(py, "dtype"))?;
-            numpy(py)?.call_method1(intern!(py, "empty"), (shape, dtype))?
+            numpy(py)?.call_method1(empty, (shape, dtype))?
         } else if self.object.hasattr(intern!(py, "new_empty"))? {
             self.object
                 .call_method1(intern!(py, "new_empty"), (shape,))?
+        } else if self.kind == Kind::Host {
+            numpy(py)?.call_method1(empty, (shape, self.numpy_dtype()?))?
+        } else if let Some(made) = cuda_array::new_like(&self.object, &shape)? {
+            made
         } else {
-            numpy(py)?.call_method1(intern!(py, "empty"), (shape, self.numpy_dtype()?))?
+            let library = self.object.get_type().fully_qualified_name()?;
+            return Err(self.argument.invalid(
+                py,
+                format!(
+                    "is a {library}, of which this library cannot make another on a CUDA device for the result; pass \
+                     out=, an array on the same device"
+                ),
+            ));
         };
-        Self::output(self.argument.operation, "the result", &made)
+        Self::output(how, "the result", &made)
     }
 
     fn numpy_dtype(&self) -> PyResult<Bound<'py, PyAny>> {
@@ -367,109 +415,4 @@ fn numpy_class<'py>(
         Ok::<_, PyErr>(class.unbind())
     })?;
     Ok(class.bind(py))
-}
-
-/// `PyArrayInterface` of NumPy's documentation ("C-struct access").
-#[repr(C)]
-struct ArrayInterface {
-    two: i32,
-    axes: i32,
-    kind: std::ffi::c_char,
-    item_size: i32,
-    flags: i32,
-    shape: *const isize,
-    strides: *const isize,
-    data: *mut c_void,
-    description: *mut c_void,
-}
-
-impl ArrayInterface {
-    const ROW_MAJOR: i32 = 0x1;
-    const NATIVE_BYTE_ORDER: i32 = 0x200;
-    const WRITABLE: i32 = 0x400;
-
-    /// # Safety
-    /// The struct is as NumPy filled it for `object`.
-    unsafe fn layout(&self, argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<Layout> {
-        let axes = usize::try_from(self.axes).unwrap_or(0);
-        let (shape, strides) = if axes == 0 {
-            (Vec::new(), None)
-        } else {
-            // SAFETY: both have one entry per axis.
-            let (shape, strides) = unsafe {
-                (
-                    std::slice::from_raw_parts(self.shape, axes),
-                    std::slice::from_raw_parts(self.strides, axes),
-                )
-            };
-            let gaps = self.flags & Self::ROW_MAJOR == 0;
-            (
-                shape.iter().map(|n| n.unsigned_abs()).collect(),
-                gaps.then(|| strides.to_vec()),
-            )
-        };
-        let writable = self.flags & Self::WRITABLE != 0;
-        Ok(Layout {
-            start: self.data.cast(),
-            dtype: self.data_type(argument, object)?,
-            shape,
-            strides,
-            read_only: (!writable).then_some(
-                "is read-only, but is written to; pass a writable array, such as a copy",
-            ),
-        })
-    }
-
-    fn data_type(&self, argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<DataType> {
-        let py = object.py();
-        let kind = u8::try_from(self.kind).unwrap_or(0);
-        if self.flags & Self::NATIVE_BYTE_ORDER == 0 && self.item_size > 1 {
-            return Err(argument.unsupported(
-                py,
-                "is not in this machine's byte order; pass array.astype(array.dtype.newbyteorder(\"=\"))",
-            ));
-        }
-        let known = match (kind, self.item_size) {
-            (b'f', 2) => DataType::Float16,
-            (b'f', 4) => DataType::Float32,
-            (b'f', 8) => DataType::Float64,
-            (b'i', 1) => DataType::Int8,
-            (b'i', 2) => DataType::Int16,
-            (b'i', 4) => DataType::Int32,
-            (b'i', 8) => DataType::Int64,
-            (b'u', 1) => DataType::UInt8,
-            (b'u', 2) => DataType::UInt16,
-            (b'u', 4) => DataType::UInt32,
-            (b'u', 8) => DataType::UInt64,
-            (b'b', 1) => DataType::Bool,
-            (b'c', 8) => DataType::Complex64,
-            (b'c', 16) => DataType::Complex128,
-            _ => return Self::data_type_by_name(argument, object),
-        };
-        Ok(known)
-    }
-
-    /// The types that ml_dtypes adds to NumPy are told apart by their names alone.
-    fn data_type_by_name(argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<DataType> {
-        let py = object.py();
-        let name: String = object.getattr("dtype")?.getattr("name")?.extract()?;
-        let added = [
-            DataType::BFloat16,
-            DataType::Float8E4M3,
-            DataType::Float8E5M2,
-        ];
-        added
-            .into_iter()
-            .find(|dtype| dtype.name() == name)
-            .ok_or_else(|| {
-                let known: Vec<_> = DataType::ALL.iter().map(|dtype| dtype.name()).collect();
-                argument.unsupported(
-                py,
-                format!(
-                    "is {name}, which is none of {}; array.view(np.uint8) moves any type as bytes",
-                    known.join(", ")
-                ),
-            )
-            })
-    }
 }

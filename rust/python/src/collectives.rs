@@ -10,7 +10,8 @@ use unisono::Request;
 use crate::arrays::Array;
 use crate::communicator::Communicator;
 use crate::errors::invalid;
-use crate::running::{Action, Call, Seconds};
+use crate::how::How;
+use crate::running::{Action, Call};
 
 impl Communicator {
     /// Carries out `request` on `arrays`, which it keeps until the end, and returns `value` or a `Work`.
@@ -20,9 +21,10 @@ impl Communicator {
         mut request: Request,
         arrays: Vec<Array<'_>>,
         value: &Bound<'_, PyAny>,
-        (asynchronously, timeout): (bool, Option<Seconds>),
+        how: &How,
     ) -> PyResult<Py<PyAny>> {
-        request.timeout = timeout.map(|Seconds(limit)| limit);
+        request.timeout = how.timeout;
+        request.stream = how.stream(py)?;
         let keep = arrays.iter().map(Array::keep).collect();
         let value = value.clone().unbind();
         let call = Call {
@@ -30,20 +32,20 @@ impl Communicator {
             keep,
             value,
         };
-        self.carry_out(py, call, asynchronously)
+        self.carry_out(py, call, how.asynchronously)
     }
 
     /// The output for a result of `shape`: `out` if it was given, else a new array like `input`.
     pub(crate) fn target<'py>(
-        name: &'static str,
+        how: &How,
         out: Option<&Bound<'py, PyAny>>,
         input: &Array<'py>,
         shape: &[usize],
     ) -> PyResult<Array<'py>> {
         let Some(out) = out else {
-            return input.new_like(shape);
+            return input.new_like(how, shape);
         };
-        let out = Array::output(name, "out", out)?;
+        let out = Array::output(how, "out", out)?;
         out.check_output_for(input, shape.iter().product())?;
         Ok(out)
     }

@@ -247,14 +247,21 @@ fn identify(
 /// by rank and tag instead. Several threads may use a communicator at once, as long as the order of
 /// collectives is the same on all ranks.
 ///
-/// **Arrays** are NumPy arrays, anything of the CPU's memory with DLPack (torch tensors, JAX
-/// arrays), or bytes-like. They are used where they lie, without a copy, and must be contiguous in
-/// row-major order; only an input that is not is copied first. While an operation is under way,
-/// nobody may write to its arrays, nor read those that it writes.
+/// **Arrays** are NumPy arrays, anything with DLPack (torch tensors, CuPy and JAX arrays) or
+/// ``__cuda_array_interface__``, or bytes-like. They are used where they lie, without a copy, and
+/// must be contiguous in row-major order; only an input that is not is copied first, where its
+/// library can. While an operation is under way, nobody may write to its arrays, nor read those that
+/// it writes.
 ///
 /// **Operations** block until done; with ``async_op=True`` they return a `Work` at once. Ctrl-C ends
 /// every wait: a blocking operation that is interrupted aborts the communicator, since other ranks
 /// may have this rank's part already.
+///
+/// **On CUDA devices** an operation happens in the order of a stream: `stream`, if given, else the
+/// array's own, which is its library's current one. The call puts it there and returns. Its arrays,
+/// all on one device, are kept until the stream has got past it, which is also when a `Work` is done;
+/// a failure until then is raised by the `Work`, or by the next call. In a collective all ranks give
+/// arrays on devices, or none does.
 ///
 /// **Errors**: `InvalidArgumentError` and `UnsupportedError` are raised before anything is sent, and
 /// the communicator still works. After any other error of an operation it is dead, on all ranks, and

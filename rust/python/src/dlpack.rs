@@ -1,5 +1,5 @@
 //! Arrays of other libraries, through DLPack: what `__dlpack__` hands out, in its versioned form (since 1.0) and in
-//! the older one. The structs are those of `dlpack.h`.
+//! the older one, in the memory of the host or on a CUDA device. The structs are those of `dlpack.h`.
 //!
 //! The capsule is looked into and kept, not consumed: its own destructor, which Python runs when the last reference
 //! goes, then gives the memory back to its library.
@@ -13,12 +13,17 @@ use pyo3::types::{PyCapsule, PyDict};
 use unisono::types::DataType;
 
 use crate::arrays::{Argument, Layout};
+use crate::cuda_array;
+use crate::how::{How, Stream};
 
 const CPU: i32 = 1;
+const CUDA: i32 = 2;
 /// Memory of the CPU that CUDA has pinned.
 const CUDA_HOST: i32 = 3;
 /// The same for ROCm.
 const ROCM_HOST: i32 = 11;
+/// Memory of CUDA that moves between the host and its devices by itself.
+const CUDA_MANAGED: i32 = 13;
 
 const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
@@ -58,14 +63,34 @@ struct Versioned {
     tensor: Tensor,
 }
 
-/// Looks at `object`, which has `__dlpack_device__`. Returns what owns the memory, and its layout.
+/// An array of another library.
+pub(crate) struct Shared<'py> {
+    /// What keeps the memory.
+    pub(crate) owner: Bound<'py, PyAny>,
+    pub(crate) layout: Layout,
+    pub(crate) on_device: bool,
+}
+
+/// Looks at `object`, which has `__dlpack_device__`.
 pub(crate) fn view<'py>(
+    how: &How,
     argument: Argument,
     object: &Bound<'py, PyAny>,
-) -> PyResult<(Bound<'py, PyAny>, Layout)> {
+) -> PyResult<Shared<'py>> {
     let py = object.py();
-    check_device(argument, object)?;
-    let capsule = export(object).map_err(|cause| {
+    let device = device(argument, object)?;
+    let stream = match device {
+        None => {
+            how.admit_host(py, argument)?;
+            None
+        }
+        Some(_) => {
+            let own = cuda_array::own_stream(argument, object)?;
+            Some(how.admit_device(py, argument, (device, own))?)
+        }
+    };
+    // The library has this stream wait for what it has under way on the array.
+    let capsule = export(object, stream).map_err(|cause| {
         let error = argument.invalid(
             py,
             format!("cannot be shared by its library: {}", cause.value(py)),
@@ -105,13 +130,23 @@ pub(crate) fn view<'py>(
         return Err(argument.invalid(py, "has a __dlpack__ that returns a capsule already used"));
     };
     if is_immutable(object)? {
-        layout.read_only =
-            Some("is a JAX array, which cannot be written to; pass out=, a NumPy array");
+        layout.read_only = Some(match stream {
+            None => "is a JAX array, which cannot be written to; pass out=, a NumPy array",
+            Some(_) => {
+                "is a JAX array, which cannot be written to; pass out=, an array of another library on the same \
+                 device (CuPy, torch)"
+            }
+        });
     }
-    Ok((capsule.into_any(), layout))
+    Ok(Shared {
+        owner: capsule.into_any(),
+        layout,
+        on_device: stream.is_some(),
+    })
 }
 
-fn check_device(argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<()> {
+/// The CUDA device that `object` is on; None for the host.
+fn device(argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
     let py = object.py();
     let (kind, id): (Bound<'_, PyAny>, i64) = object
         .call_method0(intern!(py, "__dlpack_device__"))?
@@ -119,28 +154,37 @@ fn check_device(argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<()> {
     // Some libraries return an IntEnum.
     let kind: i32 = kind.call_method0(intern!(py, "__int__"))?.extract()?;
     if matches!(kind, CPU | CUDA_HOST | ROCM_HOST) {
-        return Ok(());
+        return Ok(None);
+    }
+    if let (CUDA | CUDA_MANAGED, Ok(id)) = (kind, u32::try_from(id)) {
+        return Ok(Some(id));
     }
     let name = match kind {
-        2 => format!("CUDA device {id}"),
         8 => format!("Metal device {id}"),
         10 => format!("ROCm device {id}"),
         _ => format!("device {id} of DLPack's type {kind}"),
     };
     Err(argument.unsupported(
         py,
-        format!("is on {name}; only memory of the CPU can be used here, so copy it there first"),
+        format!(
+            "is on {name}; only memory of the host and of CUDA devices can be used here, so copy it there first"
+        ),
     ))
 }
 
-fn export<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+fn export<'py>(object: &Bound<'py, PyAny>, stream: Option<Stream>) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
+    let name = intern!(py, "__dlpack__");
     let options = PyDict::new(py);
+    if let Some(stream) = stream {
+        options.set_item(intern!(py, "stream"), stream.for_dlpack())?;
+    }
     options.set_item(intern!(py, "max_version"), (1, 0))?;
-    match object.call_method(intern!(py, "__dlpack__"), (), Some(&options)) {
+    match object.call_method(name, (), Some(&options)) {
         // A library that is older than the argument.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => {
-            object.call_method0(intern!(py, "__dlpack__"))
+            options.del_item(intern!(py, "max_version"))?;
+            object.call_method(name, (), Some(&options))
         }
         result => result,
     }

@@ -12,6 +12,7 @@ use crate::arrays::{Array, stacked};
 use crate::collectives::none;
 use crate::communicator::Communicator;
 use crate::counts::Counts;
+use crate::how::{How, Stream};
 use crate::running::Seconds;
 
 #[pymethods]
@@ -29,6 +30,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -39,7 +43,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array, root=0, *, async_op=false, timeout=None))]
+    #[pyo3(signature = (array, root=0, *, async_op=false, timeout=None, stream=None))]
     fn broadcast(
         &self,
         py: Python<'_>,
@@ -47,18 +51,19 @@ impl Communicator {
         root: i64,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "broadcast";
-        let root = self.check_rank(py, name, "root", root)?;
+        let how = How::new("broadcast", async_op, timeout, stream);
+        let root = self.check_rank(py, how.operation, "root", root)?;
         // The root's is only read, so it may be read-only.
         let own = if root == self.core().rank() {
-            Array::input(name, "array", array)?
+            Array::input(&how, "array", array)?
         } else {
-            Array::output(name, "array", array)?
+            Array::output(&how, "array", array)?
         };
         // SAFETY: `finish` keeps the arrays until the operation has ended; so everywhere in this file.
         let request = Request::broadcast(own.dtype(), root, unsafe { own.memory() });
-        self.finish(py, request, vec![own], array, (async_op, timeout))
+        self.finish(py, request, vec![own], array, &how)
     }
 
     /// Give every rank the arrays of all ranks.
@@ -74,6 +79,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -85,7 +93,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array, *, out=None, async_op=false, timeout=None))]
+    #[pyo3(signature = (array, *, out=None, async_op=false, timeout=None, stream=None))]
     fn all_gather(
         &self,
         py: Python<'_>,
@@ -93,18 +101,19 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "all_gather";
+        let how = How::new("all_gather", async_op, timeout, stream);
         let (rank, world) = (self.core().rank(), self.core().world_size());
-        let input = Array::input(name, "array", array)?;
-        let out = Self::target(name, out, &input, &stacked(world, input.shape()))?;
+        let input = Array::input(&how, "array", array)?;
+        let out = Self::target(&how, out, &input, &stacked(world, input.shape()))?;
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };
         let source = (!input.is_block_of(&out, rank, world)).then_some(source);
         let sizes = Sizes::Even(input.count());
         let request = Request::all_gather(input.dtype(), source, target, sizes);
         let value = out.given().clone();
-        self.finish(py, request, vec![input, out], &value, (async_op, timeout))
+        self.finish(py, request, vec![input, out], &value, &how)
     }
 
     /// Give every rank the arrays of all ranks, which may differ in their first extent.
@@ -121,6 +130,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -131,7 +143,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array, counts, *, out=None, async_op=false, timeout=None))]
+    #[pyo3(signature = (array, counts, *, out=None, async_op=false, timeout=None, stream=None))]
     fn all_gather_v(
         &self,
         py: Python<'_>,
@@ -140,18 +152,19 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "all_gather_v";
-        let input = Array::input(name, "array", array)?;
-        counts.check(py, name, "counts", self.core().world_size())?;
+        let how = How::new("all_gather_v", async_op, timeout, stream);
+        let input = Array::input(&how, "array", array)?;
+        counts.check(py, how.operation, "counts", self.core().world_size())?;
         let row = input.row_shape()?;
-        let out = Self::target(name, out, &input, &stacked(counts.rows(), row))?;
+        let out = Self::target(&how, out, &input, &stacked(counts.rows(), row))?;
         let sizes = Sizes::PerRank(counts.elements(row));
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };
         let request = Request::all_gather(input.dtype(), Some(source), target, sizes);
         let value = out.given().clone();
-        self.finish(py, request, vec![input, out], &value, (async_op, timeout))
+        self.finish(py, request, vec![input, out], &value, &how)
     }
 
     /// Give block r of this rank's array to rank r, and get a block from every rank.
@@ -166,6 +179,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -176,7 +192,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array, *, out=None, async_op=false, timeout=None))]
+    #[pyo3(signature = (array, *, out=None, async_op=false, timeout=None, stream=None))]
     fn all_to_all(
         &self,
         py: Python<'_>,
@@ -184,16 +200,17 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "all_to_all";
-        let input = Array::input(name, "array", array)?;
+        let how = How::new("all_to_all", async_op, timeout, stream);
+        let input = Array::input(&how, "array", array)?;
         let block: usize = self.block_shape(&input, out.is_some())?.iter().product();
-        let out = Self::target(name, out, &input, input.shape())?;
+        let out = Self::target(&how, out, &input, input.shape())?;
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };
         let request = Request::all_to_all(input.dtype(), source, target, Sizes::Even(block));
         let value = out.given().clone();
-        self.finish(py, request, vec![input, out], &value, (async_op, timeout))
+        self.finish(py, request, vec![input, out], &value, &how)
     }
 
     /// Give each rank some rows of this rank's array, and get some from every rank.
@@ -212,6 +229,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -222,7 +242,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array, send_counts, recv_counts, *, out=None, async_op=false, timeout=None))]
+    #[pyo3(signature = (array, send_counts, recv_counts, *, out=None, async_op=false, timeout=None, stream=None))]
     fn all_to_all_v(
         &self,
         py: Python<'_>,
@@ -232,21 +252,22 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "all_to_all_v";
-        let input = Array::input(name, "array", array)?;
+        let how = How::new("all_to_all_v", async_op, timeout, stream);
+        let input = Array::input(&how, "array", array)?;
         let world = self.core().world_size();
-        send_counts.check(py, name, "send_counts", world)?;
-        recv_counts.check(py, name, "recv_counts", world)?;
+        send_counts.check(py, how.operation, "send_counts", world)?;
+        recv_counts.check(py, how.operation, "recv_counts", world)?;
         let row = input.row_shape()?;
-        let out = Self::target(name, out, &input, &stacked(recv_counts.rows(), row))?;
+        let out = Self::target(&how, out, &input, &stacked(recv_counts.rows(), row))?;
         let (send, recv) = (send_counts.elements(row), recv_counts.elements(row));
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };
         let sizes = Sizes::PerPair { send, recv };
         let request = Request::all_to_all(input.dtype(), source, target, sizes);
         let value = out.given().clone();
-        self.finish(py, request, vec![input, out], &value, (async_op, timeout))
+        self.finish(py, request, vec![input, out], &value, &how)
     }
 
     /// Wait until every rank has come.
@@ -257,6 +278,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     A stream of a CUDA device, as in `all_reduce`: then what is put into the stream later happens
+    ///     after every rank's stream has come, and the call returns at once.
     ///
     /// Returns
     /// -------
@@ -266,19 +290,15 @@ impl Communicator {
     /// ------
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (*, async_op=false, timeout=None))]
+    #[pyo3(signature = (*, async_op=false, timeout=None, stream=None))]
     fn barrier(
         &self,
         py: Python<'_>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        self.finish(
-            py,
-            Request::barrier(),
-            Vec::new(),
-            &none(py),
-            (async_op, timeout),
-        )
+        let how = How::new("barrier", async_op, timeout, stream);
+        self.finish(py, Request::barrier(), Vec::new(), &none(py), &how)
     }
 }

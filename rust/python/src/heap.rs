@@ -8,8 +8,9 @@ use pyo3::types::{PyDict, PySlice, PyTuple};
 use unisono::config::Config;
 use unisono::heap::{self, Statistics};
 
-use crate::arrays::{self, Argument, Array};
+use crate::arrays::{self, Array};
 use crate::errors::{exception, invalid};
+use crate::how::How;
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Heap>()?;
@@ -200,11 +201,8 @@ impl Heap {
         reason = "where memory lies does not change with time"
     )]
     fn __contains__(&self, array: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let argument = Argument {
-            operation: "heap",
-            name: "array",
-        };
-        let start = Array::view(argument, array)?.start();
+        let how = How::new("heap", false, None, None);
+        let start = Array::view(&how, how.argument("array"), array)?.start();
         Ok(heap::locate(start, 1).is_some())
     }
 

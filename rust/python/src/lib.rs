@@ -3,14 +3,17 @@
 //! Built twice from one source: plain, for arrays; and with the feature `torch`, once per torch minor version,
 //! with the c10d backend in `csrc/` inside. Python picks the one that fits the process (`_native.py`).
 
+mod array_struct;
 mod arrays;
 mod collectives;
 mod communicator;
 mod counts;
+mod cuda_array;
 mod dlpack;
 mod errors;
 mod exchanges;
 mod heap;
+mod how;
 mod launch;
 mod log;
 mod operator;

@@ -4,8 +4,9 @@ use pyo3::prelude::*;
 
 use crate::arrays::Array;
 use crate::communicator::{ANY_SOURCE, Communicator};
-use crate::errors::invalid;
-use crate::running::{Action, Call, Message, Seconds, run};
+use crate::errors::{exception, invalid};
+use crate::how::{How, Stream};
+use crate::running::{Action, Call, Message, Seconds, run, wait};
 use crate::work::Work;
 
 #[pymethods]
@@ -26,6 +27,9 @@ impl Communicator {
     ///     A number of your choice, 0 or more, which the receive must have as well.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Raises
     /// ------
@@ -33,7 +37,7 @@ impl Communicator {
     ///     The receive has another type or length.
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array, dest, tag=0, *, timeout=None))]
+    #[pyo3(signature = (array, dest, tag=0, *, timeout=None, stream=None))]
     fn send(
         &self,
         py: Python<'_>,
@@ -41,12 +45,10 @@ impl Communicator {
         dest: i64,
         tag: i64,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<()> {
-        run(
-            py,
-            self.core(),
-            self.sending(py, "send", array, (dest, tag), timeout)?,
-        )?;
+        let how = How::new("send", false, timeout, stream);
+        run(py, self.core(), self.sending(py, &how, array, (dest, tag))?)?;
         Ok(())
     }
 
@@ -62,12 +64,15 @@ impl Communicator {
     ///     A number of your choice, 0 or more, which the receive must have as well.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
     /// Work
     ///     Done when the array may be used again.
-    #[pyo3(signature = (array, dest, tag=0, *, timeout=None))]
+    #[pyo3(signature = (array, dest, tag=0, *, timeout=None, stream=None))]
     fn isend(
         &self,
         py: Python<'_>,
@@ -75,8 +80,10 @@ impl Communicator {
         dest: i64,
         tag: i64,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<Work>> {
-        self.launch(py, self.sending(py, "isend", array, (dest, tag), timeout)?)
+        let how = How::new("isend", true, timeout, stream);
+        self.launch(py, self.sending(py, &how, array, (dest, tag))?)
     }
 
     /// Receive into an array.
@@ -91,6 +98,9 @@ impl Communicator {
     ///     The tag of the message.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -103,7 +113,7 @@ impl Communicator {
     ///     The message has another type or length.
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array, source=ANY_SOURCE, tag=0, *, timeout=None), text_signature = "($self, array, source=-1, tag=0, *, timeout=None)")]
+    #[pyo3(signature = (array, source=ANY_SOURCE, tag=0, *, timeout=None, stream=None), text_signature = "($self, array, source=-1, tag=0, *, timeout=None, stream=None)")]
     fn recv(
         &self,
         py: Python<'_>,
@@ -111,10 +121,22 @@ impl Communicator {
         source: i64,
         tag: i64,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<usize> {
-        let call = self.receiving(py, "recv", array, (source, tag), timeout)?;
+        let how = How::new("recv", false, timeout, stream);
+        let call = self.receiving(py, &how, array, (source, tag))?;
         let work = run(py, self.core(), call)?;
-        Ok(work.source().unwrap_or_else(|| self.core().rank()))
+        if source == ANY_SOURCE && !work.is_done() {
+            // On a device; nobody knows the sender before the message has come.
+            wait(py, &work, None)?;
+            if let Some(Err(error)) = work.result() {
+                return Err(exception(py, &error));
+            }
+        }
+        Ok(match usize::try_from(source) {
+            Ok(source) => source,
+            Err(_) => work.source().unwrap_or_else(|| self.core().rank()),
+        })
     }
 
     /// Start to receive into an array and return at once; see `recv`.
@@ -129,12 +151,15 @@ impl Communicator {
     ///     The tag of the message.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
     /// Work
     ///     Done when the message is there; its `source` then says where it came from.
-    #[pyo3(signature = (array, source=ANY_SOURCE, tag=0, *, timeout=None), text_signature = "($self, array, source=-1, tag=0, *, timeout=None)")]
+    #[pyo3(signature = (array, source=ANY_SOURCE, tag=0, *, timeout=None, stream=None), text_signature = "($self, array, source=-1, tag=0, *, timeout=None, stream=None)")]
     fn irecv(
         &self,
         py: Python<'_>,
@@ -142,11 +167,10 @@ impl Communicator {
         source: i64,
         tag: i64,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<Work>> {
-        self.launch(
-            py,
-            self.receiving(py, "irecv", array, (source, tag), timeout)?,
-        )
+        let how = How::new("irecv", true, timeout, stream);
+        self.launch(py, self.receiving(py, &how, array, (source, tag))?)
     }
 }
 
@@ -154,50 +178,48 @@ impl Communicator {
     fn sending(
         &self,
         py: Python<'_>,
-        operation: &'static str,
+        how: &How,
         array: &Bound<'_, PyAny>,
         (dest, tag): (i64, i64),
-        timeout: Option<Seconds>,
     ) -> PyResult<Call> {
-        let peer = Some(self.check_rank(py, operation, "dest", dest)?);
-        let array = Array::input(operation, "array", array)?;
-        self.message(py, operation, &array, (peer, tag), timeout)
+        let peer = Some(self.check_rank(py, how.operation, "dest", dest)?);
+        let array = Array::input(how, "array", array)?;
+        self.message(py, how, &array, (peer, tag))
     }
 
     fn receiving(
         &self,
         py: Python<'_>,
-        operation: &'static str,
+        how: &How,
         array: &Bound<'_, PyAny>,
         (source, tag): (i64, i64),
-        timeout: Option<Seconds>,
     ) -> PyResult<Call> {
         let peer = match source {
             ANY_SOURCE => None,
-            source => Some(self.check_rank(py, operation, "source", source)?),
+            source => Some(self.check_rank(py, how.operation, "source", source)?),
         };
-        let array = Array::output(operation, "array", array)?;
-        self.message(py, operation, &array, (peer, tag), timeout)
+        let array = Array::output(how, "array", array)?;
+        self.message(py, how, &array, (peer, tag))
     }
 
     fn message(
         &self,
         py: Python<'_>,
-        operation: &'static str,
+        how: &How,
         array: &Array<'_>,
         (peer, tag): (Option<usize>, i64),
-        timeout: Option<Seconds>,
     ) -> PyResult<Call> {
         let tag = u64::try_from(tag)
-            .map_err(|_| invalid(py, format!("{operation}: tag {tag} is below 0")))?;
+            .map_err(|_| invalid(py, format!("{}: tag {tag} is below 0", how.operation)))?;
         let message = Message {
-            is_send: operation.ends_with("send"),
+            is_send: how.operation.ends_with("send"),
             dtype: array.dtype(),
             // SAFETY: `keep` below goes the same way as the memory; `run` and `start` see to its end.
             memory: unsafe { array.memory() },
             peer,
             tag,
-            timeout: timeout.map(|seconds| seconds.0),
+            timeout: how.timeout,
+            stream: how.stream(py)?,
         };
         Ok(Call {
             action: Action::Message(message),

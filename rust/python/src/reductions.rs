@@ -12,6 +12,7 @@ use crate::arrays::{Array, stacked};
 use crate::collectives::none;
 use crate::communicator::Communicator;
 use crate::counts::Counts;
+use crate::how::{How, Stream};
 use crate::operator::Operator;
 use crate::running::Seconds;
 
@@ -33,6 +34,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -45,7 +49,7 @@ impl Communicator {
     ///     The operator has no meaning for the type, such as the minimum of complex numbers.
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array, op=Operator::DEFAULT, *, out=None, async_op=false, timeout=None), text_signature = "($self, array, op='sum', *, out=None, async_op=False, timeout=None)")]
+    #[pyo3(signature = (array, op=Operator::DEFAULT, *, out=None, async_op=false, timeout=None, stream=None), text_signature = "($self, array, op='sum', *, out=None, async_op=False, timeout=None, stream=None)")]
     fn all_reduce(
         &self,
         py: Python<'_>,
@@ -54,11 +58,12 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "all_reduce";
+        let how = How::new("all_reduce", async_op, timeout, stream);
         let (request, arrays, value) = match out {
             None => {
-                let array = Array::output(name, "array", array)?;
+                let array = Array::output(&how, "array", array)?;
                 // SAFETY: `finish` keeps the arrays until the operation has ended; so everywhere in this file.
                 let memory = unsafe { array.memory() };
                 (
@@ -68,8 +73,8 @@ impl Communicator {
                 )
             }
             Some(given) => {
-                let input = Array::input(name, "array", array)?;
-                let out = Array::output(name, "out", given)?;
+                let input = Array::input(&how, "array", array)?;
+                let out = Array::output(&how, "out", given)?;
                 out.check_output_for(&input, input.count())?;
                 // SAFETY: as above.
                 let (source, target) = unsafe { (input.memory(), out.memory()) };
@@ -79,7 +84,7 @@ impl Communicator {
             }
         };
         let value = value.unwrap_or(array);
-        self.finish(py, request, arrays, value, (async_op, timeout))
+        self.finish(py, request, arrays, value, &how)
     }
 
     /// Reduce the arrays of all ranks; one rank, the root, gets the result.
@@ -100,6 +105,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -110,7 +118,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As `all_reduce`.
-    #[pyo3(signature = (array, op=Operator::DEFAULT, root=0, *, out=None, async_op=false, timeout=None), text_signature = "($self, array, op='sum', root=0, *, out=None, async_op=False, timeout=None)")]
+    #[pyo3(signature = (array, op=Operator::DEFAULT, root=0, *, out=None, async_op=false, timeout=None, stream=None), text_signature = "($self, array, op='sum', root=0, *, out=None, async_op=False, timeout=None, stream=None)")]
     fn reduce(
         &self,
         py: Python<'_>,
@@ -120,32 +128,33 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "reduce";
-        let root = self.check_rank(py, name, "root", root)?;
+        let how = How::new("reduce", async_op, timeout, stream);
+        let root = self.check_rank(py, how.operation, "root", root)?;
         if root != self.core().rank() {
-            self.refuse_out(py, name, out)?;
-            let array = Array::input(name, "array", array)?;
+            self.refuse_out(py, how.operation, out)?;
+            let array = Array::input(&how, "array", array)?;
             // SAFETY: as above.
             let memory = unsafe { array.memory() };
             let request = Request::reduce(array.dtype(), op.0, root, Some(memory), None);
-            return self.finish(py, request, vec![array], &none(py), (async_op, timeout));
+            return self.finish(py, request, vec![array], &none(py), &how);
         }
         let Some(given) = out else {
-            let own = Array::output(name, "array", array)?;
+            let own = Array::output(&how, "array", array)?;
             // SAFETY: as above.
             let memory = unsafe { own.memory() };
             let request = Request::reduce(own.dtype(), op.0, root, None, Some(memory));
-            return self.finish(py, request, vec![own], array, (async_op, timeout));
+            return self.finish(py, request, vec![own], array, &how);
         };
-        let input = Array::input(name, "array", array)?;
-        let out = Array::output(name, "out", given)?;
+        let input = Array::input(&how, "array", array)?;
+        let out = Array::output(&how, "out", given)?;
         out.check_output_for(&input, input.count())?;
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };
         let source = (!input.is_same_as(&out)).then_some(source);
         let request = Request::reduce(out.dtype(), op.0, root, source, Some(target));
-        self.finish(py, request, vec![input, out], given, (async_op, timeout))
+        self.finish(py, request, vec![input, out], given, &how)
     }
 
     /// Reduce the arrays of all ranks; rank r gets block r of the result.
@@ -163,6 +172,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -173,7 +185,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As `all_reduce`.
-    #[pyo3(signature = (array, op=Operator::DEFAULT, *, out=None, async_op=false, timeout=None), text_signature = "($self, array, op='sum', *, out=None, async_op=False, timeout=None)")]
+    #[pyo3(signature = (array, op=Operator::DEFAULT, *, out=None, async_op=false, timeout=None, stream=None), text_signature = "($self, array, op='sum', *, out=None, async_op=False, timeout=None, stream=None)")]
     fn reduce_scatter(
         &self,
         py: Python<'_>,
@@ -182,17 +194,18 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "reduce_scatter";
-        let input = Array::input(name, "array", array)?;
+        let how = How::new("reduce_scatter", async_op, timeout, stream);
+        let input = Array::input(&how, "array", array)?;
         let block = self.block_shape(&input, out.is_some())?;
-        let out = Self::target(name, out, &input, &block)?;
+        let out = Self::target(&how, out, &input, &block)?;
         let sizes = Sizes::Even(out.count());
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };
         let request = Request::reduce_scatter(input.dtype(), op.0, source, target, sizes);
         let value = out.given().clone();
-        self.finish(py, request, vec![input, out], &value, (async_op, timeout))
+        self.finish(py, request, vec![input, out], &value, &how)
     }
 
     /// Reduce the arrays of all ranks; each rank gets some rows of the result.
@@ -212,6 +225,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -222,7 +238,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As `all_reduce`.
-    #[pyo3(signature = (array, counts, op=Operator::DEFAULT, *, out=None, async_op=false, timeout=None), text_signature = "($self, array, counts, op='sum', *, out=None, async_op=False, timeout=None)")]
+    #[pyo3(signature = (array, counts, op=Operator::DEFAULT, *, out=None, async_op=false, timeout=None, stream=None), text_signature = "($self, array, counts, op='sum', *, out=None, async_op=False, timeout=None, stream=None)")]
     fn reduce_scatter_v(
         &self,
         py: Python<'_>,
@@ -232,18 +248,19 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "reduce_scatter_v";
-        let input = Array::input(name, "array", array)?;
-        counts.check(py, name, "counts", self.core().world_size())?;
+        let how = How::new("reduce_scatter_v", async_op, timeout, stream);
+        let input = Array::input(&how, "array", array)?;
+        counts.check(py, how.operation, "counts", self.core().world_size())?;
         let row = input.row_shape()?;
         let own = counts.0[self.core().rank()];
-        let out = Self::target(name, out, &input, &stacked(own, row))?;
+        let out = Self::target(&how, out, &input, &stacked(own, row))?;
         let sizes = Sizes::PerRank(counts.elements(row));
         // SAFETY: as above.
         let (source, target) = unsafe { (input.memory(), out.memory()) };
         let request = Request::reduce_scatter(input.dtype(), op.0, source, target, sizes);
         let value = out.given().clone();
-        self.finish(py, request, vec![input, out], &value, (async_op, timeout))
+        self.finish(py, request, vec![input, out], &value, &how)
     }
 }

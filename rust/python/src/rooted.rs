@@ -13,6 +13,7 @@ use crate::collectives::none;
 use crate::communicator::Communicator;
 use crate::counts::Counts;
 use crate::errors::invalid;
+use crate::how::{How, Stream};
 use crate::running::Seconds;
 
 #[pymethods]
@@ -31,6 +32,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -42,7 +46,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array, root=0, *, out=None, async_op=false, timeout=None))]
+    #[pyo3(signature = (array, root=0, *, out=None, async_op=false, timeout=None, stream=None))]
     fn gather(
         &self,
         py: Python<'_>,
@@ -51,20 +55,14 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "gather";
-        let root = self.check_rank(py, name, "root", root)?;
-        let input = Array::input(name, "array", array)?;
+        let how = How::new("gather", async_op, timeout, stream);
+        let root = self.check_rank(py, how.operation, "root", root)?;
+        let input = Array::input(&how, "array", array)?;
         let shape = stacked(self.core().world_size(), input.shape());
         let sizes = Sizes::Even(input.count());
-        self.gather_to(
-            py,
-            (name, root),
-            input,
-            out,
-            (shape, sizes),
-            (async_op, timeout),
-        )
+        self.gather_to(py, (&how, root), input, out, (shape, sizes))
     }
 
     /// Give one rank, the root, the arrays of all ranks, which may differ in their first extent.
@@ -83,6 +81,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -94,7 +95,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array, counts=None, root=0, *, out=None, async_op=false, timeout=None))]
+    #[pyo3(signature = (array, counts=None, root=0, *, out=None, async_op=false, timeout=None, stream=None))]
     fn gather_v(
         &self,
         py: Python<'_>,
@@ -104,22 +105,16 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "gather_v";
-        let root = self.check_rank(py, name, "root", root)?;
-        let input = Array::input(name, "array", array)?;
+        let how = How::new("gather_v", async_op, timeout, stream);
+        let root = self.check_rank(py, how.operation, "root", root)?;
+        let input = Array::input(&how, "array", array)?;
         let row = input.row_shape()?;
-        let counts = self.rooted_counts(py, (name, root), counts, input.shape()[0])?;
+        let counts = self.rooted_counts(py, (&how, root), counts, input.shape()[0])?;
         let shape = stacked(counts.rows(), row);
         let sizes = Sizes::PerRank(counts.elements(row));
-        self.gather_to(
-            py,
-            (name, root),
-            input,
-            out,
-            (shape, sizes),
-            (async_op, timeout),
-        )
+        self.gather_to(py, (&how, root), input, out, (shape, sizes))
     }
 
     /// Give each rank one block of the array of one rank, the root.
@@ -136,6 +131,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -146,7 +144,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array=None, root=0, *, out=None, async_op=false, timeout=None))]
+    #[pyo3(signature = (array=None, root=0, *, out=None, async_op=false, timeout=None, stream=None))]
     fn scatter(
         &self,
         py: Python<'_>,
@@ -155,18 +153,19 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "scatter";
-        let root = self.check_rank(py, name, "root", root)?;
-        let input = self.root_array(py, (name, root), array)?;
+        let how = How::new("scatter", async_op, timeout, stream);
+        let root = self.check_rank(py, how.operation, "root", root)?;
+        let input = self.root_array(py, (&how, root), array)?;
         let out = match &input {
             Some(input) => {
-                Self::target(name, out, input, &self.block_shape(input, out.is_some())?)?
+                Self::target(&how, out, input, &self.block_shape(input, out.is_some())?)?
             }
-            None => Self::expected_out(py, name, out)?,
+            None => Self::expected_out(py, &how, out)?,
         };
         let sizes = Sizes::Even(out.count());
-        self.scatter_from(py, root, (input, out), sizes, (async_op, timeout))
+        self.scatter_from(py, root, (input, out), sizes, &how)
     }
 
     /// Give each rank some rows of the array of one rank, the root.
@@ -185,6 +184,9 @@ impl Communicator {
     ///     Return a `Work` at once instead of waiting.
     /// timeout : float or datetime.timedelta, optional
     ///     How many seconds it may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
     ///
     /// Returns
     /// -------
@@ -195,7 +197,7 @@ impl Communicator {
     /// ------
     /// Error
     ///     As every operation.
-    #[pyo3(signature = (array=None, counts=None, root=0, *, out=None, async_op=false, timeout=None))]
+    #[pyo3(signature = (array=None, counts=None, root=0, *, out=None, async_op=false, timeout=None, stream=None))]
     fn scatter_v(
         &self,
         py: Python<'_>,
@@ -205,33 +207,28 @@ impl Communicator {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<Seconds>,
+        stream: Option<Stream>,
     ) -> PyResult<Py<PyAny>> {
-        let name = "scatter_v";
-        let root = self.check_rank(py, name, "root", root)?;
-        let input = self.root_array(py, (name, root), array)?;
+        let how = How::new("scatter_v", async_op, timeout, stream);
+        let root = self.check_rank(py, how.operation, "root", root)?;
+        let input = self.root_array(py, (&how, root), array)?;
         let (out, elements) = match &input {
             Some(input) => {
                 let row = input.row_shape()?;
-                let counts = self.rooted_counts(py, (name, root), counts, 0)?;
+                let counts = self.rooted_counts(py, (&how, root), counts, 0)?;
                 let shape = stacked(counts.0[root], row);
                 (
-                    Self::target(name, out, input, &shape)?,
+                    Self::target(&how, out, input, &shape)?,
                     counts.elements(row),
                 )
             }
             None => {
-                let out = Self::expected_out(py, name, out)?;
-                let counts = self.rooted_counts(py, (name, root), counts, out.count())?;
+                let out = Self::expected_out(py, &how, out)?;
+                let counts = self.rooted_counts(py, (&how, root), counts, out.count())?;
                 (out, counts.0)
             }
         };
-        self.scatter_from(
-            py,
-            root,
-            (input, out),
-            Sizes::PerRank(elements),
-            (async_op, timeout),
-        )
+        self.scatter_from(py, root, (input, out), Sizes::PerRank(elements), &how)
     }
 }
 
@@ -239,20 +236,19 @@ impl Communicator {
     fn gather_to<'py>(
         &self,
         py: Python<'py>,
-        (name, root): (&'static str, usize),
+        (how, root): (&How, usize),
         input: Array<'py>,
         out: Option<&Bound<'py, PyAny>>,
         (shape, sizes): (Vec<usize>, Sizes),
-        how: (bool, Option<Seconds>),
     ) -> PyResult<Py<PyAny>> {
         // SAFETY: `finish` keeps the arrays until the operation has ended; so everywhere in this file.
         let source = unsafe { input.memory() };
         if root != self.core().rank() {
-            self.refuse_out(py, name, out)?;
+            self.refuse_out(py, how.operation, out)?;
             let request = Request::gather(input.dtype(), root, source, None, sizes);
             return self.finish(py, request, vec![input], &none(py), how);
         }
-        let out = Self::target(name, out, &input, &shape)?;
+        let out = Self::target(how, out, &input, &shape)?;
         // SAFETY: as above.
         let target = Some(unsafe { out.memory() });
         let request = Request::gather(input.dtype(), root, source, target, sizes);
@@ -266,7 +262,7 @@ impl Communicator {
         root: usize,
         (input, out): (Option<Array<'py>>, Array<'py>),
         sizes: Sizes,
-        how: (bool, Option<Seconds>),
+        how: &How,
     ) -> PyResult<Py<PyAny>> {
         // SAFETY: as above.
         let source = input.as_ref().map(|input| unsafe { input.memory() });
@@ -286,12 +282,12 @@ impl Communicator {
     fn root_array<'py>(
         &self,
         py: Python<'py>,
-        (name, root): (&'static str, usize),
+        (how, root): (&How, usize),
         array: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Option<Array<'py>>> {
-        let rank = self.core().rank();
+        let (rank, name) = (self.core().rank(), how.operation);
         match array {
-            Some(array) if rank == root => Array::input(name, "array", array).map(Some),
+            Some(array) if rank == root => Array::input(how, "array", array).map(Some),
             None if rank != root => Ok(None),
             None => Err(invalid(
                 py,
@@ -308,11 +304,12 @@ impl Communicator {
 
     fn expected_out<'py>(
         py: Python<'py>,
-        name: &'static str,
+        how: &How,
         out: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Array<'py>> {
+        let name = how.operation;
         match out {
-            Some(out) => Array::output(name, "out", out),
+            Some(out) => Array::output(how, "out", out),
             None => Err(invalid(
                 py,
                 format!(
@@ -326,11 +323,12 @@ impl Communicator {
     fn rooted_counts(
         &self,
         py: Python<'_>,
-        (name, root): (&str, usize),
+        (how, root): (&How, usize),
         counts: Option<Counts>,
         own: usize,
     ) -> PyResult<Counts> {
         let (rank, world) = (self.core().rank(), self.core().world_size());
+        let name = how.operation;
         match counts {
             Some(counts) if rank == root => {
                 counts.check(py, name, "counts", world)?;

@@ -4,12 +4,16 @@
 //! A blocking operation that is interrupted cannot be taken back: other ranks may have this rank's part already,
 //! and still have theirs to deliver. So it aborts its communicator, after which nothing touches the arrays any
 //! more. A wait for a [`Work`](crate::work::Work) only ends, and its operation goes on.
+//!
+//! An operation on a CUDA device is only put into its stream: the call returns, and the arrays are kept until the stream
+//! has got past it.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use unisono::error::{Code, Error, Result};
+use unisono::types::DeviceStream;
 use unisono::{Communicator, PointToPoint, Request};
 
 use crate::errors::{exception, guard, invalid};
@@ -41,10 +45,24 @@ pub(crate) struct Message {
     pub(crate) peer: Option<usize>,
     pub(crate) tag: u64,
     pub(crate) timeout: Option<Duration>,
+    /// Of memory on a device.
+    pub(crate) stream: Option<DeviceStream>,
 }
 
-/// Carries out `call` and returns how it went.
+impl Action {
+    fn is_on_device(&self) -> bool {
+        match self {
+            Self::Collective(request) => request.stream.is_some(),
+            Self::Message(message) => message.stream.is_some(),
+        }
+    }
+}
+
+/// Carries out `call` and returns how it went. On a device it has only been put into its stream then.
 pub(crate) fn run(py: Python<'_>, comm: &Communicator, call: Call) -> PyResult<unisono::Work> {
+    if call.action.is_on_device() {
+        return start(py, comm, call).map(|(work, _)| work);
+    }
     let Call {
         action,
         keep,
@@ -128,12 +146,13 @@ unsafe fn send_or_receive(
         peer,
         tag,
         timeout,
+        stream,
     } = message;
     let options = PointToPoint {
         timeout,
         blocking: completion.is_none(),
         completion,
-        stream: None,
+        stream,
     };
     // SAFETY: the caller's promise is the one asked for.
     unsafe {

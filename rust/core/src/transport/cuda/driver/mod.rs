@@ -20,6 +20,7 @@
 mod device;
 mod event;
 mod failure;
+mod locate;
 mod memory;
 mod module;
 mod pinned;
@@ -36,6 +37,9 @@ use cudarc::driver::sys;
 pub use self::device::Device;
 pub use self::event::Event;
 pub(in crate::transport::cuda) use self::failure::Failure;
+pub use self::locate::{
+    device_if_in_use, device_of, device_of_stream, look_again, may_be_in_use, order,
+};
 pub use self::memory::{DeviceMemory, HANDLE, Handle, Imported};
 pub(in crate::transport::cuda) use self::module::{Function, Module};
 pub use self::pinned::Pinned;

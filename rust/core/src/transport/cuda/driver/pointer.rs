@@ -1,8 +1,10 @@
 //! What an address is, as far as the driver can tell.
 
-use std::ffi::c_void;
+use std::ffi::{c_uint, c_void};
 
-use super::symbols::numbers;
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::symbols::{Code, numbers};
 use super::{Device, Failure};
 use crate::error::{Error, Result};
 
@@ -33,6 +35,18 @@ pub struct Place {
 /// # Errors
 /// `System` when the driver cannot answer at all.
 pub fn place(device: &'static Device, address: u64) -> Result<Place> {
+    let entered = device.enter()?;
+    let place = ask(device.driver.symbols.pointer_get_attributes, address);
+    drop(entered);
+    place.map_err(|failure| failure.while_doing(format_args!("ask what memory {address:#x} is")))
+}
+
+/// The function of the driver that knows addresses.
+pub(super) type Ask =
+    unsafe extern "C" fn(c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr) -> Code;
+
+/// What the driver's function, `ask`, says of an address.
+pub(super) fn ask(ask: Ask, address: u64) -> Result<Place, Failure> {
     let mut asked = [
         numbers::POINTER_MEMORY_TYPE,
         numbers::POINTER_IS_MANAGED,
@@ -44,20 +58,17 @@ pub fn place(device: &'static Device, address: u64) -> Result<Place> {
         (&raw mut managed).cast(),
         (&raw mut ordinal).cast(),
     ];
-    let entered = device.enter()?;
     // SAFETY: it stores one 32-bit word for each of the three (for the second, at least its low byte, which is why it
     // begins as zero). An address that the driver does not know gets zeros.
     let code = unsafe {
-        (device.driver.symbols.pointer_get_attributes)(
+        ask(
             asked.len() as u32,
             asked.as_mut_ptr(),
             answers.as_mut_ptr(),
             address,
         )
     };
-    drop(entered);
-    Failure::check(code)
-        .map_err(|failure| failure.while_doing(format_args!("ask what memory {address:#x} is")))?;
+    Failure::check(code)?;
     let kind = match memory_type {
         _ if managed != 0 => Kind::Managed,
         numbers::MEMORY_TYPE_DEVICE => Kind::Device,

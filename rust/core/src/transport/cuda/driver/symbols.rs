@@ -111,6 +111,7 @@ pub(super) mod numbers {
     pub(in crate::transport::cuda::driver) const DEINITIALIZED: Code = 4;
     pub(in crate::transport::cuda::driver) const STUB_LIBRARY: Code = 34;
     pub(in crate::transport::cuda::driver) const NO_DEVICE: Code = 100;
+    pub(in crate::transport::cuda::driver) const INVALID_CONTEXT: Code = 201;
     pub(in crate::transport::cuda::driver) const NO_BINARY_FOR_GPU: Code = 209;
     pub(in crate::transport::cuda::driver) const PEER_ACCESS_UNSUPPORTED: Code = 217;
     pub(in crate::transport::cuda::driver) const INVALID_PTX: Code = 218;

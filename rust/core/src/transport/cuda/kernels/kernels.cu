@@ -1,0 +1,122 @@
+// The entry points of one element type's module, which is UNISONO_DTYPE: a number of types.rs.
+//
+// Common to all: the grid has one dimension (two for `unisono_copy`) and any size, a block one and at
+// most 512 threads. There is no shared memory. Counts are elements, addresses are multiples of the
+// element's size (of a part's size for complex numbers). A result may be at the very place of a
+// contribution, but not overlap one otherwise.
+//
+// Grids. A thread is worth launching for 16 bytes of the result, and has four (two, one) such vectors under
+// way where elements have 4 or more bytes (2, 1) if there are that many for it. So: as many threads as vectors,
+// up to what the device holds at a time (`cuOccupancyMaxActiveBlocksPerMultiprocessor` × its
+// multiprocessors); beyond that the threads stride.
+//
+//   unisono_reduce_OP(void* out, Sources in, unsigned sources, unsigned long long count, unsigned divisor)
+//     out[i] = finish(in.at[0][i] OP in.at[1][i] OP …), in this order, for 1 to 64 sources. Small
+//     floats are accumulated in float32 and rounded once. `avg` divides by `divisor`, the number of
+//     ranks; all others ignore it. The operators, as `ReduceOp::check` allows them: sum avg prod min max
+//     band bor bxor land lor lxor.
+//   unisono_scale(void* out, const void* in, unsigned long long count, double factor)
+//     out[i] = in[i] * factor, as `reduce::scale` has it: what a rank puts for premul_sum.
+//   unisono_copy(Segments segments, unsigned count)
+//     Copies `count` runs of bytes, blockIdx.y of them in each row of the grid (any number of rows).
+//     In the module of uint8 alone. Runs may have any addresses, but not overlap.
+#include "loops.cuh"
+
+#ifdef __CUDACC__
+#define UNISONO_KERNEL(NAME, ...) \
+  extern "C" __global__ void __launch_bounds__(MOST_THREADS) NAME(__VA_ARGS__)
+#else
+#define UNISONO_KERNEL(NAME, ...)                                             \
+  static void NAME(__VA_ARGS__);                                              \
+  static const Entry entry_of_##NAME(Module::name, #NAME, Launcher<NAME>()); \
+  static void NAME(__VA_ARGS__)
+#endif
+
+// Whatever follows the rule is what it is made of.
+#define UNISONO_REDUCE(OPERATOR, RULE, ...)                                                        \
+  UNISONO_KERNEL(unisono_reduce_##OPERATOR, void* out, Sources in, unsigned sources,               \
+                 unsigned long long count, [[maybe_unused]] unsigned divisor) {                    \
+    reduce<RULE>(out, Several{in, sources}, count, ##__VA_ARGS__);                                 \
+  }
+
+#define UNISONO_JOIN_(LEFT, RIGHT) LEFT##RIGHT
+#define UNISONO_JOIN(LEFT, RIGHT) UNISONO_JOIN_(LEFT, RIGHT)
+
+namespace unisono {
+namespace UNISONO_JOIN(module_, UNISONO_DTYPE) {
+
+using Module = Numbered<UNISONO_DTYPE>;
+using Element = Module::Type;
+
+#if UNISONO_DTYPE == 15  // bool
+
+using All = Logical<And, Element>;
+using Any = Logical<Or, Element>;
+using Odd = Logical<Xor, Element>;
+UNISONO_REDUCE(sum, Any)
+UNISONO_REDUCE(prod, All)
+UNISONO_REDUCE(min, All)
+UNISONO_REDUCE(max, Any)
+UNISONO_REDUCE(band, All)
+UNISONO_REDUCE(bor, Any)
+UNISONO_REDUCE(bxor, Odd)
+UNISONO_REDUCE(land, All)
+UNISONO_REDUCE(lor, Any)
+UNISONO_REDUCE(lxor, Odd)
+
+#else
+
+using Summed = Arithmetic<Sum, Element>;
+using Multiplied = Arithmetic<Prod, Element>;
+UNISONO_REDUCE(sum, Summed)
+UNISONO_REDUCE(avg, Average<Element>, divisor)
+UNISONO_REDUCE(prod, Multiplied)
+
+#if UNISONO_DTYPE < 15  // neither bool nor complex
+
+using Least = Arithmetic<Min, Element>;
+using Most = Arithmetic<Max, Element>;
+using All = Logical<And, Element>;
+using Any = Logical<Or, Element>;
+using Odd = Logical<Xor, Element>;
+UNISONO_REDUCE(min, Least)
+UNISONO_REDUCE(max, Most)
+UNISONO_REDUCE(land, All)
+UNISONO_REDUCE(lor, Any)
+UNISONO_REDUCE(lxor, Odd)
+
+#if UNISONO_DTYPE > 6  // an integer
+
+using EveryBit = Bitwise<And, Element>;
+using AnyBit = Bitwise<Or, Element>;
+using OddBits = Bitwise<Xor, Element>;
+UNISONO_REDUCE(band, EveryBit)
+UNISONO_REDUCE(bor, AnyBit)
+UNISONO_REDUCE(bxor, OddBits)
+
+#endif
+#endif
+#endif
+
+UNISONO_KERNEL(unisono_scale, void* out, const void* in, unsigned long long count, double factor) {
+  reduce<Scale<Element>>(out, One{in}, count, factor);
+}
+
+#if UNISONO_DTYPE == 11  // uint8
+
+UNISONO_KERNEL(unisono_copy, Segments segments, unsigned count) {
+  for (unsigned row = blockIdx.y; row < count; row += gridDim.y) {
+    const Segment& segment = segments.at[row];
+    copy(static_cast<char*>(segment.to), static_cast<const char*>(segment.from), segment.bytes);
+  }
+}
+
+#endif
+
+}  // namespace UNISONO_JOIN(module_, UNISONO_DTYPE)
+}  // namespace unisono
+
+#undef UNISONO_JOIN
+#undef UNISONO_JOIN_
+#undef UNISONO_REDUCE
+#undef UNISONO_KERNEL

@@ -1,0 +1,217 @@
+// How a kernel's threads share the elements.
+//
+// Elements are worked on as vectors of 16 bytes where every address is a multiple of 16 after the
+// same number of elements (as they are when the buffers come from an allocator and are
+// cut at even places), and one by one elsewhere: those before the first and after the last vector, or
+// all. Any grid of one dimension will do: the threads stride over the units until all are done.
+//
+// A thread that has several units to do takes them together. It loads them all from one
+// contribution, then from the next, and only then begins to combine the first, so that twice as many
+// loads as units are under way while it calculates.
+//
+// Each unit is read and then written by one thread alone: this is why the result may take the place of a
+// contribution.
+#pragma once
+
+#include "memory.cuh"
+#include "operators.cuh"
+
+namespace unisono {
+
+constexpr unsigned MOST_SOURCES = 64;
+// The most threads of a block.
+constexpr unsigned MOST_THREADS = 512;
+
+// The addresses of the contributions, in rank order.
+struct Sources {
+  const void* at[MOST_SOURCES];
+};
+
+// A run of bytes to copy, and all runs of a launch.
+struct Segment {
+  const void* from;
+  void* to;
+  unsigned long long bytes;
+};
+struct Segments {
+  Segment at[MOST_SOURCES];
+};
+
+// The contributions of a reduction.
+struct Several {
+  const Sources& sources;
+  u32 count;
+  UNISONO_DEVICE const char* at(u32 source) const {
+    return static_cast<const char*>(sources.at[source]);
+  }
+};
+
+// One alone.
+struct One {
+  const void* source;
+  static constexpr u32 count = 1;
+  UNISONO_DEVICE const char* at(u32) const { return static_cast<const char*>(source); }
+};
+
+UNISONO_DEVICE u64 address(const void* at) { return reinterpret_cast<u64>(at); }
+
+UNISONO_DEVICE u64 threads() { return u64(gridDim.x) * blockDim.x; }
+UNISONO_DEVICE u64 thread() { return u64(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// Where the elements are that vectors do not reach: `head` before the first vector, and all from
+// `tail` on.
+struct Split {
+  u64 head, vectors, tail, elements;
+
+  // How `count` elements of `size` bytes at `first` divide into vectors, if all other addresses
+  // differ from `first` by multiples of 16 (their difference's bits are in `misfit`).
+  UNISONO_DEVICE Split(const void* first, u64 misfit, u64 count, u32 size) {
+    u32 gap = u32(0 - address(first)) % sizeof(Vector);
+    bool fits = misfit % sizeof(Vector) == 0 && gap % size == 0 && gap / size <= count;
+    head = fits ? gap / size : count;
+    vectors = (count - head) / (sizeof(Vector) / size);
+    tail = head + vectors * (sizeof(Vector) / size);
+    elements = head + (count - tail);
+  }
+  // The place of the n-th element outside the vectors.
+  UNISONO_DEVICE u64 element(u64 n) const { return n < head ? n : n - head + tail; }
+};
+
+// The units of a result that one thread makes together: up to `UNITS` of them.
+template <class Rule, class Unit, int UNITS, class Inputs>
+struct Batch {
+  using Pack = Numbers<typename Rule::Element, Unit>;
+  using Number = typename Rule::Number;
+  static constexpr int LANES = sizeof(Unit) / sizeof(typename Rule::Element);
+
+  // Bytes from the beginning of each buffer, and whether the unit is one that is to be made.
+  u64 offsets[UNITS];
+  bool wanted[UNITS];
+
+  // One contribution's part of the units.
+  struct Loaded {
+    Unit units[UNITS];
+  };
+
+  UNISONO_DEVICE Loaded load_from(const char* source) const {
+    Loaded loaded = {};
+    UNISONO_UNROLL
+    for (int i = 0; i < UNITS; ++i) {
+      if (wanted[i]) loaded.units[i] = load(reinterpret_cast<const Unit*>(source + offsets[i]));
+    }
+    return loaded;
+  }
+
+  UNISONO_DEVICE void make(const Rule& rule, char* out, const Inputs& in) const {
+    Number results[UNITS][LANES] = {};
+    u32 source = 0;
+    UNISONO_ROLLED
+    while (source < in.count) {
+      const u32 end = source + 1 < in.count ? source + 2 : source + 1;
+      Loaded next = {};
+      Loaded loaded = load_from(in.at(source));
+      if (source + 1 < end) next = load_from(in.at(source + 1));
+      UNISONO_ROLLED
+      for (; source < end; ++source) {
+        UNISONO_UNROLL
+        for (int i = 0; i < UNITS; ++i) {
+          Pack pack = bits<Pack>(loaded.units[i]);
+          UNISONO_UNROLL
+          for (int j = 0; j < LANES; ++j) {
+            Number number = rule.take(pack.at[j]);
+            results[i][j] = source == 0 ? number : rule.fold(results[i][j], number);
+          }
+        }
+        loaded = next;
+      }
+    }
+    UNISONO_UNROLL
+    for (int i = 0; i < UNITS; ++i) {
+      Pack pack;
+      UNISONO_UNROLL
+      for (int j = 0; j < LANES; ++j) pack.at[j] = rule.finish(results[i][j]);
+      if (wanted[i]) store(reinterpret_cast<Unit*>(out + offsets[i]), bits<Unit>(pack));
+    }
+  }
+};
+
+// Makes `count` units, the n-th of which lies `offset(n)` bytes from the beginning.
+template <class Unit, int UNITS, class Rule, class Inputs, class Offset>
+UNISONO_DEVICE void make_all(const Rule& rule, void* out, const Inputs& in, u64 count,
+                             Offset offset) {
+  const u64 step = threads();
+  UNISONO_ROLLED
+  for (u64 first = thread(); first < count; first += UNITS * step) {
+    Batch<Rule, Unit, UNITS, Inputs> batch;
+    UNISONO_UNROLL
+    for (int i = 0; i < UNITS; ++i) {
+      batch.wanted[i] = first + i * step < count;
+      batch.offsets[i] = offset(first + i * step);
+    }
+    batch.make(rule, static_cast<char*>(out), in);
+  }
+}
+
+// out[i] = the result of all contributions' i-th element, for `count` elements.
+template <class Rule, class Inputs, class... Value>
+UNISONO_DEVICE void reduce(void* out, const Inputs& in, u64 count, Value... value) {
+  using Element = typename Rule::Element;
+  constexpr u32 size = sizeof(Element);
+  u64 misfit = 0;
+  UNISONO_ROLLED
+  for (u32 source = 0; source < in.count; ++source) misfit |= address(in.at(source)) ^ address(out);
+  const Split split(out, misfit, count, size);
+
+  // So that a thread holds about as many numbers, whatever their size.
+  constexpr int units = size == 1 ? 1 : 2;
+  const typename Lanes<Rule>::Type lanes{value...};
+  make_all<Vector, units>(lanes, out, in, split.vectors,
+                          [=](u64 n) { return split.head * size + n * sizeof(Vector); });
+  const Rule rule{value...};
+  make_all<Element, 2>(rule, out, in, split.elements,
+                       [=](u64 n) { return split.element(n) * size; });
+}
+
+// `count` units, several under way at a time.
+template <class Unit>
+UNISONO_DEVICE void copy_units(char* to, const char* from, u64 count) {
+  constexpr int units = 4;
+  const u64 step = threads();
+  const Unit* source = reinterpret_cast<const Unit*>(from);
+  Unit* target = reinterpret_cast<Unit*>(to);
+  u64 i = thread();
+  UNISONO_ROLLED
+  for (; i + (units - 1) * step < count; i += units * step) {
+    Unit under_way[units];
+    UNISONO_UNROLL
+    for (int u = 0; u < units; ++u) under_way[u] = load(source + i + u * step);
+    UNISONO_UNROLL
+    for (int u = 0; u < units; ++u) store(target + i + u * step, under_way[u]);
+  }
+  UNISONO_ROLLED
+  for (; i < count; i += step) store(target + i, load(source + i));
+}
+
+// `bytes` bytes by units, and byte by byte where no unit begins or ends.
+template <class Unit>
+UNISONO_DEVICE void copy_as(char* to, const char* from, u64 bytes) {
+  u64 gap = (0 - address(to)) % sizeof(Unit);
+  u64 head = gap < bytes ? gap : bytes;
+  u64 units = (bytes - head) / sizeof(Unit);
+  u64 tail = head + units * sizeof(Unit);
+  copy_units<u8>(to, from, head);
+  copy_units<Unit>(to + head, from + head, units);
+  copy_units<u8>(to + tail, from + tail, bytes - tail);
+}
+
+// By the widest unit that both addresses allow.
+UNISONO_DEVICE void copy(char* to, const char* from, u64 bytes) {
+  const u64 misfit = address(to) ^ address(from);
+  if (misfit % 16 == 0) return copy_as<Vector>(to, from, bytes);
+  if (misfit % 8 == 0) return copy_as<u64>(to, from, bytes);
+  if (misfit % 4 == 0) return copy_as<u32>(to, from, bytes);
+  if (misfit % 2 == 0) return copy_as<u16>(to, from, bytes);
+  return copy_units<u8>(to, from, bytes);
+}
+
+}  // namespace unisono

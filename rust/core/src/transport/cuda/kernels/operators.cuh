@@ -1,0 +1,269 @@
+// The operators, and for each the rule by which contributions become a result.
+//
+// A rule knows four things: the type of the numbers it calculates with, how an element becomes one
+// (`take`), how two are combined (`fold`), and how the last one becomes the result (`finish`). The
+// element is what the rule works on, not always the buffer's: bits are combined in words of 32, bools in
+// fours (see `Lanes`).
+#pragma once
+
+#include "numbers.cuh"
+
+namespace unisono {
+
+// Unsigned arithmetic of at least 32 bits wraps around; what C++ would promote to int need not.
+template <unsigned BYTES>
+struct WrappingBytes {
+  using Type = u32;
+};
+template <>
+struct WrappingBytes<8> {
+  using Type = u64;
+};
+template <class Integer>
+using Wrapping = typename WrappingBytes<sizeof(Integer)>::Type;
+
+struct Sum {
+  template <class Integer>
+  UNISONO_DEVICE static Integer combine(Integer a, Integer b) {
+    return Integer(Wrapping<Integer>(a) + Wrapping<Integer>(b));
+  }
+  UNISONO_DEVICE static float combine(float a, float b) { return a + b; }
+  UNISONO_DEVICE static double combine(double a, double b) { return a + b; }
+  template <class Part>
+  UNISONO_DEVICE static Complex<Part> combine(Complex<Part> a, Complex<Part> b) {
+    return {a.real + b.real, a.imaginary + b.imaginary};
+  }
+};
+
+struct Prod {
+  template <class Integer>
+  UNISONO_DEVICE static Integer combine(Integer a, Integer b) {
+    return Integer(Wrapping<Integer>(a) * Wrapping<Integer>(b));
+  }
+  UNISONO_DEVICE static float combine(float a, float b) { return a * b; }
+  UNISONO_DEVICE static double combine(double a, double b) { return a * b; }
+  // Each product is rounded before the sum: the compiler is told not to fuse them.
+  template <class Part>
+  UNISONO_DEVICE static Complex<Part> combine(Complex<Part> a, Complex<Part> b) {
+    return {a.real * b.real - a.imaginary * b.imaginary,
+            a.real * b.imaginary + a.imaginary * b.real};
+  }
+};
+
+UNISONO_DEVICE float nan(float) { return bits<float>(0x7fc00000u); }
+UNISONO_DEVICE double nan(double) { return bits<double>(u64(0x7ff8) << 48); }
+
+// NaN wins, as the positive quiet NaN. Of -0 and +0 the earlier one stays.
+struct Min {
+  template <class Integer>
+  UNISONO_DEVICE static Integer combine(Integer a, Integer b) {
+    return b < a ? b : a;
+  }
+  template <class Float>
+  UNISONO_DEVICE static Float floats(Float a, Float b) {
+    return a != a || b != b ? nan(a) : b < a ? b : a;
+  }
+  UNISONO_DEVICE static float combine(float a, float b) { return floats(a, b); }
+  UNISONO_DEVICE static double combine(double a, double b) { return floats(a, b); }
+};
+
+struct Max {
+  template <class Integer>
+  UNISONO_DEVICE static Integer combine(Integer a, Integer b) {
+    return b > a ? b : a;
+  }
+  template <class Float>
+  UNISONO_DEVICE static Float floats(Float a, Float b) {
+    return a != a || b != b ? nan(a) : b > a ? b : a;
+  }
+  UNISONO_DEVICE static float combine(float a, float b) { return floats(a, b); }
+  UNISONO_DEVICE static double combine(double a, double b) { return floats(a, b); }
+};
+
+struct And {
+  template <class Word>
+  UNISONO_DEVICE static Word combine(Word a, Word b) {
+    return a & b;
+  }
+};
+struct Or {
+  template <class Word>
+  UNISONO_DEVICE static Word combine(Word a, Word b) {
+    return a | b;
+  }
+};
+struct Xor {
+  template <class Word>
+  UNISONO_DEVICE static Word combine(Word a, Word b) {
+    return a ^ b;
+  }
+};
+
+template <class Operator, class E>
+struct Arithmetic {
+  using Element = E;
+  using Number = Accumulator<E>;
+  UNISONO_DEVICE Number take(E element) const { return widen(element); }
+  UNISONO_DEVICE Number fold(Number a, Number b) const { return Operator::combine(a, b); }
+  UNISONO_DEVICE E finish(Number number) const { return Narrow<E>::from(number); }
+};
+
+// A share of a number, toward zero: of an integer and of a float.
+template <class Integer>
+UNISONO_DEVICE Integer share(Integer number, u32 ranks) {
+  using Unsigned = Wrapping<Integer>;
+  Unsigned wide = Unsigned(number);
+  if constexpr (Integer(-1) < Integer(0)) {
+    if (number < 0) return Integer(0 - (0 - wide) / ranks);
+  }
+  return Integer(wide / ranks);
+}
+UNISONO_DEVICE float share(float number, u32 ranks) { return number / float(ranks); }
+UNISONO_DEVICE double share(double number, u32 ranks) { return number / double(ranks); }
+template <class Part>
+UNISONO_DEVICE Complex<Part> share(Complex<Part> number, u32 ranks) {
+  return {share(number.real, ranks), share(number.imaginary, ranks)};
+}
+
+template <class E>
+struct Average : Arithmetic<Sum, E> {
+  u32 ranks;
+  UNISONO_DEVICE explicit Average(u32 ranks) : ranks(ranks) {}
+  UNISONO_DEVICE E finish(Accumulator<E> sum) const { return Narrow<E>::from(share(sum, ranks)); }
+};
+
+template <class Operator, class E>
+struct Bitwise {
+  using Element = E;
+  using Number = Wrapping<E>;
+  UNISONO_DEVICE Number take(E element) const { return Number(element); }
+  UNISONO_DEVICE Number fold(Number a, Number b) const { return Operator::combine(a, b); }
+  UNISONO_DEVICE E finish(Number number) const { return E(number); }
+};
+
+// The numbers are truths, 0 or 1.
+template <class Operator, class E>
+struct Logical {
+  using Element = E;
+  using Number = u32;
+  UNISONO_DEVICE u32 take(E element) const { return truth(element) ? 1 : 0; }
+  UNISONO_DEVICE u32 fold(u32 a, u32 b) const { return Operator::combine(a, b); }
+  UNISONO_DEVICE E finish(u32 number) const {
+    return number != 0 ? Narrow<E>::from(1) : Narrow<E>::from(0);
+  }
+};
+// Four bools in a word.
+struct Bools {
+  u32 bytes;
+};
+template <class Operator>
+struct Logical<Operator, Bools> {
+  using Element = Bools;
+  using Number = u32;
+  UNISONO_DEVICE u32 take(Bools element) const {
+    // The sum carries into a byte's top bit where any of its lower ones is set.
+    u32 any = ((element.bytes & 0x7f7f7f7f) + 0x7f7f7f7f) | element.bytes;
+    return (any >> 7) & 0x01010101;
+  }
+  UNISONO_DEVICE u32 fold(u32 a, u32 b) const { return Operator::combine(a, b); }
+  UNISONO_DEVICE Bools finish(u32 number) const { return Bools{number}; }
+};
+
+// The product with a factor common to all elements. There is one contribution, so nothing is folded.
+//
+// A whole factor multiplies an integer with wrap-around; any other one does so in float64, cut
+// toward zero and held within the type's range.
+template <class Integer>
+struct Scaling {
+  double factor;
+  bool whole;
+  i64 integer;
+  UNISONO_DEVICE explicit Scaling(double factor) : factor(factor) {
+    constexpr double limit = 9223372036854775808.0;
+    whole = factor > -limit && factor < limit && double(i64(factor)) == factor;
+    integer = whole ? i64(factor) : 0;
+  }
+  UNISONO_DEVICE Integer of(Integer number) const {
+    if (whole) return Prod::combine(number, Integer(integer));
+    return held(double(number) * factor);
+  }
+  UNISONO_DEVICE static Integer held(double number) {
+    constexpr bool is_signed = Integer(-1) < Integer(0);
+    constexpr int digits = 8 * int(sizeof(Integer)) - (is_signed ? 1 : 0);
+    constexpr u64 half_beyond = u64(1) << (digits - 1);
+    constexpr double beyond = 2.0 * double(half_beyond);
+    constexpr Integer largest = Integer(half_beyond - 1 + half_beyond);
+    constexpr Integer smallest = is_signed ? Integer(-largest - 1) : Integer(0);
+    if (number != number) return 0;
+    if (number >= beyond) return largest;
+    if (number <= (is_signed ? -beyond : 0.0)) return smallest;
+    return Integer(number);
+  }
+};
+template <>
+struct Scaling<float> {
+  float factor;
+  UNISONO_DEVICE explicit Scaling(double factor) : factor(float(factor)) {}
+  UNISONO_DEVICE float of(float number) const { return number * factor; }
+};
+template <>
+struct Scaling<double> {
+  double factor;
+  UNISONO_DEVICE explicit Scaling(double factor) : factor(factor) {}
+  UNISONO_DEVICE double of(double number) const { return number * factor; }
+};
+template <class Part>
+struct Scaling<Complex<Part>> : Scaling<Part> {
+  UNISONO_DEVICE explicit Scaling(double factor) : Scaling<Part>(factor) {}
+  UNISONO_DEVICE Complex<Part> of(Complex<Part> number) const {
+    return {Scaling<Part>::of(number.real), Scaling<Part>::of(number.imaginary)};
+  }
+};
+
+template <class E>
+struct Scale {
+  using Element = E;
+  using Number = Accumulator<E>;
+  Scaling<Number> scaling;
+  UNISONO_DEVICE explicit Scale(double factor) : scaling(factor) {}
+  UNISONO_DEVICE Number take(E element) const { return scaling.of(widen(element)); }
+  UNISONO_DEVICE Number fold(Number product, Number) const { return product; }
+  UNISONO_DEVICE E finish(Number product) const { return Narrow<E>::from(product); }
+};
+// A bool stays true unless the factor is zero.
+template <class Bytes>
+struct ScaleBools : Logical<And, Bytes> {
+  u32 kept;
+  UNISONO_DEVICE explicit ScaleBools(double factor) : kept(factor != 0 ? ~0u : 0) {}
+  UNISONO_DEVICE u32 take(Bytes element) const {
+    return Logical<And, Bytes>::take(element) & kept;
+  }
+};
+template <>
+struct Scale<Bool> : ScaleBools<Bool> {
+  using ScaleBools<Bool>::ScaleBools;
+};
+template <>
+struct Scale<Bools> : ScaleBools<Bools> {
+  using ScaleBools<Bools>::ScaleBools;
+};
+
+// What a vector of elements is divided into for a rule.
+template <class Rule>
+struct Lanes {
+  using Type = Rule;
+};
+template <class Operator, class E>
+struct Lanes<Bitwise<Operator, E>> {
+  using Type = Bitwise<Operator, u32>;
+};
+template <class Operator>
+struct Lanes<Logical<Operator, Bool>> {
+  using Type = Logical<Operator, Bools>;
+};
+template <>
+struct Lanes<Scale<Bool>> {
+  using Type = Scale<Bools>;
+};
+
+}  // namespace unisono

@@ -1,0 +1,117 @@
+//! NumPy's description of an array in C.
+
+use std::ffi::c_void;
+
+use pyo3::prelude::*;
+use unisono::types::DataType;
+
+use crate::arrays::{Argument, Layout};
+
+/// `PyArrayInterface` of NumPy's documentation ("C-struct access").
+#[repr(C)]
+pub(crate) struct ArrayInterface {
+    two: i32,
+    axes: i32,
+    kind: std::ffi::c_char,
+    item_size: i32,
+    flags: i32,
+    shape: *const isize,
+    strides: *const isize,
+    data: *mut c_void,
+    description: *mut c_void,
+}
+
+impl ArrayInterface {
+    const ROW_MAJOR: i32 = 0x1;
+    const NATIVE_BYTE_ORDER: i32 = 0x200;
+    const WRITABLE: i32 = 0x400;
+
+    /// # Safety
+    /// The struct is as NumPy filled it for `object`.
+    pub(crate) unsafe fn layout(
+        &self,
+        argument: Argument,
+        object: &Bound<'_, PyAny>,
+    ) -> PyResult<Layout> {
+        let axes = usize::try_from(self.axes).unwrap_or(0);
+        let (shape, strides) = if axes == 0 {
+            (Vec::new(), None)
+        } else {
+            // SAFETY: both have one entry per axis.
+            let (shape, strides) = unsafe {
+                (
+                    std::slice::from_raw_parts(self.shape, axes),
+                    std::slice::from_raw_parts(self.strides, axes),
+                )
+            };
+            let gaps = self.flags & Self::ROW_MAJOR == 0;
+            (
+                shape.iter().map(|n| n.unsigned_abs()).collect(),
+                gaps.then(|| strides.to_vec()),
+            )
+        };
+        let writable = self.flags & Self::WRITABLE != 0;
+        Ok(Layout {
+            start: self.data.cast(),
+            dtype: self.data_type(argument, object)?,
+            shape,
+            strides,
+            read_only: (!writable).then_some(
+                "is read-only, but is written to; pass a writable array, such as a copy",
+            ),
+        })
+    }
+
+    fn data_type(&self, argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<DataType> {
+        let py = object.py();
+        let kind = u8::try_from(self.kind).unwrap_or(0);
+        if self.flags & Self::NATIVE_BYTE_ORDER == 0 && self.item_size > 1 {
+            return Err(argument.unsupported(
+                py,
+                "is not in this machine's byte order; pass array.astype(array.dtype.newbyteorder(\"=\"))",
+            ));
+        }
+        let known = match (kind, self.item_size) {
+            (b'f', 2) => DataType::Float16,
+            (b'f', 4) => DataType::Float32,
+            (b'f', 8) => DataType::Float64,
+            (b'i', 1) => DataType::Int8,
+            (b'i', 2) => DataType::Int16,
+            (b'i', 4) => DataType::Int32,
+            (b'i', 8) => DataType::Int64,
+            (b'u', 1) => DataType::UInt8,
+            (b'u', 2) => DataType::UInt16,
+            (b'u', 4) => DataType::UInt32,
+            (b'u', 8) => DataType::UInt64,
+            (b'b', 1) => DataType::Bool,
+            (b'c', 8) => DataType::Complex64,
+            (b'c', 16) => DataType::Complex128,
+            _ => return type_by_name(argument, object),
+        };
+        Ok(known)
+    }
+}
+
+/// The types that ml_dtypes adds to NumPy are told apart by their names alone.
+pub(crate) fn type_by_name(argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<DataType> {
+    let py = object.py();
+    let name: String = object.getattr("dtype")?.getattr("name")?.extract()?;
+    let added = [
+        DataType::BFloat16,
+        DataType::Float8E4M3,
+        DataType::Float8E5M2,
+    ];
+    added
+        .into_iter()
+        .find(|dtype| dtype.name() == name)
+        .ok_or_else(|| {
+            let known: Vec<_> = DataType::ALL.iter().map(|dtype| dtype.name()).collect();
+            argument.unsupported(
+                py,
+                format!(
+                    "is {name}, which is none of {}; array.view(np.uint8) moves any type as bytes",
+                    known.join(", ")
+                ),
+            )
+        })
+}

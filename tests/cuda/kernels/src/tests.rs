@@ -1,0 +1,521 @@
+//! The kernels against the core's reductions: the same bits for every operator, type, count and
+//! alignment, reaching no byte but theirs.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+use std::sync::Once;
+
+use unisono::reduce::{Kernel as Reference, Source, Streaming, narrow, scale, widen};
+use unisono::types::{DataType, ReduceOp};
+
+use super::{Kernel, find, kernels, translate_with};
+
+/// What a simulated thread may reach, and what it reached beyond.
+#[derive(Default)]
+struct Reachable {
+    read: Vec<Range<usize>>,
+    written: Vec<Range<usize>>,
+    faults: Vec<String>,
+}
+
+thread_local! {
+    static REACHABLE: RefCell<Reachable> = RefCell::default();
+}
+
+extern "C" fn translate(address: *const c_void, bytes: usize, writes: c_int) -> *mut c_void {
+    REACHABLE.with_borrow_mut(|reachable| {
+        let (start, end) = (address.addr(), address.addr() + bytes);
+        let inside = |range: &Range<usize>| range.start <= start && end <= range.end;
+        let allowed = if writes == 0 {
+            &reachable.read
+        } else {
+            &reachable.written
+        };
+        if start.is_multiple_of(bytes) && allowed.iter().any(inside) {
+            return address.cast_mut();
+        }
+        let access = if writes == 0 { "read" } else { "write" };
+        reachable
+            .faults
+            .push(format!("{access} of {bytes} bytes at {start:#x}"));
+        std::ptr::null_mut()
+    })
+}
+
+/// Launches `kernel`, which may read `read` and write `written` alone, and gives its faults.
+fn launch(
+    kernel: &Kernel,
+    parameters: &[&[u8]],
+    (grid, block): ([u32; 3], u32),
+    read: Vec<Range<usize>>,
+    written: Vec<Range<usize>>,
+) -> Vec<String> {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| translate_with(translate));
+    let reachable = Reachable {
+        read,
+        written,
+        faults: Vec::new(),
+    };
+    REACHABLE.set(reachable);
+    // SAFETY: `translate` lets the kernel reach nothing but the ranges given, which the callers
+    // take from buffers that they hold until this returns, mutably where they are written.
+    unsafe { kernel.launch(parameters, grid, [block, 1, 1]) };
+    REACHABLE.take().faults
+}
+
+/// Bytes that begin `offset` bytes after a multiple of 16.
+struct Shifted {
+    storage: Vec<u128>,
+    offset: usize,
+    len: usize,
+}
+
+impl Shifted {
+    fn new(offset: usize, content: &[u8]) -> Self {
+        let storage = vec![0; (offset + content.len()).div_ceil(16) + 1];
+        let len = content.len();
+        let mut shifted = Self {
+            storage,
+            offset,
+            len,
+        };
+        shifted.bytes().copy_from_slice(content);
+        shifted
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let start = self.storage.as_mut_ptr().cast::<u8>();
+        // SAFETY: the storage has room for the offset and the content, all of it initialised, and
+        // is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(start.add(self.offset), self.len) }
+    }
+
+    fn range(&mut self) -> Range<usize> {
+        let bytes = self.bytes().as_mut_ptr_range();
+        bytes.start.expose_provenance()..bytes.end.expose_provenance()
+    }
+}
+
+/// Numbers to draw from (xorshift64*, Vigna 2016).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() >> 33) as usize % limit
+    }
+}
+
+/// A rank's elements: arbitrary bits, special values and small numbers, a third of each.
+fn contribution(dtype: DataType, count: usize, random: &mut Random) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(count * dtype.size());
+    for _ in 0..count {
+        match random.below(3) {
+            0 => bytes.extend((0..dtype.size()).map(|_| (random.next() >> 40) as u8)),
+            1 => bytes.extend(special(dtype, random)),
+            _ => bytes.extend(element(dtype, random.below(41) as f64 - 20.0)),
+        }
+    }
+    bytes
+}
+
+fn special(dtype: DataType, random: &mut Random) -> Vec<u8> {
+    const VALUES: [f64; 12] = [
+        0.0,
+        -0.0,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        f64::NAN,
+        448.0,
+        60000.0,
+        1e-45,
+        6e-8,
+        3e38,
+        0.001,
+        -7.0 / 3.0,
+    ];
+    let bytes = element(dtype, VALUES[random.below(VALUES.len())]);
+    if !dtype.is_complex() {
+        return bytes;
+    }
+    let other = element(dtype, VALUES[random.below(VALUES.len())]);
+    [&bytes[..dtype.size() / 2], &other[..dtype.size() / 2]].concat()
+}
+
+fn element(dtype: DataType, value: f64) -> Vec<u8> {
+    match dtype {
+        DataType::Float32 => (value as f32).to_ne_bytes().to_vec(),
+        DataType::Float64 => value.to_ne_bytes().to_vec(),
+        DataType::Complex64 => [value as f32, 1.5].map(f32::to_ne_bytes).concat(),
+        DataType::Complex128 => [value, 1.5].map(f64::to_ne_bytes).concat(),
+        DataType::Bool => vec![u8::from(value > 0.0)],
+        _ if dtype.is_float() => {
+            let mut bytes = vec![0; dtype.size()];
+            narrow(dtype, &mut bytes, &(value as f32).to_ne_bytes());
+            bytes
+        }
+        _ => (value as i64).to_ne_bytes()[..dtype.size()].to_vec(),
+    }
+}
+
+/// Whether the parts of one element that differ are NaN in both.
+fn same_but_nan(dtype: DataType, a: &[u8], b: &[u8]) -> bool {
+    let single = |bytes: &[u8]| f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan();
+    let double = |bytes: &[u8]| f64::from_ne_bytes(bytes.try_into().unwrap()).is_nan();
+    let is_nan = |bytes: &[u8]| match dtype {
+        DataType::Float32 | DataType::Complex64 => single(bytes),
+        DataType::Float64 | DataType::Complex128 => double(bytes),
+        _ if dtype.is_float() => {
+            let mut wide = [0; 4];
+            widen(dtype, &mut wide, bytes);
+            single(&wide)
+        }
+        _ => false,
+    };
+    let part = dtype.size() / if dtype.is_complex() { 2 } else { 1 };
+    let mut parts = a.chunks(part).zip(b.chunks(part));
+    parts.all(|(a, b)| a == b || (is_nan(a) && is_nan(b)))
+}
+
+/// Which NaN an addition or a multiplication gives is the hardware's choice; where neither happens all bits
+/// are the same.
+fn assert_same(dtype: DataType, calculates: bool, result: &[u8], expected: &[u8], what: &str) {
+    assert_eq!(result.len(), expected.len(), "{what}");
+    let size = dtype.size();
+    for (i, (r, e)) in result.chunks(size).zip(expected.chunks(size)).enumerate() {
+        let same = r == e || (calculates && same_but_nan(dtype, r, e));
+        assert!(same, "{what}, element {i}: {r:02x?}, expected {e:02x?}");
+    }
+}
+
+fn meaningful() -> impl Iterator<Item = (ReduceOp, DataType)> {
+    let operators = ReduceOp::ALL.into_iter();
+    let pairs = operators.flat_map(|op| DataType::ALL.map(|dtype| (op, dtype)));
+    pairs.filter(|(op, dtype)| op.check(*dtype).is_ok())
+}
+
+/// The operators that have a kernel: a premultiplied sum is a sum of what was scaled.
+fn reductions() -> impl Iterator<Item = (ReduceOp, DataType)> {
+    meaningful().filter(|(op, _)| !matches!(op, ReduceOp::PremulSum(_)))
+}
+
+/// Where the buffers of a reduction begin, and how it is launched.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    count: usize,
+    sources: usize,
+    /// In bytes from a multiple of 16, of the result and of the sources.
+    offsets: (usize, usize),
+    /// Whether the last source begins somewhere else than the others.
+    odd_one: bool,
+    /// The source whose place the result takes.
+    in_place: Option<usize>,
+    grid: u32,
+    block: u32,
+    divisor: u32,
+}
+
+fn check(op: ReduceOp, dtype: DataType, case: Case, random: &mut Random) {
+    let what = format!("{op} of {dtype}, {case:?}");
+    let ranks: Vec<_> = (0..case.sources)
+        .map(|_| contribution(dtype, case.count, random))
+        .collect();
+    let sources: Vec<_> = ranks.iter().map(|rank| Source::Element(rank)).collect();
+    let mut expected = vec![0; case.count * dtype.size()];
+    let reference = Reference::new(op, dtype).unwrap();
+    reference.reduce(
+        &mut expected,
+        &sources,
+        case.divisor as usize,
+        Streaming::No,
+    );
+
+    let mut out = Shifted::new(case.offsets.0, &vec![0x77; expected.len()]);
+    let mut buffers: Vec<_> = (ranks.iter().enumerate())
+        .map(|(rank, content)| {
+            let odd = case.odd_one && rank + 1 == case.sources;
+            let further = if odd { dtype.size() } else { 0 };
+            Shifted::new(case.offsets.1 + further, content)
+        })
+        .collect();
+    let read: Vec<_> = buffers.iter_mut().map(Shifted::range).collect();
+    let to = case
+        .in_place
+        .map_or_else(|| out.range(), |rank| read[rank].clone());
+    let mut addresses = [0; 64];
+    for (address, range) in addresses.iter_mut().zip(&read) {
+        *address = range.start;
+    }
+    let kernel = find(dtype.name(), &format!("unisono_reduce_{op}")).expect(&what);
+    let parameters: [&[u8]; 5] = [
+        &to.start.to_ne_bytes(),
+        &addresses.map(usize::to_ne_bytes).concat(),
+        &(case.sources as u32).to_ne_bytes(),
+        &(case.count as u64).to_ne_bytes(),
+        &case.divisor.to_ne_bytes(),
+    ];
+    let shape = ([case.grid, 1, 1], case.block);
+    let faults = launch(kernel, &parameters, shape, read, vec![to]);
+    assert!(faults.is_empty(), "{what}: {faults:?}");
+    let result = match case.in_place {
+        Some(rank) => buffers[rank].bytes(),
+        None => out.bytes(),
+    };
+    let calculates = case.sources > 1
+        && matches!(op, ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod)
+        || op == ReduceOp::Avg;
+    assert_same(dtype, calculates, result, &expected, &what);
+    for (rank, buffer) in buffers.iter_mut().enumerate() {
+        let unchanged = buffer.bytes() == ranks[rank] || case.in_place == Some(rank);
+        assert!(unchanged, "{what}: wrote to source {rank}");
+    }
+}
+
+#[test]
+fn every_operator_of_every_type_has_a_kernel_and_no_other_has() {
+    let mut expected: Vec<_> = reductions()
+        .map(|(op, dtype)| (dtype.name(), format!("unisono_reduce_{op}")))
+        .chain(DataType::ALL.map(|dtype| (dtype.name(), "unisono_scale".to_owned())))
+        .chain([("uint8", "unisono_copy".to_owned())])
+        .collect();
+    let mut present: Vec<_> = kernels()
+        .iter()
+        .map(|kernel| (kernel.dtype(), kernel.name().to_owned()))
+        .collect();
+    expected.sort();
+    present.sort();
+    assert_eq!(present, expected);
+}
+
+#[test]
+fn reductions_match_the_reference_wherever_the_buffers_begin() {
+    let mut random = Random(1);
+    for (op, dtype) in reductions() {
+        let size = dtype.size();
+        for count in (0..20).chain([33, 64, 65, 130, 257]) {
+            let places = 16_usize.div_ceil(size);
+            let shift = |place: usize| place % places * size;
+            for places in [(0, 0), (1, 1), (3, 3), (0, 1), (7, 2)] {
+                let sources = 1 + random.below(5);
+                let case = Case {
+                    count,
+                    sources,
+                    offsets: (shift(places.0), shift(places.1)),
+                    odd_one: random.below(4) == 0,
+                    in_place: Some(random.below(2 * sources)).filter(|rank| *rank < sources),
+                    grid: 1 + random.below(4) as u32,
+                    block: 1 + random.below(40) as u32,
+                    divisor: 1 + random.below(9) as u32,
+                };
+                check(op, dtype, case, &mut random);
+            }
+        }
+    }
+}
+
+#[test]
+fn as_many_contributions_as_there_may_be() {
+    let mut random = Random(2);
+    for (op, dtype) in reductions() {
+        for sources in [8, 9, 63, 64] {
+            let case = Case {
+                count: 203,
+                sources,
+                offsets: (dtype.size() % 16, dtype.size() % 16),
+                odd_one: false,
+                in_place: Some(sources / 2),
+                grid: 2,
+                block: 3,
+                divisor: sources as u32,
+            };
+            check(op, dtype, case, &mut random);
+        }
+    }
+}
+
+#[test]
+fn averages_divide_by_any_number_of_ranks() {
+    let mut random = Random(3);
+    for dtype in DataType::ALL {
+        if ReduceOp::Avg.check(dtype).is_err() {
+            continue;
+        }
+        for divisor in [1, 2, 3, 7, 127, 128, 255, 256, 65_537, 1 << 31, u32::MAX] {
+            let case = Case {
+                count: 500,
+                sources: 2,
+                offsets: (0, 0),
+                odd_one: false,
+                in_place: None,
+                grid: 1,
+                block: 32,
+                divisor,
+            };
+            check(ReduceOp::Avg, dtype, case, &mut random);
+        }
+    }
+}
+
+fn check_scale(dtype: DataType, content: &[u8], factor: f64, offsets: (usize, usize)) {
+    let what = format!("{dtype} times {factor} from and to {offsets:?}");
+    let mut expected = vec![0; content.len()];
+    scale(dtype, &mut expected, content, factor);
+    let mut from = Shifted::new(offsets.0, content);
+    let mut to = Shifted::new(offsets.1, &vec![0x77; content.len()]);
+    let parameters: [&[u8]; 4] = [
+        &to.range().start.to_ne_bytes(),
+        &from.range().start.to_ne_bytes(),
+        &((content.len() / dtype.size()) as u64).to_ne_bytes(),
+        &factor.to_ne_bytes(),
+    ];
+    let kernel = find(dtype.name(), "unisono_scale").unwrap();
+    let (read, written) = (vec![from.range()], vec![to.range()]);
+    let faults = launch(kernel, &parameters, ([2, 1, 1], 24), read, written);
+    assert!(faults.is_empty(), "{what}: {faults:?}");
+    assert_same(dtype, true, to.bytes(), &expected, &what);
+}
+
+const FACTORS: [f64; 22] = [
+    1.0,
+    0.0,
+    -0.0,
+    0.5,
+    -1.0,
+    1.0 / 3.0,
+    -7.7,
+    1e-3,
+    1e-6,
+    3.0,
+    300.0,
+    65_537.0,
+    1e10,
+    1e18,
+    9_223_372_036_854_774_784.0,
+    9_223_372_036_854_775_808.0,
+    -9_223_372_036_854_775_808.0,
+    1e300,
+    -1e300,
+    f64::INFINITY,
+    f64::NEG_INFINITY,
+    f64::NAN,
+];
+
+#[test]
+fn scaling_matches_the_reference() {
+    let mut random = Random(4);
+    for dtype in DataType::ALL {
+        for factor in FACTORS {
+            let content = contribution(dtype, 200, &mut random);
+            let offset = random.below(16) / dtype.size() * dtype.size();
+            check_scale(dtype, &content, factor, (0, 0));
+            check_scale(dtype, &content, factor, (offset, 0));
+        }
+    }
+}
+
+/// Every value of the small floats, rounded from many places between two values.
+#[test]
+fn small_floats_round_as_the_reference_does() {
+    for dtype in [
+        DataType::Float16,
+        DataType::BFloat16,
+        DataType::Float8E4M3,
+        DataType::Float8E5M2,
+    ] {
+        let values: Vec<u8> = match dtype.size() {
+            1 => (0..=u8::MAX).collect(),
+            _ => (0..=u16::MAX).flat_map(u16::to_ne_bytes).collect(),
+        };
+        let between = [1.03, 1.07, 0.97, 1.25, 0.75, 1.125, 1.0625, 1.5, 1e-38];
+        for factor in FACTORS.into_iter().chain(between) {
+            check_scale(dtype, &values, factor, (0, 0));
+        }
+        // Half-way between two values, from the sum of neighbours halved.
+        let mut random = Random(5);
+        for sources in [2, 3] {
+            let case = Case {
+                count: 30_000,
+                sources,
+                offsets: (0, 0),
+                odd_one: false,
+                in_place: None,
+                grid: 1,
+                block: 64,
+                divisor: 2,
+            };
+            check(ReduceOp::Avg, dtype, case, &mut random);
+        }
+    }
+}
+
+#[test]
+fn copies_move_every_byte_and_no_other() {
+    let mut random = Random(6);
+    let kernel = find("uint8", "unisono_copy").unwrap();
+    for count in [0, 1, 2, 5, 64] {
+        let mut from: Vec<_> = (0..count)
+            .map(|_| {
+                let len = random.below(200);
+                let content: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+                Shifted::new(random.below(16), &content)
+            })
+            .collect();
+        let mut to: Vec<_> = from
+            .iter()
+            .map(|from| Shifted::new(random.below(16), &vec![0; from.len]))
+            .collect();
+        let (read, written): (Vec<_>, Vec<_>) = from
+            .iter_mut()
+            .zip(&mut to)
+            .map(|(from, to)| (from.range(), to.range()))
+            .unzip();
+        let mut segments = [[0; 24]; 64];
+        for (i, segment) in segments.iter_mut().enumerate().take(count) {
+            let words = [read[i].start, written[i].start, from[i].len];
+            segment.copy_from_slice(&words.map(usize::to_ne_bytes).concat());
+        }
+        for rows in [1, 3, 64] {
+            let parameters: [&[u8]; 2] = [&segments.concat(), &(count as u32).to_ne_bytes()];
+            let shape = ([2, rows, 1], 7);
+            let faults = launch(kernel, &parameters, shape, read.clone(), written.clone());
+            assert!(faults.is_empty(), "{faults:?}");
+            for (from, to) in from.iter_mut().zip(&mut to) {
+                assert_eq!(from.bytes(), to.bytes());
+                to.bytes().fill(0);
+            }
+        }
+    }
+}
+
+#[test]
+fn addresses_that_a_device_refuses_are_faults() {
+    let kernel = find("float32", "unisono_scale").unwrap();
+    let scaled = |from: &mut Shifted, to: &mut Shifted, count: u64, offset: usize| {
+        let parameters: [&[u8]; 4] = [
+            &to.range().start.to_ne_bytes(),
+            &(from.range().start + offset).to_ne_bytes(),
+            &count.to_ne_bytes(),
+            &2.0_f64.to_ne_bytes(),
+        ];
+        let (read, written) = (vec![from.range()], vec![to.range()]);
+        launch(kernel, &parameters, ([1, 1, 1], 1), read, written).len()
+    };
+    let mut from = Shifted::new(0, &1.0_f32.to_ne_bytes().repeat(5));
+    let mut to = Shifted::new(0, &[0; 20]);
+    assert_eq!(scaled(&mut from, &mut to, 5, 0), 0);
+    assert_eq!(to.bytes(), 2.0_f32.to_ne_bytes().repeat(5));
+    assert_eq!(
+        scaled(&mut from, &mut to, 6, 0),
+        2,
+        "beyond the end of both"
+    );
+    assert_eq!(scaled(&mut from, &mut to, 1, 2), 1, "not a multiple of 4");
+}
