@@ -14,10 +14,12 @@ c10::intrusive_ptr<DeviceWork> Backend::make_work(Label label, at::Device device
                                                   std::chrono::milliseconds timeout) {
   const auto caller = streams_.current(device);
   const auto stream = own ? streams_.own(caller, *own) : caller;
+  const bool captured = is_capturing(caller);
+  if (captured) streams_.order_in_graph(stream);
   return c10::make_intrusive<DeviceWork>(
       getRank(), label.type, label.title, inputs, std::move(results),
       timeout == c10d::kUnsetTimeout ? options_->timeout : timeout, handle_, stream, caller,
-      timed_);
+      captured, timed_);
 }
 
 Backend::WorkPointer Backend::launch_on_device(Label label, std::vector<Job> jobs,

@@ -133,11 +133,11 @@ Passage::FuturePointer Passage::result() {
 DeviceWork::DeviceWork(int rank, c10d::OpType type, const char* title, const Tensors& inputs,
                        Tensors results, std::chrono::milliseconds timeout,
                        const std::shared_ptr<Handle>& handle, const c10::Stream& stream,
-                       const c10::Stream& caller, bool timed)
+                       const c10::Stream& caller, bool captured, bool timed)
     : c10d::Work(rank, type, title_if_profiled(title), inputs_if_profiled(inputs)),
       stream_(stream),
       caller_(caller),
-      captured_(is_capturing(caller)),
+      captured_(captured),
       passage_(std::make_shared<Passage>(type, timeout, handle, captured_)),
       results_(std::move(results)) {
   if (!timed || captured_) return;

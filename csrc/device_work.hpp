@@ -87,7 +87,7 @@ class DeviceWork final : public c10d::Work {
   // duration.
   DeviceWork(int rank, c10d::OpType type, const char* title, const Tensors& inputs, Tensors results,
              std::chrono::milliseconds timeout, const std::shared_ptr<Handle>& handle,
-             const c10::Stream& stream, const c10::Stream& caller, bool timed);
+             const c10::Stream& stream, const c10::Stream& caller, bool captured, bool timed);
   ~DeviceWork() override { passage_->retire(); }
 
   Passage& passage() { return *passage_; }

@@ -9,21 +9,7 @@ namespace {
 
 using c10::impl::VirtualGuardImpl;
 
-// A template, so that the question compiles where torch has no answer.
-template <typename Guard>
-bool asks_for_capture(const Guard& guard, const c10::Stream& stream) {
-  if constexpr (requires { guard.isStreamCapturing(stream); }) {
-    return guard.isStreamCapturing(stream);
-  } else {
-    return false;
-  }
-}
-
 }  // namespace
-
-bool is_capturing(const c10::Stream& stream) {
-  return asks_for_capture(VirtualGuardImpl(stream.device_type()), stream);
-}
 
 Place place(const c10::Stream& stream) {
   return Place{.device = stream.device_index(),
@@ -34,7 +20,7 @@ Streams::Known& Streams::known(at::Device device) {
   const auto same = [&](const Known& known) { return known.device == device; };
   const auto found = std::find_if(known_.begin(), known_.end(), same);
   if (found != known_.end()) return *found;
-  return known_.emplace_back(Known{device, c10::Event(device.type()), {}});
+  return known_.emplace_back(Known{device, c10::Event(device.type()), {}, {}});
 }
 
 c10::Stream Streams::current(at::Device device) {
@@ -59,6 +45,18 @@ c10::Stream Streams::own(const c10::Stream& caller, Traffic traffic) {
   known.ready.record(caller);
   known.ready.block(stream->second);
   return stream->second;
+}
+
+void Streams::order_in_graph(const c10::Stream& stream) {
+  std::lock_guard lock(mutex_);
+  Known& known = this->known(stream.device());
+  // Another graph's, if that stream is no longer captured; then there is nothing to come after.
+  if (known.captured && *known.captured != stream && is_capturing(*known.captured)) {
+    c10::Event now(stream.device_type());
+    now.record(*known.captured);
+    now.block(stream);
+  }
+  known.captured = stream;
 }
 
 void Streams::drain(const std::vector<at::Device>& more) {

@@ -7,6 +7,7 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,11 @@ class Streams {
   // The backend's own stream. What is put into it from here on comes after what is in `caller` now.
   c10::Stream own(const c10::Stream& caller, Traffic traffic);
 
+  // Has a collective on `stream`, which is being captured, come after the group's last one in the
+  // graph. The core orders collectives on several streams by what has happened; in a graph nothing
+  // has, and two of one group at the same time would wait for each other.
+  void order_in_graph(const c10::Stream& stream);
+
   // Blocks until what is in the current stream of each device in use and in the own stream of its
   // collectives has ended. `more` are devices that count as used from now on. Not messages: one
   // that waits may be what a peer sends only later.
@@ -49,6 +55,8 @@ class Streams {
     // Recorded in the caller's stream, again and again.
     c10::Event ready;
     std::map<Traffic, c10::Stream> streams;
+    // Where the last collective that became part of a graph was put.
+    std::optional<c10::Stream> captured;
   };
 
   // With the lock held.
@@ -58,11 +66,13 @@ class Streams {
   std::vector<Known> known_;
 };
 
-// Whether what is put into the stream now is recorded in a graph. Older versions of torch cannot
-// tell, and say no.
-bool is_capturing(const c10::Stream& stream);
-
 // A stream as the core knows it.
 Place place(const c10::Stream& stream);
+
+// Whether what is put into the stream now is recorded in a graph. The core tells: not every version
+// of torch can.
+inline bool is_capturing(const c10::Stream& stream) {
+  return is_capturing(place(stream));
+}
 
 }  // namespace unisono

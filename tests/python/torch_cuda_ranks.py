@@ -507,9 +507,9 @@ def makes_groups() -> None:
 
 
 def uses_several_devices() -> None:
-    """A rank's calls may be on one device and then on another."""
+    """A rank's calls may be on one device and then on another, in the same order everywhere."""
     rank, world = start()
-    for device in (rank % 2, 1 - rank % 2, 0, 1):
+    for device in (rank % 2, 1 - rank % 2, rank % 2):
         reduced = tensor(data(rank, 1000), device)
         dist.all_reduce(reduced)
         check(reduced, summed(world, 1000), device)

@@ -174,6 +174,12 @@ unsafe fn receive(
     }))
 }
 
+/// Whether what is put into a stream becomes part of a graph. Where that cannot be told, an operation will say why.
+fn is_capturing(place: ffi::Place) -> bool {
+    let capturing = guard(|| stream(place).map_or(Ok(false), unisono::cuda::is_capturing));
+    capturing.unwrap_or(false)
+}
+
 impl Group {
     fn guard<T>(&self, body: impl FnOnce(&Communicator) -> Result<T>) -> Result<T> {
         let communicator = self

@@ -2,7 +2,8 @@
 
 use super::heap::{heap_allocate, heap_enabled, heap_free};
 use super::{
-    Group, Operation, estimate, estimate_message, join, receive, run, send, start, subgroup,
+    Group, Operation, estimate, estimate_message, is_capturing, join, receive, run, send, start,
+    subgroup,
 };
 
 #[cxx::bridge(namespace = "unisono")]
@@ -191,6 +192,8 @@ pub(super) mod ffi {
         fn memory(self: &Group) -> Vec<Usage>;
         fn abort(self: &Group, reason: &str);
         fn close(self: &Group);
+
+        fn is_capturing(place: Place) -> bool;
 
         fn heap_enabled() -> bool;
         fn heap_allocate(bytes: usize) -> *mut u8;
