@@ -107,4 +107,6 @@ fn text(text: *const c_char) -> &'static str {
 }
 
 #[cfg(test)]
+mod ptx;
+#[cfg(test)]
 mod tests;

@@ -47,8 +47,7 @@ void for_each_thread(const unsigned grid[3], const unsigned block[3], Body body)
     for (unsigned column = 0; column < grid[0]; ++column) {
       blockIdx = {column, row % grid[1], row / grid[1]};
       for (unsigned thread = 0; thread < block[0] * block[1] * block[2]; ++thread) {
-        threadIdx = {thread % block[0], thread / block[0] % block[1],
-                     thread / block[0] / block[1]};
+        threadIdx = {thread % block[0], thread / block[0] % block[1], thread / block[0] / block[1]};
         body();
       }
     }

@@ -1,42 +1,44 @@
 // The entry points of one element type's module, which is UNISONO_DTYPE: a number of types.rs.
 //
-// Common to all: the grid has one dimension (two for `unisono_copy`) and any size, a block one and at
-// most 512 threads. There is no shared memory. Counts are elements, addresses are multiples of the
-// element's size (of a part's size for complex numbers). A result may be at the very place of a
-// contribution, but not overlap one otherwise.
+// Common to all: the grid has one dimension (two for `unisono_copy`) and any size, a block has one
+// and at most 512 threads. There is no shared memory. Counts are elements; addresses are multiples
+// of the element's size (of a part's size for complex numbers). A result may be at the very place
+// of a contribution, but not overlap one otherwise.
 //
-// Grids. A thread is worth launching for 16 bytes of the result, and has four (two, one) such vectors under
-// way where elements have 4 or more bytes (2, 1) if there are that many for it. So: as many threads as vectors,
-// up to what the device holds at a time (`cuOccupancyMaxActiveBlocksPerMultiprocessor` × its
-// multiprocessors); beyond that the threads stride.
+// A good launch has blocks of 256 threads and a thread for every 16 bytes of the result, up to as
+// many blocks as the device holds at a time (cuOccupancyMaxActiveBlocksPerMultiprocessor times its
+// multiprocessors); what is left the threads stride over. It is fast where the result and all
+// contributions begin at a multiple of 16 bytes, or equally far after one.
 //
-//   unisono_reduce_OP(void* out, Sources in, unsigned sources, unsigned long long count, unsigned divisor)
+//   unisono_reduce_OP(void* out, Sources in, unsigned sources, unsigned long long count,
+//                     unsigned divisor)
 //     out[i] = finish(in.at[0][i] OP in.at[1][i] OP …), in this order, for 1 to 64 sources. Small
 //     floats are accumulated in float32 and rounded once. `avg` divides by `divisor`, the number of
-//     ranks; all others ignore it. The operators, as `ReduceOp::check` allows them: sum avg prod min max
-//     band bor bxor land lor lxor.
+//     ranks, which is not 0; all others ignore it. The operators, as `ReduceOp::check` allows them:
+//     sum avg prod min max band bor bxor land lor lxor.
 //   unisono_scale(void* out, const void* in, unsigned long long count, double factor)
 //     out[i] = in[i] * factor, as `reduce::scale` has it: what a rank puts for premul_sum.
 //   unisono_copy(Segments segments, unsigned count)
-//     Copies `count` runs of bytes, blockIdx.y of them in each row of the grid (any number of rows).
-//     In the module of uint8 alone. Runs may have any addresses, but not overlap.
+//     Copies `count` runs of bytes, at most 64. A row of the grid (blockIdx.y) does one run, then
+//     the one that is as many further as there are rows. Runs may have any addresses, but not
+//     overlap. In the module of uint8 alone.
 #include "loops.cuh"
 
 #ifdef __CUDACC__
 #define UNISONO_KERNEL(NAME, ...) \
   extern "C" __global__ void __launch_bounds__(MOST_THREADS) NAME(__VA_ARGS__)
 #else
-#define UNISONO_KERNEL(NAME, ...)                                             \
-  static void NAME(__VA_ARGS__);                                              \
+#define UNISONO_KERNEL(NAME, ...)                                            \
+  static void NAME(__VA_ARGS__);                                             \
   static const Entry entry_of_##NAME(Module::name, #NAME, Launcher<NAME>()); \
   static void NAME(__VA_ARGS__)
 #endif
 
 // Whatever follows the rule is what it is made of.
-#define UNISONO_REDUCE(OPERATOR, RULE, ...)                                                        \
-  UNISONO_KERNEL(unisono_reduce_##OPERATOR, void* out, Sources in, unsigned sources,               \
-                 unsigned long long count, [[maybe_unused]] unsigned divisor) {                    \
-    reduce<RULE>(out, Several{in, sources}, count, ##__VA_ARGS__);                                 \
+#define UNISONO_REDUCE(OPERATOR, RULE, ...)                                          \
+  UNISONO_KERNEL(unisono_reduce_##OPERATOR, void* out, Sources in, unsigned sources, \
+                 unsigned long long count, [[maybe_unused]] unsigned divisor) {      \
+    reduce<RULE>(out, Several{in, sources}, count, ##__VA_ARGS__);                   \
   }
 
 #define UNISONO_JOIN_(LEFT, RIGHT) LEFT##RIGHT
@@ -113,7 +115,7 @@ UNISONO_KERNEL(unisono_copy, Segments segments, unsigned count) {
 
 #endif
 
-}  // namespace UNISONO_JOIN(module_, UNISONO_DTYPE)
+}  // namespace UNISONO_JOIN(module_,UNISONO_DTYPE)
 }  // namespace unisono
 
 #undef UNISONO_JOIN

@@ -2,15 +2,14 @@
 //
 // Elements are worked on as vectors of 16 bytes where every address is a multiple of 16 after the
 // same number of elements (as they are when the buffers come from an allocator and are
-// cut at even places), and one by one elsewhere: those before the first and after the last vector, or
-// all. Any grid of one dimension will do: the threads stride over the units until all are done.
+// cut at even places), and one by one elsewhere: those before the first and after the last vector,
+// or all. Any grid of one dimension will do: the threads stride over the units until all are done.
 //
-// A thread that has several units to do takes them together. It loads them all from one
-// contribution, then from the next, and only then begins to combine the first, so that twice as many
-// loads as units are under way while it calculates.
+// A thread takes two units at a time where it can hold their numbers, and contributions two by two:
+// it asks for all units of both before it combines the first, so that four loads are under way.
 //
-// Each unit is read and then written by one thread alone: this is why the result may take the place of a
-// contribution.
+// Each unit is read and then written by one thread alone: this is why the result may take the place
+// of a contribution.
 #pragma once
 
 #include "memory.cuh"
@@ -53,10 +52,16 @@ struct One {
   UNISONO_DEVICE const char* at(u32) const { return static_cast<const char*>(source); }
 };
 
-UNISONO_DEVICE u64 address(const void* at) { return reinterpret_cast<u64>(at); }
+UNISONO_DEVICE u64 address(const void* at) {
+  return reinterpret_cast<u64>(at);
+}
 
-UNISONO_DEVICE u64 threads() { return u64(gridDim.x) * blockDim.x; }
-UNISONO_DEVICE u64 thread() { return u64(blockIdx.x) * blockDim.x + threadIdx.x; }
+UNISONO_DEVICE u64 threads() {
+  return u64(gridDim.x) * blockDim.x;
+}
+UNISONO_DEVICE u64 thread() {
+  return u64(blockIdx.x) * blockDim.x + threadIdx.x;
+}
 
 // Where the elements are that vectors do not reach: `head` before the first vector, and all from
 // `tail` on.

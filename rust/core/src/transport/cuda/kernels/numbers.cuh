@@ -93,7 +93,8 @@ UNISONO_NUMBERED(15, "bool", Bool)
 UNISONO_NUMBERED(16, "complex64", Complex<float>)
 UNISONO_NUMBERED(17, "complex128", Complex<double>)
 
-// The type that contributions are accumulated in: float for the small floats, else the element type.
+// The type that contributions are accumulated in: float for the small floats, else the element
+// type.
 template <class Element>
 struct Accumulated {
   using Type = Element;
@@ -153,22 +154,28 @@ UNISONO_DEVICE u32 round(u32 magnitude) {
   return magnitude < ((127 + 1 - BIAS) << 23) ? subnormal : normal;
 }
 
-UNISONO_DEVICE u32 least(u32 a, u32 b) { return b < a ? b : a; }
+UNISONO_DEVICE u32 least(u32 a, u32 b) {
+  return b < a ? b : a;
+}
 
 // From an element to its accumulator.
 template <class Element>
 UNISONO_DEVICE Element widen(Element element) {
   return element;
 }
-UNISONO_DEVICE float widen(Float16 element) { return widen_half(element.bits); }
-UNISONO_DEVICE float widen(BFloat16 element) { return bits<float>(u32(element.bits) << 16); }
+UNISONO_DEVICE float widen(Float16 element) {
+  return widen_half(element.bits);
+}
+UNISONO_DEVICE float widen(BFloat16 element) {
+  return bits<float>(u32(element.bits) << 16);
+}
 UNISONO_DEVICE float widen(Float8E5M2 element) {
   // It is the upper half of a float16.
   return widen_half(u16(element.bits << 8));
 }
 UNISONO_DEVICE float widen(Float8E4M3 element) {
-  // The same digits are a float16 with an exponent of 4 bits, whose bias is 15 instead of 7. The one
-  // NaN has all bits set, and so it has in float.
+  // The same digits are a float16 with an exponent of 4 bits, whose bias is 15 instead of 7. The
+  // one NaN has all bits set, and so it has in float.
   u32 digits = u32(element.bits) << 7;
   float value = widen_half(u16((digits & 0x3f80) | ((digits << 1) & 0x8000))) * 256.0f;
   return bits<float>(bits<u32>(value) | ((digits & 0x3f80) == 0x3f80 ? 0x7ff00000 : 0));
@@ -232,10 +239,20 @@ template <class Element>
 UNISONO_DEVICE bool truth(Element element) {
   return element != Element(0);
 }
-UNISONO_DEVICE bool truth(Float16 element) { return (element.bits & 0x7fff) != 0; }
-UNISONO_DEVICE bool truth(BFloat16 element) { return (element.bits & 0x7fff) != 0; }
-UNISONO_DEVICE bool truth(Float8E4M3 element) { return (element.bits & 0x7f) != 0; }
-UNISONO_DEVICE bool truth(Float8E5M2 element) { return (element.bits & 0x7f) != 0; }
-UNISONO_DEVICE bool truth(Bool element) { return element.byte != 0; }
+UNISONO_DEVICE bool truth(Float16 element) {
+  return (element.bits & 0x7fff) != 0;
+}
+UNISONO_DEVICE bool truth(BFloat16 element) {
+  return (element.bits & 0x7fff) != 0;
+}
+UNISONO_DEVICE bool truth(Float8E4M3 element) {
+  return (element.bits & 0x7f) != 0;
+}
+UNISONO_DEVICE bool truth(Float8E5M2 element) {
+  return (element.bits & 0x7f) != 0;
+}
+UNISONO_DEVICE bool truth(Bool element) {
+  return element.byte != 0;
+}
 
 }  // namespace unisono

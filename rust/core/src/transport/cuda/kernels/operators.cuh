@@ -2,8 +2,8 @@
 //
 // A rule knows four things: the type of the numbers it calculates with, how an element becomes one
 // (`take`), how two are combined (`fold`), and how the last one becomes the result (`finish`). The
-// element is what the rule works on, not always the buffer's: bits are combined in words of 32, bools in
-// fours (see `Lanes`).
+// element is what the rule works on, not always the buffer's: bits are combined in words of 32,
+// bools in fours (see `Lanes`).
 #pragma once
 
 #include "numbers.cuh"
@@ -50,8 +50,12 @@ struct Prod {
   }
 };
 
-UNISONO_DEVICE float nan(float) { return bits<float>(0x7fc00000u); }
-UNISONO_DEVICE double nan(double) { return bits<double>(u64(0x7ff8) << 48); }
+UNISONO_DEVICE float nan(float) {
+  return bits<float>(0x7fc00000u);
+}
+UNISONO_DEVICE double nan(double) {
+  return bits<double>(u64(0x7ff8) << 48);
+}
 
 // NaN wins, as the positive quiet NaN. Of -0 and +0 the earlier one stays.
 struct Min {
@@ -118,8 +122,12 @@ UNISONO_DEVICE Integer share(Integer number, u32 ranks) {
   }
   return Integer(wide / ranks);
 }
-UNISONO_DEVICE float share(float number, u32 ranks) { return number / float(ranks); }
-UNISONO_DEVICE double share(double number, u32 ranks) { return number / double(ranks); }
+UNISONO_DEVICE float share(float number, u32 ranks) {
+  return number / float(ranks);
+}
+UNISONO_DEVICE double share(double number, u32 ranks) {
+  return number / double(ranks);
+}
 template <class Part>
 UNISONO_DEVICE Complex<Part> share(Complex<Part> number, u32 ranks) {
   return {share(number.real, ranks), share(number.imaginary, ranks)};
@@ -169,7 +177,8 @@ struct Logical<Operator, Bools> {
   UNISONO_DEVICE Bools finish(u32 number) const { return Bools{number}; }
 };
 
-// The product with a factor common to all elements. There is one contribution, so nothing is folded.
+// The product with a factor common to all elements. There is one contribution, so nothing is
+// folded.
 //
 // A whole factor multiplies an integer with wrap-around; any other one does so in float64, cut
 // toward zero and held within the type's range.
@@ -235,9 +244,7 @@ template <class Bytes>
 struct ScaleBools : Logical<And, Bytes> {
   u32 kept;
   UNISONO_DEVICE explicit ScaleBools(double factor) : kept(factor != 0 ? ~0u : 0) {}
-  UNISONO_DEVICE u32 take(Bytes element) const {
-    return Logical<And, Bytes>::take(element) & kept;
-  }
+  UNISONO_DEVICE u32 take(Bytes element) const { return Logical<And, Bytes>::take(element) & kept; }
 };
 template <>
 struct Scale<Bool> : ScaleBools<Bool> {
