@@ -41,7 +41,7 @@ enum Side {
     Send {
         to: Rank,
         /// The host's send, once the stream has filled the buffer.
-        posted: Option<Arc<WorkState>>,
+        posted: Option<Result<Arc<WorkState>>>,
     },
     Receive {
         posted: Arc<WorkState>,
@@ -94,10 +94,14 @@ impl Message {
             .store(1, Ordering::Release);
     }
 
-    fn result(&self) -> Option<&Result<()>> {
+    /// How the host's part has ended.
+    fn result(&self) -> Option<Result<()>> {
         match &self.side {
-            Side::Send { posted, .. } => posted.as_ref()?.result(),
-            Side::Receive { posted } => posted.result(),
+            Side::Send { posted, .. } => match posted.as_ref()? {
+                Ok(work) => work.result().cloned(),
+                Err(refusal) => Some(Err(refusal.clone())),
+            },
+            Side::Receive { posted } => posted.result().cloned(),
         }
     }
 }
@@ -215,7 +219,10 @@ impl Messages {
             let Some(result) = message.result() else {
                 continue;
             };
-            result.clone()?;
+            match result {
+                Err(error) if error.code.is_fatal() => return Err(error),
+                _ => {}
+            }
             if let Side::Receive { posted } = &message.side
                 && !message.is(Mark::Filled)
             {
@@ -229,9 +236,11 @@ impl Messages {
         let mut at = 0;
         while at < state.under_way.len() {
             let message = &state.under_way[at];
-            if message.result().is_some() && message.is(Mark::Done) {
+            if let Some(result) = message.result()
+                && message.is(Mark::Done)
+            {
                 let message = state.under_way.remove(at);
-                ended.push((message.work, Ok(())));
+                ended.push((message.work, result));
                 state.spare.push(message.buffer);
                 moved = true;
             } else {
@@ -323,7 +332,10 @@ fn post(messages: &mut [Message], at: usize, cpu: &Group) -> Result<bool> {
         ..PointToPoint::default()
     };
     let view = message.buffer.view(0, message.bytes);
-    *posted = Some(cpu.send(message.dtype, view, (to, tag), options)?);
+    match cpu.send(message.dtype, view, (to, tag), options) {
+        Err(error) if error.code.is_fatal() => return Err(error),
+        sent => *posted = Some(sent),
+    }
     Ok(true)
 }
 

@@ -22,4 +22,14 @@ mod tests {
     }
 
     suite::conformance!(make);
+
+    #[test]
+    fn there_is_a_page() {
+        let (a, b) = make(4096);
+        // One mapping: both sides share what is registered of it.
+        assert_eq!(
+            a.page().unwrap().words().as_ptr(),
+            b.page().unwrap().words().as_ptr()
+        );
+    }
 }

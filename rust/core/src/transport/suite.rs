@@ -2,12 +2,14 @@
 //! that makes tests of them. The constructor takes the capacity that the link should have in each
 //! direction; a transport whose capacity is the kernel's business comes as near as it can.
 
+use std::ptr;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 
-use super::{Interest, Link, Notice, PeerState};
+use super::{Interest, Link, Notice, Page, PeerState};
 use crate::error::Code;
 
 mod messages;
@@ -42,6 +44,7 @@ macro_rules! conformance {
             a_hundred_megabytes_arrive
             messages_of_every_kind_arrive_in_order
             sleepers_are_woken_by_messages_of_every_kind
+            a_page_is_shared_and_left_alone
         );
     };
     ($make:path: $($name:ident)*) => {
@@ -81,6 +84,43 @@ pub(super) fn empty_calls_do_nothing(make: impl Fn(usize) -> Pair) {
         link.disarm();
         assert_eq!(link.peer_state(), PeerState::Present);
         assert!(!link.describe().is_empty());
+    }
+}
+
+/// Of a transport that has one.
+pub(super) fn a_page_is_shared_and_left_alone(make: impl Fn(usize) -> Pair) {
+    let (a, b) = make(4096);
+    let (Some(mine), Some(theirs)) = (a.page(), b.page()) else {
+        assert!(
+            a.page().is_none() && b.page().is_none(),
+            "one side has a page"
+        );
+        return;
+    };
+    assert!(
+        a.page()
+            .is_some_and(|again| ptr::eq(again.words(), mine.words()))
+    );
+    for page in [&mine, &theirs] {
+        assert!(page.words().as_ptr().addr().is_multiple_of(Page::BYTES));
+        assert!(
+            page.words()
+                .iter()
+                .all(|word| word.load(Ordering::Relaxed) == 0)
+        );
+    }
+    let value = |at: usize| 0x5eed_0000 + at as u32;
+    for (at, word) in mine.words().iter().enumerate() {
+        word.store(value(at), Ordering::Relaxed);
+    }
+    // Traffic that fills every part of the link does not touch it, and it outlives the link.
+    both((a, b), |link, seed| {
+        exchange(link, seed, 100_000, &mut |_, _| thread::yield_now());
+        talk(link, seed, 40, &mut |_, _| thread::yield_now());
+    });
+    drop(mine);
+    for (at, word) in theirs.words().iter().enumerate() {
+        assert_eq!(word.load(Ordering::Relaxed), value(at), "word {at}");
     }
 }
 

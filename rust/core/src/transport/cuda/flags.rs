@@ -434,7 +434,10 @@ impl Pair {
             bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
         }
         fence(Ordering::Acquire);
-        if stamp % 2 != 0 || entry[0].load(Ordering::Relaxed) != stamp || stated < number + 1 {
+        if !stamp.is_multiple_of(2)
+            || entry[0].load(Ordering::Relaxed) != stamp
+            || stated < number + 1
+        {
             return Announced::NotYet;
         }
         match stated == number + 1 {

@@ -18,8 +18,6 @@ pub const MOST_SOURCES: usize = 64;
 const MOST_SEGMENTS: usize = 64;
 
 const THREADS: u32 = 256;
-/// So many blocks fill a multiprocessor.
-const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 /// Bytes that a thread moves at a time, of each source.
 const VECTOR: u64 = 16;
 
@@ -96,7 +94,7 @@ pub fn reduce(
     unsafe {
         stream.launch(
             function,
-            (grid(stream.device(), bytes, 1), THREADS),
+            (grid(function, bytes, 1), THREADS),
             &mut parameters,
             format_args!("reduce {count} elements of {dtype} from {sources} ranks by {op}"),
         )
@@ -149,7 +147,7 @@ pub fn scale(
     unsafe {
         stream.launch(
             function,
-            (grid(stream.device(), bytes, 1), THREADS),
+            (grid(function, bytes, 1), THREADS),
             &mut parameters,
             format_args!("scale {count} elements of {dtype}"),
         )
@@ -199,7 +197,7 @@ fn launch_copy(stream: &Stream, part: &mut Segments, number: u32) -> Result<()> 
     unsafe {
         stream.launch(
             function,
-            (grid(stream.device(), longest, number), THREADS),
+            (grid(function, longest, number), THREADS),
             &mut parameters,
             format_args!("copy {number} pieces of up to {longest} bytes"),
         )
@@ -211,9 +209,9 @@ fn ptr_to<T>(value: &mut T) -> *mut c_void {
 }
 
 /// Blocks for `rows` times up to `bytes` bytes: as many as have something to do, at most as many as run at once.
-fn grid(device: &Device, bytes: u64, rows: u32) -> (u32, u32) {
+fn grid(function: Function, bytes: u64, rows: u32) -> (u32, u32) {
     let wanted = bytes.div_ceil(VECTOR * u64::from(THREADS)).max(1);
-    let most = (device.multiprocessors() * BLOCKS_PER_MULTIPROCESSOR / rows.max(1)).max(1);
+    let most = (function.blocks / rows.max(1)).max(1);
     (wanted.min(u64::from(most)) as u32, rows.max(1))
 }
 
@@ -277,13 +275,74 @@ impl Kernels {
         }
         let name = CString::new(name)
             .map_err(|_| Error::internal(format!("{name:?} is no name of a kernel")))?;
-        let function = self.module.function(&name)?;
+        let function = self.module.function(&name, THREADS)?;
         Ok(*place.get_or_init(|| function))
     }
 }
 
+/// The module of a type as PTX, which `make ptx` generates from the sources beside it.
 fn source(dtype: DataType) -> Result<&'static CStr> {
-    Err(Error::unsupported(format!(
-        "there are no kernels for {dtype}"
-    )))
+    macro_rules! ptx {
+        ($name:literal) => {
+            concat!(include_str!(concat!("kernels/ptx/", $name, ".ptx")), "\0")
+        };
+    }
+    let text = match dtype {
+        DataType::Float16 => ptx!("float16"),
+        DataType::BFloat16 => ptx!("bfloat16"),
+        DataType::Float32 => ptx!("float32"),
+        DataType::Float64 => ptx!("float64"),
+        DataType::Float8E4M3 => ptx!("float8_e4m3fn"),
+        DataType::Float8E5M2 => ptx!("float8_e5m2"),
+        DataType::Int8 => ptx!("int8"),
+        DataType::Int16 => ptx!("int16"),
+        DataType::Int32 => ptx!("int32"),
+        DataType::Int64 => ptx!("int64"),
+        DataType::UInt8 => ptx!("uint8"),
+        DataType::UInt16 => ptx!("uint16"),
+        DataType::UInt32 => ptx!("uint32"),
+        DataType::UInt64 => ptx!("uint64"),
+        DataType::Bool => ptx!("bool"),
+        DataType::Complex64 => ptx!("complex64"),
+        DataType::Complex128 => ptx!("complex128"),
+    };
+    CStr::from_bytes_with_nul(text.as_bytes())
+        .map_err(|_| Error::internal(format!("the kernels for {dtype} have a zero inside")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_that_is_asked_for_is_embedded() {
+        for dtype in DataType::ALL {
+            let text = source(dtype).unwrap().to_str().unwrap();
+            let has = |name: &str| text.contains(&format!(".entry {name}("));
+            for op in ReduceOp::ALL {
+                let name = match op {
+                    ReduceOp::PremulSum(_) => "unisono_scale".to_owned(),
+                    op => format!("unisono_reduce_{op}"),
+                };
+                assert!(has(&name) || op.check(dtype).is_err(), "{name} of {dtype}");
+            }
+        }
+        let bytes = source(DataType::UInt8).unwrap().to_str().unwrap();
+        assert!(bytes.contains(".entry unisono_copy("));
+    }
+
+    #[test]
+    fn a_grid_is_as_large_as_the_work_and_no_larger_than_the_device() {
+        let blocks = |blocks, bytes, rows| {
+            let raw = std::ptr::null_mut();
+            grid(Function::new(raw, blocks), bytes, rows)
+        };
+        assert_eq!(blocks(1000, 0, 1), (1, 1));
+        assert_eq!(blocks(1000, 1, 1), (1, 1));
+        assert_eq!(blocks(1000, 4096, 1), (1, 1));
+        assert_eq!(blocks(1000, 4097, 1), (2, 1));
+        assert_eq!(blocks(1000, u64::MAX, 1), (1000, 1));
+        assert_eq!(blocks(1000, u64::MAX, 64), (15, 64));
+        assert_eq!(blocks(10, u64::MAX, 64), (1, 64));
+    }
 }

@@ -32,6 +32,14 @@ fn make(capacity: usize) -> (Box<dyn Link>, Box<dyn Link>) {
 
 suite::conformance!(make);
 
+#[test]
+fn there_is_a_page() {
+    let (a, b) = links(4096);
+    let (mine, theirs) = (a.page().unwrap(), b.page().unwrap());
+    // Two mappings of one page: each side's is registered on its own.
+    assert_ne!(mine.words().as_ptr(), theirs.words().as_ptr());
+}
+
 /// A link whose segment the test can also reach.
 fn exposed(capacity: usize) -> (ShmLink, Arc<Segment>, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();

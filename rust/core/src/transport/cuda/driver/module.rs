@@ -23,12 +23,21 @@ unsafe impl Sync for Module {}
 #[derive(Clone, Copy)]
 pub(in crate::transport::cuda) struct Function {
     pub(super) raw: CUfunction,
+    /// Blocks of as many threads as it was asked for that the device runs at a time.
+    pub(in crate::transport::cuda) blocks: u32,
 }
 
 // SAFETY: the handle may be used from any thread.
 unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
+
+#[cfg(test)]
+impl Function {
+    pub(in crate::transport::cuda) fn new(raw: CUfunction, blocks: u32) -> Self {
+        Self { raw, blocks }
+    }
+}
 
 impl Module {
     /// Compiles PTX for the device and loads it, which takes some milliseconds the first time on a machine (the driver
@@ -60,11 +69,15 @@ impl Module {
         Ok(Self { device, raw })
     }
 
-    /// The kernel of that name.
+    /// The kernel of that name, to be launched in blocks of `threads` threads.
     ///
     /// # Errors
     /// `System` when there is none.
-    pub(in crate::transport::cuda) fn function(&self, name: &CStr) -> Result<Function> {
+    pub(in crate::transport::cuda) fn function(
+        &self,
+        name: &CStr,
+        threads: u32,
+    ) -> Result<Function> {
         let _entered = self.device.set_up()?;
         let mut raw = ptr::null_mut();
         // SAFETY: it stores a handle; the text ends with a zero.
@@ -73,6 +86,16 @@ impl Module {
         };
         Failure::check(code)
             .map_err(|failure| failure.while_doing(format_args!("find the kernel {name:?}")))?;
-        Ok(Function { raw })
+        let mut blocks = 0;
+        // SAFETY: it stores a number; the function is of this device.
+        let code =
+            unsafe { (self.device.driver.symbols.occupancy)(&mut blocks, raw, threads as i32, 0) };
+        Failure::check(code)
+            .map_err(|failure| failure.while_doing(format_args!("look at the kernel {name:?}")))?;
+        let blocks = u32::try_from(blocks).unwrap_or(0).max(1);
+        Ok(Function {
+            raw,
+            blocks: blocks.saturating_mul(self.device.multiprocessors()),
+        })
     }
 }

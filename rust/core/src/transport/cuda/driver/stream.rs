@@ -143,8 +143,8 @@ impl Stream {
     }
 
     /// Copies `bytes` bytes. Both addresses are of device memory (own, imported, of a peer with access) or of
-    /// registered host memory ([`Registered`](super::Registered), [`Pinned`](super::Pinned)), as the device knows it. May
-    /// be captured.
+    /// registered host memory ([`Registered`](super::Registered), [`Pinned`](super::Pinned)), as the device knows it, and
+    /// one at least of a device: the driver copies from host to host while the caller waits. May be captured.
     ///
     /// # Errors
     /// `System`, with the addresses.

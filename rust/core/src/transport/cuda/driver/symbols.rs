@@ -95,6 +95,7 @@ symbols! {
 
     module_load_data = "cuModuleLoadData" (*mut CUmodule, *const c_void);
     module_get_function = "cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
+    occupancy = "cuOccupancyMaxActiveBlocksPerMultiprocessor" (*mut c_int, CUfunction, c_int, usize);
     launch_kernel = "cuLaunchKernel" (
         CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
         *mut *mut c_void, *mut *mut c_void,

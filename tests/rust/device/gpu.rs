@@ -1,0 +1,101 @@
+//! Device memory and streams, as a user of the library would have them from CUDA.
+
+use unisono::buffer::Memory;
+use unisono::transport::cuda::driver::{Device, DeviceMemory, Stream};
+use unisono::types::DeviceStream;
+
+/// A buffer on a device.
+pub(crate) struct Array {
+    memory: Option<DeviceMemory>,
+    bytes: usize,
+}
+
+impl Array {
+    /// `bytes`, on the device when this returns.
+    pub(crate) fn of(stream: &Stream, bytes: &[u8]) -> Self {
+        let memory = (!bytes.is_empty()).then(|| {
+            let memory = DeviceMemory::allocate(stream.device(), bytes.len()).expect("memory");
+            stream.write(memory.address(), bytes).expect("written");
+            memory
+        });
+        Self {
+            memory,
+            bytes: bytes.len(),
+        }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.as_ref().map_or(0, DeviceMemory::address)
+    }
+
+    /// The bytes after all that is in `stream`.
+    pub(crate) fn read(&self, stream: &Stream) -> Vec<u8> {
+        let mut bytes = vec![0; self.bytes];
+        if !bytes.is_empty() {
+            stream.read(self.address(), &mut bytes).expect("read");
+        }
+        bytes
+    }
+
+    /// Writes in the order of `stream`.
+    pub(crate) fn write(&self, stream: &Stream, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.bytes);
+        if !bytes.is_empty() {
+            stream.write(self.address(), bytes).expect("written");
+        }
+    }
+
+    /// As a request takes it. The array outlives the operation in every test.
+    pub(crate) fn memory(&self) -> Memory {
+        self.part(0, self.bytes)
+    }
+
+    pub(crate) fn part(&self, offset: usize, bytes: usize) -> Memory {
+        assert!(offset + bytes <= self.bytes);
+        let start = std::ptr::without_provenance_mut((self.address() as usize) + offset);
+        // SAFETY: an address of the device, which the operation does not use on the host; the tests keep the array
+        // until its stream has got past it.
+        unsafe { Memory::from_raw_parts(start, bytes) }
+    }
+
+    /// In pieces of the given lengths, which add up to the whole.
+    pub(crate) fn pieces(&self, lengths: &[usize]) -> Memory {
+        let mut at = 0;
+        let pieces: Vec<(*mut u8, usize)> = lengths
+            .iter()
+            .map(|length| {
+                let start = std::ptr::without_provenance_mut((self.address() as usize) + at);
+                at += length;
+                (start, *length)
+            })
+            .collect();
+        assert_eq!(at, self.bytes);
+        // SAFETY: as in `part`.
+        unsafe { Memory::from_pieces(pieces) }
+    }
+}
+
+/// A new stream of a device.
+pub(crate) fn stream_of(device: u32) -> Stream {
+    Stream::create(Device::of(device).expect("a device")).expect("a stream")
+}
+
+/// A new stream, and its name.
+pub(crate) fn stream() -> (Stream, DeviceStream) {
+    let stream = stream_of(0);
+    let named = stream.handle();
+    (stream, named)
+}
+
+pub(crate) fn bytes_of<T: Copy>(values: &[T]) -> Vec<u8> {
+    let bytes = std::mem::size_of_val(values);
+    // SAFETY: the tests use it for numbers, which have no padding.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), bytes) }.to_vec()
+}
+
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes
+        .chunks_exact(4)
+        .map(|four| f32::from_ne_bytes(four.try_into().expect("four bytes")))
+        .collect()
+}
