@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 import pytest
-from emulated_cuda import build
 from ranks import RankResult, run_ranks
+from torch_cuda_device import build
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed")

@@ -1,4 +1,4 @@
-"""What ranks run for ``test_torch_cuda_emulated``: torch.distributed on CUDA tensors.
+"""What ranks run for ``test_torch_emulated_cuda``: torch.distributed on CUDA tensors.
 
 The device is emulated, so streams are real ordered queues that stop at a shut gate: what a call may
 not wait for is shut off, and what must come after it is looked at once the gate is open.
@@ -12,11 +12,11 @@ import threading
 import time
 from datetime import timedelta
 
-import emulated_cuda as cuda
 import pytest
 import torch
 import torch.distributed as dist
-from emulated_cuda import start, tensor, values
+import torch_cuda_device as cuda
+from torch_cuda_device import start, tensor, values
 
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
 COUNTS = [0, 1, 3, 1000, 50_001]
@@ -305,7 +305,8 @@ def coalesces() -> None:
         expected = torch.cat([data(r, 10 * i) for r in range(world)])
         check(output, expected, "coalesced all_gather", i)
     mixed = [tensor(data(rank, 10)), tensor(data(rank, 10, torch.int64)), tensor(data(rank, 5))]
-    dist.all_reduce_coalesced(mixed)
+    backend = dist.group.WORLD._get_backend(DEVICE)
+    backend.allreduce_coalesced(mixed, dist.AllreduceCoalescedOptions()).wait()
     for one in mixed:
         check(one, summed(world, one.numel(), one.dtype), "all_reduce_coalesced")
     # The window over calls of different kinds.
@@ -401,16 +402,17 @@ def waits_on_the_host() -> None:
         torch.ops.emulated.open(gate)
 
     late = empty(1000)
-    with cuda.shut_gate() as gate:
-        torch.ops.emulated.upload(late, data(rank, 1000))
-        dist.all_reduce(late)
-        opener = threading.Thread(target=open_later, args=(gate,))
-        opener.start()
-        dist.barrier()
-        assert opened
-        assert torch.ops.emulated.is_idle(0)
-        opener.join()
-    check(late, summed(world, 1000), "before the barrier")
+    with cuda.stream():
+        with cuda.shut_gate() as gate:
+            torch.ops.emulated.upload(late, data(rank, 1000))
+            dist.all_reduce(late)
+            opener = threading.Thread(target=open_later, args=(gate,))
+            opener.start()
+            dist.barrier()
+            assert opened
+            assert torch.ops.emulated.is_idle(0)
+            opener.join()
+        check(late, summed(world, 1000), "before the barrier")
 
     reduced = tensor(data(rank, 1000))
     with cuda.shut_gate() as gate:
@@ -508,7 +510,7 @@ def makes_groups() -> None:
 
 def uses_several_devices() -> None:
     """A rank's calls may be on one device and then on another, in the same order everywhere."""
-    rank, world = start()
+    rank, world = start(first_call=False)
     for device in (rank % 2, 1 - rank % 2, rank % 2):
         reduced = tensor(data(rank, 1000), device)
         dist.all_reduce(reduced)
@@ -580,7 +582,7 @@ def loses_a_peer() -> str:
 
 def has_no_driver() -> str:
     """Without the driver the CPU works as ever, and a CUDA tensor gets a reason."""
-    rank, world = start()
+    rank, world = start(first_call=False)
     with pytest.raises(ValueError, match="libcuda") as raised:
         dist.all_reduce(empty(10))
     with pytest.raises(ValueError, match="libcuda"):

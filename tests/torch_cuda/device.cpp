@@ -25,11 +25,12 @@ namespace emulated {
 namespace {
 
 constexpr int kPool = 32;
+constexpr size_t kSlab = size_t{64} << 20;
 
 // What the driver made for one device.
 struct Streams {
   std::vector<StreamHandle> handles = {nullptr};
-  // Pool streams are 1 to kPool, and given out in turn; whoever asks for more gets further ones.
+  // Those of the pool are 1 to kPool, and given out in turn; new ones come after them.
   int next = 0;
 };
 
@@ -37,6 +38,8 @@ struct World {
   std::mutex mutex;
   std::vector<void*> contexts;
   std::vector<Streams> streams;
+  // What is left of the last large piece of each device: from, to.
+  std::map<int, std::pair<Pointer, Pointer>> slabs;
   // Free blocks by device and size, and all that were ever made with their sizes.
   std::map<std::pair<int, size_t>, std::vector<Pointer>> free;
   std::unordered_map<Pointer, std::pair<int, size_t>> blocks;
@@ -72,6 +75,8 @@ World& world() {
       call("cuDevicePrimaryCtxRetain", &context, device);
       made->contexts.push_back(context);
       made->streams.emplace_back();
+      call("cuCtxSetCurrent", context);
+      for (int i = 0; i < kPool; ++i) made->streams.back().handles.push_back(new_stream(-1));
     }
     return made;
   }();
@@ -130,11 +135,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     handles.push_back(new_stream(priority));
     return stream_of(device.index(), static_cast<int64_t>(handles.size()) - 1);
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool high) const override {
-    Streams& streams = world().streams[device.index()];
-    while (streams.handles.size() <= kPool) getNewStream(device, high ? -1 : 0);
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
     std::lock_guard lock(world().mutex);
-    return stream_of(device.index(), 1 + streams.next++ % kPool);
+    return stream_of(device.index(), 1 + world().streams[device.index()].next++ % kPool);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const c10::Stream before = getStream(stream.device());
@@ -245,7 +248,7 @@ class Cache final : public c10::Allocator {
     auto& free = world().free[{current_device, rounded}];
     Pointer block = 0;
     if (free.empty()) {
-      call("cuMemAlloc_v2", &block, rounded);
+      block = cut(rounded);
       world().blocks[block] = {current_device, rounded};
     } else {
       block = free.back();
@@ -253,6 +256,18 @@ class Cache final : public c10::Allocator {
     }
     void* address = reinterpret_cast<void*>(block);
     return {address, address, &give_back, device};
+  }
+  // From a large piece of the device's memory, since asking the driver may wait for the device.
+  static Pointer cut(size_t bytes) {
+    auto& [next, end] = world().slabs[current_device];
+    if (end - next < bytes) {
+      const size_t size = std::max(kSlab, bytes);
+      call("cuMemAlloc_v2", &next, size);
+      end = next + size;
+    }
+    const Pointer block = next;
+    next += bytes;
+    return block;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void*, const void*, std::size_t) const override { TORCH_CHECK(false, "not here"); }

@@ -1,12 +1,13 @@
 """CUDA tensors of torch on the emulated driver, for tests on machines without a GPU.
 
-``build`` makes what they need: the driver (a crate of this workspace) in a folder that goes in
-front of the loader's path, and ``tests/torch_cuda/``, which puts it under c10's CUDA device. A rank
-calls ``start``, and then has tensors by ``tensor`` and looks at them by ``values``.
+``build`` makes what they need: the emulated driver, and ``tests/torch_cuda/``, which puts it under
+c10's CUDA device. A rank calls ``start``, and then has tensors by ``tensor`` and looks at them by
+``values``.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -18,48 +19,33 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import cuda_emulator
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 SOURCE = ROOT / "tests" / "torch_cuda"
-CRATE = "unisono-cuda-emulator"
 BUILD_LIMIT = 600.0
 
 
-def build() -> dict[str, str]:
-    """Build both libraries and return the environment of ranks that use them.
+def build(**settings: object) -> dict[str, str]:
+    """Build the driver and the device; return the environment of ranks that use them.
 
-    With ``EMULATED_DRIVER``, the path of the driver, instead of ``LD_LIBRARY_PATH`` the device is
-    there, but whoever looks for a driver finds none.
+    ``settings`` are the driver's. With ``EMULATED_DRIVER``, the path of the driver, instead of
+    ``LD_LIBRARY_PATH`` the device is there, but whoever looks for a driver finds none.
     """
-    driver = _build_driver()
-    library = _build_device()
-    path = os.pathsep.join(filter(None, [str(driver), os.environ.get("LD_LIBRARY_PATH")]))
-    return {
-        "LD_LIBRARY_PATH": path,
-        "EMULATED_DEVICE": str(library),
-        # Registration comes when `start` says so, also with torch that does it at import.
+    try:
+        variables = cuda_emulator.environment(**settings)
+    except cuda_emulator.MissingError as missing:
+        pytest.skip(f"the emulated CUDA driver cannot be built: {missing}")
+    # Registration comes when `start` says so, also with a torch that does it at import.
+    return variables | {
+        "EMULATED_DEVICE": str(_build_device()),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
 
 
-def _build_driver() -> Path:
-    cargo = os.environ.get("CARGO", "cargo")
-    if shutil.which(cargo) is None:
-        pytest.skip("cargo is not installed, and the emulated CUDA driver is built by it")
-    command = [cargo, "build", "--release", "-p", CRATE, "--target-dir", str(TARGET)]
-    _run(command, cwd=ROOT)
-    folder = TARGET / "cuda-emulator"
-    folder.mkdir(exist_ok=True)
-    for name in ("libcuda.so", "libcuda.so.1"):
-        link = folder / name
-        if not link.exists():
-            link.unlink(missing_ok=True)
-            link.symlink_to(TARGET / "release" / "libunisono_cuda_emulator.so")
-    return folder
-
-
+@functools.cache
 def _build_device() -> Path:
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
@@ -95,8 +81,12 @@ def _run(command: list[str], **options: Any) -> None:
 # In a rank
 
 
-def start(timeout: float = 60.0, **options: Any) -> tuple[int, int]:
-    """Put the emulated device under torch, and form the default group over CPU and CUDA."""
+def start(timeout: float = 60.0, *, first_call: bool = True, **options: Any) -> tuple[int, int]:
+    """Put the emulated device under torch, and form the default group over CPU and CUDA.
+
+    Its first call on the device, which asks the driver for much that may wait for the device, has
+    been made then.
+    """
     import torch
     import torch.distributed as dist
 
@@ -107,6 +97,8 @@ def start(timeout: float = 60.0, **options: Any) -> tuple[int, int]:
     unisono.torch._may_have_gpu = lambda: True
     unisono.torch.register()
     dist.init_process_group("unisono", timeout=timedelta(seconds=timeout), **options)
+    if first_call:
+        dist.all_reduce(tensor(torch.ones(1)))
     return dist.get_rank(), dist.get_world_size()
 
 
