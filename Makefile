@@ -51,8 +51,8 @@ override publish = publish() { cmp -s "$$1" "$$2" || { cp "$$1" "$$2.new" && mv 
 
 RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
 CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
-	examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c benchmarks/ranks/*.h)
-PYTHON_DIRS = $(wildcard python tests/python tests/conformance examples benchmarks)
+	tests/torch_cuda/*.hpp tests/torch_cuda/*.cpp examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c benchmarks/ranks/*.h)
+PYTHON_DIRS = $(wildcard python tests/python tests/conformance tests/cuda examples benchmarks)
 
 .PHONY: help
 help: ## List the targets
@@ -108,6 +108,11 @@ test-python: frameworks c c-tools ## Run the Python and torch tests
 test-c: setup c c-tools ## Run the tests of the C and C++ headers alone
 	$(PY) -m pytest -q -rs tests/python/test_c.py tests/python/test_c_install.py \
 	  tests/python/test_c_examples.py $(TEST)
+
+.PHONY: test-cuda
+test-cuda: setup ## Run the tests that need a GPU; where there is none they are skipped, and say so
+	@gpus=$$(nvidia-smi -L 2>/dev/null) && echo "$$gpus" || echo "nvidia-smi finds no GPU here"
+	$(PY) -m pytest -q -rs tests/cuda $(TEST)
 
 .PHONY: conformance
 conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter of them)

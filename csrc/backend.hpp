@@ -2,7 +2,8 @@
 //
 // Each method checks its tensors, says which memory the core is to use and forwards. A blocking
 // call (asyncOp false) is carried out in the calling thread; an asynchronous one is started with a
-// completion that owns the tensors.
+// completion that owns the tensors. On a device's memory both only put the call into a stream: a
+// blocking one into the current stream, an asynchronous one into one of the backend's own.
 //
 // Where torch renamed a method (2.14: all_gather_single and others) the older name is overridden:
 // it exists in every version, and the new names forward to it.
@@ -20,6 +21,8 @@
 #include <vector>
 
 #include "buffers.hpp"
+#include "device_work.hpp"
+#include "streams.hpp"
 #include "work.hpp"
 
 namespace unisono {
@@ -82,7 +85,7 @@ class Backend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   c10d::ErrorType getError() override;
   void abort() override;
-  void shutdown() override { close(); }
+  void shutdown() override;
 
   // Calls in between are started one by one and waited for together.
   bool supportsCoalescing() const override { return true; }
@@ -107,8 +110,9 @@ class Backend final : public c10d::Backend {
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override { handle_->observers.wait_for_all(); }
-  // Works are always timed.
-  void enableCollectivesTiming() override {}
+  // On the CPU works are always timed. On a device this costs events; without it a duration is the
+  // host's, from the call on.
+  void enableCollectivesTiming() override { timed_ = true; }
 #ifdef C10D_BACKEND_HAS_HOOKS
   bool supportsAbortHooks() const override { return true; }
   void registerAbortHook(int64_t hook_id, c10d::AbortHook hook) override;
@@ -145,13 +149,23 @@ class Backend final : public c10d::Backend {
   WorkPointer launch(Label label, std::vector<Job> jobs, const Tensors& inputs, Tensors results,
                      Mode mode);
   WorkPointer launch(Label label, Job job, const Tensors& inputs, Tensors results, Mode mode);
+  // The work of a call that runs on a stream of `device`: the current one, or an own one for `own`.
+  c10::intrusive_ptr<DeviceWork> make_work(Label label, at::Device device,
+                                           std::optional<Traffic> own, const Tensors& inputs,
+                                           Tensors results, std::chrono::milliseconds timeout);
+  WorkPointer launch_on_device(Label label, std::vector<Job> jobs, const Tensors& inputs,
+                               Tensors results, Mode mode);
+  WorkPointer exchange_on_device(Label label, Job job, const at::Tensor& tensor, int64_t peer,
+                                 int tag);
+  // Blocks until what this rank has put into the streams of its devices has ended.
+  void drain(const c10d::BarrierOptions& opts);
   WorkPointer exchange(Label label, const at::Tensor& tensor, int64_t peer, int tag);
   // What becomes of the calls of this thread.
   enum class Window { None, Batch, Estimate };
   Window window();
   void open(Window window);
   // Adds the work to the batch, if one is open; what the caller gets of it.
-  WorkPointer started(c10::intrusive_ptr<Work> work, bool async);
+  WorkPointer started(WorkPointer work, bool async);
   // Keeps the call for the end of the batch.
   void postpone(std::function<WorkPointer()> call);
   // Adds to the estimate; what the caller of the call gets.
@@ -174,6 +188,9 @@ class Backend final : public c10d::Backend {
   const std::shared_ptr<Handle> handle_;
   const c10::intrusive_ptr<Options> options_;
   const std::vector<Setting> settings_;
+
+  Streams streams_;
+  std::atomic<bool> timed_ = false;
 
   // How often each list of ranks under each name has been split off.
   std::unordered_map<std::string, int> splits_;

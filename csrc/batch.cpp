@@ -1,5 +1,8 @@
 #include "batch.hpp"
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <atomic>
 
@@ -39,6 +42,10 @@ bool Batch::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
+void Batch::synchronize() {
+  for (const Part& part : parts_) part->synchronize();
+}
+
 void Batch::abort() {
   if (!parts_.empty()) parts_.front()->abort();
 }
@@ -48,21 +55,32 @@ Batch::FuturePointer Batch::getFuture() {
     std::atomic<size_t> left;
     FuturePointer future;
     std::vector<Part> parts;
+
+    void complete() {
+      Tensors all;
+      for (const Part& ended : parts) {
+        if (auto error = ended->exception()) return future->setError(error);
+        for (at::Tensor& tensor : ended->result()) all.push_back(std::move(tensor));
+      }
+      // The future records events in the streams that are current, so these come after every part.
+      std::vector<c10::Stream> streams;
+      for (const at::Device device : future->devices()) {
+        const c10::impl::VirtualGuardImpl guard(device.type());
+        streams.push_back(guard.getStreamFromGlobalPool(device));
+      }
+      const c10::MultiStreamGuard guard(streams);
+      for (const Part& ended : parts) ended->synchronize();
+      future->markCompleted(c10::IValue(std::move(all)));
+    }
   };
   auto joint = std::make_shared<Joint>();
   joint->left = parts_.size();
-  joint->future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+  joint->future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices_);
   joint->parts = parts_;
-  if (parts_.empty()) joint->future->markCompleted(c10::IValue(Tensors()));
+  if (parts_.empty()) joint->complete();
   for (const Part& part : parts_) {
     part->getFuture()->addCallback([joint](c10::ivalue::Future&) {
-      if (--joint->left > 0) return;
-      Tensors all;
-      for (const Part& ended : joint->parts) {
-        if (auto error = ended->exception()) return joint->future->setError(error);
-        for (at::Tensor& tensor : ended->result()) all.push_back(std::move(tensor));
-      }
-      joint->future->markCompleted(c10::IValue(std::move(all)));
+      if (--joint->left == 0) joint->complete();
     });
   }
   return joint->future;

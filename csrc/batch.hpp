@@ -12,19 +12,24 @@ namespace unisono {
 // The calls between startCoalescing and endCoalescing, each of which has been started by itself: a
 // link carries messages of many operations at once, so nothing is gained by sending them together,
 // and no order of sends and receives can block. Complete when all are; fails with the first error.
+//
+// Calls on device memory may be among them; `devices` are where those are.
 class Batch final : public c10d::Work {
  public:
   using Part = c10::intrusive_ptr<c10d::Work>;
   using FuturePointer = c10::intrusive_ptr<c10::ivalue::Future>;
 
-  Batch(int rank, std::vector<Part> parts)
-      : c10d::Work(rank, c10d::OpType::COALESCED), parts_(std::move(parts)) {}
+  Batch(int rank, std::vector<Part> parts, std::vector<at::Device> devices)
+      : c10d::Work(rank, c10d::OpType::COALESCED),
+        parts_(std::move(parts)),
+        devices_(std::move(devices)) {}
 
   bool isCompleted() override;
   bool isSuccess() const override { return exception() == nullptr; }
   std::exception_ptr exception() const override;
   Tensors result() override;
-  void synchronize() override {}
+  void synchronize() override;
+  void blockCurrentStream() override { synchronize(); }
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void abort() override;
   FuturePointer getFuture() override;
@@ -33,6 +38,7 @@ class Batch final : public c10d::Work {
 
  private:
   const std::vector<Part> parts_;
+  const std::vector<at::Device> devices_;
 };
 
 }  // namespace unisono

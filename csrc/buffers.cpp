@@ -22,6 +22,13 @@ at::Tensor beside(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
+at::Tensor as_bytes(const Piece& piece, at::Device device) {
+  return at::for_blob(reinterpret_cast<void*>(piece.address), {static_cast<int64_t>(piece.bytes)})
+      .options(at::TensorOptions(at::kByte).device(device))
+      .target_device(device)
+      .make_tensor();
+}
+
 // Whether two pieces share a byte.
 bool overlap(const Piece& a, const Piece& b) {
   return a.bytes > 0 && b.bytes > 0 && a.address < b.address + b.bytes &&
@@ -48,10 +55,11 @@ void wrong_value(const char* argument, const std::string& what) {
 
 void check_tensor(const at::Tensor& tensor, const char* argument) {
   if (!tensor.defined()) wrong_value(argument, "an undefined tensor was given");
-  if (!tensor.device().is_cpu()) {
-    wrong_value(argument, c10::str("the tensor is on ", tensor.device(),
-                                   ", but this backend carries CPU tensors only; move it to the "
-                                   "CPU, or use another backend for that device"));
+  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
+    wrong_value(argument,
+                c10::str("the tensor is on ", tensor.device(),
+                         ", but this backend carries CPU and CUDA tensors; move it there, "
+                         "or use another backend for that device"));
   }
   if (tensor.layout() != at::kStrided) {
     C10_THROW_ERROR(TypeError, c10::str("unisono: ", argument, ": the tensor has layout ",
@@ -64,7 +72,11 @@ void Job::accept(const at::Tensor& tensor, const char* argument) {
   if (!typed_) {
     data_type(tensor.scalar_type());  // Throws for a type that is not carried.
     type_ = tensor.scalar_type();
+    device_ = tensor.device();
     typed_ = true;
+  } else if (device_ != tensor.device()) {
+    wrong_value(argument, c10::str("a tensor is on ", tensor.device(), " where others are on ",
+                                   device_, "; all tensors of a call must be on one device"));
   } else if (type_ != tensor.scalar_type()) {
     C10_THROW_ERROR(TypeError, c10::str("unisono: ", argument, ": a tensor has type ",
                                         tensor.scalar_type(), " where others have ", type_,
@@ -122,11 +134,13 @@ void Job::part_overlap(int block) {
   }
   size_t bytes = 0;
   for (const Piece& in : input_) bytes += in.bytes;
-  const auto copy = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
-  auto* to = static_cast<uint8_t*>(copy.mutable_data_ptr());
+  const auto copy =
+      at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device_));
+  int64_t filled = 0;
   for (const Piece& in : input_) {
-    std::copy_n(reinterpret_cast<const uint8_t*>(in.address), in.bytes, to);
-    to += in.bytes;
+    const auto length = static_cast<int64_t>(in.bytes);
+    copy.narrow(0, filled, length).copy_(as_bytes(in, device_));
+    filled += length;
   }
   input_.assign(1, piece(copy));
   kept_.tensors.push_back(copy);
@@ -144,7 +158,7 @@ void Job::check_outputs(const char* argument) const {
   }
 }
 
-Call Job::call(int64_t timeout_ms) const {
+Call Job::call(int64_t timeout_ms, Place place) const {
   return Call{.collective = collective_,
               .dtype = data_type(type_),
               .op = op_,
@@ -158,15 +172,17 @@ Call Job::call(int64_t timeout_ms) const {
               .count = count_,
               .counts = slice(counts_),
               .recv_counts = slice(recv_counts_),
-              .timeout_ms = timeout_ms};
+              .timeout_ms = timeout_ms,
+              .place = place};
 }
 
-Message Job::message(int64_t peer, uint64_t tag, int64_t timeout_ms) const {
+Message Job::message(int64_t peer, uint64_t tag, int64_t timeout_ms, Place place) const {
   return Message{.dtype = data_type(type_),
                  .pieces = slice(has_input_ ? input_ : output_),
                  .peer = peer,
                  .tag = tag,
-                 .timeout_ms = timeout_ms};
+                 .timeout_ms = timeout_ms,
+                 .place = place};
 }
 
 }  // namespace unisono

@@ -21,15 +21,19 @@ struct Kept {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
 };
 
+inline constexpr Place on_host{.device = -1, .stream = 0};
+
 // One operation: how the core is to carry it out, over which memory.
 //
-// Tensors are added as what they are to the operation. A tensor that is not contiguous is replaced
-// by a contiguous one, in the order of its elements, so that ranks with other strides still agree.
+// Tensors are added as what they are to the operation, all of them on one device. A tensor that is
+// not contiguous is replaced by a contiguous one, in the order of its elements, so that ranks with
+// other strides still agree. Copies of a device's memory are made in the order of its current
+// stream.
 class Job {
  public:
   explicit Job(Collective collective) : collective_(collective) {}
 
-  // All of a job's tensors have one element type; `argument` names the tensor in errors.
+  // All of a job's tensors have one element type and device; `argument` names the tensor in errors.
   void read(const at::Tensor& tensor, const char* argument);
   void write(const at::Tensor& tensor, const char* argument);
   // Read and written: the tensor's own contribution lies in it.
@@ -52,9 +56,12 @@ class Job {
     layout_ = Layout::PerPair, counts_ = std::move(send), recv_counts_ = std::move(recv);
   }
 
+  // Where its tensors lie; the CPU when it has none.
+  at::Device device() const { return device_; }
+
   // Valid while the job stays where it is.
-  Call call(int64_t timeout_ms) const;
-  Message message(int64_t peer, uint64_t tag, int64_t timeout_ms) const;
+  Call call(int64_t timeout_ms, Place place = on_host) const;
+  Message message(int64_t peer, uint64_t tag, int64_t timeout_ms, Place place = on_host) const;
   Kept& kept() { return kept_; }
 
  private:
@@ -62,6 +69,7 @@ class Job {
 
   Collective collective_;
   at::ScalarType type_ = at::kByte;
+  at::Device device_ = at::kCPU;
   bool typed_ = false;
   Operator op_ = Operator::None;
   double factor_ = 1.0;
@@ -77,7 +85,7 @@ class Job {
   Kept kept_;
 };
 
-// Refuses a tensor that this backend cannot carry: another device, another layout, an unknown type.
+// Refuses a tensor that this backend cannot carry: another device, another layout.
 void check_tensor(const at::Tensor& tensor, const char* argument);
 
 [[noreturn]] void wrong_value(const char* argument, const std::string& what);

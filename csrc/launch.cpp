@@ -30,6 +30,16 @@ Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const T
     for (const Job& job : jobs) microseconds += estimate(*handle_->group, job.call(-1));
     return estimated(microseconds);
   }
+  for (const Job& job : jobs) {
+    if (job.device() != jobs.front().device()) {
+      wrong_value("tensors",
+                  c10::str("a tensor is on ", job.device(), " where others are on ",
+                           jobs.front().device(), "; all tensors of a call must be on one device"));
+    }
+  }
+  if (!jobs.empty() && !jobs.front().device().is_cpu()) {
+    return launch_on_device(label, std::move(jobs), inputs, std::move(results), mode);
+  }
   const bool coalesced = window == Window::Batch;
   auto work = make_work(label, inputs, std::move(results), mode.timeout);
   for (Job& job : jobs) work->keep(std::move(job.kept()));
@@ -47,7 +57,7 @@ Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const T
   // One more than there are operations: the work must not end before all are attached to it.
   work->expect(jobs.size() + 1);
   for (size_t i = 0; i < jobs.size(); ++i) {
-    Started begun = start(*handle_->group, jobs[i].call(work->limit()), completion(work));
+    Started begun = start(*handle_->group, jobs[i].call(work->limit()), completion_of(work));
     if (begun.status.code == 0) {
       work->attach(std::move(begun.operation));
       continue;
@@ -85,12 +95,13 @@ Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, in
   } else {
     job.write(tensor, "tensor");
   }
+  if (!job.device().is_cpu()) return exchange_on_device(label, std::move(job), tensor, peer, tag);
   auto work = make_work(label, {tensor}, {tensor}, options_->timeout);
   work->keep(std::move(job.kept()));
   work->expect(2);
   const Message message = job.message(peer, static_cast<uint64_t>(tag), work->limit());
-  Started begun = sends ? unisono::send(*handle_->group, message, completion(work))
-                        : unisono::receive(*handle_->group, message, completion(work));
+  Started begun = sends ? unisono::send(*handle_->group, message, completion_of(work))
+                        : unisono::receive(*handle_->group, message, completion_of(work));
   if (begun.status.code != 0) {
     const auto error = exception(begun.status);
     work->settle(error);
@@ -117,6 +128,7 @@ Backend::WorkPointer Backend::recvAnysource(Tensors& tensors, int tag) {
 }
 
 Backend::WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
+  if (window() != Window::Estimate) drain(opts);
   return launch({OpType::BARRIER, "unisono:barrier"}, Job(Collective::Barrier), {}, {},
                 {opts.asyncOp, opts.timeout});
 }

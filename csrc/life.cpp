@@ -124,7 +124,12 @@ Backend::WorkPointer Backend::endCoalescing() {
     window_ = Window::None;
   }
   for (const auto& call : postponed) works.push_back(call());
-  return c10::make_intrusive<Batch>(getRank(), std::move(works));
+  std::vector<at::Device> devices;
+  for (const WorkPointer& work : works) {
+    const auto* on_device = dynamic_cast<const DeviceWork*>(work.get());
+    if (on_device) devices.push_back(on_device->stream().device());
+  }
+  return c10::make_intrusive<Batch>(getRank(), std::move(works), std::move(devices));
 }
 
 void Backend::postpone(std::function<WorkPointer()> call) {
@@ -132,7 +137,7 @@ void Backend::postpone(std::function<WorkPointer()> call) {
   postponed_.push_back(std::move(call));
 }
 
-Backend::WorkPointer Backend::started(c10::intrusive_ptr<Work> work, bool async) {
+Backend::WorkPointer Backend::started(WorkPointer work, bool async) {
   if (window() != Window::Batch) return work;
   std::lock_guard lock(window_mutex_);
   batch_.push_back(work);
@@ -145,7 +150,8 @@ Backend::WorkPointer Backend::estimated(double microseconds) {
   std::lock_guard lock(window_mutex_);
   estimate_ += microseconds;
   // Complete, and nothing that anybody observes.
-  return c10::make_intrusive<Batch>(getRank(), std::vector<WorkPointer>());
+  return c10::make_intrusive<Batch>(getRank(), std::vector<WorkPointer>(),
+                                    std::vector<at::Device>());
 }
 
 void Backend::registerOnCompletionHook(

@@ -58,7 +58,8 @@ Backend::WorkPointer Backend::allreduce_sparse(Tensors& tensors,
   const at::Tensor& tensor = only(tensors, "tensors");
   if (!tensor.device().is_cpu()) {
     wrong_value("tensor", c10::str("the tensor is on ", tensor.device(),
-                                   ", but this backend carries CPU tensors only"));
+                                   ", but sparse tensors are reduced on the CPU alone; move it "
+                                   "there, or make it dense"));
   }
   if (tensor.layout() != at::kSparse) {
     C10_THROW_ERROR(TypeError, "unisono: tensor: only sparse tensors in COO layout are reduced");

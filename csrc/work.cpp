@@ -17,36 +17,25 @@ std::atomic<uint64_t> next_key = 1;
 // Completions that have been made and not yet destroyed.
 std::atomic<size_t> outstanding = 0;
 
-class WorkCompletion final : public Completion {
- public:
-  explicit WorkCompletion(c10::intrusive_ptr<Work> work) : work_(std::move(work)) {
-    outstanding.fetch_add(1, std::memory_order_relaxed);
-  }
+}  // namespace
 
-  ~WorkCompletion() override {
-    work_.reset();
-    outstanding.fetch_sub(1, std::memory_order_release);
-  }
+CountedCompletion::CountedCompletion() {
+  outstanding.fetch_add(1, std::memory_order_relaxed);
+}
 
-  void finish(const Status& status) noexcept override {
-    try {
-      work_->part(status.code == 0 ? nullptr : unisono::exception(status));
-    } catch (const std::exception& error) {
-      TORCH_WARN("unisono: a completion failed: ", error.what());
-    }
-  }
+CountedCompletion::~CountedCompletion() {
+  outstanding.fetch_sub(1, std::memory_order_release);
+}
 
- private:
-  c10::intrusive_ptr<Work> work_;
-};
+uint64_t new_key() {
+  return next_key.fetch_add(1, std::memory_order_relaxed);
+}
 
-// A limit and the extra time on top of it; 0 is no limit at all.
 std::chrono::milliseconds extended(std::chrono::milliseconds limit,
                                    std::chrono::milliseconds extra) {
   return limit.count() > 0 ? limit + extra : limit;
 }
 
-// A profiler's record costs an allocation; only pay when somebody listens.
 const char* title_if_profiled(const char* title) {
   return at::hasCallbacks() ? title : nullptr;
 }
@@ -56,12 +45,19 @@ std::optional<Tensors> inputs_if_profiled(const Tensors& inputs) {
   return inputs;
 }
 
-}  // namespace
+c10::IValue work_result(const Handle& handle, bool failed) {
+  auto result = c10d::WorkResult::SUCCESS;
+  if (failed) {
+    const bool late = handle.group->error().code == static_cast<uint8_t>(Code::Timeout);
+    result = late ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
+  }
+  return c10::IValue(static_cast<int64_t>(result));
+}
 
 Work::Work(int rank, c10d::OpType type, const char* title, const Tensors& inputs, Tensors results,
            std::chrono::milliseconds timeout, const std::shared_ptr<Handle>& handle)
     : c10d::Work(rank, type, title_if_profiled(title), inputs_if_profiled(inputs)),
-      key_(next_key.fetch_add(1, std::memory_order_relaxed)),
+      key_(new_key()),
       started_(Clock::now()),
       handle_(handle),
       timeout_(extended(timeout, handle->observers.begin(key_))),
@@ -149,13 +145,7 @@ void Work::complete(c10::ivalue::Future& future) {
 }
 
 void Work::report(c10::ivalue::Future& future) {
-  auto result = c10d::WorkResult::SUCCESS;
-  if (const auto error = exception()) {
-    const Status status = handle_->group->error();
-    const bool late = status.code == static_cast<uint8_t>(Code::Timeout);
-    result = late ? c10d::WorkResult::TIMEOUT : c10d::WorkResult::COMM_ERROR;
-  }
-  future.markCompleted(c10::IValue(static_cast<int64_t>(result)));
+  future.markCompleted(work_result(*handle_, exception() != nullptr));
 }
 
 bool Work::isCompleted() {
@@ -252,10 +242,6 @@ float Work::getDuration() const {
 
 uint64_t Work::getSequencenumber() const {
   return operations_.empty() ? sequence_ : operations_.front()->sequence();
-}
-
-std::unique_ptr<Completion> completion(c10::intrusive_ptr<Work> work) {
-  return std::make_unique<WorkCompletion>(std::move(work));
 }
 
 void drain_completions(std::chrono::milliseconds limit) {

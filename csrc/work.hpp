@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,7 @@
 
 #include "bridge.hpp"
 #include "buffers.hpp"
+#include "convert.hpp"
 #include "observers.hpp"
 #include "unisono/src/torch/bridge.rs.h"
 
@@ -22,8 +24,30 @@ namespace unisono {
 struct Handle {
   explicit Handle(rust::Box<Group> group) : group(std::move(group)) {}
 
+  // For good: a graph may use them whenever it is run.
+  void retain(std::vector<Kept> kept) {
+    std::lock_guard lock(mutex_);
+    std::move(kept.begin(), kept.end(), std::back_inserter(retained_));
+  }
+
+  // A collective on device memory begins; the device has got past one; until it has got past all.
+  void begin_on_device() { on_device_.fetch_add(1, std::memory_order_relaxed); }
+  void end_on_device() {
+    if (on_device_.fetch_sub(1, std::memory_order_release) == 1) on_device_.notify_all();
+  }
+  void wait_for_device() {
+    for (size_t left; (left = on_device_.load(std::memory_order_acquire)) > 0;) {
+      on_device_.wait(left, std::memory_order_acquire);
+    }
+  }
+
   const rust::Box<Group> group;
   Observers observers;
+
+ private:
+  std::atomic<size_t> on_device_ = 0;
+  std::mutex mutex_;
+  std::vector<Kept> retained_;
 };
 
 // A call under way.
@@ -106,8 +130,49 @@ class Work final : public c10d::Work {
   uint64_t sequence_ = 0;
 };
 
-// What the core calls when an operation of `work` has ended.
-std::unique_ptr<Completion> completion(c10::intrusive_ptr<Work> work);
+// Counts the completions that have been made and not yet destroyed.
+class CountedCompletion : public Completion {
+ public:
+  CountedCompletion();
+  ~CountedCompletion() override;
+};
+
+// Tells `pointer`'s object of each operation that has ended, and keeps it alive until then.
+template <typename Pointer>
+class PartCompletion final : public CountedCompletion {
+ public:
+  explicit PartCompletion(Pointer pointer) : pointer_(std::move(pointer)) {}
+
+  void finish(const Status& status) noexcept override {
+    try {
+      pointer_->part(status.code == 0 ? nullptr : unisono::exception(status));
+    } catch (const std::exception& error) {
+      TORCH_WARN("unisono: a completion failed: ", error.what());
+    }
+  }
+
+ private:
+  const Pointer pointer_;
+};
+
+// What the core calls when an operation of a call has ended.
+template <typename Pointer>
+std::unique_ptr<Completion> completion_of(Pointer pointer) {
+  return std::make_unique<PartCompletion<Pointer>>(std::move(pointer));
+}
+
+// What a work and its observers have in common, wherever its memory lies.
+
+// A number that no other work of this process has.
+uint64_t new_key();
+// A limit and the extra time on top of it; 0 is no limit at all.
+std::chrono::milliseconds extended(std::chrono::milliseconds limit,
+                                   std::chrono::milliseconds extra);
+// A profiler's record costs an allocation; only pay when somebody listens.
+const char* title_if_profiled(const char* title);
+std::optional<Tensors> inputs_if_profiled(const Tensors& inputs);
+// The value of a future that tells how a work ended: a c10d::WorkResult.
+c10::IValue work_result(const Handle& handle, bool failed);
 
 // Waits until every completion of every group has been called, at most `limit`.
 void drain_completions(std::chrono::milliseconds limit);

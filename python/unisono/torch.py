@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Options", "create_backend", "register"]
 
-_DEVICES = ["cpu", "cuda"]
+# Where the driver of NVIDIA's GPUs shows itself: on a host, in a subsystem for Linux, on a Jetson.
+_GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
 _ready = False
 
 
@@ -39,8 +40,25 @@ def register() -> None:
         return
     from unisono._torch_names import settle_early
 
-    dist.Backend.register_backend("unisono", create_backend, extended_api=True, devices=_DEVICES)
+    devices = ["cpu", "cuda"] if _may_have_gpu() else ["cpu"]
+    dist.Backend.register_backend("unisono", create_backend, extended_api=True, devices=devices)
     settle_early()
+
+
+def _may_have_gpu() -> bool:
+    """Whether CUDA tensors are possible here.
+
+    Some places in torch put tensors on any device that a group's backend is registered for, and so
+    fail on a host without a GPU if "cuda" is among them. torch itself would have to load the driver
+    to tell, which takes long at `import torch` and does not survive a fork.
+    """
+    import torch
+
+    if torch.version.cuda is None:
+        return False
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1", "NoDevFiles"):
+        return False
+    return any(os.path.exists(node) for node in _GPU_NODES)  # noqa: PTH110 -- at `import torch`
 
 
 def create_backend(opts: Any, pg_options: Any = None) -> Any:
@@ -69,6 +87,7 @@ def create_backend(opts: Any, pg_options: Any = None) -> Any:
     _prepare()
     settings, milliseconds = _settings(opts.timeout, pg_options)
     group = ProcessGroup(opts.store, opts.group_rank, opts.group_size)
+    # One object serves every device; torch puts it under those that it was registered for.
     torch.ops.unisono.attach(
         group.boxed(), settings, milliseconds, list(opts.global_ranks_in_group)
     )

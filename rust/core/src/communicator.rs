@@ -108,7 +108,7 @@ impl Communicator {
     }
 
     /// Carries out a collective in the calling thread. Returns its number in the group. On device memory it returns when
-    /// the operation is enqueued. A barrier without a stream comes after all that is under way on devices here.
+    /// the operation is enqueued. A barrier without a stream comes after the collectives that are under way on devices here.
     ///
     /// # Errors
     /// As [`Communicator::start`], and whatever ends the operation.

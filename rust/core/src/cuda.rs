@@ -2,6 +2,18 @@
 //! stream is, and that one stream goes on only after another. The doors that are given bare addresses and streams make
 //! a [`DeviceStream`](crate::types::DeviceStream) of them with it.
 
+use crate::error::Result;
+use crate::transport::cuda::driver::Stream;
 pub use crate::transport::cuda::driver::{
     device_if_in_use, device_of, device_of_stream, look_again, may_be_in_use, order,
 };
+use crate::types::DeviceStream;
+
+/// Whether what is put into `stream` becomes part of a graph now, instead of being carried out.
+///
+/// # Errors
+/// `Unsupported` without CUDA's driver; `InvalidArgument` when the capture has failed, and for the legacy default stream
+/// while another one is being captured.
+pub fn is_capturing(stream: DeviceStream) -> Result<bool> {
+    Stream::of(stream)?.is_capturing()
+}

@@ -13,7 +13,7 @@ use unisono::buffer::Memory;
 use unisono::config::Config;
 use unisono::error::{Code, Error, Result};
 use unisono::rendezvous::store::Store;
-use unisono::types::{Collective, DataType, ReduceOp};
+use unisono::types::{Collective, DataType, DeviceStream, ReduceOp};
 use unisono::{Communicator, Completion, PointToPoint, Request, Sizes, Work};
 
 #[expect(unreachable_pub, reason = "cxx makes every item of a bridge public")]
@@ -94,7 +94,8 @@ fn microseconds(duration: Duration) -> f64 {
 }
 
 /// # Safety
-/// The memory of `call` keeps the promise of [`Memory::from_raw_parts`] until `completion` has been called.
+/// The memory of `call` keeps the promise of [`Memory::from_raw_parts`] until `completion` has been called, and a
+/// device's until what is in its stream now has passed.
 unsafe fn start(
     group: &Group,
     call: &ffi::Call<'_>,
@@ -134,7 +135,7 @@ unsafe fn send(
             completion: Some(upcall(completion)),
             timeout: timeout(message.timeout_ms),
             blocking: false,
-            stream: None,
+            stream: stream(message.place),
         };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {
@@ -157,7 +158,7 @@ unsafe fn receive(
             completion: Some(upcall(completion)),
             timeout: timeout(message.timeout_ms),
             blocking: false,
-            stream: None,
+            stream: stream(message.place),
         };
         // SAFETY: the caller's promise is the one asked for here, of the memory and of its use.
         unsafe {
@@ -171,6 +172,12 @@ unsafe fn receive(
             )
         }
     }))
+}
+
+/// Whether what is put into a stream becomes part of a graph. Where that cannot be told, an operation will say why.
+fn is_capturing(place: ffi::Place) -> bool {
+    let capturing = guard(|| stream(place).map_or(Ok(false), unisono::cuda::is_capturing));
+    capturing.unwrap_or(false)
 }
 
 impl Group {
@@ -350,7 +357,7 @@ unsafe fn request(call: &ffi::Call<'_>) -> Result<Request> {
         output,
         sizes,
         timeout: timeout(call.timeout_ms),
-        stream: None,
+        stream: stream(call.place),
     })
 }
 
@@ -381,6 +388,15 @@ fn operator(op: ffi::Operator, factor: f64) -> Option<ReduceOp> {
     ReduceOp::ALL
         .get(usize::from(op.repr).checked_sub(1)?)
         .copied()
+}
+
+/// The stream of a device's memory, none for the host's.
+fn stream(place: ffi::Place) -> Option<DeviceStream> {
+    let device = u32::try_from(place.device).ok()?;
+    Some(DeviceStream {
+        device,
+        stream: place.stream,
+    })
 }
 
 /// A limit in milliseconds, none when it is negative.

@@ -111,7 +111,7 @@ impl Devices {
         Ok((group, work))
     }
 
-    /// Waits for all that is under way on the devices.
+    /// Waits for the collectives that are under way on the devices.
     ///
     /// # Errors
     /// The first failure.

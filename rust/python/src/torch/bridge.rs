@@ -2,7 +2,8 @@
 
 use super::heap::{heap_allocate, heap_enabled, heap_free};
 use super::{
-    Group, Operation, estimate, estimate_message, join, receive, run, send, start, subgroup,
+    Group, Operation, estimate, estimate_message, is_capturing, join, receive, run, send, start,
+    subgroup,
 };
 
 #[cxx::bridge(namespace = "unisono")]
@@ -105,6 +106,14 @@ pub(super) mod ffi {
         PerPair,
     }
 
+    /// Where memory lies, and the order in which an operation on it happens: `device` below 0 for the host's, else a
+    /// device's number and one of its streams.
+    #[derive(Clone, Copy)]
+    struct Place {
+        device: i32,
+        stream: usize,
+    }
+
     /// A collective with its buffers.
     struct Call<'a> {
         collective: Collective,
@@ -121,6 +130,7 @@ pub(super) mod ffi {
         counts: &'a [usize],
         recv_counts: &'a [usize],
         timeout_ms: i64,
+        place: Place,
     }
 
     /// A send, or a receive (`peer` below 0: from any rank).
@@ -130,6 +140,7 @@ pub(super) mod ffi {
         peer: i64,
         tag: u64,
         timeout_ms: i64,
+        place: Place,
     }
 
     /// How an operation that was carried out at once ended, and its number in the group.
@@ -181,6 +192,8 @@ pub(super) mod ffi {
         fn memory(self: &Group) -> Vec<Usage>;
         fn abort(self: &Group, reason: &str);
         fn close(self: &Group);
+
+        fn is_capturing(place: Place) -> bool;
 
         fn heap_enabled() -> bool;
         fn heap_allocate(bytes: usize) -> *mut u8;

@@ -1,0 +1,105 @@
+// How a backend carries out calls on device memory: each is put into a stream.
+#include <c10/core/StreamGuard.h>
+
+#include <utility>
+
+#include "backend.hpp"
+#include "convert.hpp"
+
+namespace unisono {
+
+c10::intrusive_ptr<DeviceWork> Backend::make_work(Label label, at::Device device,
+                                                  std::optional<Traffic> own, const Tensors& inputs,
+                                                  Tensors results,
+                                                  std::chrono::milliseconds timeout) {
+  const auto caller = streams_.current(device);
+  const auto stream = own ? streams_.own(caller, *own) : caller;
+  const bool captured = is_capturing(caller);
+  if (captured) streams_.order_in_graph(stream);
+  return c10::make_intrusive<DeviceWork>(
+      getRank(), label.type, label.title, inputs, std::move(results),
+      timeout == c10d::kUnsetTimeout ? options_->timeout : timeout, handle_, stream, caller,
+      captured, timed_);
+}
+
+Backend::WorkPointer Backend::launch_on_device(Label label, std::vector<Job> jobs,
+                                               const Tensors& inputs, Tensors results, Mode mode) {
+  const bool own = mode.async || window() == Window::Batch;
+  const auto work = make_work(label, jobs.front().device(),
+                              own ? std::optional<Traffic>(Traffic{}) : std::nullopt, inputs,
+                              std::move(results), mode.timeout);
+  Passage& passage = work->passage();
+  for (Job& job : jobs) passage.keep(std::move(job.kept()));
+  // One more than there are operations: it must not end before the results are in place.
+  passage.expect(jobs.size() + 1);
+  const c10::StreamGuard guard(work->stream());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    Started begun =
+        start(*handle_->group, jobs[i].call(passage.limit(), work->place()), work->completion());
+    if (begun.status.code == 0) {
+      work->attach(std::move(begun.operation));
+      continue;
+    }
+    // None of the rest is started. If nothing was, the caller hears of it at once.
+    const auto error = exception(begun.status);
+    for (size_t left = i; left < jobs.size(); ++left) passage.part(error);
+    if (i > 0) break;
+    passage.part(nullptr);
+    std::rethrow_exception(error);
+  }
+  work->launched(inputs);
+  passage.part(nullptr);
+  return started(work, mode.async);
+}
+
+Backend::WorkPointer Backend::exchange_on_device(Label label, Job job, const at::Tensor& tensor,
+                                                 int64_t peer, int tag) {
+  const bool sends = label.type == c10d::OpType::SEND;
+  const Traffic traffic{sends ? Traffic::Kind::Send : Traffic::Kind::Receive, peer};
+  const auto work = make_work(label, job.device(), traffic, {tensor}, {tensor}, options_->timeout);
+  Passage& passage = work->passage();
+  passage.keep(std::move(job.kept()));
+  passage.expect(2);
+  const c10::StreamGuard guard(work->stream());
+  const Message message =
+      job.message(peer, static_cast<uint64_t>(tag), passage.limit(), work->place());
+  Started begun = sends ? unisono::send(*handle_->group, message, work->completion())
+                        : receive(*handle_->group, message, work->completion());
+  if (begun.status.code != 0) {
+    const auto error = exception(begun.status);
+    passage.part(error);
+    passage.part(nullptr);
+    std::rethrow_exception(error);
+  }
+  work->attach(std::move(begun.operation));
+  work->launched({tensor});
+  passage.part(nullptr);
+  return started(work, true);
+}
+
+void Backend::drain(const c10d::BarrierOptions& opts) {
+  std::vector<at::Device> devices;
+  const auto add = [&](std::optional<at::Device> device) {
+    if (device && device->is_cuda() && device->has_index()) devices.push_back(*device);
+  };
+  add(getBoundDeviceId());
+  add(opts.device);
+  // Somebody without a device may name one all the same; it has nothing to be drained.
+  if (c10::impl::hasDeviceGuardImpl(at::kCUDA)) {
+    const auto count = c10::impl::getDeviceGuardImpl(at::kCUDA)->deviceCount();
+    for (const int64_t index : opts.device_ids) {
+      if (index >= 0 && index < count)
+        add(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)));
+    }
+  }
+  streams_.drain(devices);
+}
+
+void Backend::shutdown() {
+  // What was put into a stream may still have to happen when its host is done with everything, and
+  // happens on a device only with the group.
+  handle_->wait_for_device();
+  close();
+}
+
+}  // namespace unisono
