@@ -1,7 +1,7 @@
 // The entry points of one element type's module, which is UNISONO_DTYPE: a number of types.rs.
 //
 // Common to all: the grid has one dimension (two for `unisono_copy`) and any size, a block has one
-// and at most 512 threads. There is no shared memory. Counts are elements; addresses are multiples
+// and at most 256 threads. There is no shared memory. Counts are elements; addresses are multiples
 // of the element's size (of a part's size for complex numbers). A result may be at the very place
 // of a contribution, but not overlap one otherwise.
 //
