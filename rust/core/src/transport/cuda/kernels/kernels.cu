@@ -43,9 +43,11 @@
 
 #define UNISONO_JOIN_(LEFT, RIGHT) LEFT##RIGHT
 #define UNISONO_JOIN(LEFT, RIGHT) UNISONO_JOIN_(LEFT, RIGHT)
+// The processor has all modules in one program.
+#define UNISONO_MODULE UNISONO_JOIN(module_, UNISONO_DTYPE)
 
 namespace unisono {
-namespace UNISONO_JOIN(module_, UNISONO_DTYPE) {
+namespace UNISONO_MODULE {
 
 using Module = Numbered<UNISONO_DTYPE>;
 using Element = Module::Type;
@@ -115,9 +117,10 @@ UNISONO_KERNEL(unisono_copy, Segments segments, unsigned count) {
 
 #endif
 
-}  // namespace UNISONO_JOIN(module_,UNISONO_DTYPE)
+}  // namespace UNISONO_MODULE
 }  // namespace unisono
 
+#undef UNISONO_MODULE
 #undef UNISONO_JOIN
 #undef UNISONO_JOIN_
 #undef UNISONO_REDUCE
