@@ -35,12 +35,10 @@ fn device() -> &'static Device {
 /// The flags of `size` ranks.
 fn ranks(size: usize) -> Vec<Flags> {
     let mut pages: Vec<Vec<Option<Page>>> = (0..size).map(|_| vec![None; size]).collect();
-    for a in 0..size {
-        for b in a + 1..size {
-            let (mine, theirs) = local::pair(4096).unwrap();
-            pages[a][b] = mine.page();
-            pages[b][a] = theirs.page();
-        }
+    for (a, b) in (0..size).flat_map(|b| (0..b).map(move |a| (a, b))) {
+        let (mine, theirs) = local::pair(4096).unwrap();
+        pages[a][b] = mine.page();
+        pages[b][a] = theirs.page();
     }
     pages
         .into_iter()
@@ -84,9 +82,9 @@ fn round(
         .wait(Signal::Full, spot(n), others(rank, size))
         .submit(stream)
         .unwrap();
-    for peer in 0..size {
+    for (peer, window) in windows.iter().enumerate() {
         let to = own.0.address() + 1024 + 4 * (n * size + peer) as u64;
-        stream.copy(to, windows[peer] + half, 4).unwrap();
+        stream.copy(to, window + half, 4).unwrap();
     }
     flags
         .batch()
