@@ -99,6 +99,13 @@ impl Failure {
                 "no GPU is visible to this process: look at nvidia-smi, at CUDA_VISIBLE_DEVICES, and whether the \
                  container was started with GPUs"
             }
+            numbers::DEVICE_UNAVAILABLE => {
+                "another process has the device for itself: set its compute mode to default (nvidia-smi -c 0), or start \
+                 the MPS daemon"
+            }
+            numbers::FIRST_MPS_ERROR..=numbers::LAST_MPS_ERROR => {
+                "the trouble is with the MPS daemon (nvidia-cuda-mps-control)"
+            }
             numbers::SYSTEM_NOT_READY => {
                 "the GPUs are still being set up, or the fabric manager does not run: see nvidia-smi and \
                  nvidia-fabricmanager"

@@ -13,6 +13,7 @@ use cudarc::driver::sys::{
     CUstreamBatchMemOpType,
 };
 
+use super::device::Relaxed;
 use super::symbols::numbers;
 use super::{Device, Driver, Event, Failure, Function};
 use crate::error::{Error, Result};
@@ -167,6 +168,7 @@ impl Stream {
     /// # Errors
     /// `System`.
     pub fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        let _relaxed = Relaxed::begin(self.device.driver);
         self.call(
             format_args!("write {} bytes to {to:#x}", bytes.len()),
             // SAFETY: the bytes are borrowed until the stream has been waited for, below.
@@ -183,6 +185,7 @@ impl Stream {
     /// # Errors
     /// `System`.
     pub fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
+        let _relaxed = Relaxed::begin(self.device.driver);
         self.call(
             format_args!("read {} bytes from {from:#x}", bytes.len()),
             // SAFETY: as in `write`, and the borrow is exclusive.
