@@ -90,6 +90,16 @@ test-rust: prerequisites ## Run the Rust tests, and loom over what two threads s
 	  RUSTFLAGS="--cfg loom" $(CARGO) test -p unisono --lib --release --target-dir $(TARGET)/loom loom_; \
 	else echo "loom: no test is named loom_*, skipped"; fi
 
+# A folder with libcuda.so and libcuda.so.1, which tests put into LD_LIBRARY_PATH.
+override CUDA_EMULATOR := $(TARGET)/cuda-emulator
+.PHONY: cuda-emulator
+cuda-emulator: prerequisites ## Build the emulated CUDA driver for tests, and print its folder
+	@$(CARGO) build --release -p unisono-cuda-emulator --target-dir $(TARGET) $(hush)
+	@mkdir -p $(CUDA_EMULATOR)
+	@$(publish) $(TARGET)/release/libunisono_cuda_emulator.so $(CUDA_EMULATOR)/libcuda.so.1
+	@ln -sf libcuda.so.1 $(CUDA_EMULATOR)/libcuda.so
+	@echo $(CUDA_EMULATOR)
+
 .PHONY: test-python
 test-python: frameworks c c-tools ## Run the Python and torch tests
 	$(PY) -m pytest -q -rs $(TEST)
@@ -150,7 +160,7 @@ clean: ## Remove what was built, and the virtual environments made here
 
 # What pip and cargo cannot bring. As root on Debian the missing packages are installed; otherwise they are named.
 # The C library and the launcher need nothing but cargo and a C compiler.
-override ALL := $(filter-out c install,$(MAKECMDGOALS))
+override ALL := $(filter-out c install cuda-emulator,$(MAKECMDGOALS))
 .PHONY: prerequisites
 prerequisites:
 	@command -v $(CARGO) >/dev/null || { echo "cargo is not installed. Install stable Rust (https://rust-lang.org/tools/install), then run make again." >&2; exit 1; }
