@@ -204,7 +204,7 @@ fn the_first_launch_may_be_captured() {
     let stream = Stream::create(device()).unwrap();
     let value = Array::new(&[1_i32; 100]);
     let graph = capture(&stream, || {
-        prepare(device(), DataType::Int32).unwrap();
+        prepare(device(), DataType::Int32, Some(ReduceOp::Sum)).unwrap();
         let from = [value.at(), value.at()];
         reduce(
             &stream,

@@ -6,7 +6,8 @@
 //! do not queue behind each other for longer than they must.
 //!
 //! Loading a kernel may wait until the context is idle, which it is not while a stream waits for a peer. So all kernels
-//! of a module are loaded with it, and whoever is about to enqueue waits calls [`prepare`] first.
+//! of a module are loaded with it, which takes from some milliseconds to a second the first time, and whoever is about to
+//! enqueue waits calls [`prepare`] first.
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::OnceLock;
@@ -46,17 +47,6 @@ struct Sources {
 #[repr(C)]
 struct Segments {
     at: [Segment; MOST_SEGMENTS],
-}
-
-/// Loads the kernels for a type, and those that copy, unless they are loaded. It takes from some milliseconds to a second
-/// the first time, and may wait until the device has done what is enqueued in this process: to be called before an
-/// operation enqueues its first wait. May be called during a capture.
-///
-/// # Errors
-/// `Unsupported` when the driver is too old for the kernels or lacks its compiler; `System`.
-pub fn prepare(device: &'static Device, dtype: DataType) -> Result<()> {
-    device.kernels.of(device, DataType::UInt8)?;
-    device.kernels.of(device, dtype).map(|_| ())
 }
 
 /// Enqueues `out[i] = sources[0][i] op sources[1][i] op ...` for `count` elements, in that order, so that ranks that
@@ -113,6 +103,23 @@ pub fn reduce(
             format_args!("reduce {count} elements of {dtype} from {sources} ranks by {op}"),
         )
     }
+}
+
+/// Loads what the operation `op` on elements of `dtype` needs, and what copies need, so that no later launch fails for want
+/// of it. Cheap when it is loaded already.
+///
+/// # Errors
+/// `Unsupported` where the kernels cannot be loaded; `System`.
+pub fn prepare(device: &'static Device, dtype: DataType, op: Option<ReduceOp>) -> Result<()> {
+    device.kernels.copy(device)?;
+    if let Some(op) = op {
+        op.check(dtype)?;
+        device.kernels.reduce(device, dtype, op)?;
+        if matches!(op, ReduceOp::PremulSum(_)) {
+            device.kernels.scale(device, dtype)?;
+        }
+    }
+    Ok(())
 }
 
 /// Enqueues `out[i] = input[i] * factor`, rounded once. `out` may be `input`.

@@ -119,8 +119,11 @@ impl Failure {
                  LD_LIBRARY_PATH or update the driver"
             }
             numbers::INVALID_HANDLE => "the handle is none, or what it stood for was destroyed",
-            numbers::UNSUPPORTED_PTX_VERSION | numbers::INVALID_PTX => {
+            numbers::UNSUPPORTED_PTX_VERSION => {
                 "the driver is too old for the embedded kernels: update it"
+            }
+            numbers::INVALID_PTX | numbers::NO_BINARY_FOR_GPU => {
+                "the embedded kernels need a device of compute capability 6.0 or newer"
             }
             numbers::JIT_COMPILER_NOT_FOUND => {
                 "the driver's own compiler, libnvidia-ptxjitcompiler, is missing: install it with the driver; a \

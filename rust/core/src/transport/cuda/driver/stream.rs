@@ -203,10 +203,7 @@ impl Stream {
     /// `Unsupported` where the device has no memory operations ([`Device::memory_operations`]); `System`.
     pub fn operate(&self, operations: &[MemoryOperation]) -> Result<()> {
         for part in operations.chunks(MOST_OPERATIONS) {
-            let mut params = [CUstreamBatchMemOpParams { pad: [0; 6] }; MOST_OPERATIONS];
-            for (param, operation) in params.iter_mut().zip(part) {
-                *param = operation.params();
-            }
+            let mut params: Vec<_> = part.iter().map(|operation| operation.params()).collect();
             self.call(
                 format_args!("enqueue {} memory operations", part.len()),
                 // SAFETY: so many initialised elements; the driver reads (and may mark) them before it returns. The
