@@ -13,7 +13,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::symbols::numbers;
-use super::{Device, Failure};
+use super::{Device, Failure, is_forked};
 use crate::error::{Error, Result};
 use crate::transport::Page;
 
@@ -86,7 +86,7 @@ impl Registered {
                     let code =
                         unsafe { (device.driver.symbols.mem_host_register)(place, bytes, flags) };
                     Failure::check(code).map_err(|failure| failure.while_doing(doing))?;
-                    let first = start.addr().get();
+                    let first = start.as_ptr().expose_provenance();
                     registrations.insert(first, Registration { bytes, users: 1 });
                     first
                 }
@@ -101,15 +101,13 @@ impl Registered {
             address: 0,
             _keep: keep,
         };
-        // SAFETY: it stores an address; the memory is registered.
-        let code = unsafe {
-            (device.driver.symbols.mem_host_get_device_pointer)(
-                &mut registered.address,
-                start.as_ptr().cast(),
-                0,
-            )
-        };
+        let mut address = 0;
+        let first = ptr::with_exposed_provenance_mut(registered.registration);
+        // SAFETY: it stores an address; this is where a registration begins.
+        let code =
+            unsafe { (device.driver.symbols.mem_host_get_device_pointer)(&mut address, first, 0) };
         Failure::check(code).map_err(|failure| failure.while_doing(doing))?;
+        registered.address = address + (start.addr().get() - registered.registration) as u64;
         Ok(registered)
     }
 
@@ -152,6 +150,10 @@ fn share(
 
 impl Drop for Registered {
     fn drop(&mut self) {
+        if is_forked() {
+            // The lock may be held by a thread that is not here.
+            return;
+        }
         let mut registrations = REGISTRATIONS.lock();
         let Some(registration) = registrations.get_mut(&self.registration) else {
             return;
