@@ -150,9 +150,9 @@ impl DeviceGroup {
             }
         }
         let way = self.way()?;
-        if matches!(*way, Way::Direct(_)) {
-            kernels::prepare(self.device, request.dtype, request.op)?;
-        }
+        // The host reduces what is staged.
+        let op = request.op.filter(|_| matches!(*way, Way::Direct(_)));
+        kernels::prepare(self.device, request.dtype, op)?;
         let timeout = request.timeout.unwrap_or_else(|| self.parent.timeout());
         let mut queue = self.queue.lock();
         self.check_alive()?;

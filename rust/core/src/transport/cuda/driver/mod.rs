@@ -94,7 +94,7 @@ impl Driver {
     fn any_open(&'static self) -> Option<&'static Device> {
         self.devices
             .iter()
-            .find_map(|place| place.get()?.as_ref().ok())
+            .find_map(OnceLock::get)
     }
 
     /// The newest CUDA that the driver supports: 1000 times the major version plus 10 times the minor one (12040).
