@@ -94,6 +94,10 @@ def start(timeout: float = 60.0, *, first_call: bool = True, **options: Any) -> 
 
     torch.ops.load_library(os.environ["EMULATED_DEVICE"])
     torch.ops.emulated.install()
+    # What torch's Python code asks of the runtime library.
+    torch.cuda.get_device_capability = lambda _device=None: (8, 0)
+    torch.accelerator.device_count = lambda: int(os.environ.get("CUDA_EMULATOR_DEVICES", "1"))
+    torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
     unisono.torch._may_have_gpu = lambda: True
     unisono.torch.register()
     dist.init_process_group("unisono", timeout=timedelta(seconds=timeout), **options)
