@@ -50,9 +50,11 @@ override hush = 2>&1 | { grep -Ev '^(🍹|🐍|🔗|📦|🛠|✏️|📡|    Fi
 override publish = publish() { cmp -s "$$1" "$$2" || { cp "$$1" "$$2.new" && mv "$$2.new" "$$2"; }; }; publish
 
 RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
+KERNELS := rust/core/src/transport/cuda/kernels
 CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
-	examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c benchmarks/ranks/*.h)
-PYTHON_DIRS = $(wildcard python tests/python tests/conformance examples benchmarks)
+	examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c benchmarks/ranks/*.h $(KERNELS)/*.cu $(KERNELS)/*.cuh \
+	$(KERNELS)/*.hpp $(KERNELS)/*.cpp)
+PYTHON_DIRS = $(wildcard python tests/python tests/conformance examples benchmarks $(KERNELS))
 
 .PHONY: help
 help: ## List the targets
@@ -101,7 +103,7 @@ cuda-emulator: prerequisites ## Build the emulated CUDA driver for tests, and pr
 	@echo $(CUDA_EMULATOR)
 
 .PHONY: test-python
-test-python: frameworks c c-tools ## Run the Python and torch tests
+test-python: frameworks c c-tools nvrtc ## Run the Python and torch tests
 	$(PY) -m pytest -q -rs $(TEST)
 
 .PHONY: test-c
@@ -151,6 +153,11 @@ wheel: setup c ## Build a wheel for this environment's torch, with the C library
 	@for library in python/unisono/core-torch-*.so; do [ ! -f "$$library" ] || \
 	  { strip --strip-debug -o "$$library.new" "$$library" && mv "$$library.new" "$$library"; }; done
 	$(VENV)/bin/maturin build --release --out dist --interpreter $(PY) --target-dir $(TARGET)
+
+.PHONY: ptx
+ptx: nvrtc ## Compile the CUDA kernels anew, after a change of their sources (no GPU is needed)
+	@[ -d "$(NVRTC)" ] || { echo "ptx: without NVRTC the kernels cannot be compiled" >&2; exit 1; }
+	$(PY) $(KERNELS)/build.py "$(NVRTC)"
 
 .PHONY: clean
 clean: ## Remove what was built, and the virtual environments made here
@@ -233,6 +240,18 @@ bench-peers: setup
 	  requirements=$$($(PY) -c 'import importlib.metadata as m; print(*(r.split(";")[0].strip() for r in m.requires("unisono") if "bench" in r))'); \
 	  if $(PY) -m pip install $$requirements; then touch $(BENCH_STAMP); \
 	  else echo "Open MPI and matplotlib could not be installed: they are left out"; fi; \
+	fi
+
+# The compiler of the CUDA kernels, in a folder of its own: torch has another. Without it a test skips, so it may fail.
+override NVRTC := $(TARGET)/nvrtc
+.PHONY: nvrtc
+nvrtc: | $(PY)
+	@requirement=$$($(PY) $(KERNELS)/build.py --requirement); \
+	if [ ! -f "$(NVRTC)/$$requirement" ]; then \
+	  echo "installing $$requirement into $(NVRTC)"; \
+	  rm -rf "$(NVRTC)"; \
+	  if $(PY) -m pip install --no-deps --target "$(NVRTC)" "$$requirement"; then touch "$(NVRTC)/$$requirement"; \
+	  else echo "NVRTC could not be installed: that the PTX is the sources' will not be tested in full"; fi; \
 	fi
 
 # What the tests of the frameworks need. Without it they skip, so it may fail; torch stays as it is.

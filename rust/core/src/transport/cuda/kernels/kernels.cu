@@ -1,7 +1,7 @@
 // The entry points of one element type's module, which is UNISONO_DTYPE: a number of types.rs.
 //
 // Common to all: the grid has one dimension (two for `unisono_copy`) and any size, a block has one
-// and at most 512 threads. There is no shared memory. Counts are elements; addresses are multiples
+// and at most 256 threads. There is no shared memory. Counts are elements; addresses are multiples
 // of the element's size (of a part's size for complex numbers). A result may be at the very place
 // of a contribution, but not overlap one otherwise.
 //
@@ -43,9 +43,11 @@
 
 #define UNISONO_JOIN_(LEFT, RIGHT) LEFT##RIGHT
 #define UNISONO_JOIN(LEFT, RIGHT) UNISONO_JOIN_(LEFT, RIGHT)
+// The processor has all modules in one program.
+#define UNISONO_MODULE UNISONO_JOIN(module_, UNISONO_DTYPE)
 
 namespace unisono {
-namespace UNISONO_JOIN(module_, UNISONO_DTYPE) {
+namespace UNISONO_MODULE {
 
 using Module = Numbered<UNISONO_DTYPE>;
 using Element = Module::Type;
@@ -115,9 +117,10 @@ UNISONO_KERNEL(unisono_copy, Segments segments, unsigned count) {
 
 #endif
 
-}  // namespace UNISONO_JOIN(module_,UNISONO_DTYPE)
+}  // namespace UNISONO_MODULE
 }  // namespace unisono
 
+#undef UNISONO_MODULE
 #undef UNISONO_JOIN
 #undef UNISONO_JOIN_
 #undef UNISONO_REDUCE

@@ -19,7 +19,7 @@ namespace unisono {
 
 constexpr unsigned MOST_SOURCES = 64;
 // The most threads of a block.
-constexpr unsigned MOST_THREADS = 512;
+constexpr unsigned MOST_THREADS = 256;
 
 // The addresses of the contributions, in rank order.
 struct Sources {
@@ -180,7 +180,7 @@ UNISONO_DEVICE void reduce(void* out, const Inputs& in, u64 count, Value... valu
 // `count` units, several under way at a time.
 template <class Unit>
 UNISONO_DEVICE void copy_units(char* to, const char* from, u64 count) {
-  constexpr int units = 4;
+  constexpr int units = sizeof(Unit) == sizeof(Vector) ? 4 : 2;
   const u64 step = threads();
   const Unit* source = reinterpret_cast<const Unit*>(from);
   Unit* target = reinterpret_cast<Unit*>(to);
@@ -200,13 +200,16 @@ UNISONO_DEVICE void copy_units(char* to, const char* from, u64 count) {
 // `bytes` bytes by units, and byte by byte where no unit begins or ends.
 template <class Unit>
 UNISONO_DEVICE void copy_as(char* to, const char* from, u64 bytes) {
-  u64 gap = (0 - address(to)) % sizeof(Unit);
-  u64 head = gap < bytes ? gap : bytes;
-  u64 units = (bytes - head) / sizeof(Unit);
-  u64 tail = head + units * sizeof(Unit);
-  copy_units<u8>(to, from, head);
+  const u64 gap = (0 - address(to)) % sizeof(Unit);
+  const u64 head = gap < bytes ? gap : bytes;
+  const u64 units = (bytes - head) / sizeof(Unit);
+  const u64 tail = head + units * sizeof(Unit);
   copy_units<Unit>(to + head, from + head, units);
-  copy_units<u8>(to + tail, from + tail, bytes - tail);
+  UNISONO_ROLLED
+  for (u64 i = thread(); i < head + (bytes - tail); i += threads()) {
+    const u64 at = i < head ? i : i - head + tail;
+    store(to + at, load(from + at));
+  }
 }
 
 // By the widest unit that both addresses allow.
@@ -216,7 +219,7 @@ UNISONO_DEVICE void copy(char* to, const char* from, u64 bytes) {
   if (misfit % 8 == 0) return copy_as<u64>(to, from, bytes);
   if (misfit % 4 == 0) return copy_as<u32>(to, from, bytes);
   if (misfit % 2 == 0) return copy_as<u16>(to, from, bytes);
-  return copy_units<u8>(to, from, bytes);
+  return copy_as<u8>(to, from, bytes);
 }
 
 }  // namespace unisono
