@@ -50,7 +50,7 @@ pub const LAUNCH_PARAM_BUFFER_SIZE: usize = 2;
 pub struct Uuid(pub [u8; 16]);
 
 #[derive(Clone, Copy)]
-#[repr(C, align(8))]
+#[repr(C)]
 pub struct IpcMemHandle(pub [u8; 64]);
 
 /// The members that the wait and write operations share; a barrier and a flush have their flags in `barrier_flags`,

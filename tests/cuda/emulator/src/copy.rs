@@ -39,7 +39,15 @@ fn place(address: u64, bytes: usize, side: Side) -> Outcome<Place> {
     }
 }
 
-/// Copies in stream order. Pageable host memory is read before the call returns, and written before it returns.
+fn is_host(place: Place) -> bool {
+    match place {
+        Place::Known(address) => memory::find(address).is_some_and(|(region, _)| region.is_host()),
+        Place::Pageable(_) => true,
+    }
+}
+
+/// Copies in stream order. Pageable host memory is read before the call returns, and written before it returns; a copy
+/// from host to host memory is done when it returns, whatever memory it is.
 ///
 /// # Errors
 /// `INVALID_VALUE`; `STREAM_CAPTURE_UNSUPPORTED` for pageable memory during a capture; as [`Stream::enqueue`].
@@ -73,7 +81,7 @@ pub(crate) fn copy(
         from: source,
         bytes,
     })?;
-    if pageable(to) {
+    if pageable(to) || (is_host(to) && is_host(from)) {
         point.wait();
         stream.context.check()?;
     }

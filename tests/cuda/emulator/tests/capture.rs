@@ -302,18 +302,25 @@ fn a_graph_does_not_overtake_itself() {
     alone("a_graph_does_not_overtake_itself", &[], || {
         start(0);
         let (first, second, words) = (stream(), stream(), pinned(2));
+        let (gate, begun) = (&words[0], &words[1]);
         begin(first, CU_STREAM_CAPTURE_MODE_GLOBAL);
-        hold(first, &words[0]);
-        ok!(cuStreamWriteValue32_v2(first, seen(&words[0]), 0, 0));
+        ok!(cuStreamWriteValue32_v2(first, seen(begun), 1, 0));
+        hold(first, gate);
+        ok!(cuStreamWriteValue32_v2(first, seen(gate), 0, 0));
         let executable = executable(end(first));
         ok!(cuGraphLaunch(executable, first));
+        while begun.swap(0, Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
         ok!(cuGraphLaunch(executable, second));
-        release(&words[0]);
         std::thread::sleep(Duration::from_millis(20));
-        let done =
-            [first, second].map(|stream| cu!(cuStreamQuery(stream)) == CUresult::CUDA_SUCCESS);
-        assert_eq!(done.into_iter().filter(|done| *done).count(), 1);
-        release(&words[0]);
+        assert_eq!(begun.load(Ordering::SeqCst), 0);
+        release(gate);
+        while begun.swap(0, Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        ok!(cuStreamSynchronize(first));
+        release(gate);
         ok!(cuCtxSynchronize());
     });
 }

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::path::Path;
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 
 use common::alone;
 use common::gpu::*;
@@ -190,17 +191,21 @@ fn an_access_outside_breaks_the_context_for_good() {
     alone("an_access_outside_breaks_the_context_for_good", &[], || {
         start(0);
         let sum = function(load(&ptx("int32")), "unisono_reduce_sum");
-        let (a, out, words) = (upload(&[1, 2, 3]), allocate(16), pinned(1));
+        let (a, out, words) = (upload(&[1, 2, 3]), allocate(16), pinned(3));
         let stream = stream();
         let (waiting, later) = (common::gpu::stream(), allocate(64));
         hold(waiting, &words[0]);
+        hold(stream, &words[1]);
         // One element too many.
         assert_eq!(
             launch_sum(sum, stream, out, &[a], 4),
             CUresult::CUDA_SUCCESS
         );
+        ok!(cuStreamWriteValue32_v2(stream, seen(&words[2]), 1, 0));
+        release(&words[1]);
         fails!(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize(stream));
-        // Everything else fails as well, and nobody waits for ever.
+        // What came after was not done, everything else fails as well, and nobody waits for ever.
+        assert_eq!(words[2].load(Ordering::SeqCst), 0);
         fails!(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize(waiting));
         fails!(CUDA_ERROR_ILLEGAL_ADDRESS, cuCtxSynchronize());
         fails!(CUDA_ERROR_ILLEGAL_ADDRESS, cuMemFree_v2(later));

@@ -190,6 +190,21 @@ fn pageable_memory_is_read_at_the_call() {
 }
 
 #[test]
+fn a_copy_within_the_host_is_done_when_the_call_returns() {
+    alone(
+        "a_copy_within_the_host_is_done_when_the_call_returns",
+        &[("DELAY", "copy:20000")],
+        || {
+            start(0);
+            let (stream, words) = (stream(), pinned(2));
+            words[0].store(5, Ordering::SeqCst);
+            ok!(cuMemcpyAsync(seen(&words[1]), seen(&words[0]), 4, stream));
+            assert_eq!(words[1].load(Ordering::SeqCst), 5);
+        },
+    );
+}
+
+#[test]
 fn pointers_tell_what_they_are() {
     alone("pointers_tell_what_they_are", &[("DEVICES", "2")], || {
         use sys::CUpointer_attribute_enum::*;

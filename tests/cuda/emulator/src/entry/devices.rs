@@ -256,7 +256,8 @@ fn uuid_of(device: usize) -> Uuid {
 fn attribute_of(attribute: u32, device: usize) -> Outcome<c_int> {
     let memory_operations = c_int::from(settings().memory_operations);
     Ok(match attribute {
-        1..=3 | 39 => [1024, 1024, 1024][attribute as usize % 3] << usize::from(attribute == 39),
+        1..=3 => 1024,
+        39 => 2048,
         4 => 64,
         5 => c_int::MAX,
         6 | 7 => 65535,
@@ -283,7 +284,7 @@ fn attribute_of(attribute: u32, device: usize) -> Outcome<c_int> {
         99 => 1,
         122 | 123 => memory_operations,
         125 => 0,
-        1..=148 => 0,
+        attribute if (1..=148).contains(&attribute) => 0,
         _ => return Err(Status::INVALID_VALUE),
     })
 }

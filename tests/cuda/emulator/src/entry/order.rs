@@ -138,7 +138,7 @@ driver_functions! {
     /// Makes the stream do several of these, in their order.
     fn cuStreamBatchMemOp_v2(stream: Handle, count: c_uint, operations: In<BatchMemOp>, flags: c_uint) {
         let stream = stream::get(stream)?;
-        if flags != 0 || !(1..=256).contains(&count) {
+        if flags != 0 || !(1..256).contains(&count) {
             return Err(Status::INVALID_VALUE);
         }
         let operations = (0..count as usize)
