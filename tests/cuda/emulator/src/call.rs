@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
@@ -62,6 +62,9 @@ const MAY_SYNCHRONIZE: [&str; 10] = [
     "cuCtxEnablePeerAccess",
 ];
 
+/// Whether the process has come to its end, where the driver is gone for whoever calls later.
+static ENDED: AtomicBool = AtomicBool::new(false);
+
 /// The process that called `cuInit`; 0 before. The driver does not work in its forked children.
 static INITIALIZED: AtomicU32 = AtomicU32::new(0);
 static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
@@ -111,6 +114,9 @@ fn allow(name: &'static str) -> Outcome {
             Ok(())
         };
     }
+    if ENDED.load(Ordering::Acquire) {
+        return Err(Status::DEINITIALIZED);
+    }
     *CALLS.lock().entry(name).or_default() += 1;
     if !early && IN_HOST_FUNCTION.get() {
         return Err(Status::NOT_PERMITTED);
@@ -138,14 +144,19 @@ pub(crate) fn initialize() -> Outcome {
         return Err(Status::NO_DEVICE);
     }
     if INITIALIZED.swap(std::process::id(), Ordering::AcqRel) == 0 {
-        statistics::report_at_exit();
+        // SAFETY: the function lives as long as this library, which the loader does not unload while it has threads; should
+        // somebody close it, the C library calls the function before.
+        unsafe { libc::atexit(end) };
     }
     Ok(())
 }
 
-/// Whether this process, and not one it was forked from, has initialized the driver.
-pub(crate) fn is_initialized() -> bool {
-    INITIALIZED.load(Ordering::Acquire) == std::process::id()
+/// At the end of the process; a forked child is not where the driver was.
+extern "C" fn end() {
+    if INITIALIZED.load(Ordering::Acquire) == std::process::id() {
+        ENDED.store(true, Ordering::Release);
+        statistics::write_report();
+    }
 }
 
 /// Runs a host function: calls it makes are refused.

@@ -23,7 +23,14 @@ pub(crate) struct Module {
     pub(crate) handle: Handle,
     context: Arc<Context>,
     dtype: String,
-    entries: Vec<String>,
+    entries: Vec<Entry>,
+}
+
+/// What the PTX says of an entry point.
+struct Entry {
+    name: String,
+    /// The most threads of a block.
+    threads: u32,
 }
 
 /// An entry point of a module.
@@ -31,6 +38,7 @@ pub(crate) struct Function {
     handle: Handle,
     module: Arc<Module>,
     name: String,
+    threads: u32,
     kernel: &'static Kernel,
 }
 
@@ -59,7 +67,8 @@ pub(crate) fn load(text: &str) -> Outcome<Handle> {
         return Err(Status::UNSUPPORTED_PTX_VERSION);
     }
     let newest = CAPABILITY.0 * 10 + CAPABILITY.1;
-    let target = target.strip_prefix("sm_").and_then(|sm| sm.parse().ok());
+    let target = target.split([',', ' ']).next();
+    let target = target.and_then(|target| target.strip_prefix("sm_")?.parse().ok());
     if target.is_none_or(|target: i32| target > newest) {
         return Err(Status::INVALID_PTX);
     }
@@ -72,22 +81,30 @@ pub(crate) fn load(text: &str) -> Outcome<Handle> {
     Ok(module.handle)
 }
 
-/// The first word after a directive.
+/// The rest of the line after a directive.
 fn directive<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    let line = text
-        .lines()
-        .find_map(|line| line.trim_start().strip_prefix(name))?;
-    line.split([' ', '\t', ',']).find(|word| !word.is_empty())
+    let rest = |line: &'a str| line.trim_start().strip_prefix(name);
+    text.lines().find_map(rest).map(str::trim)
 }
 
-/// The names after `.entry`.
-fn entries(text: &str) -> Vec<String> {
+/// What follows each `.entry`.
+fn entries(text: &str) -> Vec<Entry> {
     text.split(".entry")
         .skip(1)
         .map(|rest| {
             let name = rest.trim_start();
             let end = name.find(|c: char| !c.is_alphanumeric() && c != '_' && c != '$');
-            name[..end.unwrap_or(name.len())].to_string()
+            let head = rest.split('{').next().unwrap_or_default();
+            let sizes = directive(head, ".maxntid").map(|sizes| {
+                let sizes = sizes
+                    .split(',')
+                    .map_while(|size| size.trim().parse::<u32>().ok());
+                sizes.product()
+            });
+            Entry {
+                name: name[..end.unwrap_or(name.len())].to_string(),
+                threads: sizes.unwrap_or(1024),
+            }
         })
         .collect()
 }
@@ -126,9 +143,8 @@ pub(crate) fn unload(handle: Handle) -> Outcome {
 pub(crate) fn function(module: Handle, name: &str) -> Outcome<Handle> {
     let module = MODULES.get(module)?;
     module.context.check()?;
-    if !module.entries.iter().any(|entry| entry == name) {
-        return Err(Status::NOT_FOUND);
-    }
+    let entry = module.entries.iter().find(|entry| entry.name == name);
+    let threads = entry.ok_or(Status::NOT_FOUND)?.threads;
     let same =
         |function: &Arc<Function>| Arc::ptr_eq(&function.module, &module) && function.name == name;
     if let Some(known) = FUNCTIONS.all().into_iter().find(same) {
@@ -139,6 +155,7 @@ pub(crate) fn function(module: Handle, name: &str) -> Outcome<Handle> {
         handle,
         module,
         name: name.to_string(),
+        threads,
         kernel,
     });
     Ok(function.handle)
@@ -146,9 +163,9 @@ pub(crate) fn function(module: Handle, name: &str) -> Outcome<Handle> {
 
 /// An attribute of an entry point: threads per block, and otherwise nothing to speak of.
 pub(crate) fn function_attribute(handle: Handle, attribute: u32) -> Outcome<i32> {
-    FUNCTIONS.get(handle)?;
+    let function = FUNCTIONS.get(handle)?;
     match attribute {
-        0 => Ok(1024),
+        0 => Ok(function.threads.cast_signed()),
         1..=3 => Ok(0),
         4 => Ok(32),
         5 | 6 => Ok(CAPABILITY.0 * 10 + CAPABILITY.1),
@@ -185,8 +202,8 @@ pub(crate) fn launch(
         return Err(Status::INVALID_HANDLE);
     }
     let threads: u64 = block.iter().map(|&size| u64::from(size)).product();
-    let sized = (1..=1024).contains(&threads) && block[0] <= 1024 && block[2] <= 64;
-    let shaped = grid[0] - u32::from(grid[0] > 0) < 1 << 31 && grid[1] <= 65535 && grid[2] <= 65535;
+    let sized = (1..=u64::from(function.threads)).contains(&threads) && block[2] <= 64;
+    let shaped = grid[0] < 1 << 31 && grid[1] <= 65535 && grid[2] <= 65535;
     if !sized || !shaped || grid.contains(&0) || shared > 48 << 10 {
         return Err(Status::INVALID_VALUE);
     }

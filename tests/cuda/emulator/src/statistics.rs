@@ -44,19 +44,8 @@ pub(crate) fn report() -> String {
     text
 }
 
-/// Writes the report to the file that was asked for when the process exits.
-pub(crate) fn report_at_exit() {
-    if settings().report.is_some() {
-        // SAFETY: the function lives as long as this library, which the loader does not unload while it has threads: the
-        // C library runs the function before, should somebody close it.
-        unsafe { libc::atexit(write_report) };
-    }
-}
-
-extern "C" fn write_report() {
-    if !call::is_initialized() {
-        return;
-    }
+/// Writes the report to the file that was asked for.
+pub(crate) fn write_report() {
     if let Some(path) = &settings().report {
         let path = path.replace("%p", &std::process::id().to_string());
         if let Err(error) = std::fs::write(&path, report() + "\n") {

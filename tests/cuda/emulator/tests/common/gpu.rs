@@ -6,8 +6,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 pub(crate) use cudarc::driver::sys::{self, CUresult};
 
-pub(crate) use {cu, fails, ok};
-
 /// Calls a driver function.
 macro_rules! cu {
     ($name:ident($($argument:expr),* $(,)?)) => {
@@ -38,6 +36,10 @@ macro_rules! fails {
         )
     };
 }
+
+pub(crate) use cu;
+pub(crate) use fails;
+pub(crate) use ok;
 
 pub(crate) type Stream = sys::CUstream;
 pub(crate) type Event = sys::CUevent;
