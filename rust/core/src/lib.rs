@@ -9,7 +9,8 @@
 //! - [`plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
 //!   which `plan::check` proves right without a socket.
 //! - [`reduce`]: the arithmetic, operator by type, in SIMD and as a scalar reference.
-//! - [`transport`]: a `Link` is one ordered reliable stream between two ranks; shared memory, TCP, in-process.
+//! - [`transport`]: a `Link` is one ordered reliable stream between two ranks; shared memory, TCP, in-process. And what
+//!   device memory needs: the CUDA driver, found at run time, behind safe objects.
 //! - [`rendezvous`]: how the ranks of a job find each other (stores, launchers) and who may join (handshake).
 //! - `engine`: runs plans over links. One progress thread per process; a blocking call drives its own operation.
 //! - `health`: what went wrong, in words.

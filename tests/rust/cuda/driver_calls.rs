@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
-use unisono::transport::cuda::driver::Stream;
+use unisono::transport::cuda::driver::{Device, Stream};
 
 fn symbol(name: &CStr) -> *mut c_void {
     unsafe extern "C" {
@@ -30,9 +30,9 @@ macro_rules! call {
     }};
 }
 
-/// Makes the stream's device current, as its user has it, while `work` runs.
-fn with_context<T>(stream: &Stream, work: impl FnOnce() -> T) -> T {
-    let device = stream.device().number() as c_int;
+/// Makes a device current, as its user has it, while `work` runs; it must leave that as it was.
+pub(crate) fn with_device<T>(device: &Device, work: impl FnOnce() -> T) -> T {
+    let device = device.number() as c_int;
     let mut context: *mut c_void = ptr::null_mut();
     call!(c"cuDevicePrimaryCtxRetain"(&mut context => *mut *mut c_void, device => c_int));
     call!(c"cuCtxPushCurrent_v2"(context => *mut c_void));
@@ -53,7 +53,7 @@ pub(crate) struct Graph(*mut c_void);
 /// Captures what `work` enqueues, in the strictest mode.
 pub(crate) fn capture(stream: &Stream, work: impl FnOnce()) -> Graph {
     let handle: *mut c_void = ptr::with_exposed_provenance_mut(stream.handle().stream);
-    with_context(stream, || {
+    with_device(stream.device(), || {
         call!(c"cuStreamBeginCapture_v2"(handle => *mut c_void, 0 => c_uint));
         work();
         let mut graph = ptr::null_mut();
@@ -70,7 +70,7 @@ pub(crate) fn capture(stream: &Stream, work: impl FnOnce()) -> Graph {
 impl Graph {
     pub(crate) fn launch(&self, stream: &Stream) {
         let handle: *mut c_void = ptr::with_exposed_provenance_mut(stream.handle().stream);
-        with_context(stream, || {
+        with_device(stream.device(), || {
             call!(c"cuGraphLaunch"(self.0 => *mut c_void, handle => *mut c_void));
         });
     }

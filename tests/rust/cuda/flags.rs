@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread;
 use std::time::Duration;
 
-use unisono::transport::cuda::driver::{Device, DeviceMemory, Event, Pinned, Stream};
+use unisono::transport::cuda::driver::{Device, DeviceMemory, Pinned, Stream};
 use unisono::transport::cuda::flags::{ANNOUNCEMENT, Announced, Flags, Signal, Spot};
 use unisono::transport::{Link, Page, local};
 
@@ -35,12 +35,10 @@ fn device() -> &'static Device {
 /// The flags of `size` ranks.
 fn ranks(size: usize) -> Vec<Flags> {
     let mut pages: Vec<Vec<Option<Page>>> = (0..size).map(|_| vec![None; size]).collect();
-    for a in 0..size {
-        for b in a + 1..size {
-            let (mine, theirs) = local::pair(4096).unwrap();
-            pages[a][b] = mine.page();
-            pages[b][a] = theirs.page();
-        }
+    for (a, b) in (0..size).flat_map(|b| (0..b).map(move |a| (a, b))) {
+        let (mine, theirs) = local::pair(4096).unwrap();
+        pages[a][b] = mine.page();
+        pages[b][a] = theirs.page();
     }
     pages
         .into_iter()
@@ -84,9 +82,9 @@ fn round(
         .wait(Signal::Full, spot(n), others(rank, size))
         .submit(stream)
         .unwrap();
-    for peer in 0..size {
+    for (peer, window) in windows.iter().enumerate() {
         let to = own.0.address() + 1024 + 4 * (n * size + peer) as u64;
-        stream.copy(to, windows[peer] + half, 4).unwrap();
+        stream.copy(to, window + half, 4).unwrap();
     }
     flags
         .batch()
@@ -252,55 +250,53 @@ fn announcements_are_read_in_time() {
 
 fn both_meetings_are_apart() {
     let flags = ranks(2);
-    let streams = [
-        Stream::create(device()).unwrap(),
-        Stream::create(device()).unwrap(),
-    ];
-    let second = Spot {
-        half: 0,
-        meeting: 1,
+    let stream = Stream::create(device()).unwrap();
+    let all = || {
+        [Signal::Full, Signal::Empty]
+            .into_iter()
+            .flat_map(|signal| Spot::ALL.map(|spot| (signal, spot)))
+            .flat_map(|(signal, spot)| [(0, 1), (1, 0)].map(|ranks| (signal, spot, ranks)))
     };
-    // Every flag of the pair, and none stands for another.
-    for signal in [Signal::Full, Signal::Empty] {
-        for spot in Spot::ALL {
-            for (rank, peer) in [(0, 1), (1, 0)] {
-                let waits = Event::new(device()).unwrap();
-                let batch = flags[peer].batch();
-                // Empty is set at first.
-                if signal == Signal::Empty {
-                    batch
-                        .wait(signal, spot, [rank])
-                        .submit(&streams[peer])
-                        .unwrap();
-                    streams[peer].synchronize().unwrap();
-                }
-                assert_eq!(flags[peer].missing(signal, spot, [rank]), [rank]);
-                flags[peer]
-                    .batch()
-                    .wait(signal, spot, [rank])
-                    .submit(&streams[peer])
-                    .unwrap();
-                streams[peer].record(&waits).unwrap();
-                flags[rank]
-                    .batch()
-                    .tell(signal, spot, [peer])
-                    .submit(&streams[rank])
-                    .unwrap();
-                waits.synchronize().unwrap();
-                assert_eq!(flags[peer].missing(signal, spot, [rank]), [rank]);
-                // As it was.
-                if signal == Signal::Empty {
-                    flags[rank]
-                        .batch()
-                        .tell(signal, spot, [peer])
-                        .submit(&streams[rank])
-                        .unwrap();
-                    streams[rank].synchronize().unwrap();
-                }
-            }
-        }
+    let set = || {
+        all()
+            .filter(|&(signal, spot, (from, to))| {
+                flags[to].missing(signal, spot, [from]).is_empty()
+            })
+            .collect::<Vec<_>>()
+    };
+    // Empty is set at first.
+    assert!(
+        set()
+            == all()
+                .filter(|flag| flag.0 == Signal::Empty)
+                .collect::<Vec<_>>()
+    );
+    for (signal, spot, (from, to)) in set() {
+        flags[to]
+            .batch()
+            .wait(signal, spot, [from])
+            .submit(&stream)
+            .unwrap();
     }
-    assert_eq!(flags[0].missing(Signal::Empty, second, [1]), []);
+    stream.synchronize().unwrap();
+    assert!(set().is_empty());
+    // Each is said and heard, and none stands for another.
+    for (signal, spot, (from, to)) in all() {
+        flags[from]
+            .batch()
+            .tell(signal, spot, [to])
+            .submit(&stream)
+            .unwrap();
+        stream.synchronize().unwrap();
+        assert!(set() == [(signal, spot, (from, to))]);
+        flags[to]
+            .batch()
+            .wait(signal, spot, [from])
+            .submit(&stream)
+            .unwrap();
+        stream.synchronize().unwrap();
+        assert!(set().is_empty());
+    }
 }
 
 fn a_stranger_is_an_error() {

@@ -5,7 +5,7 @@ use half::bf16;
 use unisono::buffer::Element;
 use unisono::error::Code;
 use unisono::transport::cuda::driver::{Device, DeviceMemory, Stream};
-use unisono::transport::cuda::kernels::{Segment, copy, reduce, scale};
+use unisono::transport::cuda::kernels::{Segment, copy, prepare, reduce, scale};
 use unisono::types::{DataType, ReduceOp};
 
 use crate::driver_calls::capture;
@@ -204,6 +204,7 @@ fn the_first_launch_may_be_captured() {
     let stream = Stream::create(device()).unwrap();
     let value = Array::new(&[1_i32; 100]);
     let graph = capture(&stream, || {
+        prepare(device(), DataType::Int32, Some(ReduceOp::Sum)).unwrap();
         let from = [value.at(), value.at()];
         reduce(
             &stream,

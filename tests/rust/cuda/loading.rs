@@ -46,7 +46,10 @@ fn without_a_driver_the_error_says_what_to_do() {
     match Driver::load() {
         // A machine with a GPU.
         Ok(_) => println!("there is a driver here"),
-        Err(_) => refused(Code::Unsupported, "libcuda.so.1 was not found"),
+        Err(_) => refused(
+            Code::Unsupported,
+            "there is no CUDA driver here (libcuda.so.1",
+        ),
     }
 }
 

@@ -10,7 +10,7 @@ use unisono::transport::cuda::driver::{
 };
 use unisono::types::DeviceStream;
 
-use crate::driver_calls::capture;
+use crate::driver_calls::{capture, with_device};
 use crate::harness;
 
 mod clean {
@@ -26,6 +26,7 @@ mod clean {
         one_stream_waits_for_another
         setting_up_is_possible_while_a_graph_is_captured
         a_captured_copy_is_replayed
+        a_threads_context_is_left_as_it_was { DEVICES: "2" }
     }
 }
 
@@ -267,6 +268,14 @@ fn a_captured_copy_is_replayed() {
         assert_eq!(words.word(8).load(Acquire), round);
         assert_eq!(words.word(0).load(Acquire), 0);
     }
+}
+
+fn a_threads_context_is_left_as_it_was() {
+    with_device(Device::of(1).unwrap(), || {
+        bytes_go_there_and_back();
+        a_stream_waits_for_a_word();
+        device().memory_operations().unwrap();
+    });
 }
 
 fn without_memory_operations_the_device_says_so() {

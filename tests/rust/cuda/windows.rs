@@ -17,6 +17,7 @@ mod clean {
         ranks_of_a_process_share_windows { DEVICES: "2" }
         a_window_of_this_process_that_is_gone_is_named
         windows_of_different_sizes_are_refused
+        a_mapping_of_something_else_is_found_out
         a_process_that_exports_nothing_is_named { IPC: "refuse-export" }
     }
 }
@@ -177,6 +178,17 @@ fn windows_of_different_sizes_are_refused() {
     let records = [a.record().unwrap(), b.record().unwrap()];
     let error = Windows::open(a, 0, &records).unwrap_err();
     assert_eq!((error.code, error.peer), (Code::Mismatch, Some(1)));
+}
+
+fn a_mapping_of_something_else_is_found_out() {
+    said("owner", "", |record| {
+        let mut record: [u8; RECORD] = record.try_into().unwrap();
+        PeerWindow::open(device(), &Record::decode(&record)).unwrap();
+        // The bytes that the window begins with.
+        record[16] ^= 1;
+        let error = PeerWindow::open(device(), &Record::decode(&record)).unwrap_err();
+        assert!(error.message.contains("other memory"), "{error}");
+    });
 }
 
 fn a_process_that_exports_nothing_is_named() {

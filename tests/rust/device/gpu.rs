@@ -1,8 +1,31 @@
 //! Device memory and streams, as a user of the library would have them from CUDA.
 
+use std::sync::Mutex;
+
 use unisono::buffer::Memory;
 use unisono::transport::cuda::driver::{Device, DeviceMemory, Stream};
 use unisono::types::DeviceStream;
+
+/// Memory that tests have used, for others to come. To free memory the driver waits for the whole device: also for the
+/// streams of other ranks in the same process, which may be waiting for the rank that frees.
+static SPARE: Mutex<Vec<DeviceMemory>> = Mutex::new(Vec::new());
+
+/// Frees what was used, once no rank of the process waits for another.
+pub(crate) fn free_memory() {
+    SPARE.lock().expect("no panic").clear();
+}
+
+fn memory_of(device: &'static Device, bytes: usize) -> DeviceMemory {
+    let mut spare = SPARE.lock().expect("no panic");
+    let fits = |memory: &DeviceMemory| {
+        memory.device().number() == device.number() && memory.bytes() >= bytes
+    };
+    if let Some(at) = spare.iter().position(fits) {
+        return spare.swap_remove(at);
+    }
+    drop(spare);
+    DeviceMemory::allocate(device, bytes).expect("memory")
+}
 
 /// A buffer on a device.
 pub(crate) struct Array {
@@ -14,7 +37,7 @@ impl Array {
     /// `bytes`, on the device when this returns.
     pub(crate) fn of(stream: &Stream, bytes: &[u8]) -> Self {
         let memory = (!bytes.is_empty()).then(|| {
-            let memory = DeviceMemory::allocate(stream.device(), bytes.len()).expect("memory");
+            let memory = memory_of(stream.device(), bytes.len());
             stream.write(memory.address(), bytes).expect("written");
             memory
         });
@@ -72,6 +95,12 @@ impl Array {
         assert_eq!(at, self.bytes);
         // SAFETY: as in `part`.
         unsafe { Memory::from_pieces(pieces) }
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        SPARE.lock().expect("no panic").extend(self.memory.take());
     }
 }
 

@@ -3,9 +3,9 @@
 use std::ptr;
 
 use cudarc::driver::sys::{
-    CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode, cuGraphDestroy,
-    cuGraphExecDestroy, cuGraphInstantiateWithFlags, cuGraphLaunch, cuStreamBeginCapture_v2,
-    cuStreamEndCapture,
+    CUgraph, CUgraphExec, CUresult, CUstream, CUstreamCaptureMode, cuCtxSetCurrent,
+    cuDevicePrimaryCtxRetain, cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiateWithFlags,
+    cuGraphLaunch, cuStreamBeginCapture_v2, cuStreamEndCapture,
 };
 use unisono::transport::cuda::driver::Stream;
 
@@ -27,6 +27,12 @@ fn check(result: CUresult) {
 pub(crate) fn capture(stream: &Stream, body: impl FnOnce()) -> Graph {
     let mut graph = ptr::null_mut();
     let mut executable = ptr::null_mut();
+    let mut context = ptr::null_mut();
+    // SAFETY: it stores a handle; the context stays for the life of the process, as unisono's own does.
+    unsafe {
+        check(cuDevicePrimaryCtxRetain(&mut context, 0));
+        check(cuCtxSetCurrent(context));
+    }
     // The other ranks of the process go on with what a global capture would forbid.
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream lives, and the calls store handles.

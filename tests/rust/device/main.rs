@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use unisono::buffer::Memory;
 use unisono::error::{Code, Error};
-use unisono::transport::cuda::driver::Stream;
+use unisono::transport::cuda::driver::{DeviceMemory, Stream};
 use unisono::types::{Collective, DataType, DeviceStream, ReduceOp};
 use unisono::{Communicator, PointToPoint, Request, Sizes, Work};
 
@@ -572,13 +572,11 @@ fn a_timeout_names_who_is_missing() {
                 assert!(error.message.contains("rank 1"), "{error}");
                 stream.synchronize().expect("the stream goes on");
             } else {
-                while comm.error().is_none() {
-                    std::thread::sleep(Duration::from_millis(20));
-                    // Who does nothing hears of it at the next call.
-                    if let Ok(work) = all_reduce(&comm, &array, named) {
-                        let _ = work.wait(None);
-                    }
-                }
+                std::thread::sleep(Duration::from_millis(1500));
+                // Who does nothing hears of it at the next call.
+                let late = all_reduce(&comm, &array, named).and_then(|work| work.wait(None));
+                let error = late.unwrap_err();
+                assert_eq!(error.code, Code::Timeout, "{error}");
             }
         });
     }
@@ -598,6 +596,7 @@ fn an_abort_ends_what_is_under_way() {
             let work = all_reduce(&comm, &array, named).expect("started");
             let incoming = array_of(&stream, 0.0, 64);
             let receive = message(&comm, &incoming, (Some(1), 5), named, false);
+            comm.send_slice(&[0_u8], 1, 0).expect("a signal");
             for work in [work, receive] {
                 let error = work.wait(Some(Duration::from_secs(30))).unwrap_err();
                 assert_eq!(error.code, Code::Aborted, "{error}");
@@ -606,6 +605,8 @@ fn an_abort_ends_what_is_under_way() {
             stream.synchronize().expect("the stream goes on");
         } else {
             stream.synchronize().expect("a sum");
+            comm.receive_slice(&mut [0_u8], Some(0), 0)
+                .expect("a signal");
             comm.abort("enough");
             all_reduce(&comm, &array, named).unwrap_err();
         }
@@ -691,7 +692,14 @@ fn bad_input_is_refused() {
             stream: 0,
         };
         refused(&comm, sum(array.memory()).on(none), "there is no device 7");
-        let freed = array_of(&stream, 1.0, 64).memory();
+        // Nobody waits for another rank now.
+        let freed = DeviceMemory::allocate(stream.device(), 256)
+            .expect("memory")
+            .address();
+        // SAFETY: it is refused before it is used.
+        let freed = unsafe {
+            Memory::from_raw_parts(std::ptr::without_provenance_mut(freed as usize), 256)
+        };
         refused(&comm, sum(freed).on(named), "it was freed");
         let beyond = array.part(0, 256);
         refused(
@@ -709,6 +717,8 @@ fn bad_input_is_refused() {
 fn ranks_of_one_process_need_a_stream_each() {
     let test = Test {
         config: LARGE,
+        // The shared stream.
+        may_leak: true,
         ..Test::new("ranks_of_one_process_need_a_stream_each", Ranks::Local, 2)
     };
     test.run(|comm| {

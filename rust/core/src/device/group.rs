@@ -32,8 +32,10 @@ use super::words::{Word, Words};
 const LOOK: Duration = Duration::from_millis(10);
 /// How long after a failure operations end although their streams have not got past them.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long a window that is closed waits for peers that have not emptied or unmapped it.
+/// How long a window that is closed is kept for peers that have not unmapped it.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How long for peers whose streams have not read what is in it.
+const READING: Duration = Duration::from_secs(60);
 
 /// Those of this process whose way has been found, for ranks that share it.
 static HERE: Mutex<Vec<(Identity, Weak<DeviceGroup>)>> = Mutex::new(Vec::new());
@@ -148,9 +150,9 @@ impl DeviceGroup {
             }
         }
         let way = self.way()?;
-        if matches!(*way, Way::Direct(_)) {
-            kernels::prepare(self.device, request.dtype, request.op)?;
-        }
+        // The host reduces what is staged.
+        let op = request.op.filter(|_| matches!(*way, Way::Direct(_)));
+        kernels::prepare(self.device, request.dtype, op)?;
         let timeout = request.timeout.unwrap_or_else(|| self.parent.timeout());
         let mut queue = self.queue.lock();
         self.check_alive()?;
@@ -750,43 +752,47 @@ impl DeviceGroup {
                 ),
             ));
         }
+        // Others may have more chunks of an operation that this rank's stream has got past.
+        let since = Instant::now();
+        let mut looks = 0;
+        while self.has_duty() && self.failure.get().is_none() && since.elapsed() < GRACE {
+            pause(&mut looks);
+        }
+        self.cpu.close();
         let _ = self.closed.set(Instant::now());
         attendant::wake();
     }
 
-    /// Takes down what is closed, once nobody uses it.
+    /// Whether the host has something to do for others.
+    fn has_duty(&self) -> bool {
+        match self.way.read().as_deref() {
+            Some(Way::Staged(staged)) => staged.is_busy(),
+            _ => false,
+        }
+    }
+
+    /// Takes down what is closed, once no stream of this rank uses it.
     fn take_down(self: &Arc<Self>, since: Instant, found: Found) -> Found {
-        let late = since.elapsed() > PATIENCE;
-        if found != Found::Nothing && !(late && since.elapsed() > GRACE) {
+        if found != Found::Nothing && since.elapsed() < 2 * GRACE {
             return found.max(Found::Streams);
         }
-        self.cpu.close();
-        let mut slot = self.way.write();
-        if let Some(Way::Direct(direct)) = slot.as_deref()
-            && direct.windows.is_some()
-            && self.failure.get().is_none()
-            && !late
-        {
-            // Their streams read what ours has left for them.
-            let (rank, world) = (self.parent.rank(), self.parent.world());
-            let is_read = (0..2).all(|half| {
-                let spot = Spot { half, meeting: 0 };
-                let others = Peers::others(rank, world).iter();
-                let missing = direct.flags.missing(Signal::Empty, spot, others);
-                missing.is_empty()
-            });
-            if !is_read {
-                return Found::Streams;
+        let way = self.way.write().take();
+        if let Some(way) = way {
+            match Arc::try_unwrap(way) {
+                Ok(way) => {
+                    let has_failed = self.failure.get().is_some();
+                    dispose(move || take_apart(way, has_failed));
+                }
+                Err(way) => {
+                    // A call that has just found it closed.
+                    *self.way.write() = Some(way);
+                    return Found::Streams;
+                }
             }
         }
-        let way = slot.take();
-        drop(slot);
         self.messages.clear();
         HERE.lock()
             .retain(|(_, group)| !std::ptr::eq(group.as_ptr(), Arc::as_ptr(self)));
-        if let Some(way) = way {
-            dispose(way);
-        }
         Found::Gone
     }
 
@@ -801,6 +807,41 @@ impl DeviceGroup {
         let host = host + self.messages.bytes();
         (device as u64, host as u64, under_way as u64)
     }
+}
+
+/// Gives back what a way holds. The others may still read this rank's window, and have it mapped.
+fn take_apart(way: Way, has_failed: bool) {
+    let Way::Direct(direct) = way else {
+        return;
+    };
+    let Some(windows) = direct.windows else {
+        return;
+    };
+    let others = Peers::others(windows.rank(), windows.len());
+    let own = windows.close_peers();
+    direct.flags.mark(Mark::Unmapped);
+    let since = Instant::now();
+    loop {
+        let gone: Peers = direct.flags.marked(Mark::Unmapped).collect();
+        let still: Vec<Rank> = others.iter().filter(|peer| !gone.contains(*peer)).collect();
+        let is_read = (0..2).all(|half| {
+            let spot = Spot { half, meeting: 0 };
+            let readers = still.iter().copied();
+            direct
+                .flags
+                .missing(Signal::Empty, spot, readers)
+                .is_empty()
+        });
+        let limit = match is_read || has_failed {
+            true => PATIENCE,
+            false => READING,
+        };
+        if still.is_empty() || since.elapsed() > limit {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(own);
 }
 
 /// Gives the core away, and sleeps for moments when that has not helped.

@@ -20,13 +20,11 @@ use crate::types::{DataType, Rank};
 use super::attendant::dispose;
 use super::copies::Copies;
 
-/// Bytes of buffers that are kept for the messages to come.
-const KEPT: usize = 64 << 20;
-
 /// Words after a buffer's bytes.
 const WORDS: usize = 256;
 
-/// The messages of a group that are under way, and buffers for more.
+/// The messages of a group that are under way, and buffers for more. Buffers are kept until the group is closed: to give
+/// one back the driver may wait for the device, and a stream for a message.
 #[derive(Default)]
 pub(super) struct Messages(Mutex<State>);
 
@@ -121,7 +119,7 @@ fn write(buffer: u64, place: usize) -> MemoryOperation {
 fn made(found: Option<Pinned>, device: &'static Device, bytes: usize) -> Result<Pinned> {
     let buffer = match found {
         Some(buffer) => buffer,
-        None => Pinned::shared(device, bytes + WORDS)?,
+        None => Pinned::shared(device, (bytes + WORDS).next_power_of_two())?,
     };
     for mark in [Mark::Filled, Mark::Done] {
         buffer
@@ -247,10 +245,6 @@ impl Messages {
                 at += 1;
             }
         }
-        let excess = state.excess();
-        if !excess.is_empty() {
-            dispose(excess);
-        }
         Ok((moved, !state.under_way.is_empty()))
     }
 
@@ -301,7 +295,8 @@ impl Messages {
 
     /// Gives back what is kept for messages to come.
     pub(super) fn clear(&self) {
-        dispose(std::mem::take(&mut self.0.lock().spare));
+        let spare = std::mem::take(&mut self.0.lock().spare);
+        dispose(move || drop(spare));
     }
 }
 
@@ -347,17 +342,5 @@ impl State {
             |spare: &Pinned| spare.bytes() >= wanted && spare.bytes() / 4 <= wanted.max(4096);
         let found = self.spare.iter().position(fits)?;
         Some(self.spare.swap_remove(found))
-    }
-
-    /// What is beyond that which is kept.
-    fn excess(&mut self) -> Vec<Pinned> {
-        let mut excess = Vec::new();
-        let mut bytes: usize = self.spare.iter().map(Pinned::bytes).sum();
-        while bytes > KEPT {
-            let oldest = self.spare.remove(0);
-            bytes -= oldest.bytes();
-            excess.push(oldest);
-        }
-        excess
     }
 }

@@ -242,6 +242,12 @@ impl Staged {
         Ok((moved, waits))
     }
 
+    /// Whether there is anything to be done on the host.
+    pub(super) fn is_busy(&self) -> bool {
+        let jobs = self.jobs.lock();
+        !jobs.waiting.is_empty() || !jobs.running.is_empty()
+    }
+
     /// Whether nothing of it is under way on the host.
     pub(super) fn is_quiet(&self) -> bool {
         let mut jobs = self.jobs.lock();

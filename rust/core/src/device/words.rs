@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering;
 use crate::error::Result;
 use crate::transport::cuda::driver::{Device, Pinned};
 
+use super::attendant::dispose;
+
 /// A word of a group's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
@@ -24,29 +26,50 @@ pub(super) enum Word {
 
 /// The words of a group: numbers that grow, modulo 2^32.
 #[derive(Debug)]
-pub(super) struct Words(Pinned);
+pub(super) struct Words(/* Always there, until it is dropped. */ Option<Pinned>);
 
 impl Words {
     pub(super) fn new(device: &'static Device) -> Result<Self> {
-        Pinned::private(device, 4096).map(Self)
+        let pinned = Pinned::private(device, 4096)?;
+        Ok(Self(Some(pinned)))
+    }
+
+    fn pinned(&self) -> &Pinned {
+        self.0.as_ref().expect("it goes when it is dropped")
     }
 
     /// As the device knows it.
     pub(super) fn address(&self, word: Word) -> u64 {
-        self.0.address() + offset(word) as u64
+        self.pinned().address() + offset(word) as u64
     }
 
     pub(super) fn load(&self, word: Word) -> u32 {
-        self.0.word(offset(word)).load(Ordering::Acquire)
+        self.pinned().word(offset(word)).load(Ordering::Acquire)
     }
 
     pub(super) fn store(&self, word: Word, value: u32) {
-        self.0.word(offset(word)).store(value, Ordering::Release);
+        self.pinned()
+            .word(offset(word))
+            .store(value, Ordering::Release);
     }
 
     /// Whether the word has come to `number`.
     pub(super) fn has_passed(&self, word: Word, number: u64) -> bool {
         is_at_least(self.load(word), number as u32)
+    }
+}
+
+impl Drop for Words {
+    /// The attendant may be the last to know of a group, and must not wait for the device.
+    fn drop(&mut self) {
+        if crate::fork::check().is_err() {
+            // A forked child has no thread for it, and the memory is its parent's.
+            std::mem::forget(self.0.take());
+            return;
+        }
+        if let Some(pinned) = self.0.take() {
+            dispose(move || drop(pinned));
+        }
     }
 }
 

@@ -4,6 +4,10 @@
 //! compiles it for the device when it is first needed. None of them waits for anything, and any grid is right: a grid
 //! here is as large as the work, and never larger than what the device runs at once, so that ranks that share a device
 //! do not queue behind each other for longer than they must.
+//!
+//! Loading a kernel may wait until the context is idle, which it is not while a stream waits for a peer. So all kernels
+//! of a module are loaded with it, which takes from some milliseconds to a second the first time, and whoever is about to
+//! enqueue waits calls [`prepare`] first.
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::OnceLock;
@@ -221,12 +225,11 @@ pub(super) struct Loaded {
     modules: [OnceLock<Kernels>; DataType::ALL.len()],
 }
 
-/// The module of one type, and those of its kernels that were used.
+/// The kernels of one type; `None` for those that have no meaning for it.
 struct Kernels {
-    module: Module,
-    reduce: [OnceLock<Function>; ReduceOp::ALL.len()],
-    scale: OnceLock<Function>,
-    copy: OnceLock<Function>,
+    reduce: [Option<Function>; ReduceOp::ALL.len()],
+    scale: Option<Function>,
+    copy: Option<Function>,
 }
 
 impl Loaded {
@@ -236,47 +239,56 @@ impl Loaded {
             ReduceOp::PremulSum(_) => ReduceOp::Sum,
             op => op,
         };
-        let kernels = self.of(device, dtype)?;
-        let place = &kernels.reduce[usize::from(op.number()) - 1];
-        kernels.find(place, &format!("unisono_reduce_{op}"))
+        self.of(device, dtype)?.reduce[usize::from(op.number()) - 1]
+            .ok_or_else(|| Error::internal(format!("there is no kernel for {op} of {dtype}")))
     }
 
     fn scale(&self, device: &'static Device, dtype: DataType) -> Result<Function> {
-        let kernels = self.of(device, dtype)?;
-        kernels.find(&kernels.scale, "unisono_scale")
+        let scale = self.of(device, dtype)?.scale;
+        scale.ok_or_else(|| Error::internal(format!("there is no kernel that scales {dtype}")))
     }
 
     fn copy(&self, device: &'static Device) -> Result<Function> {
-        let kernels = self.of(device, DataType::UInt8)?;
-        kernels.find(&kernels.copy, "unisono_copy")
+        let copy = self.of(device, DataType::UInt8)?.copy;
+        copy.ok_or_else(|| Error::internal("there is no kernel that copies"))
     }
 
-    /// The module of a type. A failure is not kept: memory may be free the next time.
+    /// The kernels of a type. A failure is not kept: memory may be free the next time.
     fn of(&self, device: &'static Device, dtype: DataType) -> Result<&Kernels> {
         let place = &self.modules[dtype as usize - 1];
         if let Some(kernels) = place.get() {
             return Ok(kernels);
         }
-        let kernels = Kernels {
-            module: Module::load(device, dtype.name(), source(dtype)?)?,
-            reduce: Default::default(),
-            scale: OnceLock::new(),
-            copy: OnceLock::new(),
-        };
-        // Should two threads load it at once, one module is loaded in vain.
+        let kernels = Kernels::load(device, dtype)?;
+        // Should two threads load them at once, one module is loaded in vain.
         Ok(place.get_or_init(|| kernels))
     }
 }
 
 impl Kernels {
-    fn find(&self, place: &OnceLock<Function>, name: &str) -> Result<Function> {
-        if let Some(function) = place.get() {
-            return Ok(*function);
+    fn load(device: &'static Device, dtype: DataType) -> Result<Self> {
+        let module = Module::load(device, dtype.name(), source(dtype)?)?;
+        let find = |is_there: bool, name: &str| {
+            if !is_there {
+                return Ok(None);
+            }
+            let name = CString::new(name)
+                .map_err(|_| Error::internal(format!("{name:?} is no name of a kernel")))?;
+            module.function(&name, THREADS).map(Some)
+        };
+        let mut reduce = [None; ReduceOp::ALL.len()];
+        for (place, op) in reduce.iter_mut().zip(ReduceOp::ALL) {
+            let is_there = op.check(dtype).is_ok() && !matches!(op, ReduceOp::PremulSum(_));
+            *place = find(is_there, &format!("unisono_reduce_{op}"))?;
         }
-        let name = CString::new(name)
-            .map_err(|_| Error::internal(format!("{name:?} is no name of a kernel")))?;
-        let function = self.module.function(&name, THREADS)?;
-        Ok(*place.get_or_init(|| function))
+        Ok(Self {
+            reduce,
+            scale: find(
+                ReduceOp::PremulSum(1.0).check(dtype).is_ok(),
+                "unisono_scale",
+            )?,
+            copy: find(dtype == DataType::UInt8, "unisono_copy")?,
+        })
     }
 }
 

@@ -99,6 +99,13 @@ impl Failure {
                 "no GPU is visible to this process: look at nvidia-smi, at CUDA_VISIBLE_DEVICES, and whether the \
                  container was started with GPUs"
             }
+            numbers::DEVICE_UNAVAILABLE => {
+                "another process has the device for itself: set its compute mode to default (nvidia-smi -c 0), or start \
+                 the MPS daemon"
+            }
+            numbers::FIRST_MPS_ERROR..=numbers::LAST_MPS_ERROR => {
+                "the trouble is with the MPS daemon (nvidia-cuda-mps-control)"
+            }
             numbers::SYSTEM_NOT_READY => {
                 "the GPUs are still being set up, or the fabric manager does not run: see nvidia-smi and \
                  nvidia-fabricmanager"
@@ -112,8 +119,11 @@ impl Failure {
                  LD_LIBRARY_PATH or update the driver"
             }
             numbers::INVALID_HANDLE => "the handle is none, or what it stood for was destroyed",
-            numbers::UNSUPPORTED_PTX_VERSION | numbers::INVALID_PTX => {
+            numbers::UNSUPPORTED_PTX_VERSION => {
                 "the driver is too old for the embedded kernels: update it"
+            }
+            numbers::INVALID_PTX | numbers::NO_BINARY_FOR_GPU => {
+                "the embedded kernels need a device of compute capability 6.0 or newer"
             }
             numbers::JIT_COMPILER_NOT_FOUND => {
                 "the driver's own compiler, libnvidia-ptxjitcompiler, is missing: install it with the driver; a \

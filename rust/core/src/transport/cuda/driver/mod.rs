@@ -32,8 +32,6 @@ mod symbols;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Once, OnceLock};
 
-use cudarc::driver::sys;
-
 pub use self::device::Device;
 pub use self::event::Event;
 pub(in crate::transport::cuda) use self::failure::Failure;
@@ -46,7 +44,7 @@ pub use self::pinned::Pinned;
 pub use self::pointer::{Kind, Place, check_buffer, only_on_device, place};
 pub use self::registered::Registered;
 pub use self::stream::{MemoryOperation, Stream};
-use self::symbols::Symbols;
+use self::symbols::{Library, Symbols};
 use crate::error::{Error, Result};
 
 /// The oldest driver that will do, as `cuDriverGetVersion` gives it: CUDA 12.0.
@@ -64,7 +62,7 @@ pub struct Driver {
     version: i32,
     pub(in crate::transport::cuda) symbols: Symbols,
     /// Made when first asked for, never released.
-    devices: Box<[OnceLock<Result<Device>>]>,
+    devices: Box<[OnceLock<Device>]>,
 }
 
 impl Driver {
@@ -96,7 +94,7 @@ impl Driver {
     fn any_open(&'static self) -> Option<&'static Device> {
         self.devices
             .iter()
-            .find_map(|place| place.get()?.as_ref().ok())
+            .find_map(OnceLock::get)
     }
 
     /// The newest CUDA that the driver supports: 1000 times the major version plus 10 times the minor one (12040).
@@ -123,28 +121,24 @@ impl Driver {
             )));
         };
         // A failure is not kept: memory may be free the next time.
-        if let Some(Ok(device)) = place.get() {
+        if let Some(device) = place.get() {
             return Ok(device);
         }
-        let made = Device::open(self, number)?;
-        match place.get_or_init(|| Ok(made)) {
-            Ok(device) => Ok(device),
-            Err(error) => Err(error.clone()),
-        }
+        // Should two threads open it at once, its context is retained once too often, which is for ever anyway.
+        let device = Device::open(self, number)?;
+        Ok(place.get_or_init(|| device))
     }
 
     fn find() -> Result<Self> {
-        // SAFETY: it opens the library and closes it again, which runs the initialisers of the driver's library; they
-        // are made for that.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::unsupported(
-                "there is no CUDA driver here: libcuda.so.1 was not found. It comes with the GPU's driver; in a \
-                 container it is put there by the NVIDIA container toolkit (docker run --gpus all). Everything that \
-                 is not on a GPU works without it",
-            ));
-        }
-        // SAFETY: the library is present and the signatures are those of `cuda.h`.
-        let symbols = unsafe { Symbols::resolve() }.map_err(|name| {
+        let library = Library::load().map_err(|why| {
+            Error::unsupported(format!(
+                "there is no CUDA driver here ({why}). It comes with the GPU's driver; in a container it is put there \
+                 by the NVIDIA container toolkit (docker run --gpus all). Everything that is not on a GPU works \
+                 without it"
+            ))
+        })?;
+        // SAFETY: the library is the driver, and the signatures are those of `cuda.h`.
+        let symbols = unsafe { Symbols::resolve(&library) }.map_err(|name| {
             Error::unsupported(format!(
                 "the CUDA driver that was found has no {name}: it is older than CUDA 12.0; update the GPU's driver"
             ))

@@ -1,10 +1,14 @@
 //! Host memory of unisono's own that devices use: slots of staged operations, and words.
+//!
+//! It is mapped shared even where no other process is to see it. The driver pins the pages; were they private, a `fork`
+//! (a data loader's, say) could leave the device with the old page of one that the process then gets a copy of.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+
+use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::{Device, Registered};
 use crate::buffer::Memory;
@@ -23,7 +27,7 @@ pub struct Pinned {
 /// Where it lies; freed on drop, which is after it has been unregistered.
 struct Block {
     start: NonNull<u8>,
-    layout: Layout,
+    bytes: usize,
     /// It lies in the heap that peers on the host can read.
     shared: bool,
 }
@@ -39,16 +43,16 @@ impl Pinned {
     /// # Errors
     /// `System` when there is no such memory, or the driver cannot register it.
     pub fn shared(device: &'static Device, bytes: usize) -> Result<Self> {
-        let layout = layout(bytes)?;
+        let bytes = pages(bytes)?;
         // The block has its pages for itself: it begins at one and is as long as some.
-        let Some(block) = heap::allocate_zeroed(layout.size(), PAGE) else {
+        let Some(block) = heap::allocate_zeroed(bytes, PAGE) else {
             return Self::private(device, bytes);
         };
         Self::of(
             device,
             Block {
                 start: block.address,
-                layout,
+                bytes,
                 shared: true,
             },
         )
@@ -59,22 +63,27 @@ impl Pinned {
     /// # Errors
     /// As [`Pinned::shared`].
     pub fn private(device: &'static Device, bytes: usize) -> Result<Self> {
-        let layout = layout(bytes)?;
-        // SAFETY: the size is not zero (see `layout`).
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })
-            .ok_or_else(|| Error::system(format_args!("allocate {bytes} bytes"), "no memory"))?;
+        let bytes = pages(bytes)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+        let mapped =
+            unsafe { mm::mmap_anonymous(ptr::null_mut(), bytes, access, MapFlags::SHARED) };
+        let start = mapped
+            .map_err(|errno| Error::system(format_args!("map {bytes} bytes"), errno))
+            .map(|start| NonNull::new(start.cast()))?
+            .ok_or_else(|| Error::internal("memory was mapped at address zero"))?;
         Self::of(
             device,
             Block {
                 start,
-                layout,
+                bytes,
                 shared: false,
             },
         )
     }
 
     fn of(device: &'static Device, block: Block) -> Result<Self> {
-        let (start, bytes, shared) = (block.start, block.layout.size(), block.shared);
+        let (start, bytes, shared) = (block.start, block.bytes, block.shared);
         // SAFETY: whole pages, which stay while the block lives.
         let registered = unsafe { Registered::pages(device, start, bytes, Arc::new(block))? };
         Ok(Self { registered, shared })
@@ -128,15 +137,15 @@ impl Drop for Block {
             unsafe { heap::free(self.start) };
             return;
         }
-        // SAFETY: it came from `alloc_zeroed` with this layout.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        // SAFETY: this is a mapping that was made for the block, whole; whoever used it held the `Pinned`.
+        let result = unsafe { mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(result.is_ok());
     }
 }
 
-fn layout(bytes: usize) -> Result<Layout> {
+fn pages(bytes: usize) -> Result<usize> {
     bytes
         .max(1)
         .checked_next_multiple_of(PAGE)
-        .and_then(|bytes| Layout::from_size_align(bytes, PAGE).ok())
         .ok_or_else(|| Error::invalid(format!("{bytes} bytes are more than there can be")))
 }

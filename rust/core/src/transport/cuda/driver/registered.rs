@@ -10,18 +10,22 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::symbols::numbers;
-use super::{Device, Failure};
+use super::{Device, Failure, is_forked};
 use crate::error::{Error, Result};
 use crate::transport::Page;
 
 /// The pages of this process that are registered, by their first address.
 static REGISTRATIONS: Mutex<BTreeMap<usize, Registration>> = Mutex::new(BTreeMap::new());
 
+/// Signalled when pages have been given back.
+static GIVEN_BACK: Condvar = Condvar::new();
+
 struct Registration {
     bytes: usize,
+    /// 0 while the driver is taking them back.
     users: usize,
 }
 
@@ -77,6 +81,9 @@ impl Registered {
         let _entered = device.set_up()?;
         let registration = {
             let mut registrations = REGISTRATIONS.lock();
+            while is_leaving(&registrations, start.addr().get(), bytes) {
+                GIVEN_BACK.wait(&mut registrations);
+            }
             match share(&mut registrations, start.addr().get(), bytes)? {
                 Some(registration) => registration,
                 None => {
@@ -86,7 +93,7 @@ impl Registered {
                     let code =
                         unsafe { (device.driver.symbols.mem_host_register)(place, bytes, flags) };
                     Failure::check(code).map_err(|failure| failure.while_doing(doing))?;
-                    let first = start.addr().get();
+                    let first = start.as_ptr().expose_provenance();
                     registrations.insert(first, Registration { bytes, users: 1 });
                     first
                 }
@@ -101,15 +108,13 @@ impl Registered {
             address: 0,
             _keep: keep,
         };
-        // SAFETY: it stores an address; the memory is registered.
-        let code = unsafe {
-            (device.driver.symbols.mem_host_get_device_pointer)(
-                &mut registered.address,
-                start.as_ptr().cast(),
-                0,
-            )
-        };
+        let mut address = 0;
+        let first = ptr::with_exposed_provenance_mut(registered.registration);
+        // SAFETY: it stores an address; this is where a registration begins.
+        let code =
+            unsafe { (device.driver.symbols.mem_host_get_device_pointer)(&mut address, first, 0) };
         Failure::check(code).map_err(|failure| failure.while_doing(doing))?;
+        registered.address = address + (start.addr().get() - registered.registration) as u64;
         Ok(registered)
     }
 
@@ -150,8 +155,20 @@ fn share(
     }
 }
 
+/// Whether something of the range is being given back.
+fn is_leaving(registrations: &BTreeMap<usize, Registration>, start: usize, bytes: usize) -> bool {
+    let before = registrations.range(..start + bytes).next_back();
+    before.is_some_and(|(first, registration)| {
+        first + registration.bytes > start && registration.users == 0
+    })
+}
+
 impl Drop for Registered {
     fn drop(&mut self) {
+        if is_forked() {
+            // The lock may be held by a thread that is not here.
+            return;
+        }
         let mut registrations = REGISTRATIONS.lock();
         let Some(registration) = registrations.get_mut(&self.registration) else {
             return;
@@ -160,14 +177,16 @@ impl Drop for Registered {
         if registration.users > 0 {
             return;
         }
-        registrations.remove(&self.registration);
+        // The driver may wait for the device, and a stream for who registers other pages meanwhile. Who wants these waits.
+        drop(registrations);
         let place: *mut c_void = ptr::with_exposed_provenance_mut(self.registration);
-        // The lock is held, so that nobody registers the pages again before they are free.
         // SAFETY: this was registered, and this was its last user. `_keep` goes after it.
         self.device
             .release("unregister host memory", |symbols| unsafe {
                 (symbols.mem_host_unregister)(place)
             });
+        REGISTRATIONS.lock().remove(&self.registration);
+        GIVEN_BACK.notify_all();
     }
 }
 

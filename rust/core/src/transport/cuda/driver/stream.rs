@@ -13,6 +13,7 @@ use cudarc::driver::sys::{
     CUstreamBatchMemOpType,
 };
 
+use super::device::Relaxed;
 use super::symbols::numbers;
 use super::{Device, Driver, Event, Failure, Function};
 use crate::error::{Error, Result};
@@ -167,6 +168,7 @@ impl Stream {
     /// # Errors
     /// `System`.
     pub fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        let _relaxed = Relaxed::begin(self.device.driver);
         self.call(
             format_args!("write {} bytes to {to:#x}", bytes.len()),
             // SAFETY: the bytes are borrowed until the stream has been waited for, below.
@@ -183,6 +185,7 @@ impl Stream {
     /// # Errors
     /// `System`.
     pub fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
+        let _relaxed = Relaxed::begin(self.device.driver);
         self.call(
             format_args!("read {} bytes from {from:#x}", bytes.len()),
             // SAFETY: as in `write`, and the borrow is exclusive.
@@ -200,10 +203,7 @@ impl Stream {
     /// `Unsupported` where the device has no memory operations ([`Device::memory_operations`]); `System`.
     pub fn operate(&self, operations: &[MemoryOperation]) -> Result<()> {
         for part in operations.chunks(MOST_OPERATIONS) {
-            let mut params = [CUstreamBatchMemOpParams { pad: [0; 6] }; MOST_OPERATIONS];
-            for (param, operation) in params.iter_mut().zip(part) {
-                *param = operation.params();
-            }
+            let mut params: Vec<_> = part.iter().map(|operation| operation.params()).collect();
             self.call(
                 format_args!("enqueue {} memory operations", part.len()),
                 // SAFETY: so many initialised elements; the driver reads (and may mark) them before it returns. The

@@ -1,14 +1,16 @@
 //! The driver's functions, found by name.
 //!
-//! They are called through this table, and not by cudarc's functions of the same names, for two reasons: those return
-//! a Rust enumeration, so that a code that a newer driver has and the enumeration has not would be undefined behaviour;
-//! and they panic where the library lacks a symbol, which here is an error that names it.
+//! Their types are cudarc's. They are called through this table, and not by cudarc's functions of the same names, for
+//! three reasons: those return a Rust enumeration, so that a code that a newer driver has and the enumeration has not
+//! would be undefined behaviour; they panic where the library lacks a symbol, which here is an error that names it; and
+//! they take the first `libcuda.so` they find, which may be a toolkit's stub, where the CUDA runtime takes `libcuda.so.1`.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ptr::NonNull;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUipcMemHandle, CUmodule,
-    CUstream, CUstreamBatchMemOpParams, CUuuid,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUipcMemHandle, CUmodule, CUstream,
+    CUstreamBatchMemOpParams, CUuuid,
 };
 
 /// A `CUresult`, of which 0 means success.
@@ -22,27 +24,52 @@ macro_rules! symbols {
         }
 
         impl Symbols {
-            /// Looks all of them up in the library, which is loaded by the first call. The error names the first that
-            /// is missing.
+            /// Looks all of them up in the library. The error names the first that is missing.
             ///
             /// # Safety
-            /// The library is present (loading it panics otherwise) and is the CUDA driver, whose functions have these
-            /// signatures.
-            pub(super) unsafe fn resolve() -> Result<Self, &'static str> {
-                // SAFETY: loading a library runs its initialisers; the driver's are made for that.
-                let library = unsafe { sys::culib() };
+            /// The library is the CUDA driver, whose functions have these signatures.
+            pub(super) unsafe fn resolve(library: &Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($field: {
                         type Function = unsafe extern "C" fn($($argument),*) -> Code;
+                        let symbol = library.symbol($name).ok_or($name)?;
                         // SAFETY: the caller vouches for the signature, and the library is never unloaded.
-                        unsafe { library.get::<Function>($name.as_bytes()) }
-                            .map(|symbol| *symbol)
-                            .map_err(|_| $name)?
+                        unsafe { std::mem::transmute::<NonNull<c_void>, Function>(symbol) }
                     },)+
                 })
             }
         }
     };
+}
+
+/// The driver's library. It stays loaded.
+pub(super) struct Library(NonNull<c_void>);
+
+impl Library {
+    /// Loads it, or says why that is not possible.
+    pub(super) fn load() -> Result<Self, String> {
+        let open = |name: &CStr| {
+            // SAFETY: loading a library runs its initialisers; the driver's are made for that, at any time.
+            NonNull::new(unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) })
+        };
+        if let Some(library) = open(c"libcuda.so.1") {
+            return Ok(Self(library));
+        }
+        // SAFETY: it gives a text that is valid until the next such call of this thread, or null.
+        let why = unsafe {
+            let text = libc::dlerror();
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        };
+        open(c"libcuda.so")
+            .map(Self)
+            .ok_or_else(|| why.unwrap_or_else(|| "libcuda.so.1 was not found".to_owned()))
+    }
+
+    fn symbol(&self, name: &str) -> Option<NonNull<c_void>> {
+        let name = CString::new(name).ok()?;
+        // SAFETY: the library is loaded; the text ends with a zero.
+        NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })
+    }
 }
 
 symbols! {
@@ -111,6 +138,7 @@ pub(super) mod numbers {
     pub(in crate::transport::cuda::driver) const NOT_INITIALIZED: Code = 3;
     pub(in crate::transport::cuda::driver) const DEINITIALIZED: Code = 4;
     pub(in crate::transport::cuda::driver) const STUB_LIBRARY: Code = 34;
+    pub(in crate::transport::cuda::driver) const DEVICE_UNAVAILABLE: Code = 46;
     pub(in crate::transport::cuda::driver) const NO_DEVICE: Code = 100;
     pub(in crate::transport::cuda::driver) const INVALID_CONTEXT: Code = 201;
     pub(in crate::transport::cuda::driver) const NO_BINARY_FOR_GPU: Code = 209;
@@ -129,6 +157,8 @@ pub(super) mod numbers {
     pub(in crate::transport::cuda::driver) const SYSTEM_NOT_READY: Code = 802;
     pub(in crate::transport::cuda::driver) const SYSTEM_DRIVER_MISMATCH: Code = 803;
     pub(in crate::transport::cuda::driver) const COMPAT_NOT_SUPPORTED_ON_DEVICE: Code = 804;
+    pub(in crate::transport::cuda::driver) const FIRST_MPS_ERROR: Code = 805;
+    pub(in crate::transport::cuda::driver) const LAST_MPS_ERROR: Code = 810;
     pub(in crate::transport::cuda::driver) const FIRST_CAPTURE_ERROR: Code = 900;
     pub(in crate::transport::cuda::driver) const LAST_CAPTURE_ERROR: Code = 908;
     pub(in crate::transport::cuda::driver) const UNKNOWN: Code = 999;
