@@ -590,11 +590,11 @@ fn an_abort_ends_what_is_under_way() {
     };
     test.run(|comm| {
         let (stream, named) = stream();
+        let incoming = array_of(&stream, 0.0, 64);
         let array = array_of(&stream, 1.0, 64);
         all_reduce(&comm, &array, named).expect("started");
         if comm.rank() == 0 {
             let work = all_reduce(&comm, &array, named).expect("started");
-            let incoming = array_of(&stream, 0.0, 64);
             let receive = message(&comm, &incoming, (Some(1), 5), named, false);
             comm.send_slice(&[0_u8], 1, 0).expect("a signal");
             for work in [work, receive] {

@@ -296,7 +296,9 @@ impl Messages {
     /// Gives back what is kept for messages to come.
     pub(super) fn clear(&self) {
         let spare = std::mem::take(&mut self.0.lock().spare);
-        dispose(move || drop(spare));
+        if !spare.is_empty() {
+            dispose(move || drop(spare));
+        }
     }
 }
 

@@ -10,12 +10,14 @@
 //! that share a device need a stream each.
 
 mod attendant;
+mod closing;
 mod copies;
 mod direct;
 mod formation;
 mod group;
 mod messages;
 mod staged;
+mod watch;
 mod words;
 
 use std::sync::Arc;

@@ -100,8 +100,11 @@ impl Group {
 /// Groups inside one process that are parts of another one, made by the first of their members that asks.
 #[derive(Default)]
 pub(super) struct Nursery {
-    groups: Mutex<HashMap<Vec<u8>, Vec<Option<Arc<Group>>>>>,
+    groups: Mutex<HashMap<Vec<u8>, Members>>,
 }
+
+/// By rank; `None` for those that have been taken.
+type Members = Vec<Option<Arc<Group>>>;
 
 impl Nursery {
     /// The group of `ranks`, as their number `rank` among them sees it.

@@ -51,10 +51,11 @@ pub struct Chunk {
 
 /// Whether every rank knows how many chunks all others have: as many as itself.
 pub fn is_known(shape: &Shape) -> bool {
-    match (shape.collective, shape.counts) {
-        (_, Counts::Even(_)) => true,
-        (Collective::AllGather | Collective::ReduceScatter, Counts::PerRank(_)) => true,
-        _ => false,
+    let knows_all = [Collective::AllGather, Collective::ReduceScatter];
+    match shape.counts {
+        Counts::Even(_) => true,
+        Counts::PerRank(_) => knows_all.contains(&shape.collective),
+        Counts::PerPair { .. } => false,
     }
 }
 

@@ -92,9 +92,7 @@ impl Driver {
 
     /// A device that has been opened already, if there is one.
     fn any_open(&'static self) -> Option<&'static Device> {
-        self.devices
-            .iter()
-            .find_map(OnceLock::get)
+        self.devices.iter().find_map(OnceLock::get)
     }
 
     /// The newest CUDA that the driver supports: 1000 times the major version plus 10 times the minor one (12040).

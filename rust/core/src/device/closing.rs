@@ -1,0 +1,117 @@
+//! How a group goes: in good order for the others, who may still read this rank's window, and without anybody waiting for it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::{Code, Error};
+use crate::plan::windows::Peers;
+use crate::transport::cuda::flags::{Mark, Signal, Spot};
+use crate::types::Rank;
+
+use super::attendant::{self, Found, dispose};
+use super::formation::Way;
+use super::group::{DeviceGroup, HERE, pause};
+use super::watch::GRACE;
+
+/// How long a window that is closed is kept for peers that have not unmapped it.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How long for peers whose streams have not read what is in it.
+const READING: Duration = Duration::from_secs(60);
+
+impl DeviceGroup {
+    /// Leaves in good order; what is still under way fails. What the driver holds is given back soon after.
+    pub(super) fn close(&self) {
+        if self.closed.get().is_some() {
+            return;
+        }
+        self.settle();
+        let unfinished = !self.board.lock().pending.is_empty() || !self.messages.works().is_empty();
+        if unfinished && self.failure.get().is_none() {
+            let waits = self.describe();
+            self.fail(Error::new(
+                Code::Aborted,
+                format!(
+                    "rank {} closed its communicator while operations were under way: {waits}",
+                    self.parent.rank()
+                ),
+            ));
+        }
+        // Others may have more chunks of an operation that this rank's stream has got past.
+        let since = Instant::now();
+        let mut looks = 0;
+        while self.has_duty() && self.failure.get().is_none() && since.elapsed() < GRACE {
+            pause(&mut looks);
+        }
+        self.cpu.close();
+        let _ = self.closed.set(Instant::now());
+        attendant::wake();
+    }
+
+    /// Whether the host has something to do for others.
+    pub(super) fn has_duty(&self) -> bool {
+        match self.way.read().as_deref() {
+            Some(Way::Staged(staged)) => staged.is_busy(),
+            _ => false,
+        }
+    }
+
+    /// Takes down what is closed, once no stream of this rank uses it.
+    pub(super) fn take_down(self: &Arc<Self>, since: Instant, found: Found) -> Found {
+        if found != Found::Nothing && since.elapsed() < 2 * GRACE {
+            return found.max(Found::Streams);
+        }
+        let way = self.way.write().take();
+        if let Some(way) = way {
+            match Arc::try_unwrap(way) {
+                Ok(way) => {
+                    let has_failed = self.failure.get().is_some();
+                    dispose(move || take_apart(way, has_failed));
+                }
+                Err(way) => {
+                    // A call that has just found it closed.
+                    *self.way.write() = Some(way);
+                    return Found::Streams;
+                }
+            }
+        }
+        self.messages.clear();
+        HERE.lock()
+            .retain(|(_, group)| !std::ptr::eq(group.as_ptr(), Arc::as_ptr(self)));
+        Found::Gone
+    }
+}
+
+/// Gives back what a way holds. The others may still read this rank's window, and have it mapped.
+fn take_apart(way: Way, has_failed: bool) {
+    let Way::Direct(direct) = way else {
+        return;
+    };
+    let Some(windows) = direct.windows else {
+        return;
+    };
+    let others = Peers::others(windows.rank(), windows.len());
+    let own = windows.close_peers();
+    direct.flags.mark(Mark::Unmapped);
+    let since = Instant::now();
+    loop {
+        let gone: Peers = direct.flags.marked(Mark::Unmapped).collect();
+        let still: Vec<Rank> = others.iter().filter(|peer| !gone.contains(*peer)).collect();
+        let is_read = (0..2).all(|half| {
+            let spot = Spot { half, meeting: 0 };
+            let readers = still.iter().copied();
+            direct
+                .flags
+                .missing(Signal::Empty, spot, readers)
+                .is_empty()
+        });
+        let limit = match is_read || has_failed {
+            true => PATIENCE,
+            false => READING,
+        };
+        if still.is_empty() || since.elapsed() > limit {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(own);
+}

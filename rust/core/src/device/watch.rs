@@ -1,0 +1,317 @@
+//! What the attendant does for a group, and whoever waits for one of its operations: ends what streams have got past, lets
+//! them pass after a failure, finds out about mismatches, deaths and deadlines, and puts waits into words.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::engine::{Fingerprint, WorkState};
+use crate::error::{Code, Error, Result};
+use crate::transport::cuda::flags::{Announced, Mark};
+use crate::types::Rank;
+
+use super::attendant::{self, Found};
+use super::formation::Way;
+use super::group::{DeviceGroup, Pending};
+use super::messages::Ended;
+use super::words::Word;
+
+/// How often deadlines and the state of peers are looked at.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long after a failure operations end although their streams have not got past them.
+pub(super) const GRACE: Duration = Duration::from_secs(5);
+
+impl DeviceGroup {
+    /// Ends the operations that the stream has got past.
+    pub(crate) fn settle(&self) {
+        let mut passed = Vec::new();
+        {
+            let mut board = self.board.lock();
+            while let Some(front) = board.pending.front()
+                && self.words.has_passed(Word::Done, front.number)
+            {
+                passed.extend(board.pending.pop_front());
+            }
+        }
+        for mut pending in passed {
+            let verdict = self.compare(&mut pending).and_then(|()| self.check_peers());
+            if let Err(error) = &verdict {
+                self.fail(error.clone());
+            }
+            let result = match self.failure.get() {
+                Some((error, _)) => Err(Error {
+                    operation: None,
+                    ..error.clone()
+                }),
+                None => verdict,
+            };
+            self.parent.end(&pending.work, result);
+        }
+    }
+
+    /// Compares what the peers have announced of an operation with this rank's.
+    fn compare(&self, pending: &mut Pending) -> Result<()> {
+        let way = self.way.read();
+        let Some(Way::Direct(direct)) = way.as_deref() else {
+            return Ok(());
+        };
+        for peer in pending.unheard.iter() {
+            let announced = direct.flags.announced(peer, pending.number - 1);
+            if let Announced::As(bytes) = announced
+                && let Some(theirs) = Fingerprint::decode(&bytes)
+                && theirs != pending.print
+            {
+                let error = pending.print.mismatch(&theirs, self.parent.rank(), peer);
+                return Err(error.with_operation(pending.work.name()));
+            }
+            if announced != Announced::NotYet {
+                pending.unheard = pending.unheard.without(peer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses what peers that have failed may have spoilt.
+    fn check_peers(&self) -> Result<()> {
+        let way = self.way.read();
+        let Some(Way::Direct(direct)) = way.as_deref() else {
+            return Ok(());
+        };
+        let Some(peer) = direct.flags.marked(Mark::Failed).next() else {
+            return Ok(());
+        };
+        drop(way);
+        // It has told the host's group why, or is about to.
+        Err(self.cpu.lost(|_| true).unwrap_or_else(|| {
+            Error::new(
+                Code::Aborted,
+                format!(
+                    "{} has failed in an earlier operation",
+                    self.cpu.name_of(peer)
+                ),
+            )
+            .with_peer(peer)
+        }))
+    }
+
+    /// The group is dead of `error`; the first one stays.
+    pub(super) fn fail(&self, error: Error) {
+        if self.failure.set((error.clone(), Instant::now())).is_err() {
+            return;
+        }
+        if let Some(Way::Direct(direct)) = self.way.read().as_deref() {
+            // Before anything that streams do when they are let pass.
+            direct.flags.mark(Mark::Failed);
+        }
+        self.cpu.fail_of(error.clone());
+        self.parent.fail_of(error);
+        self.release();
+        attendant::wake();
+    }
+
+    /// Lets streams pass whatever they wait for.
+    pub(super) fn release(&self) {
+        match self.way.read().as_deref() {
+            Some(Way::Direct(direct)) => direct.flags.release(),
+            Some(Way::Staged(staged)) => staged.release(&self.words),
+            None => {}
+        }
+        self.messages.release();
+        self.words
+            .store(Word::Ordered, self.board.lock().last as u32);
+    }
+
+    /// Whether the attendant is needed.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.board.lock().pending.is_empty()
+            || !self.messages.works().is_empty()
+            || self.closed.get().is_some()
+    }
+
+    /// The attendant's turn.
+    pub(super) fn attend(self: &Arc<Self>) -> Found {
+        self.settle();
+        let mut ended = Vec::new();
+        let found = match self.failure.get() {
+            None => self.advance(&mut ended),
+            Some((error, since)) => {
+                self.release();
+                self.abandon(error, since.elapsed() > GRACE);
+                match self.is_drained() {
+                    true => Ok(Found::Nothing),
+                    false => Ok(Found::Streams),
+                }
+            }
+        };
+        for (work, result) in ended {
+            self.parent.end(&work, result);
+        }
+        let found = found.unwrap_or_else(|error| {
+            self.fail(error);
+            Found::Moved
+        });
+        match self.closed.get() {
+            Some(since) => self.take_down(*since, found),
+            // What is replayed still has to be let pass.
+            None if found == Found::Nothing && self.failure.get().is_some() => {
+                match self.captured.load(Ordering::Relaxed) {
+                    true => Found::Streams,
+                    false => Found::Nothing,
+                }
+            }
+            None => found,
+        }
+    }
+
+    /// Moves what can be moved, and looks around now and then.
+    fn advance(&self, ended: &mut Vec<Ended>) -> Result<Found> {
+        let (mut moved, mut duty) = (false, false);
+        if let Some(Way::Staged(staged)) = self.way.read().as_deref() {
+            (moved, duty) = staged.advance(&self.words)?;
+        }
+        let messages = self.messages.advance(&self.cpu, ended)?;
+        moved |= messages.0;
+        duty |= messages.1;
+        self.look_around()?;
+        let waits = !self.board.lock().pending.is_empty();
+        Ok(match (moved, duty, waits) {
+            (true, _, _) => Found::Moved,
+            (_, true, _) => Found::Duty,
+            (_, _, true) => Found::Streams,
+            _ => Found::Nothing,
+        })
+    }
+
+    /// Ends what failed, where neither the stream nor the host uses its memory any more, or `all` of it.
+    fn abandon(&self, error: &Error, all: bool) {
+        let mut ended = Vec::new();
+        self.messages.abandon(all, &mut ended);
+        if all {
+            let mut board = self.board.lock();
+            ended.extend(board.pending.drain(..).map(|pending| pending.work));
+        }
+        for work in ended {
+            let error = Error {
+                operation: None,
+                ..error.clone()
+            };
+            self.parent.end(&work, Err(error));
+        }
+    }
+
+    /// Whether no stream is in an operation of this group, as far as it told.
+    pub(super) fn is_drained(&self) -> bool {
+        let last = self.board.lock().last;
+        let host = match self.way.read().as_deref() {
+            Some(Way::Staged(staged)) => staged.is_quiet(),
+            _ => true,
+        };
+        host && self.words.has_passed(Word::Done, last) && self.messages.works().is_empty()
+    }
+
+    /// Looks for mismatches, deaths and deadlines.
+    fn look_around(&self) -> Result<()> {
+        let now = Instant::now();
+        let mut board = self.board.lock();
+        let due = board.looked.is_none_or(|last| now >= last + LOOK);
+        if board.pending.is_empty() || !due {
+            return Ok(());
+        }
+        board.looked = Some(now);
+        for pending in board.pending.iter_mut().take(16) {
+            self.compare(pending)?;
+        }
+        // Operations of the host end at the same time, and have more to say of who is missing.
+        let slack = match self.has_duty() {
+            true => Duration::from_secs(1),
+            false => Duration::ZERO,
+        };
+        let is_late = |deadline: Instant| now >= deadline + slack;
+        let late = board
+            .pending
+            .iter()
+            .find(|pending| pending.work.deadline.is_some_and(is_late))
+            .map(|pending| Arc::clone(&pending.work));
+        let first = board.pending.front().map(|pending| pending.number - 1);
+        drop(board);
+        self.check_peers()?;
+        if let Some(error) = self.parent.error() {
+            return Err(error);
+        }
+        if let Some(error) = self.cpu.lost(|peer| self.has_not_called(peer, first)) {
+            return Err(error);
+        }
+        match late {
+            Some(work) if work.result().is_none() => Err(self.overdue(&work)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a peer has not come to operation `number`, counted from 0.
+    fn has_not_called(&self, peer: Rank, number: Option<u64>) -> bool {
+        match (self.way.read().as_deref(), number) {
+            (Some(Way::Direct(direct)), Some(number)) => {
+                direct.flags.announced(peer, number) == Announced::NotYet
+            }
+            _ => false,
+        }
+    }
+
+    fn overdue(&self, work: &WorkState) -> Error {
+        let (words, blamed) = self.waits();
+        let mut error = Error::new(
+            Code::Timeout,
+            format!(
+                "timed out after {:.3} s on rank {}: {words}; is that rank stuck, slow, or in another operation?",
+                work.started.elapsed().as_secs_f64(),
+                self.parent.rank(),
+            ),
+        )
+        .with_operation(work.name());
+        error.peer = blamed;
+        error
+    }
+
+    /// What is waited for, in words.
+    pub(crate) fn describe(&self) -> String {
+        self.waits().0
+    }
+
+    /// In words, and the first rank that is waited for.
+    fn waits(&self) -> (String, Option<Rank>) {
+        let board = self.board.lock();
+        let Some(front) = board.pending.front() else {
+            return (self.cpu.waits(), None);
+        };
+        let name = front.work.name();
+        if !self.words.has_passed(Word::Begun, front.number) {
+            let text = format!(
+                "this rank's stream has not come to {name} yet: work that was enqueued before it is still under way"
+            );
+            return (text, None);
+        }
+        let way = self.way.read();
+        let (Some(Way::Direct(direct)), Some(plan)) = (way.as_deref(), &front.plan) else {
+            return (format!("{name}: {}", self.cpu.waits()), None);
+        };
+        let at = self.words.load(Word::Step) as usize;
+        let ranks = (self.parent.rank(), self.parent.world());
+        let (missing, what) = match plan.steps.get(at) {
+            Some(step) => direct.missing(step, front.number, ranks),
+            None => (Vec::new(), ""),
+        };
+        if missing.is_empty() {
+            return (format!("{name} is being carried out on the device"), None);
+        }
+        let described = missing.iter().map(|&peer| {
+            let state = match direct.flags.announced(peer, front.number - 1) {
+                Announced::NotYet => "has not called it",
+                _ => "has called it, its stream has not come to it",
+            };
+            format!("{} ({state})", self.cpu.name_of(peer))
+        });
+        let described: Vec<String> = described.collect();
+        let text = format!("{name} waits for {} {what}", described.join(", "));
+        (text, missing.first().copied())
+    }
+}
