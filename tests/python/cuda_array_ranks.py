@@ -146,6 +146,8 @@ def uneven(comm: unisono.Communicator, make: Make, name: str) -> None:
 def messages(comm: unisono.Communicator, make: Make, name: str) -> None:
     """Around a ring; the first message has a tag that the second does not."""
     rank, size = comm.rank, comm.size
+    if size == 1:
+        return
     right, left = (rank + 1) % size, (rank - 1) % size
     values = inputs(comm, name, 67)
     first, second = make(np.zeros_like(values[0])), make(np.zeros_like(values[0]))
@@ -162,8 +164,6 @@ def messages(comm: unisono.Communicator, make: Make, name: str) -> None:
     assert works[2].result() == left
     same(first, values[left])
     same(second, values[left][::-1])
-    if size == 1:
-        return
     # Blocking: one after the other, rank 0 first.
     if rank == 0:
         comm.send(sources[0], right, tag=3, **on(first))
@@ -400,6 +400,8 @@ def closed_at_once() -> None:
     stream = Stream()
     array = InterfaceArray(np.zeros(1000, np.float32), stream=stream)
     with unisono.init(timeout=60) as comm:
+        # What is made at the first call may wait for the device.
+        comm.all_reduce(array)
         gate = stream.gate()
         array.fill(np.full(1000, comm.rank, np.float32))
         comm.all_reduce(array)

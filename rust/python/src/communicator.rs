@@ -70,9 +70,10 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if process::id() != self.process
-            && let Some(meeting) = self.meeting.get_mut().take()
-        {
+        if process::id() == self.process {
+            // Calls on devices have returned, and are taken for done. Not while the interpreter goes away.
+            Python::try_attach(|py| py.detach(|| guard(|| self.comm.finish(None))).ok());
+        } else if let Some(meeting) = self.meeting.get_mut().take() {
             // Ending a server means to wait for its thread, which a forked child does not have.
             std::mem::forget(meeting);
         }

@@ -424,10 +424,8 @@ impl DeviceGroup {
         };
         let works = last.into_iter().chain(self.messages.works());
         works.into_iter().try_for_each(|work| {
-            self.wait(
-                &work,
-                until.map(|until| until.saturating_duration_since(Instant::now())),
-            )
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            self.wait(&work, left)
         })
     }
 
