@@ -75,18 +75,21 @@ impl Stream {
     ///
     /// # Errors
     /// Those of [`Driver::load`] and [`Driver::device`]; `InvalidArgument` when the stream belongs to another device
-    /// or to another context than the device's primary one, or is none as far as the driver can tell.
+    /// or to another context than the device's primary one, or is none as far as the driver can tell. A stream that is being
+    /// captured is not asked.
     pub fn of(stream: DeviceStream) -> Result<Self> {
         let device = Driver::load()?.device(stream.device)?;
         let raw: CUstream = ptr::with_exposed_provenance_mut(stream.stream);
-        if stream.stream > PER_THREAD {
-            check_context(device, raw)?;
-        }
-        Ok(Self {
+        let found = Self {
             device,
             raw,
             own: false,
-        })
+        };
+        // Some drivers end a capture when its stream is asked for the context; the capture belongs to the caller.
+        if stream.stream > PER_THREAD && !matches!(found.is_capturing(), Ok(true)) {
+            check_context(device, raw)?;
+        }
+        Ok(found)
     }
 
     /// A new stream, which does not wait for the legacy default stream nor that for it. May be made during a capture.
