@@ -630,6 +630,7 @@ fn a_communicator_that_is_closed_early_fails_what_is_under_way() {
             .expect("started")
             .wait(None)
             .expect("a sum");
+        comm.barrier().expect("barrier");
         let work = (comm.rank() == 0).then(|| all_reduce(&comm, &array, named).expect("started"));
         if let Some(work) = work {
             comm.close();
