@@ -99,10 +99,6 @@ impl DeviceGroup {
         if self.failure.set((error.clone(), Instant::now())).is_err() {
             return;
         }
-        if let Some(Way::Direct(direct)) = self.way.read().as_deref() {
-            // Before anything that streams do when they are let pass.
-            direct.flags.mark(Mark::Failed);
-        }
         self.cpu.fail_of(error.clone());
         self.parent.fail_of(error);
         self.release();
@@ -112,7 +108,11 @@ impl DeviceGroup {
     /// Lets streams pass whatever they wait for.
     pub(super) fn release(&self) {
         match self.way.read().as_deref() {
-            Some(Way::Direct(direct)) => direct.flags.release(),
+            Some(Way::Direct(direct)) => {
+                // Before anything that streams do when they are let pass.
+                direct.flags.mark(Mark::Failed);
+                direct.flags.release();
+            }
             Some(Way::Staged(staged)) => staged.release(&self.words),
             None => {}
         }
