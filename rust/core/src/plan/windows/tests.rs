@@ -93,7 +93,7 @@ fn operation<'a>(
 /// Numbers that differ, some of them zero.
 fn scattered(seed: usize, most: usize) -> usize {
     let mixed = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-    if mixed % 5 == 0 {
+    if mixed.is_multiple_of(5) {
         0
     } else {
         mixed % (most + 1)
