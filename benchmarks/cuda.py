@@ -18,6 +18,9 @@ share a device share its memory's rate. NCCL takes part where it accepts several
 # ruff: noqa: E402
 from __future__ import annotations
 
+if __name__ == "cuda":  # torch asks for NVIDIA's package of that name
+    raise ImportError("this is a benchmark of unisono, not NVIDIA's package cuda")
+
 import argparse
 import datetime
 import json
