@@ -37,6 +37,9 @@ fn close_torch_groups(py: Python<'_>) {
     });
 }
 
+/// How long a group that is closed waits for what is under way on devices.
+const FAREWELL: Duration = Duration::from_secs(3);
+
 /// A joined group; empty when joining failed, which the status beside it says.
 struct Group(Option<Communicator>);
 
@@ -234,8 +237,12 @@ impl Group {
         self.quietly(|communicator| communicator.abort(reason));
     }
 
+    /// Messages on devices that the peer has read already may not have been noticed to be; others are given a while.
     fn close(&self) {
-        self.quietly(Communicator::close);
+        self.quietly(|communicator| {
+            let _ = communicator.finish(Some(FAREWELL));
+            communicator.close();
+        });
     }
 
     /// For what cannot fail but by a defect, which the group's next operation reports.
