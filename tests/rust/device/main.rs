@@ -574,9 +574,18 @@ fn a_timeout_names_who_is_missing() {
             } else {
                 // Well beyond the limit, and the second more that operations of the host may have.
                 std::thread::sleep(Duration::from_secs(5));
-                // Who does nothing hears of it at the next call.
-                let late = all_reduce(&comm, &array, named).and_then(|work| work.wait(None));
-                let error = late.unwrap_err();
+                // Who does nothing hears of it at the next call that needs the others; what they sent before they gave
+                // up may be all that one staged call needs.
+                let mut late = || {
+                    all_reduce(&comm, &array, named)
+                        .and_then(|work| work.wait(None))
+                        .err()
+                };
+                let first = match config == LARGE {
+                    true => late(),
+                    false => late().or_else(&mut late),
+                };
+                let error = first.expect("the others have given up");
                 assert_eq!(error.code, Code::Timeout, "{error}");
             }
         });

@@ -13,12 +13,12 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::buffer::Memory;
 use crate::communicator::PointToPoint;
-use crate::engine::{Completion, Fingerprint, Group, Identity, Request, Sizes, WorkState};
+use crate::engine::{Completion, Fingerprint, Group, Identity, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::plan::windows::{Peers, Plan};
 use crate::transport::cuda::driver::{Device, Stream};
 use crate::transport::cuda::kernels;
-use crate::types::{Collective, DataType, DeviceStream, Rank, ReduceOp};
+use crate::types::{Collective, DataType, DeviceStream, Rank};
 
 use super::attendant;
 use super::copies::check_memory;
@@ -159,7 +159,7 @@ impl DeviceGroup {
             work: Arc::clone(&work),
             number,
             stream: named,
-            print: fingerprint(&request, number, algorithm),
+            print: request.fingerprint(number, algorithm),
             unheard: match plan {
                 Some(_) => Peers::others(rank, world),
                 None => Peers::none(),
@@ -406,11 +406,7 @@ impl DeviceGroup {
     /// # Errors
     /// The first failure.
     pub(super) fn drain(&self) -> Result<()> {
-        let last = {
-            let board = self.board.lock();
-            board.pending.back().map(|last| Arc::clone(&last.work))
-        };
-        last.map_or(Ok(()), |work| self.wait(&work, None))
+        self.last().map_or(Ok(()), |work| self.wait(&work, None))
     }
 
     /// Waits until everything here has ended, messages too, or until `until`.
@@ -418,15 +414,17 @@ impl DeviceGroup {
     /// # Errors
     /// The first failure; `Timeout` when the time is up first.
     pub(super) fn finish(&self, until: Option<Instant>) -> Result<()> {
-        let last = {
-            let board = self.board.lock();
-            board.pending.back().map(|last| Arc::clone(&last.work))
-        };
-        let works = last.into_iter().chain(self.messages.works());
+        let works = self.last().into_iter().chain(self.messages.works());
         works.into_iter().try_for_each(|work| {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             self.wait(&work, left)
         })
+    }
+
+    /// The last collective that a stream has not got past.
+    fn last(&self) -> Option<Arc<WorkState>> {
+        let board = self.board.lock();
+        board.pending.back().map(|last| Arc::clone(&last.work))
     }
 
     /// What it holds: bytes of the device, bytes of registered host memory, operations under way.
@@ -449,32 +447,6 @@ pub(super) fn pause(looks: &mut u32) {
         0..=200 => std::thread::yield_now(),
         201..=400 => std::thread::sleep(Duration::from_micros(20)),
         _ => std::thread::sleep(Duration::from_micros(200)),
-    }
-}
-
-fn fingerprint(request: &Request, sequence: u64, algorithm: u8) -> Fingerprint {
-    let count = match &request.sizes {
-        Sizes::Even(count) => *count,
-        // Everybody knows all counts of these; of the others each rank knows its own only.
-        Sizes::PerRank(counts)
-            if matches!(
-                request.collective,
-                Collective::AllGather | Collective::ReduceScatter
-            ) =>
-        {
-            counts.iter().sum()
-        }
-        _ => 0,
-    };
-    Fingerprint {
-        sequence,
-        collective: request.collective as u8,
-        dtype: request.dtype as u8,
-        op: request.op.map_or(0, ReduceOp::number),
-        algorithm,
-        root: request.root as u32,
-        count: count as u64,
-        length: 0,
     }
 }
 

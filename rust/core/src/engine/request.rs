@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 use crate::plan::{Counts, Shape};
 use crate::types::{Collective, DataType, DeviceStream, Rank, ReduceOp};
 
+use super::wire::Fingerprint;
+
 /// How many elements each rank contributes or gets; the owned form of [`Counts`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sizes {
@@ -360,6 +362,33 @@ impl Request {
                 self.collective,
                 Collective::AllReduce | Collective::Reduce | Collective::AllGather
             )
+    }
+
+    /// What it is compared by with the calls of other ranks.
+    pub(crate) fn fingerprint(&self, sequence: u64, algorithm: u8) -> Fingerprint {
+        let count = match &self.sizes {
+            Sizes::Even(count) => *count,
+            // Everybody knows all counts of these; of the others each rank knows its own only.
+            Sizes::PerRank(counts)
+                if matches!(
+                    self.collective,
+                    Collective::AllGather | Collective::ReduceScatter
+                ) =>
+            {
+                counts.iter().sum()
+            }
+            _ => 0,
+        };
+        Fingerprint {
+            sequence,
+            collective: self.collective as u8,
+            dtype: self.dtype as u8,
+            op: self.op.map_or(0, ReduceOp::number),
+            algorithm,
+            root: self.root as u32,
+            count: count as u64,
+            length: 0,
+        }
     }
 
     /// What the plan is made from.

@@ -17,7 +17,6 @@ use super::positions::TOLD_AFTER;
 use super::request::{Request, Sizes};
 use super::stage::Stage;
 use super::task::{Print, Task};
-use super::wire::Fingerprint;
 use super::work::{Completion, WorkState};
 
 /// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
@@ -112,29 +111,7 @@ impl Group {
         let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();
         let partial_kernel = kernel(request.dtype.accumulator())?;
         let kernel = kernel(request.dtype)?;
-        let count = match &request.sizes {
-            Sizes::Even(count) => *count,
-            // Everybody knows all counts of these; of the others each rank knows its own only.
-            Sizes::PerRank(counts)
-                if matches!(
-                    request.collective,
-                    Collective::AllGather | Collective::ReduceScatter
-                ) =>
-            {
-                counts.iter().sum()
-            }
-            _ => 0,
-        };
-        let fingerprint = Fingerprint {
-            sequence,
-            collective: request.collective as u8,
-            dtype: request.dtype as u8,
-            op: request.op.map_or(0, ReduceOp::number),
-            algorithm: prepared.algorithm,
-            root: request.root as u32,
-            count: count as u64,
-            length: 0,
-        };
+        let fingerprint = request.fingerprint(sequence, prepared.algorithm);
         let mut task = Task {
             collective: request.collective,
             input: request.input.unwrap_or_else(Memory::empty),

@@ -259,12 +259,7 @@ impl Batch<'_> {
         peers: impl IntoIterator<Item = Rank>,
     ) -> Self {
         let waits = self.operations.len();
-        self.for_each(peers, |pair, operations| {
-            operations.push(MemoryOperation::WaitAny {
-                address: pair.address(pair.awaited(signal, spot)),
-                mask: READY | ABORT,
-            });
-        });
+        self = self.look(signal, spot, peers);
         for at in waits..self.operations.len() {
             if let MemoryOperation::WaitAny { address, .. } = self.operations[at] {
                 self.operations

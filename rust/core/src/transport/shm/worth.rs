@@ -15,9 +15,10 @@ use crate::reduce;
 /// do. Between the two copies that it saves and the one that the peer would have done meanwhile.
 pub(super) const WORTH: f64 = 1.5;
 
-/// As many for a long message by itself. What it saves is more than the copies: each core would fetch from the other's
-/// cache what that one has just written to the ring, which takes several times as long as a copy where the cores share no
-/// cache, and with more ranks than cores the ring goes from full to empty by way of the scheduler, many times a message.
+/// As many for a long message by itself. Between two ranks of one virtual machine the ring took anything from one to four
+/// times its best for 1 MiB, from minute to minute, and reading hardly varied (`collectives --ranks 2 --collectives
+/// send_recv --sizes 1M`, under `UNISONO_LEND_BYTES=none` and `64K`); reading was there six to seven copies in the cache.
+/// With more ranks than cores the ring also goes from full to empty by way of the scheduler, many times a message.
 pub(super) const WORTH_ALONE: f64 = 12.0;
 
 /// Bytes read and copied: enough for the call itself not to matter, few enough for the cache.
