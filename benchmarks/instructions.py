@@ -3,17 +3,17 @@
     python benchmarks/instructions.py            count, and say by how much each has changed
     python benchmarks/instructions.py --record   count, and keep the counts in instructions.json
 
-Times vary with the machine, counts do not: two counts of one build differ by about one in a
-hundred. Two ranks, which are threads of one process, are linked as two processes would be; valgrind
-runs one thread at a time and hands over where a thread yields. What is counted is all of the
-operation on both ranks, from the call to the return, halved. Setting up drops out, since two runs
-with different numbers of calls are subtracted.
+Times vary with the machine, counts hardly do. Two ranks, which are threads of one process, are
+linked as two processes would be; valgrind runs one thread at a time and hands over where a thread
+yields. What is counted is all of the operation on both ranks, from the call to the return, halved.
+Setting up drops out, since two runs with different numbers of calls are subtracted. Where other
+programs keep the cores busy a thread that has yielded may be late for its turn, and the other one
+looks around once more; so each run is made several times, and the least count is taken.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import json
 import os
 import re
@@ -33,6 +33,7 @@ OPERATIONS = {
 }
 RECORD = Path(__file__).with_name("instructions.json")
 CALLS = 9000
+RUNS = 4
 
 
 def count(program: Path, operation: str, calls: int) -> int:
@@ -57,10 +58,9 @@ def count_all(operations: list[str], calls: tuple[int, int]) -> dict[str, float]
     build.RESULTS.mkdir(parents=True, exist_ok=True)
     few, many = calls
     counts = {}
-    with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        for operation in operations:
-            less, more = pool.map(count, [program] * 2, [operation] * 2, calls)
-            counts[operation] = round((more - less) / (many - few) / 2, 1)
+    for operation in operations:
+        less, more = (min(count(program, operation, n) for _ in range(RUNS)) for n in calls)
+        counts[operation] = round((more - less) / (many - few) / 2, 1)
     return counts
 
 

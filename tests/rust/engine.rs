@@ -812,3 +812,71 @@ fn estimates_grow_with_sizes_and_move_nothing() {
         assert!(data.iter().all(|x| *x == 1.0));
     });
 }
+
+/// Everybody gives to the next and gets from the previous, short messages and long ones.
+#[test]
+fn exchanges_go_round() {
+    let _others = beside_others();
+    for transport in TRANSPORTS {
+        for world in [1, 2, 5] {
+            run(transport, world, |comm| {
+                let (rank, world) = (comm.rank(), comm.world_size());
+                let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
+                for length in [0, 1, 1000, 300_000] {
+                    for from in [Some(previous), None] {
+                        let outgoing = vec![rank as u32; length];
+                        let mut incoming = vec![u32::MAX; length];
+                        let came = comm
+                            .send_receive_slices((&outgoing, next), (&mut incoming, from), 3)
+                            .expect("an exchange");
+                        assert_eq!(came, previous);
+                        assert!(incoming.iter().all(|&value| value == previous as u32));
+                        // From any rank, the next round's message may be here before this one's.
+                        comm.barrier().expect("barrier");
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn an_exchange_that_cannot_be_sent_takes_its_receive_back() {
+    let _others = beside_others();
+    run(Transport::Shm, 2, |comm| {
+        let (outgoing, mut incoming) = ([1_u8; 4], [0_u8; 8]);
+        let rank = comm.rank();
+        let error = comm
+            .send_receive_slices((&outgoing, rank), (&mut incoming, Some(rank)), 3)
+            .expect_err("eight bytes of four");
+        assert_eq!(error.code, Code::InvalidArgument, "{error}");
+        let error = comm
+            .send_receive_slices((&outgoing, 7), (&mut incoming, Some(rank)), 3)
+            .expect_err("no such rank");
+        assert_eq!(error.code, Code::InvalidArgument, "{error}");
+        // The group is as good as before, and no receive is left that would take this.
+        let mut incoming = [0_u8; 4];
+        let came = comm
+            .send_receive_slices((&outgoing, rank), (&mut incoming, Some(rank)), 3)
+            .expect("an exchange with oneself");
+        assert_eq!((came, incoming), (rank, outgoing));
+    });
+}
+
+#[test]
+fn an_exchange_fails_with_its_peer() {
+    let _others = beside_others();
+    for length in [4, 300_000] {
+        run(Transport::Shm, 2, |comm| {
+            if comm.rank() == 0 {
+                let (outgoing, mut incoming) = (vec![1_u8; length], vec![0_u8; length]);
+                let error = comm
+                    .send_receive_slices((&outgoing, 1), (&mut incoming, Some(1)), 3)
+                    .expect_err("the other has left");
+                assert_eq!(error.code, Code::PeerLost, "{error}");
+            } else {
+                pause(50);
+            }
+        });
+    }
+}

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::buffer::Memory;
 use crate::config::Config;
 use crate::device::{self, DeviceGroup, Devices};
-use crate::engine::{Completion, Group, Request, WorkState};
+use crate::engine::{Completion, Group, Inbound, Outbound, Request, WorkState};
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::heap;
@@ -256,6 +256,42 @@ impl Communicator {
     ) -> Result<Rank> {
         device::refuse_memory(&memory, "buffer")?;
         self.group.receive_now(dtype, memory, (from, tag), timeout)
+    }
+
+    /// Sends `outgoing` to a rank and receives `incoming` from one, the same or another, at the same time and in the
+    /// calling thread: MPI's `Sendrecv`. Each is the memory, the other rank and the tag; the two must not overlap. Returns
+    /// the rank that the message came from.
+    ///
+    /// Ranks that all exchange with their neighbours cannot wait for each other in a ring, as those that all send
+    /// first may.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`] and [`Communicator::receive`], and whatever ends them.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`]; both operations have completed when this returns.
+    pub unsafe fn send_receive_now(
+        &self,
+        dtype: DataType,
+        (outgoing, to, send_tag): (Memory, Rank, u64),
+        (incoming, from, receive_tag): (Memory, Option<Rank>, u64),
+        timeout: Option<Duration>,
+    ) -> Result<Rank> {
+        device::refuse_memory(&outgoing, "buffer to send")?;
+        device::refuse_memory(&incoming, "buffer to receive into")?;
+        let outgoing = Outbound {
+            dtype,
+            memory: outgoing,
+            to,
+            tag: send_tag,
+        };
+        let incoming = Inbound {
+            dtype,
+            memory: incoming,
+            from,
+            tag: receive_tag,
+        };
+        self.group.exchange_now(outgoing, incoming, timeout)
     }
 
     /// Blocks until every rank has called it, like [`Request::barrier`], and on failure rank 0 names every rank

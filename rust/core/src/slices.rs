@@ -132,6 +132,23 @@ impl Communicator {
         unsafe { self.receive_now(T::DTYPE, Memory::of_mut(data), (from, tag), None) }
     }
 
+    /// Sends `outgoing` to rank `to` and receives exactly `incoming.len()` elements from rank `from`, or from any, at the
+    /// same time; returns the rank they came from.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn send_receive_slices<T: Element>(
+        &self,
+        (outgoing, to): (&[T], Rank),
+        (incoming, from): (&mut [T], Option<Rank>),
+        tag: u64,
+    ) -> Result<Rank> {
+        let outgoing = (Memory::of(outgoing), to, tag);
+        let incoming = (Memory::of_mut(incoming), from, tag);
+        // SAFETY: both slices are borrowed until `send_receive_now` returns, which is after the end of both operations.
+        unsafe { self.send_receive_now(T::DTYPE, outgoing, incoming, None) }
+    }
+
     fn carry_out(&self, request: Request) -> Result<()> {
         // SAFETY: the slices that the request views are borrowed by the caller of this method, and `run` returns
         // only when the operation has ended.

@@ -3,7 +3,7 @@
 use unisono::buffer::{Element, Memory};
 use unisono::error;
 use unisono::types::{Collective, ReduceOp};
-use unisono::{Communicator, PointToPoint, Request};
+use unisono::{Communicator, Request};
 
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -298,15 +298,9 @@ impl<T: Number> Cell<T> {
 
     fn send_recv(&mut self, comm: &Communicator) -> error::Result<()> {
         let (next, previous) = (self.next(), self.previous());
-        let (input, output) = (self.input.view(), self.output.view());
-        let options = PointToPoint::default;
-        // SAFETY: the buffers are this cell's, and both operations are waited for.
-        let (received, sent) = unsafe {
-            let received = comm.receive(T::DTYPE, output, Some(previous), 0, options())?;
-            (received, comm.send(T::DTYPE, input, next, 0, options()))
-        };
-        let sent = sent?.wait(None);
-        received.wait(None).and(sent)
+        let (input, output) = (self.input.as_slice(), self.output.as_mut_slice());
+        comm.send_receive_slices((input, next), (output, Some(previous)), 0)
+            .map(drop)
     }
 
     fn next(&self) -> usize {

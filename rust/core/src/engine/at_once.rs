@@ -160,6 +160,97 @@ impl Group {
             .ok_or_else(|| Error::internal("a message without a source"))
     }
 
+    /// Sends and receives in this thread, at the same time. Returns the rank that the message came from.
+    pub(crate) fn exchange_now(
+        &self,
+        outgoing: Outbound,
+        incoming: Inbound,
+        timeout: Option<Duration>,
+    ) -> Result<Rank> {
+        self.check_alive()?;
+        self.check_rank(outgoing.to, "send to")?;
+        check_elements(outgoing.dtype, &outgoing.memory, "send")?;
+        check_elements(incoming.dtype, &incoming.memory, "recv")?;
+        if let Some(from) = incoming.from {
+            self.check_rank(from, "receive from")?;
+        }
+        let sent = self.send_first(&outgoing, &incoming)?;
+        if let Some(from) = incoming.from.filter(|_| sent) {
+            let mut core = self.core.lock();
+            let wanted = Wanted {
+                from,
+                tag: incoming.tag,
+                dtype: incoming.dtype,
+                memory: &incoming.memory,
+            };
+            let alone = !core.leader && !core.is_busy() && core.matching.may_look(from);
+            if alone && self.look(&mut core, &wanted)? {
+                self.note_message(&mut core, Collective::Recv);
+                return Ok(from);
+            }
+        }
+        let options = || PointToPoint {
+            timeout,
+            blocking: true,
+            ..PointToPoint::default()
+        };
+        let Inbound {
+            dtype,
+            memory,
+            from,
+            tag,
+        } = incoming;
+        let received = self.receive(dtype, memory, (from, tag), options())?;
+        if !sent {
+            let Outbound {
+                dtype,
+                memory,
+                to,
+                tag,
+            } = outgoing;
+            let sent = self
+                .send(dtype, memory, (to, tag), options())
+                .and_then(|work| self.wait(&work, None));
+            if let Err(error) = sent {
+                // The receive's memory is in use until it has ended.
+                if !self.core.lock().matching.withdraw(&received) {
+                    let _ = self.wait(&received, None);
+                }
+                return Err(error);
+            }
+        }
+        self.wait(&received, None)?;
+        received
+            .source()
+            .ok_or_else(|| Error::internal("a message without a source"))
+    }
+
+    /// Sends the short message of an exchange at once, where the receive may be looked for alike. Returns whether it
+    /// has been sent.
+    fn send_first(&self, outgoing: &Outbound, incoming: &Inbound) -> Result<bool> {
+        let mut core = self.core.lock();
+        self.check_alive()?;
+        if core.leader || incoming.memory.len() > core.matching.eager_bytes() {
+            return Ok(false);
+        }
+        let Core {
+            matching, links, ..
+        } = &mut *core;
+        let place = (outgoing.to, outgoing.tag);
+        match matching.send_at_once(links, outgoing.dtype, &outgoing.memory, place) {
+            Ok(sent) => {
+                if sent {
+                    self.note_message(&mut core, Collective::Send);
+                }
+                Ok(sent)
+            }
+            Err(error) => {
+                self.fail(&mut core, error.clone());
+                Err(error)
+            }
+        }
+    }
+
     /// Looks for a message as long as that takes no sleep. Returns whether it came.
     fn look(&self, core: &mut Core, wanted: &Wanted<'_>) -> Result<bool> {
         let found = self.patiently(core, |core| {
@@ -249,6 +340,23 @@ impl Group {
         }));
         run.unwrap_or_else(|_| Err(Error::internal(PANICKED)))
     }
+}
+
+/// The message that an exchange sends.
+pub(crate) struct Outbound {
+    pub(crate) dtype: DataType,
+    pub(crate) memory: Memory,
+    pub(crate) to: Rank,
+    pub(crate) tag: u64,
+}
+
+/// The message that an exchange receives.
+pub(crate) struct Inbound {
+    pub(crate) dtype: DataType,
+    pub(crate) memory: Memory,
+    /// From whom; `None`: from any rank.
+    pub(crate) from: Option<Rank>,
+    pub(crate) tag: u64,
 }
 
 /// How far a collective came at once.

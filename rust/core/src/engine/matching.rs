@@ -21,6 +21,7 @@ use crate::transport::{Link, Loan};
 use crate::types::{DataType, Rank};
 
 use super::links::{LinkTable, OpenLink};
+use super::task::TURN;
 use super::traffic::{
     Announced, CREDIT, Frame, HEADER, Kept, Kind, Outgoing, Peer, Posted, Sent, Sink, corrupt,
     declined, fill,
@@ -60,6 +61,11 @@ impl Matching {
             eager_bytes,
             inbox: Vec::new(),
         }
+    }
+
+    /// Up to which length messages are sent without asking.
+    pub(crate) fn eager_bytes(&self) -> usize {
+        self.eager_bytes
     }
 
     /// Whether anything is under way that needs links to be driven.
@@ -319,6 +325,14 @@ impl Matching {
         Ok(())
     }
 
+    /// Takes a receive back that no message has met. Returns whether it was there.
+    pub(crate) fn withdraw(&mut self, work: &Arc<WorkState>) -> bool {
+        let before = self.posted.len();
+        self.posted
+            .retain(|posted| !Arc::ptr_eq(&posted.work, work));
+        self.posted.len() < before
+    }
+
     /// Moves frames in and out. Returns whether anything moved.
     pub(crate) fn advance(
         &mut self,
@@ -422,14 +436,21 @@ impl Matching {
             return Ok(false);
         };
         let mut moved = false;
+        let mut turn = 0;
         loop {
             if let Some(sink) = &mut self.peers[rank].sink {
                 while !sink.is_full() {
                     match open.link.try_recv(sink.rest())? {
                         0 => return Ok(moved),
-                        n => sink.advance(n),
+                        n => {
+                            sink.advance(n);
+                            turn += n;
+                        }
                     }
                     moved = true;
+                    if turn >= TURN && !sink.is_full() {
+                        return Ok(true);
+                    }
                 }
                 self.close_sink(rank, finished)?;
             }

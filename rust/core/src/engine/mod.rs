@@ -30,6 +30,7 @@ mod wait;
 mod wire;
 mod work;
 
+pub(crate) use at_once::{Inbound, Outbound};
 pub(crate) use beneath::Identity;
 pub(crate) use group::Group;
 pub use request::{Request, Sizes};

@@ -126,7 +126,6 @@ impl Group {
                     }
                 }
                 match self.config.lend_bytes {
-                    LendBytes::Auto if lane == Lane::PointToPoint => link.expect_single_messages(),
                     LendBytes::Auto => {}
                     LendBytes::None => link.lend_private_from(usize::MAX),
                     LendBytes::From(bytes) => link.lend_private_from(bytes),

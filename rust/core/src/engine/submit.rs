@@ -281,7 +281,10 @@ impl Group {
             None => (0..self.world)
                 .for_each(|peer| self.ensure_link(&mut core.links, Lane::PointToPoint, peer)),
         }
-        self.step(&mut core);
+        // A receive leaves reading to the wait, so that what is sent meanwhile does not come after it.
+        if collective == Collective::Send {
+            self.step(&mut core);
+        }
         self.after_submit(&mut core, (!options.blocking).then_some(bytes >= LARGE));
         Ok(work)
     }

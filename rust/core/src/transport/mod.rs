@@ -147,12 +147,8 @@ pub trait Link: Send {
         0
     }
 
-    /// From which size on memory outside the shared heap is lent, instead of where that was measured to be faster.
+    /// From which size on memory outside the shared heap is lent, instead of where that is measured to be faster.
     fn lend_private_from(&mut self, _bytes: usize) {}
-
-    /// Messages will come by themselves, not as parts of operations that keep both sides busy: memory outside the shared
-    /// heap is lent as is best for that.
-    fn expect_single_messages(&mut self) {}
 
     /// Sends a message by its header and the place of its payload, `(address, bytes)` piece by piece. The memory must
     /// stay as it is until [`Link::loan`] says that it is back, or [`Link::send_abort`] or the end of the link has

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::pace::{Choice, Pace, Paces, TIMED_FROM};
 use super::ring::{MAX_ALIGN, Word};
-use super::worth;
 use crate::error::{Code, Error, Result};
 use crate::heap::PeerHeap;
 use crate::reduce::{Streaming, copy_hinted};
@@ -33,14 +33,12 @@ pub(super) const LENT_IN_PLACE_FROM: usize = 16 << 10;
 /// call costs more than a second copy anywhere.
 const LENT_FROM: usize = 64 << 10;
 
-/// As [`LENT_FROM`], for messages by themselves.
-const LENT_ALONE_FROM: usize = 512 << 10;
-
 /// How much is read at once into memory between: it stays in the cache until it is folded.
 const BLOCK: usize = 64 << 10;
 
-/// How much is read at once into its place, so that a caller with several links comes round to all of them.
-const PIECE: usize = 1 << 20;
+/// How much is read at once into its place, so that a caller with several links comes round to all of them, and to what
+/// it sends meanwhile.
+const PIECE: usize = 256 << 10;
 
 /// Bytes of a [`Run`] in a post.
 const RUN: usize = 24;
@@ -61,6 +59,11 @@ pub(super) trait Ledger {
     fn declined(&self) -> &Self::Word;
     /// 1 once the sender has taken back what it lent. Written by the sender.
     fn revoked(&self) -> &Self::Word;
+    /// The pace at which the sender has copied into the ring lately, written by the sender; and that at which the receiver
+    /// has copied out of it and read private memory, written by the receiver. Advice, which orders nothing.
+    fn filling(&self) -> &Self::Word;
+    fn emptying(&self) -> &Self::Word;
+    fn reading(&self) -> &Self::Word;
     /// The ring's flag.
     fn producer_asleep(&self) -> &Self::Word;
     /// A fence of that order.
@@ -109,10 +112,11 @@ pub(super) const fn most_runs(room: usize) -> usize {
 /// The side that lends.
 pub(super) struct Lender<L> {
     ledger: L,
-    /// From which size on private memory is lent.
+    /// From which size on private memory may be lent.
     pub(super) private_from: usize,
-    /// What reading may cost at most ([`worth`]).
-    worth: f64,
+    /// Whether that is the faster way; `None`: it does not matter.
+    choice: Option<Choice>,
+    filling: Pace,
     lent: u64,
     /// The first loan of private memory.
     trial: Option<u64>,
@@ -132,7 +136,8 @@ impl<L: Ledger> Lender<L> {
         Self {
             ledger,
             private_from: LENT_FROM,
-            worth: worth::WORTH,
+            choice: Some(Choice::default()),
+            filling: Pace::default(),
             lent: 0,
             trial: None,
             reach: Reach::Unknown,
@@ -141,12 +146,17 @@ impl<L: Ledger> Lender<L> {
 
     /// Lends private memory from so many bytes on, whatever it costs.
     pub(super) fn lend_private_from(&mut self, bytes: usize) {
-        (self.private_from, self.worth) = (bytes, f64::INFINITY);
+        (self.private_from, self.choice) = (bytes, None);
     }
 
-    /// Lends private memory as is best for messages that come by themselves.
-    pub(super) fn expect_single_messages(&mut self) {
-        (self.private_from, self.worth) = (LENT_ALONE_FROM, worth::WORTH_ALONE);
+    /// So many bytes of a message were copied into the ring.
+    pub(super) fn note_filling(&mut self, bytes: usize, took: Duration) {
+        self.filling.note(bytes, took);
+        let word = self.ledger.filling();
+        word.store(self.filling.0, Ordering::Relaxed);
+        if let Some(choice) = &mut self.choice {
+            choice.note_filling();
+        }
     }
 
     /// Whether the peer is known to read private memory.
@@ -155,17 +165,26 @@ impl<L: Ledger> Lender<L> {
     }
 
     /// Whether `bytes`, of which some or (`whole`) all lie in private memory, are better lent than streamed, and the
-    /// peer can read them as far as is known.
-    pub(super) fn lends_private(&self, bytes: usize, whole: bool) -> bool {
+    /// peer can read them as far as is known. `incoming`: what the other direction takes.
+    pub(super) fn lends_private(&mut self, bytes: usize, whole: bool, incoming: Paces) -> bool {
         let reached = match self.reach {
             // A payload of which the peer has read the part in the heap could not be refused any more.
             Reach::Unknown => whole,
             Reach::Proven => true,
             Reach::Refused => false,
         };
-        reached
-            && bytes >= self.private_from
-            && (self.worth.is_infinite() || worth::reading_to_copying() <= self.worth)
+        if !reached || bytes < self.private_from {
+            return false;
+        }
+        let outgoing = Paces {
+            filling: self.filling,
+            emptying: told(self.ledger.emptying()),
+            reading: told(self.ledger.reading()),
+        };
+        match &mut self.choice {
+            Some(choice) => choice.prefers_loan(bytes, outgoing, incoming),
+            None => true,
+        }
     }
 
     /// Counts a loan that has been posted; `private`: some of it is to be read with `process_vm_readv`.
@@ -232,6 +251,11 @@ impl<L: Ledger> Lender<L> {
     }
 }
 
+/// What the peer says of its pace. It may say anything: it is only chosen by.
+fn told(word: &impl Word) -> Pace {
+    Pace(word.load(Ordering::Relaxed))
+}
+
 /// The receiver's account of loans.
 pub(super) struct Account<L> {
     ledger: L,
@@ -288,6 +312,8 @@ pub(super) struct Back {
 /// The side that reads what is lent.
 pub(super) struct Borrower<L> {
     account: Account<L>,
+    emptying: Pace,
+    pace: Pace,
     /// The peer's process, if it is one that can be named.
     pub(super) peer: Option<i32>,
     /// A loan of private memory has been announced.
@@ -325,11 +351,29 @@ impl<L: Ledger> Borrower<L> {
     pub(super) fn new(ledger: L, peer: Option<i32>) -> Self {
         Self {
             account: Account::new(ledger),
+            emptying: Pace::default(),
+            pace: Pace::default(),
             peer,
             tried: false,
             reading: false,
             loan: Reading::default(),
         }
+    }
+
+    /// What this direction has taken lately.
+    pub(super) fn paces(&self) -> Paces {
+        Paces {
+            filling: told(self.account.ledger.filling()),
+            emptying: self.emptying,
+            reading: self.pace,
+        }
+    }
+
+    /// So many bytes were copied out of the ring; the sender is told.
+    pub(super) fn note_emptying(&mut self, bytes: usize, took: Duration) {
+        self.emptying.note(bytes, took);
+        let word = self.account.ledger.emptying();
+        word.store(self.emptying.0, Ordering::Relaxed);
     }
 
     /// Whether a loan is being read.
@@ -515,12 +559,20 @@ impl<L: Ledger> Borrower<L> {
         if run.segment != 0 {
             return Err(corrupt(format_args!("segment {}", run.segment)));
         }
+        let started = Instant::now();
         let result = match self.peer {
             Some(peer) => read_process(peer, run.at + self.loan.within, bytes),
             None => Err(Errno::SRCH),
         };
         match result {
-            Ok(()) => Ok(self.verdict()),
+            Ok(()) => {
+                if bytes.len() >= TIMED_FROM {
+                    self.pace.note(bytes.len(), started.elapsed());
+                    let word = self.account.ledger.reading();
+                    word.store(self.pace.0, Ordering::Relaxed);
+                }
+                Ok(self.verdict())
+            }
             Err(_) if self.loan.refusable => Ok(Attempt::Refused),
             Err(errno) => {
                 // A process that ends takes its memory with it before it says so; one that fails revokes it.

@@ -9,17 +9,19 @@
 mod loans;
 #[cfg(all(test, loom))]
 mod model;
+mod pace;
 mod page;
 mod ring;
 mod segment;
 mod slots;
-mod worth;
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Instant;
 
 use self::loans::{Borrower, Lender, Run};
+use self::pace::TIMED_FROM;
 pub use self::page::Page;
 use self::ring::{Consumer, Producer};
 use self::segment::{BoardMemory, RingMemory, Segment};
@@ -141,7 +143,13 @@ enum Side {
 
 impl Link for ShmLink {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize> {
+        let started = (bytes.len() >= TIMED_FROM).then(Instant::now);
         let sent = self.producer.send(bytes, || self.control.ring_doorbell())?;
+        if let Some(started) = started
+            && sent >= TIMED_FROM
+        {
+            self.lender.note_filling(sent, started.elapsed());
+        }
         self.lacks.room |= sent == 0;
         Ok(sent)
     }
@@ -155,7 +163,14 @@ impl Link for ShmLink {
             }
             return Ok(count);
         }
-        self.consumer.recv(bytes, || control.ring_doorbell())
+        let started = (bytes.len() >= TIMED_FROM).then(Instant::now);
+        let count = self.consumer.recv(bytes, || control.ring_doorbell())?;
+        if let Some(started) = started
+            && count >= TIMED_FROM
+        {
+            self.borrower.note_emptying(count, started.elapsed());
+        }
+        Ok(count)
     }
 
     fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize> {
@@ -236,10 +251,6 @@ impl Link for ShmLink {
 
     fn lend_private_from(&mut self, bytes: usize) {
         self.lender.lend_private_from(bytes);
-    }
-
-    fn expect_single_messages(&mut self) {
-        self.lender.expect_single_messages();
     }
 
     fn try_lend(
@@ -376,7 +387,9 @@ impl ShmLink {
         }
         if private > 0
             && !((may_try || self.lender.is_proven())
-                && self.lender.lends_private(bytes, private == runs.len()))
+                && self
+                    .lender
+                    .lends_private(bytes, private == runs.len(), self.borrower.paces()))
         {
             return Ok(Lending::Unfit);
         }

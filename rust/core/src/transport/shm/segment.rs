@@ -28,7 +28,7 @@ pub const MIN_CAPACITY: usize = 64;
 pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// `unisono` and the version of this layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x03");
+const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x04");
 /// Where the slots begin: after a page for the header and the words of both directions.
 const BOARDS: usize = 4096;
 /// Where the page begins that is not the transport's own ([`Page`]), after the slots of both directions.
@@ -55,6 +55,9 @@ struct Words {
     returned: Line,
     declined: Line,
     revoked: Line,
+    filling: Line,
+    emptying: Line,
+    reading: Line,
 }
 
 /// The two words at the beginning of a slot; its room follows.
@@ -424,6 +427,21 @@ impl Ledger for BoardMemory {
     #[inline]
     fn revoked(&self) -> &AtomicU64 {
         &self.words().revoked.0
+    }
+
+    #[inline]
+    fn filling(&self) -> &AtomicU64 {
+        &self.words().filling.0
+    }
+
+    #[inline]
+    fn emptying(&self) -> &AtomicU64 {
+        &self.words().emptying.0
+    }
+
+    #[inline]
+    fn reading(&self) -> &AtomicU64 {
+        &self.words().reading.0
     }
 
     #[inline]

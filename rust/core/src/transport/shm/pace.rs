@@ -1,0 +1,189 @@
+//! Whether private memory is better read by the peer or copied through the ring, by what both have taken lately.
+//!
+//! The ring costs two copies, of which each side does one; reading costs one, but the kernel looks every page up. Which
+//! is less depends on where the two processes run at the moment: between cores that share a cache the ring's bytes never
+//! leave it, while between cores that do not every line of the ring changes hands twice. Virtual machines are moved from
+//! the one to the other and back, within seconds and without a word. So both sides time what they move, the receiver
+//! tells the sender its part in the shared header, and the sender chooses for each message, and tries what it has not
+//! used for a while.
+
+use std::time::{Duration, Instant};
+
+/// Moves from this length on are timed: shorter ones say more of the clock.
+pub(super) const TIMED_FROM: usize = 32 << 10;
+
+/// One move changes a pace by a quarter of the difference, and counts as no more than so many times the pace: a
+/// process that loses its core meanwhile says nothing of memory.
+const WEIGHT: u64 = 4;
+const MOST: u64 = 4;
+
+const MIB: u64 = 1 << 20;
+
+/// How long moving bytes has taken lately: nanoseconds for a MiB, 0 when nothing is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pace(pub(super) u64);
+
+impl Pace {
+    /// Takes into account that `bytes` took so long.
+    pub(super) fn note(&mut self, bytes: usize, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let sample = nanos.saturating_mul(MIB) / (bytes as u64).max(1);
+        let sample = sample.max(1);
+        self.0 = match self.0 {
+            0 => sample,
+            before => {
+                let sample = sample.min(before.saturating_mul(MOST));
+                (before - before / WEIGHT + sample / WEIGHT).max(1)
+            }
+        };
+    }
+}
+
+/// What one direction has taken lately.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Paces {
+    /// Copying into the ring, and out of it.
+    pub(super) filling: Pace,
+    pub(super) emptying: Pace,
+    /// Reading private memory of the sender.
+    pub(super) reading: Pace,
+}
+
+impl Paces {
+    /// By the ring, and by reading, if both are known.
+    fn both(&self) -> Option<(u64, u64)> {
+        let known = [self.filling, self.emptying, self.reading];
+        let ring = self.filling.0.saturating_add(self.emptying.0);
+        known
+            .iter()
+            .all(|pace| pace.0 > 0)
+            .then_some((ring, self.reading.0))
+    }
+}
+
+/// A sender's choice, message by message.
+#[derive(Debug, Default)]
+pub(super) struct Choice {
+    /// When something was last copied into the ring, and when something was last lent.
+    filled: Option<Instant>,
+    lent: Option<Instant>,
+    /// How many bytes more are to go through the ring, to see how fast it is.
+    trying: usize,
+}
+
+/// What a loan takes beside the reading, in nanoseconds: it is announced, and comes back.
+const LOAN: u64 = 3_000;
+
+/// How long a pace counts before that way is used again to see; for messages from `LONG` on, where to see costs more.
+const FRESH: Duration = Duration::from_millis(500);
+const FRESH_WHEN_LONG: Duration = Duration::from_secs(4);
+const LONG: usize = 8 << 20;
+
+/// Bytes by which the ring is tried: the first round of it says how long its memory was unused.
+const TRIED: usize = 1 << 20;
+
+impl Choice {
+    /// Something was copied into the ring.
+    pub(super) fn note_filling(&mut self) {
+        self.filled = Some(Instant::now());
+    }
+
+    /// Whether to lend `bytes` of private memory. Both sides go by both directions, where both are in use: messages that
+    /// cross go the same way, or one side copies while the other waits for it.
+    pub(super) fn prefers_loan(&mut self, bytes: usize, outgoing: Paces, incoming: Paces) -> bool {
+        let now = Instant::now();
+        let fresh = match bytes < LONG {
+            true => FRESH,
+            false => FRESH_WHEN_LONG,
+        };
+        let is_stale =
+            |since: Option<Instant>| since.is_none_or(|since| now.duration_since(since) >= fresh);
+        if is_stale(self.filled) {
+            self.trying = TRIED;
+        }
+        let lend = match outgoing.both() {
+            _ if self.trying > 0 => {
+                self.trying = self.trying.saturating_sub(bytes);
+                false
+            }
+            None => outgoing.filling.0 > 0 && outgoing.emptying.0 > 0,
+            Some(_) if is_stale(self.lent) => true,
+            Some((ring, reading)) => {
+                let (ring_too, reading_too) = incoming.both().unwrap_or_default();
+                let of = |pace: u64| pace.saturating_mul(bytes as u64) / MIB;
+                of(reading.saturating_add(reading_too)).saturating_add(LOAN)
+                    < of(ring.saturating_add(ring_too))
+            }
+        };
+        *if lend {
+            &mut self.lent
+        } else {
+            &mut self.filled
+        } = Some(now);
+        lend
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MICRO: Duration = Duration::from_micros(1);
+
+    #[test]
+    fn a_pace_follows_what_is_measured_and_no_single_delay() {
+        let mut pace = Pace::default();
+        pace.note(1 << 20, 100 * MICRO);
+        assert_eq!(pace.0, 100_000);
+        pace.note(1 << 19, 50 * MICRO);
+        assert_eq!(pace.0, 100_000);
+        pace.note(1 << 20, Duration::from_secs(1));
+        assert!(pace.0 < 200_000);
+        for _ in 0..100 {
+            pace.note(1 << 20, 300 * MICRO);
+        }
+        assert!((280_000..=300_000).contains(&pace.0), "{pace:?}");
+        pace.note(0, Duration::MAX);
+        pace.note(usize::MAX, Duration::ZERO);
+        assert!(pace.0 > 0);
+    }
+
+    #[test]
+    fn the_faster_way_is_chosen_and_the_other_looked_at_again() {
+        let mib = 1 << 20;
+        let paces = |ring: u64, reading: u64| Paces {
+            filling: Pace(ring),
+            emptying: Pace(ring),
+            reading: Pace(reading),
+        };
+        let (unknown, fast, slow) = (Paces::default(), paces(1_000, 9_000), paces(9_000, 1_000));
+        let mut choice = Choice::default();
+        assert!(
+            !choice.prefers_loan(mib, unknown, unknown),
+            "first the ring"
+        );
+        assert!(
+            choice.prefers_loan(mib, paces(1_000, 0), unknown),
+            "then a loan"
+        );
+        assert!(!choice.prefers_loan(mib, fast, unknown));
+        assert!(choice.prefers_loan(mib, slow, unknown));
+        assert!(
+            choice.prefers_loan(mib, fast, paces(90_000, 1_000)),
+            "on the whole it is faster"
+        );
+        assert!(
+            !choice.prefers_loan(1000, slow, unknown),
+            "a loan takes a word back and forth"
+        );
+        std::thread::sleep(FRESH);
+        assert!(
+            !choice.prefers_loan(mib, slow, unknown),
+            "the ring is tried"
+        );
+        assert!(choice.prefers_loan(mib, fast, unknown), "and a loan");
+        assert!(!choice.prefers_loan(mib, fast, unknown));
+        // Long messages are no way to see.
+        assert!(!choice.prefers_loan(64 * mib, fast, unknown));
+    }
+}
