@@ -5,6 +5,8 @@ mod cases;
 mod gpu;
 mod graph;
 mod harness;
+mod replay;
+mod trouble;
 
 use std::time::Duration;
 

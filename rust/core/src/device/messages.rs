@@ -194,14 +194,37 @@ impl Messages {
             });
         }
         // The buffer stays until the stream has said that it is done with it.
-        stream.operate(&[MemoryOperation::WaitAny {
+        let wait = MemoryOperation::WaitAny {
             address: address + filled as u64,
             mask: 1,
-        }])?;
+        };
         let mut copies = Copies::default();
-        copies.scatter(address, wanted.memory, 0, bytes);
-        copies.flush(stream)?;
-        stream.operate(&[write(address, done)])
+        let enqueued = stream.operate(&[wait]).and_then(|()| {
+            copies.scatter(address, wanted.memory, 0, bytes);
+            copies.flush(stream)
+        });
+        let told = stream.operate(&[write(address, done)]);
+        if told.is_err() {
+            self.give_up(address);
+        }
+        enqueued.and(told)
+    }
+
+    /// Whether a message is under way.
+    pub(super) fn has(&self, work: &Arc<WorkState>) -> bool {
+        let state = self.0.lock();
+        let mut under_way = state.under_way.iter();
+        under_way.any(|message| Arc::ptr_eq(&message.work, work))
+    }
+
+    /// No stream will say that it is done with the message at `address`.
+    fn give_up(&self, address: u64) {
+        let state = self.0.lock();
+        let mut under_way = state.under_way.iter();
+        if let Some(message) = under_way.find(|message| message.buffer.address() == address) {
+            message.set(Mark::Filled);
+            message.set(Mark::Done);
+        }
     }
 
     /// The attendant's turn. Returns whether anything moved and whether anything is under way.
@@ -266,9 +289,10 @@ impl Messages {
             if is_over || all {
                 let message = state.under_way.remove(at);
                 ended.push(message.work);
-                if !is_over {
+                match is_over {
+                    true => state.spare.push(message.buffer),
                     // A stream may still write there.
-                    std::mem::forget(message.buffer);
+                    false => std::mem::forget(message.buffer),
                 }
             } else {
                 at += 1;

@@ -12,7 +12,7 @@ use super::attendant::dispose;
 pub(super) enum Word {
     /// The number of the last operation that the stream has got past. The stream alone writes it.
     Done,
-    /// The same, for streams to wait for; on a failure the host writes it, too.
+    /// The same, for streams to wait for; the host writes it in place of a stream that cannot.
     Ordered,
     /// The number of the operation that the stream has come to.
     Begun,
@@ -22,6 +22,17 @@ pub(super) enum Word {
     Filled,
     /// The number of the last chunk that the host is done with.
     Finished,
+    /// The number under which the collective was captured that the stream is carrying out as part of a graph, 0 when it is
+    /// in none. The stream alone writes it.
+    Replayed,
+}
+
+/// What a stream that carries out a graph writes into [`Word::Step`] when it waits no more.
+pub(super) const PASSED: u32 = u32::MAX;
+
+/// An operation's number as [`Word::Replayed`] has it.
+pub(super) fn replayed(number: u64) -> u32 {
+    (number as u32).max(1)
 }
 
 /// The words of a group: numbers that grow, modulo 2^32.
