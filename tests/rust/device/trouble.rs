@@ -73,6 +73,8 @@ fn an_operation_that_cannot_be_enqueued_fails_the_group() {
         let array = array_of(&stream, 1.0, 100);
         let sum = || all_reduce(&comm, &array, named);
         sum().expect("started").wait(None).expect("a sum");
+        // Both have the first.
+        comm.barrier().expect("barrier");
         let error = sum().unwrap_err();
         assert!(error.code.is_fatal(), "{error}");
         stream.synchronize().expect("the stream goes on");
