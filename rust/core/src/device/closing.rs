@@ -60,12 +60,16 @@ impl DeviceGroup {
         if found != Found::Nothing && since.elapsed() < 2 * GRACE {
             return found.max(Found::Streams);
         }
+        let is_clean = found == Found::Nothing;
+        if is_clean {
+            self.words.set_clean();
+        }
         let way = self.way.write().take();
         if let Some(way) = way {
             match Arc::try_unwrap(way) {
                 Ok(way) => {
                     let has_failed = self.failure.get().is_some();
-                    dispose(move || take_apart(way, has_failed));
+                    dispose(move || take_apart(way, has_failed, is_clean));
                 }
                 Err(way) => {
                     // A call that has just found it closed.
@@ -74,17 +78,19 @@ impl DeviceGroup {
                 }
             }
         }
-        self.messages.clear();
         HERE.lock()
             .retain(|(_, group)| !std::ptr::eq(group.as_ptr(), Arc::as_ptr(self)));
         Found::Gone
     }
 }
 
-/// Gives back what a way holds. The others may still read this rank's window, and have it mapped.
-fn take_apart(way: Way, has_failed: bool) {
-    let Way::Direct(direct) = way else {
-        return;
+/// Gives back what a way holds. The others may still read this rank's window, and have it mapped. `is_clean`: no stream of
+/// this rank will touch anything of it.
+fn take_apart(way: Way, has_failed: bool, is_clean: bool) {
+    let direct = match way {
+        Way::Direct(direct) => direct,
+        Way::Staged(staged) if is_clean => return staged.give_back(),
+        Way::Staged(_) => return,
     };
     let Some(windows) = direct.windows else {
         return;
@@ -108,7 +114,14 @@ fn take_apart(way: Way, has_failed: bool) {
             true => PATIENCE,
             false => READING,
         };
-        if still.is_empty() || since.elapsed() > limit {
+        if still.is_empty() {
+            let is_whole = !has_failed && direct.flags.marked(Mark::Failed).next().is_none();
+            if is_clean && is_whole {
+                own.set_clean();
+            }
+            break;
+        }
+        if since.elapsed() > limit {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));

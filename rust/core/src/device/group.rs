@@ -16,9 +16,9 @@ use crate::communicator::PointToPoint;
 use crate::engine::{Completion, Fingerprint, Group, Identity, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::plan::windows::{Peers, Plan};
-use crate::transport::cuda::driver::{Device, Stream};
+use crate::transport::cuda::driver::{Device, Stream, StreamIdentity};
 use crate::transport::cuda::kernels;
-use crate::types::{Collective, DataType, DeviceStream, Rank};
+use crate::types::{Collective, DataType, Rank};
 
 use super::attendant;
 use super::copies::check_memory;
@@ -57,7 +57,8 @@ pub(super) struct Queue {
     number: u64,
     /// The last collective that is no part of a graph.
     last: u64,
-    stream: Option<DeviceStream>,
+    /// Its stream, if that is known.
+    stream: Option<StreamIdentity>,
     plans: Plans,
 }
 
@@ -74,7 +75,7 @@ pub(super) struct Board {
 pub(super) struct Pending {
     pub(super) work: Arc<WorkState>,
     pub(super) number: u64,
-    pub(super) stream: DeviceStream,
+    pub(super) stream: Option<StreamIdentity>,
     pub(super) print: Fingerprint,
     /// Of the direct way.
     pub(super) plan: Option<Arc<Plan>>,
@@ -89,6 +90,7 @@ impl DeviceGroup {
         let ranks: Vec<Rank> = (0..parent.world()).collect();
         let label = [b"device ".as_slice(), &index.to_le_bytes()].concat();
         let words = Words::new(device)?;
+        let messages = Messages::new(device)?;
         let cpu = parent
             .subgroup(&ranks, &label)?
             .ok_or_else(|| Error::internal("a rank that is not in its own group"))?;
@@ -101,7 +103,7 @@ impl DeviceGroup {
             forming: Mutex::new(()),
             queue: Mutex::default(),
             board: Mutex::default(),
-            messages: Messages::default(),
+            messages,
             failure: OnceLock::new(),
             closed: OnceLock::new(),
             captured: AtomicBool::new(false),
@@ -142,7 +144,11 @@ impl DeviceGroup {
         let way = self.way()?;
         // The host reduces what is staged.
         let op = request.op.filter(|_| matches!(*way, Way::Direct(_)));
-        kernels::prepare(self.device, request.dtype, op)?;
+        if !kernels::is_prepared(self.device, request.dtype, op) {
+            // The driver may wait for it anyhow, and would not hear that it has failed.
+            self.drain()?;
+            kernels::prepare(self.device, request.dtype, op)?;
+        }
         let timeout = request.timeout.unwrap_or_else(|| self.parent.timeout());
         let mut queue = self.queue.lock();
         self.check_alive()?;
@@ -150,15 +156,17 @@ impl DeviceGroup {
         let number = queue.number + 1;
         let work = WorkState::new(request.collective, number, timeout, completion);
         let work = Arc::new(work);
-        let after = queue
-            .stream
-            .filter(|last| *last != named)
-            .map(|_| queue.last);
+        let identity = match captured {
+            true => None,
+            false => stream.identity(),
+        };
+        let is_same = identity.is_some() && identity == queue.stream;
+        let after = (queue.last > 0 && !is_same).then_some(queue.last);
         let shape = request.shape(rank, world);
         let pending = |plan: Option<Arc<Plan>>, algorithm| Pending {
             work: Arc::clone(&work),
             number,
-            stream: named,
+            stream: identity,
             print: request.fingerprint(number, algorithm),
             unheard: match plan {
                 Some(_) => Peers::others(rank, world),
@@ -170,7 +178,7 @@ impl DeviceGroup {
             Way::Direct(direct) => {
                 let plan = direct.plan(&request, &shape, &mut queue.plans)?;
                 let pending = pending(Some(Arc::clone(&plan)), 1);
-                self.refuse_shared_stream(named)?;
+                self.refuse_shared_stream(identity)?;
                 direct.flags.announce(number - 1, &pending.print.encode());
                 self.put_up(pending, captured);
                 let ticket = Ticket {
@@ -202,7 +210,7 @@ impl DeviceGroup {
             self.captured.store(true, Ordering::Relaxed);
             self.parent.end(&work, Ok(()));
         } else {
-            (queue.last, queue.stream) = (number, Some(named));
+            (queue.last, queue.stream) = (number, identity);
         }
         drop(queue);
         self.parent.keep_record(&work);
@@ -220,7 +228,10 @@ impl DeviceGroup {
     }
 
     /// Two ranks of one process in one stream would wait for each other: what is behind cannot come first.
-    fn refuse_shared_stream(&self, named: DeviceStream) -> Result<()> {
+    fn refuse_shared_stream(&self, stream: Option<StreamIdentity>) -> Result<()> {
+        let Some(stream) = stream else {
+            return Ok(());
+        };
         let identity = self.parent.identity();
         let siblings: Vec<Arc<Self>> = HERE
             .lock()
@@ -229,7 +240,7 @@ impl DeviceGroup {
             .filter_map(|(_, group)| group.upgrade())
             .filter(|group| !std::ptr::eq(&raw const **group, self))
             .collect();
-        let Some(other) = siblings.iter().find(|other| other.waits_in(named)) else {
+        let Some(other) = siblings.iter().find(|other| other.waits_in(stream)) else {
             return Ok(());
         };
         Err(Error::invalid(format!(
@@ -237,15 +248,15 @@ impl DeviceGroup {
              since what one of them waits for comes after its wait",
             other.parent.rank(),
             self.parent.rank(),
-            named.device
+            self.number()
         )))
     }
 
     /// Whether an operation is under way in this stream.
-    fn waits_in(&self, named: DeviceStream) -> bool {
+    fn waits_in(&self, stream: StreamIdentity) -> bool {
         self.settle();
         let board = self.board.lock();
-        board.pending.iter().any(|pending| pending.stream == named)
+        board.pending.iter().any(|pending| pending.stream == Some(stream))
     }
 
     /// The way, found now if it has not been.
