@@ -103,12 +103,17 @@ impl DeviceGroup {
         if !self.has_come_to_rest() {
             return found.max(Found::Graphs);
         }
+        // Not where there are graphs: one that is replayed all the same shall find nothing that is somebody else's by then.
+        let is_clean = found == Found::Nothing && !self.board.lock().is_torn;
+        if is_clean {
+            self.words.set_clean();
+        }
         let way = self.way.write().take();
         if let Some(way) = way {
             match Arc::try_unwrap(way) {
                 Ok(way) => {
                     let has_failed = self.failure.get().is_some();
-                    dispose(move || take_apart(way, has_failed));
+                    dispose(move || take_apart(way, has_failed, is_clean));
                 }
                 Err(way) => {
                     // A call that has just found it closed.
@@ -117,7 +122,6 @@ impl DeviceGroup {
                 }
             }
         }
-        self.messages.clear();
         HERE.lock()
             .retain(|(_, group)| !std::ptr::eq(group.as_ptr(), Arc::as_ptr(self)));
         Found::Gone
@@ -164,10 +168,13 @@ fn await_rest(device: &'static Device) {
     }
 }
 
-/// Gives back what a way holds. The others may still read this rank's window, and have it mapped.
-fn take_apart(way: Way, has_failed: bool) {
-    let Way::Direct(direct) = way else {
-        return;
+/// Gives back what a way holds. The others may still read this rank's window, and have it mapped. `is_clean`: no stream of
+/// this rank will touch anything of it.
+fn take_apart(way: Way, has_failed: bool, is_clean: bool) {
+    let direct = match way {
+        Way::Direct(direct) => direct,
+        Way::Staged(staged) if is_clean => return staged.give_back(),
+        Way::Staged(_) => return,
     };
     let Some(windows) = direct.windows else {
         return;
@@ -191,7 +198,14 @@ fn take_apart(way: Way, has_failed: bool) {
             true => PATIENCE,
             false => READING,
         };
-        if still.is_empty() || since.elapsed() > limit {
+        if still.is_empty() {
+            let is_whole = !has_failed && direct.flags.marked(Mark::Failed).next().is_none();
+            if is_clean && is_whole {
+                own.set_clean();
+            }
+            break;
+        }
+        if since.elapsed() > limit {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));

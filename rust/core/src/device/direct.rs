@@ -59,7 +59,7 @@ pub(super) struct Ticket<'a> {
     pub(super) number: u64,
     pub(super) rank: Rank,
     pub(super) world: usize,
-    /// The last operation's number, when that was on another stream.
+    /// The last operation's number, unless that is known to have been on the same stream.
     pub(super) after: Option<u64>,
     /// It becomes part of a graph: it may be carried out many times, so that all it writes are constants.
     pub(super) captured: bool,

@@ -16,9 +16,9 @@ use crate::communicator::PointToPoint;
 use crate::engine::{Completion, Fingerprint, Group, Identity, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::plan::windows::{Peers, Plan};
-use crate::transport::cuda::driver::{Device, MemoryOperation, Stream};
+use crate::transport::cuda::driver::{Device, MemoryOperation, Stream, StreamIdentity};
 use crate::transport::cuda::kernels;
-use crate::types::{Collective, DataType, DeviceStream, Rank};
+use crate::types::{Collective, DataType, Rank};
 
 use super::attendant;
 use super::closing::Rest;
@@ -62,7 +62,8 @@ pub(super) struct Queue {
     number: u64,
     /// The last collective that is no part of a graph.
     last: u64,
-    stream: Option<DeviceStream>,
+    /// Its stream, if that is known.
+    stream: Option<StreamIdentity>,
     plans: Plans,
 }
 
@@ -88,7 +89,7 @@ pub(super) struct Board {
 pub(super) struct Pending {
     pub(super) work: Arc<WorkState>,
     pub(super) number: u64,
-    pub(super) stream: DeviceStream,
+    pub(super) stream: Option<StreamIdentity>,
     pub(super) print: Fingerprint,
     /// Of the direct way.
     pub(super) plan: Option<Arc<Plan>>,
@@ -103,6 +104,7 @@ impl DeviceGroup {
         let ranks: Vec<Rank> = (0..parent.world()).collect();
         let label = [b"device ".as_slice(), &index.to_le_bytes()].concat();
         let words = Words::new(device)?;
+        let messages = Messages::new(device)?;
         let cpu = parent
             .subgroup(&ranks, &label)?
             .ok_or_else(|| Error::internal("a rank that is not in its own group"))?;
@@ -115,7 +117,7 @@ impl DeviceGroup {
             forming: Mutex::new(()),
             queue: Mutex::default(),
             board: Mutex::default(),
-            messages: Messages::default(),
+            messages,
             failure: OnceLock::new(),
             closed: OnceLock::new(),
             captured: AtomicBool::new(false),
@@ -151,7 +153,6 @@ impl DeviceGroup {
         request.check(rank, world)?;
         let _call = self.come_in()?;
         let stream = Stream::of(named)?;
-        let own = identity_of(&stream);
         for (what, memory) in [("input", &request.input), ("output", &request.output)] {
             if let Some(memory) = memory {
                 check_memory(self.device, memory, what)?;
@@ -160,7 +161,11 @@ impl DeviceGroup {
         let way = self.way()?;
         // The host reduces what is staged.
         let op = request.op.filter(|_| matches!(*way, Way::Direct(_)));
-        kernels::prepare(self.device, request.dtype, op)?;
+        if !kernels::is_prepared(self.device, request.dtype, op) {
+            // The driver may wait for it anyhow, and would not hear that it has failed.
+            self.drain()?;
+            kernels::prepare(self.device, request.dtype, op)?;
+        }
         let timeout = request.timeout.unwrap_or_else(|| self.parent.timeout());
         let mut queue = self.queue.lock();
         self.check_alive()?;
@@ -169,12 +174,17 @@ impl DeviceGroup {
         let is_awaited = completion.is_some();
         let work = WorkState::new(request.collective, number, timeout, completion);
         let work = Arc::new(work);
-        let after = queue.stream.filter(|last| *last != own).map(|_| queue.last);
+        let identity = match captured {
+            true => None,
+            false => stream.identity(),
+        };
+        let is_same = identity.is_some() && identity == queue.stream;
+        let after = (queue.last > 0 && !is_same).then_some(queue.last);
         let shape = request.shape(rank, world);
         let pending = |plan: Option<Arc<Plan>>, algorithm| Pending {
             work: Arc::clone(&work),
             number,
-            stream: own,
+            stream: identity,
             print: request.fingerprint(number, algorithm),
             unheard: match plan {
                 Some(_) => Peers::others(rank, world),
@@ -186,7 +196,7 @@ impl DeviceGroup {
             Way::Direct(direct) => {
                 let plan = direct.plan(&request, &shape, &mut queue.plans)?;
                 let pending = pending(Some(Arc::clone(&plan)), 1);
-                self.refuse_shared_stream(own)?;
+                self.refuse_shared_stream(identity)?;
                 direct.flags.announce(number - 1, &pending.print.encode());
                 match captured {
                     true => self.put_into_graph(&pending, &plan),
@@ -223,7 +233,7 @@ impl DeviceGroup {
         if captured {
             self.parent.end(&work, Ok(()));
         } else {
-            (queue.last, queue.stream) = (number, Some(own));
+            (queue.last, queue.stream) = (number, identity);
         }
         drop(queue);
         self.parent.keep_record(&work);
@@ -270,7 +280,10 @@ impl DeviceGroup {
     }
 
     /// Two ranks of one process in one stream would wait for each other: what is behind cannot come first.
-    fn refuse_shared_stream(&self, stream: DeviceStream) -> Result<()> {
+    fn refuse_shared_stream(&self, stream: Option<StreamIdentity>) -> Result<()> {
+        let Some(stream) = stream else {
+            return Ok(());
+        };
         let identity = self.parent.identity();
         let siblings: Vec<Arc<Self>> = HERE
             .lock()
@@ -287,15 +300,18 @@ impl DeviceGroup {
              since what one of them waits for comes after its wait",
             other.parent.rank(),
             self.parent.rank(),
-            stream.device
+            self.number()
         )))
     }
 
     /// Whether an operation is under way in this stream.
-    fn waits_in(&self, stream: DeviceStream) -> bool {
+    fn waits_in(&self, stream: StreamIdentity) -> bool {
         self.settle();
         let board = self.board.lock();
-        board.pending.iter().any(|pending| pending.stream == stream)
+        board
+            .pending
+            .iter()
+            .any(|pending| pending.stream == Some(stream))
     }
 
     /// The way, found now if it has not been.
@@ -490,11 +506,6 @@ impl DeviceGroup {
         let host = host + self.messages.bytes();
         (device as u64, host as u64, under_way as u64)
     }
-}
-
-/// What is the same for a stream whichever of its handles was given: by this streams are compared.
-fn identity_of(stream: &Stream) -> DeviceStream {
-    stream.handle()
 }
 
 /// Gives the core away, and sleeps for moments when that has not helped.

@@ -1,6 +1,6 @@
 //! Words by which a stream tells the host how far it has come, and the host tells the stream.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
 use crate::transport::cuda::driver::{Device, Pinned};
@@ -37,16 +37,28 @@ pub(super) fn replayed(number: u64) -> u32 {
 
 /// The words of a group: numbers that grow, modulo 2^32.
 #[derive(Debug)]
-pub(super) struct Words(/* Always there, until it is dropped. */ Option<Pinned>);
+pub(super) struct Words {
+    /// Always there, until it is dropped.
+    pinned: Option<Pinned>,
+    is_clean: AtomicBool,
+}
 
 impl Words {
     pub(super) fn new(device: &'static Device) -> Result<Self> {
         let pinned = Pinned::private(device, 4096)?;
-        Ok(Self(Some(pinned)))
+        Ok(Self {
+            pinned: Some(pinned),
+            is_clean: AtomicBool::new(false),
+        })
+    }
+
+    /// No stream will touch them any more.
+    pub(super) fn set_clean(&self) {
+        self.is_clean.store(true, Ordering::Relaxed);
     }
 
     fn pinned(&self) -> &Pinned {
-        self.0.as_ref().expect("it goes when it is dropped")
+        self.pinned.as_ref().expect("it goes when it is dropped")
     }
 
     /// As the device knows it.
@@ -75,11 +87,15 @@ impl Drop for Words {
     fn drop(&mut self) {
         if crate::fork::check().is_err() {
             // A forked child has no thread for it, and the memory is its parent's.
-            std::mem::forget(self.0.take());
+            std::mem::forget(self.pinned.take());
             return;
         }
-        if let Some(pinned) = self.0.take() {
-            dispose(move || drop(pinned));
+        if let Some(pinned) = self.pinned.take() {
+            let is_clean = *self.is_clean.get_mut();
+            dispose(move || match is_clean {
+                true => pinned.give_back(),
+                false => drop(pinned),
+            });
         }
     }
 }
