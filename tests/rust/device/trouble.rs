@@ -178,11 +178,10 @@ fn a_context_that_is_lost_is_noticed() {
             assert!(error.message.contains("ILLEGAL_ADDRESS"), "{error}");
             return;
         }
+        let (other, _) = crate::gpu::stream();
+        let scratch = array_of(&other, 0.0, 1);
         let work = sum().expect("started");
         // A kernel of the user's, as it were.
-        let (other, _) = crate::gpu::stream();
-        let scratch = unisono::transport::cuda::driver::DeviceMemory::allocate(other.device(), 4);
-        let scratch = scratch.expect("memory");
         for _ in 0..40 {
             if other.write(scratch.address(), &[0; 4]).is_err() {
                 break;

@@ -68,7 +68,7 @@ impl DeviceGroup {
         }
         self.cpu.close();
         let _ = self.closed.set(Instant::now());
-        attendant::wake();
+        attendant::hurry();
     }
 
     /// Whether the host has something to do for others.
@@ -126,9 +126,7 @@ impl DeviceGroup {
             .retain(|(_, group)| !std::ptr::eq(group.as_ptr(), Arc::as_ptr(self)));
         Found::Gone
     }
-}
 
-impl DeviceGroup {
     /// Whether no graph that was launched before can still use what the group holds. A word says when a stream is in a
     /// captured collective, but not whether it will come to one: the device must have come to the end of all that was
     /// enqueued.
