@@ -133,7 +133,8 @@ impl<'a> Test<'a> {
         crate::gpu::free_memory();
         assert!(
             unisono::wait_for_threads(Duration::from_secs(20)),
-            "the library's threads have not ended"
+            "the library's threads have not ended: {:?}",
+            threads()
         );
     }
 
@@ -228,6 +229,15 @@ impl<'a> Test<'a> {
         (!self.may_leak && !left.is_empty())
             .then(|| format!("rank {rank}: left {left:?} in the driver: {report}"))
     }
+}
+
+/// The threads of this process, by their names.
+fn threads() -> Vec<String> {
+    let tasks = fs::read_dir("/proc/self/task").expect("the list of threads");
+    tasks
+        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .map(|name| name.trim().to_owned())
+        .collect()
 }
 
 /// A folder for one test, removed afterwards.

@@ -104,7 +104,7 @@ impl DeviceGroup {
             return found.max(Found::Graphs);
         }
         // Not where there are graphs: one that is replayed all the same shall find nothing that is somebody else's by then.
-        let is_clean = found == Found::Nothing && !self.board.lock().is_torn;
+        let is_clean = found == Found::Nothing && !self.board.lock().is_torn && !self.is_lost();
         if is_clean {
             self.words.set_clean();
         }

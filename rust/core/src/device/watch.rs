@@ -152,7 +152,7 @@ impl DeviceGroup {
             None => self.advance(&mut ended),
             Some((error, since)) => {
                 self.release();
-                self.abandon(error, since.elapsed() > GRACE);
+                self.abandon(error, self.is_lost() || since.elapsed() > GRACE);
                 match self.is_drained() {
                     true => Ok(Found::Nothing),
                     false => Ok(Found::Streams),
@@ -214,6 +214,11 @@ impl DeviceGroup {
         }
     }
 
+    /// Whether the device carries out nothing any more.
+    pub(super) fn is_lost(&self) -> bool {
+        self.health.lost.get().is_some()
+    }
+
     /// Whether no stream is in an operation of this group, as far as it told.
     pub(super) fn is_drained(&self) -> bool {
         let (last, is_torn) = {
@@ -228,7 +233,8 @@ impl DeviceGroup {
             Some(Way::Staged(staged)) => staged.is_quiet(),
             _ => true,
         };
-        host && self.words.has_passed(Word::Done, last) && self.messages.works().is_empty()
+        let has_passed = self.words.has_passed(Word::Done, last) || self.is_lost();
+        host && has_passed && self.messages.works().is_empty()
     }
 
     /// Looks for mismatches, deaths and deadlines.
