@@ -1,6 +1,7 @@
 //! Operations on device memory over the emulated driver (see `tests/cuda/emulator`): every collective and message against
 //! the same on the host, in the order of streams, in graphs; and what happens when something goes wrong.
 
+mod calls;
 mod cases;
 mod gpu;
 mod graph;

@@ -44,6 +44,9 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
     parts: 0,
 });
 
+/// Held by who makes a slab.
+static MAKING: Mutex<()> = Mutex::new(());
+
 struct Pool {
     slabs: Vec<Kept>,
     /// That are in use, of all slabs, or about to be.
@@ -57,6 +60,12 @@ struct Kept {
     gaps: Gaps,
 }
 
+impl Kept {
+    fn is_of(&self, device: &Device, kind: Kind) -> bool {
+        self.device == device.number() && self.kind == kind
+    }
+}
+
 /// A part of a slab, which goes back when it is dropped.
 pub(super) struct Part {
     /// `None` while its slab is being made.
@@ -67,7 +76,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// At least `bytes` bytes of a device's pool, and whether they may have been used before.
+    /// At least `bytes` bytes of a device's pool.
     ///
     /// # Errors
     /// As [`Pinned::shared`](super::Pinned::shared).
@@ -76,23 +85,19 @@ impl Part {
             .max(1)
             .checked_next_multiple_of(GRAIN)
             .ok_or_else(|| Error::invalid(format!("{bytes} bytes are more than there can be")))?;
-        let is_of = |kept: &Kept| kept.device == device.number() && kept.kind == kind;
+        if let Some(part) = Self::find(device, kind, bytes) {
+            return Ok(part);
+        }
+        // Of two ranks of a process that need a slab one makes it: the other's call could wait for the first one's stream.
+        let _making = MAKING.lock();
+        if let Some(part) = Self::find(device, kind, bytes) {
+            return Ok(part);
+        }
         let there: usize = {
             let mut pool = POOL.lock();
-            let mut found = pool.slabs.iter_mut().filter(|kept| is_of(kept));
-            let found = found.find_map(|kept| {
-                let range = kept.gaps.take(bytes)?;
-                Some((Arc::clone(&kept.slab), range))
-            });
             pool.parts += 1;
-            if let Some((slab, range)) = found {
-                return Ok(Self {
-                    slab: Some(slab),
-                    range,
-                    is_clean: false,
-                });
-            }
-            let slabs = pool.slabs.iter().filter(|kept| is_of(kept));
+            let slabs = pool.slabs.iter();
+            let slabs = slabs.filter(|kept| kept.is_of(device, kind));
             slabs.map(|kept| kept.slab.bytes()).sum()
         };
         // From here on dropping it gives back what was counted.
@@ -117,6 +122,23 @@ impl Part {
             gaps,
         });
         Ok(part)
+    }
+
+    /// A part of a slab that is there.
+    fn find(device: &'static Device, kind: Kind, bytes: usize) -> Option<Self> {
+        let mut pool = POOL.lock();
+        let slabs = pool.slabs.iter_mut();
+        let mut slabs = slabs.filter(|kept| kept.is_of(device, kind));
+        let (slab, range) = slabs.find_map(|kept| {
+            let range = kept.gaps.take(bytes)?;
+            Some((Arc::clone(&kept.slab), range))
+        })?;
+        pool.parts += 1;
+        Some(Self {
+            slab: Some(slab),
+            range,
+            is_clean: false,
+        })
     }
 
     pub(super) fn slab(&self) -> &Slab {
