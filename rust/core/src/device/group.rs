@@ -256,7 +256,10 @@ impl DeviceGroup {
     fn waits_in(&self, stream: StreamIdentity) -> bool {
         self.settle();
         let board = self.board.lock();
-        board.pending.iter().any(|pending| pending.stream == Some(stream))
+        board
+            .pending
+            .iter()
+            .any(|pending| pending.stream == Some(stream))
     }
 
     /// The way, found now if it has not been.

@@ -33,7 +33,7 @@ impl Kind {
     /// Bytes of the first slab: words for 64 groups; messages of some length.
     fn first(self) -> usize {
         match self {
-            Self::Shared => 4 << 20,
+            Self::Shared => 8 << 20,
             Self::Private => 64 * GRAIN,
         }
     }
@@ -112,7 +112,7 @@ impl Part {
             made => made,
         };
         let slab = Arc::new(slab?);
-        let mut gaps = Gaps(vec![0..slab.bytes()]);
+        let mut gaps = Gaps::whole(slab.bytes());
         gaps.take(bytes);
         part.slab = Some(Arc::clone(&slab));
         POOL.lock().slabs.push(Kept {
@@ -142,7 +142,9 @@ impl Part {
     }
 
     pub(super) fn slab(&self) -> &Slab {
-        self.slab.as_ref().expect("it has one when it is handed out")
+        self.slab
+            .as_ref()
+            .expect("it has one when it is handed out")
     }
 
     /// It may be handed out again when it is dropped. Otherwise it stays out of use while its slab lives: a stream that
@@ -182,6 +184,11 @@ impl Drop for Part {
 struct Gaps(Vec<Range<usize>>);
 
 impl Gaps {
+    fn whole(bytes: usize) -> Self {
+        let whole = std::iter::once(0..bytes);
+        Self(whole.collect())
+    }
+
     fn take(&mut self, bytes: usize) -> Option<Range<usize>> {
         let at = self.0.iter().position(|gap| gap.len() >= bytes)?;
         let gap = &mut self.0[at];
@@ -197,7 +204,11 @@ impl Gaps {
         let at = self.0.partition_point(|gap| gap.start < range.start);
         self.0.insert(at, range);
         for at in [at, at.saturating_sub(1)] {
-            if self.0.get(at + 1).is_some_and(|next| next.start == self.0[at].end) {
+            if self
+                .0
+                .get(at + 1)
+                .is_some_and(|next| next.start == self.0[at].end)
+            {
                 self.0[at].end = self.0.remove(at + 1).end;
             }
         }
@@ -210,7 +221,7 @@ mod tests {
 
     #[test]
     fn gaps_are_taken_and_join_again() {
-        let mut gaps = Gaps(vec![0..100]);
+        let mut gaps = Gaps::whole(100);
         let parts = [10, 30, 20, 40].map(|bytes| gaps.take(bytes).unwrap());
         assert_eq!(parts, [0..10, 10..40, 40..60, 60..100]);
         assert_eq!(gaps.take(1), None);
