@@ -199,7 +199,7 @@ fn the_default_stream_has_two_names() {
                 stream: 1,
                 ..LEGACY
             };
-            let error = all_reduce(&comm, &array, other).err().expect("refused");
+            let error = all_reduce(&comm, &array, other).unwrap_err();
             assert!(error.message.contains("a stream of its own"), "{error}");
             all_reduce(&comm, &array, named).expect("started");
         }
