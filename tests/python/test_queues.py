@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+
 from unisono import _queues
 
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"

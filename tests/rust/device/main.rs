@@ -1,6 +1,7 @@
 //! Operations on device memory over the emulated driver (see `tests/cuda/emulator`): every collective and message against
 //! the same on the host, in the order of streams, in graphs; and what happens when something goes wrong.
 
+mod calls;
 mod cases;
 mod gpu;
 mod graph;
@@ -221,6 +222,8 @@ fn buffers_in_pieces() {
             for op in [ReduceOp::Sum, ReduceOp::PremulSum(2.0)] {
                 let input = Array::of(&stream, &bytes_of(&scaled(own)));
                 let output = array_of(&stream, -1.0, count);
+                // To make them the driver may wait for the streams of the others.
+                comm.barrier().expect("barrier");
                 let mut backwards = lengths;
                 backwards.reverse();
                 let (from, to) = (input.pieces(&lengths), output.pieces(&backwards));
@@ -418,6 +421,8 @@ fn messages_meet_by_rank_and_tag() {
                 let second = array_of(&stream, rank as f32 + 10.0, 3);
                 let got_first = array_of(&back, -1.0, count);
                 let got_second = array_of(&back, -1.0, 3);
+                // To make them the driver may wait for the streams of the others.
+                comm.barrier().expect("barrier");
                 // The second message overtakes by its tag, the first comes from any rank.
                 message(&comm, &first, (Some(next), 1), named, true);
                 message(&comm, &second, (Some(next), 2), named, true);

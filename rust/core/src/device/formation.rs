@@ -69,7 +69,15 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
         "collectives on memory of device {} go through host memory: {reason}",
         device.number()
     );
-    Ok(Way::Staged(Staged::new(device, cpu, reason)?))
+    let staged = Staged::new(device, cpu, reason);
+    // Ranks of one process share the device's context, and registering memory may wait for it: nobody begins before all
+    // have what they need.
+    let all = agree(cpu, staged.as_ref().map(|_| ()))?;
+    let staged = staged?;
+    match all {
+        Ok(()) => Ok(Way::Staged(staged)),
+        Err(said) => Err(Error::new(Code::System, said)),
+    }
 }
 
 /// Hardware queues that the driver spreads the streams of a process over, unless it was told otherwise.

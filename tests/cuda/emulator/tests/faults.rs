@@ -176,8 +176,7 @@ fn a_function_is_loaded_when_first_needed() {
             let sums = ["int32", "uint32"].map(|dtype| function(module(dtype, &[name]), name));
             let at = upload(&[1]);
             let mut threads = 0;
-            let attribute =
-                sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
             ok!(cuFuncGetAttribute(&mut threads, attribute, sums[0]));
             hold(held, &words[0]);
             ok!(cuStreamWriteValue32_v2(held, seen(&words[1]), 1, 0));

@@ -56,7 +56,9 @@ struct Allotment {
 
 /// An allotment in use.
 #[derive(Debug)]
-struct Lease(/* `None` while it is being made, and when it has gone back. */ Option<Allotment>);
+struct Lease(
+    /* `None` while it is being made, and when it has gone back. */ Option<Allotment>,
+);
 
 /// A rank's own window.
 #[derive(Debug)]

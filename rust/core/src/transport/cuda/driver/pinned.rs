@@ -139,7 +139,13 @@ impl Pinned {
 
     fn start(&self) -> NonNull<u8> {
         // SAFETY: the part lies in its slab.
-        unsafe { self.part.slab().registered.start().add(self.part.range.start) }
+        unsafe {
+            self.part
+                .slab()
+                .registered
+                .start()
+                .add(self.part.range.start)
+        }
     }
 
     /// The first byte, as the device knows it; the others follow.

@@ -33,7 +33,7 @@ impl Kind {
     /// Bytes of the first slab: words for 64 groups; messages of some length.
     fn first(self) -> usize {
         match self {
-            Self::Shared => 4 << 20,
+            Self::Shared => 8 << 20,
             Self::Private => 64 * GRAIN,
         }
     }
@@ -43,6 +43,9 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
     slabs: Vec::new(),
     parts: 0,
 });
+
+/// Held by who makes a slab.
+static MAKING: Mutex<()> = Mutex::new(());
 
 struct Pool {
     slabs: Vec<Kept>,
@@ -57,6 +60,12 @@ struct Kept {
     gaps: Gaps,
 }
 
+impl Kept {
+    fn is_of(&self, device: &Device, kind: Kind) -> bool {
+        self.device == device.number() && self.kind == kind
+    }
+}
+
 /// A part of a slab, which goes back when it is dropped.
 pub(super) struct Part {
     /// `None` while its slab is being made.
@@ -67,7 +76,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// At least `bytes` bytes of a device's pool, and whether they may have been used before.
+    /// At least `bytes` bytes of a device's pool.
     ///
     /// # Errors
     /// As [`Pinned::shared`](super::Pinned::shared).
@@ -76,23 +85,19 @@ impl Part {
             .max(1)
             .checked_next_multiple_of(GRAIN)
             .ok_or_else(|| Error::invalid(format!("{bytes} bytes are more than there can be")))?;
-        let is_of = |kept: &Kept| kept.device == device.number() && kept.kind == kind;
+        if let Some(part) = Self::find(device, kind, bytes) {
+            return Ok(part);
+        }
+        // Of two ranks of a process that need a slab one makes it: the other's call could wait for the first one's stream.
+        let _making = MAKING.lock();
+        if let Some(part) = Self::find(device, kind, bytes) {
+            return Ok(part);
+        }
         let there: usize = {
             let mut pool = POOL.lock();
-            let mut found = pool.slabs.iter_mut().filter(|kept| is_of(kept));
-            let found = found.find_map(|kept| {
-                let range = kept.gaps.take(bytes)?;
-                Some((Arc::clone(&kept.slab), range))
-            });
             pool.parts += 1;
-            if let Some((slab, range)) = found {
-                return Ok(Self {
-                    slab: Some(slab),
-                    range,
-                    is_clean: false,
-                });
-            }
-            let slabs = pool.slabs.iter().filter(|kept| is_of(kept));
+            let slabs = pool.slabs.iter();
+            let slabs = slabs.filter(|kept| kept.is_of(device, kind));
             slabs.map(|kept| kept.slab.bytes()).sum()
         };
         // From here on dropping it gives back what was counted.
@@ -107,7 +112,7 @@ impl Part {
             made => made,
         };
         let slab = Arc::new(slab?);
-        let mut gaps = Gaps(vec![0..slab.bytes()]);
+        let mut gaps = Gaps::whole(slab.bytes());
         gaps.take(bytes);
         part.slab = Some(Arc::clone(&slab));
         POOL.lock().slabs.push(Kept {
@@ -119,8 +124,27 @@ impl Part {
         Ok(part)
     }
 
+    /// A part of a slab that is there.
+    fn find(device: &'static Device, kind: Kind, bytes: usize) -> Option<Self> {
+        let mut pool = POOL.lock();
+        let slabs = pool.slabs.iter_mut();
+        let mut slabs = slabs.filter(|kept| kept.is_of(device, kind));
+        let (slab, range) = slabs.find_map(|kept| {
+            let range = kept.gaps.take(bytes)?;
+            Some((Arc::clone(&kept.slab), range))
+        })?;
+        pool.parts += 1;
+        Some(Self {
+            slab: Some(slab),
+            range,
+            is_clean: false,
+        })
+    }
+
     pub(super) fn slab(&self) -> &Slab {
-        self.slab.as_ref().expect("it has one when it is handed out")
+        self.slab
+            .as_ref()
+            .expect("it has one when it is handed out")
     }
 
     /// It may be handed out again when it is dropped. Otherwise it stays out of use while its slab lives: a stream that
@@ -160,6 +184,11 @@ impl Drop for Part {
 struct Gaps(Vec<Range<usize>>);
 
 impl Gaps {
+    fn whole(bytes: usize) -> Self {
+        let whole = std::iter::once(0..bytes);
+        Self(whole.collect())
+    }
+
     fn take(&mut self, bytes: usize) -> Option<Range<usize>> {
         let at = self.0.iter().position(|gap| gap.len() >= bytes)?;
         let gap = &mut self.0[at];
@@ -175,7 +204,11 @@ impl Gaps {
         let at = self.0.partition_point(|gap| gap.start < range.start);
         self.0.insert(at, range);
         for at in [at, at.saturating_sub(1)] {
-            if self.0.get(at + 1).is_some_and(|next| next.start == self.0[at].end) {
+            if self
+                .0
+                .get(at + 1)
+                .is_some_and(|next| next.start == self.0[at].end)
+            {
                 self.0[at].end = self.0.remove(at + 1).end;
             }
         }
@@ -188,7 +221,7 @@ mod tests {
 
     #[test]
     fn gaps_are_taken_and_join_again() {
-        let mut gaps = Gaps(vec![0..100]);
+        let mut gaps = Gaps::whole(100);
         let parts = [10, 30, 20, 40].map(|bytes| gaps.take(bytes).unwrap());
         assert_eq!(parts, [0..10, 10..40, 40..60, 60..100]);
         assert_eq!(gaps.take(1), None);
@@ -201,6 +234,6 @@ mod tests {
         assert_eq!(gaps.0, [10..60, 95..100]);
         gaps.give_back(60..95);
         gaps.give_back(a);
-        assert_eq!(gaps.0, [0..100]);
+        assert_eq!(gaps.0, Gaps::whole(100).0);
     }
 }
