@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unisono import _queues
 from unisono.errors import (
     AbortedError,
     Error,
@@ -69,6 +70,8 @@ __all__ = [
     "init",
     "settings",
 ]
+
+_queues.widen()
 
 
 def __getattr__(name: str) -> Any:

@@ -117,9 +117,11 @@ def _prepare() -> None:
     global _ready  # noqa: PLW0603
     if _ready:
         return
+    from unisono import _queues
     from unisono._native import load_for_torch
     from unisono._torch_names import settle
 
+    _queues.widen()
     core = load_for_torch()
     settle()
     # DDP asks a backend for the memory of its buckets only where this is 0; it looks at each making

@@ -30,6 +30,25 @@ macro_rules! call {
     }};
 }
 
+/// How often the emulated driver's function of that name was called.
+pub(crate) fn calls(name: &str) -> u64 {
+    let mut text = vec![0_u8; 1 << 16];
+    // SAFETY: the emulator's function takes a place for a text and how long it is.
+    unsafe {
+        let report = std::mem::transmute::<
+            *mut c_void,
+            unsafe extern "C" fn(*mut u8, usize) -> usize,
+        >(symbol(c"cuEmulatorStatistics"));
+        report(text.as_mut_ptr(), text.len());
+    }
+    let text = CStr::from_bytes_until_nul(&text).unwrap().to_str().unwrap();
+    let Some((_, rest)) = text.split_once(&format!("\"{name}\": ")) else {
+        return 0;
+    };
+    let end = rest.find([',', '}']).unwrap();
+    rest[..end].parse().unwrap()
+}
+
 /// Makes a device current, as its user has it, while `work` runs; it must leave that as it was.
 pub(crate) fn with_device<T>(device: &Device, work: impl FnOnce() -> T) -> T {
     let device = device.number() as c_int;

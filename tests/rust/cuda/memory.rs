@@ -1,11 +1,14 @@
 //! What memory is, who has registered it, and what is said when there is none.
 
+use std::sync::atomic::Ordering::AcqRel;
+
 use unisono::error::Code;
 use unisono::transport::cuda::driver::{
     Device, DeviceMemory, Kind, Pinned, Registered, Stream, check_buffer, place,
 };
 use unisono::transport::{Link, local};
 
+use crate::driver_calls::calls;
 use crate::harness;
 
 mod clean {
@@ -16,6 +19,9 @@ mod clean {
         a_freed_buffer_is_refused
         both_ends_register_their_page
         both_ends_register_their_page_elsewhere { HOST_POINTERS: "separate" }
+        registered_memory_is_had_in_advance { HOST_POINTERS: "separate" }
+        what_may_still_be_written_is_not_handed_out
+        registrations_stay_while_any_is_used
     }
 }
 
@@ -108,6 +114,66 @@ fn both_ends_register_their_page_elsewhere() {
     both_ends_register_their_page();
 }
 
+fn registered_memory_is_had_in_advance() {
+    let own = Pinned::private(device(), 100).unwrap();
+    Pinned::stock(device()).unwrap();
+    let (registered, unregistered) = (calls("cuMemHostRegister_v2"), calls("cuMemHostUnregister"));
+    for _ in 0..100 {
+        let words = Pinned::private(device(), 4096).unwrap();
+        let buffer = Pinned::shared(device(), 1 << 20).unwrap();
+        assert_ne!(words.address(), own.address());
+        // What was used is zero again.
+        assert_eq!(words.word(8).swap(5, AcqRel), 0);
+        words.give_back();
+        buffer.give_back();
+    }
+    let many: Vec<_> = (0..50)
+        .map(|_| Pinned::private(device(), 4096).unwrap())
+        .collect();
+    assert_eq!(calls("cuMemHostRegister_v2"), registered);
+    // More than there is.
+    let large = Pinned::shared(device(), 9 << 20).unwrap();
+    assert_eq!(calls("cuMemHostRegister_v2"), registered + 1);
+    let memory = DeviceMemory::allocate(device(), large.bytes()).unwrap();
+    let stream = Stream::create(device()).unwrap();
+    stream
+        .copy(large.address(), memory.address(), large.bytes())
+        .unwrap();
+    stream.synchronize().unwrap();
+    drop((many, large));
+    assert_eq!(calls("cuMemHostUnregister"), unregistered);
+    // The last takes all with it.
+    drop(own);
+    assert_eq!(calls("cuMemHostUnregister"), registered + 1);
+}
+
+fn what_may_still_be_written_is_not_handed_out() {
+    let own = Pinned::private(device(), 100).unwrap();
+    let [a, b] = [1, 2].map(|_| Pinned::private(device(), 100).unwrap());
+    let (of_a, of_b) = (a.address(), b.address());
+    drop(a);
+    b.give_back();
+    let next = [1, 2].map(|_| Pinned::private(device(), 100).unwrap());
+    assert_eq!(next[0].address(), of_b);
+    assert!(![of_a, of_b, own.address()].contains(&next[1].address()));
+}
+
+fn registrations_stay_while_any_is_used() {
+    let pages = [1, 2].map(|_| local::pair(4096).unwrap().0.page().unwrap());
+    let [first, second] = [0, 1].map(|at| Registered::page(device(), &pages[at]).unwrap());
+    let before = calls("cuMemHostUnregister");
+    let address = first.address();
+    drop(first);
+    // It is there for who wants it again.
+    let again = Registered::page(device(), &pages[0]).unwrap();
+    assert_eq!(again.address(), address);
+    assert_eq!(calls("cuMemHostRegister_v2"), 2);
+    drop(again);
+    assert_eq!(calls("cuMemHostUnregister"), before);
+    drop(second);
+    assert_eq!(calls("cuMemHostUnregister"), before + 2);
+}
+
 fn too_little_memory_says_how_much() {
     let error = DeviceMemory::allocate(device(), 100 << 20).unwrap_err();
     assert_eq!(error.code, Code::System);
@@ -124,12 +190,12 @@ fn too_little_memory_says_how_much() {
 }
 
 fn pages_that_somebody_else_registered_are_named() {
-    let error = Pinned::private(device(), 4096).unwrap_err();
+    let error = Pinned::private(device(), 1 << 20).unwrap_err();
     assert!(
         error.message.contains("something else in this process"),
         "{error}"
     );
-    Pinned::private(device(), 4096).unwrap();
+    Pinned::private(device(), 1 << 20).unwrap();
 }
 
 fn a_failed_registration_leaves_nothing() {

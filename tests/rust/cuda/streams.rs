@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use unisono::error::Code;
 use unisono::transport::cuda::driver::{
-    Device, DeviceMemory, Event, MemoryOperation, Pinned, Stream,
+    Device, DeviceMemory, Event, MemoryOperation, Pinned, Stream, device_of_stream,
 };
 use unisono::types::DeviceStream;
 
@@ -27,6 +27,8 @@ mod clean {
         setting_up_is_possible_while_a_graph_is_captured
         a_captured_copy_is_replayed
         a_threads_context_is_left_as_it_was { DEVICES: "2" }
+        streams_are_known_by_more_than_their_handles { DEVICES: "2" }
+        a_captured_stream_is_left_alone { DEVICES: "2" }
     }
 }
 
@@ -276,6 +278,50 @@ fn a_threads_context_is_left_as_it_was() {
         a_stream_waits_for_a_word();
         device().memory_operations().unwrap();
     });
+}
+
+fn streams_are_known_by_more_than_their_handles() {
+    let of = |device, stream| {
+        let stream = Stream::of(DeviceStream { device, stream }).unwrap();
+        stream.identity()
+    };
+    assert_eq!(of(0, 0), of(0, 1));
+    assert_ne!(of(0, 0), of(1, 0));
+    assert!(of(0, 0).is_some());
+    // A thread's own.
+    assert_eq!(of(0, 2), of(0, 2));
+    assert_ne!(of(0, 2), of(0, 0));
+    let elsewhere = thread::spawn(move || of(0, 2)).join().unwrap();
+    assert!(elsewhere.is_some() && elsewhere != of(0, 2));
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let stream = Stream::create(device()).unwrap();
+        let identity = stream.identity();
+        assert_eq!(of(0, stream.handle().stream), identity);
+        assert!(identity.is_some() && !seen.contains(&identity));
+        seen.push(identity);
+    }
+}
+
+fn a_captured_stream_is_left_alone() {
+    let stream = Stream::create(Device::of(1).unwrap()).unwrap();
+    let handle = stream.handle();
+    with_device(stream.device(), || {
+        assert_eq!(device_of_stream(handle.stream).unwrap(), 1);
+    });
+    let graph = capture(&stream, || {
+        assert_eq!(stream.identity(), None);
+        Stream::of(handle).unwrap();
+        assert_eq!(device_of_stream(handle.stream).unwrap(), 1);
+        // A thread without a context.
+        let other = move || device_of_stream(handle.stream).is_err();
+        assert!(thread::spawn(other).join().unwrap());
+        let own = Stream::create(device()).unwrap();
+        assert!(own.identity().is_some());
+    });
+    graph.launch(&stream);
+    stream.synchronize().unwrap();
+    assert!(stream.identity().is_some());
 }
 
 fn without_memory_operations_the_device_says_so() {

@@ -6,6 +6,7 @@ use unisono::error::Code;
 use unisono::transport::cuda::driver::{Device, DeviceMemory, Imported, Stream};
 use unisono::transport::cuda::window::{PeerWindow, RECORD, Record, Window, Windows};
 
+use crate::driver_calls::calls;
 use crate::harness;
 
 mod clean {
@@ -19,6 +20,7 @@ mod clean {
         windows_of_different_sizes_are_refused
         a_mapping_of_something_else_is_found_out
         a_process_that_exports_nothing_is_named { IPC: "refuse-export" }
+        memory_of_windows_is_kept
     }
 }
 
@@ -201,6 +203,27 @@ fn a_process_that_exports_nothing_is_named() {
         let error = PeerWindow::open(device(), &record).unwrap_err();
         assert_eq!(error.code, Code::Unsupported, "{error}");
     });
+}
+
+fn memory_of_windows_is_kept() {
+    let first = Window::create(device(), HALF).unwrap();
+    let [clean, other] = [1, 2].map(|_| Window::create(device(), HALF).unwrap());
+    let (record, of_other) = (clean.record().unwrap(), other.half(0));
+    let (made, freed) = (calls("cuMemAlloc_v2"), calls("cuMemFree_v2"));
+    clean.set_clean();
+    drop((clean, other));
+    // The memory of the one that is known to be read by nobody, under another name.
+    let again = Window::create(device(), HALF).unwrap();
+    assert_eq!(calls("cuMemAlloc_v2"), made);
+    assert_ne!(again.record().unwrap(), record);
+    assert_ne!(again.half(0), of_other);
+    let error = PeerWindow::open(device(), &record).unwrap_err();
+    assert!(error.message.contains("is gone"), "{error}");
+    drop(Window::create(device(), 2 * HALF).unwrap());
+    assert_eq!(calls("cuMemAlloc_v2"), made + 1);
+    assert_eq!(calls("cuMemFree_v2"), freed);
+    drop((first, again));
+    assert_eq!(calls("cuMemFree_v2"), freed + 4);
 }
 
 fn a_refused_mapping_is_named() {

@@ -1,10 +1,13 @@
 //! Operations on device memory over the emulated driver (see `tests/cuda/emulator`): every collective and message against
 //! the same on the host, in the order of streams, in graphs; and what happens when something goes wrong.
 
+mod calls;
 mod cases;
 mod gpu;
 mod graph;
 mod harness;
+mod replay;
+mod trouble;
 
 use std::time::Duration;
 
@@ -22,6 +25,8 @@ use harness::{Ranks, Test};
 const SMALL: &[(&str, &str)] = &[("window_bytes", "64K"), ("algorithm", "direct")];
 /// Windows that most operations fit.
 const LARGE: &[(&str, &str)] = &[("window_bytes", "1M"), ("algorithm", "direct")];
+/// A driver that waits for the device whenever it may.
+const WAITING: &[(&str, &str)] = &[("SYNCHRONIZE", "always")];
 /// Through host memory.
 const STAGED: &[(&str, &str)] = &[("window_bytes", "0"), ("algorithm", "direct")];
 
@@ -71,11 +76,12 @@ fn every_collective_is_what_it_is_on_the_host() {
 
 #[test]
 fn every_collective_between_processes() {
-    for config in [SMALL, LARGE] {
-        let driver: &[_] = match config == SMALL {
-            true => &[("RANDOM_DELAY", "50")],
-            false => &[("HOST_POINTERS", "separate"), ("FILL", "170")],
-        };
+    let cases: [(_, &[_]); 3] = [
+        (SMALL, &[("RANDOM_DELAY", "50")]),
+        (LARGE, &[("HOST_POINTERS", "separate"), ("FILL", "170")]),
+        (SMALL, &[("CONNECTIONS", "1"), ("REUSE", "yes")]),
+    ];
+    for (config, driver) in cases {
         let test = Test {
             config,
             driver,
@@ -124,6 +130,34 @@ fn every_collective_without_ipc() {
             };
             assert_eq!(of("device_bytes"), Some(0));
             assert!(of("pinned_bytes") > Some(0));
+        });
+    }
+}
+
+/// A rank for each device, which reach each other or do not.
+#[test]
+fn every_collective_between_devices() {
+    for (ranks, access) in [
+        (Ranks::Local, "yes"),
+        (Ranks::Local, "no"),
+        (Ranks::Processes, "yes"),
+        (Ranks::Processes, "no"),
+    ] {
+        let driver = [("DEVICES", "2"), ("PEER_ACCESS", access)];
+        let test = Test {
+            config: SMALL,
+            driver: &driver,
+            ..Test::new("every_collective_between_devices", ranks, 2)
+        };
+        test.run(|comm| {
+            let stream = stream_of(comm.rank() as u32);
+            for case in all(2, 3001, DataType::Int32, ReduceOp::Max) {
+                case.compare(&comm, &stream);
+            }
+            let held = comm.memory();
+            let of_devices = held.iter().find(|(name, _)| *name == "device_bytes");
+            let is_direct = of_devices.is_some_and(|(_, bytes)| *bytes > 0);
+            assert_eq!(is_direct, access == "yes");
         });
     }
 }
@@ -188,6 +222,8 @@ fn buffers_in_pieces() {
             for op in [ReduceOp::Sum, ReduceOp::PremulSum(2.0)] {
                 let input = Array::of(&stream, &bytes_of(&scaled(own)));
                 let output = array_of(&stream, -1.0, count);
+                // To make them the driver may wait for the streams of the others.
+                comm.barrier().expect("barrier");
                 let mut backwards = lengths;
                 backwards.reverse();
                 let (from, to) = (input.pieces(&lengths), output.pieces(&backwards));
@@ -385,6 +421,8 @@ fn messages_meet_by_rank_and_tag() {
                 let second = array_of(&stream, rank as f32 + 10.0, 3);
                 let got_first = array_of(&back, -1.0, count);
                 let got_second = array_of(&back, -1.0, 3);
+                // To make them the driver may wait for the streams of the others.
+                comm.barrier().expect("barrier");
                 // The second message overtakes by its tag, the first comes from any rank.
                 message(&comm, &first, (Some(next), 1), named, true);
                 message(&comm, &second, (Some(next), 2), named, true);
@@ -514,9 +552,15 @@ fn a_dead_peer_ends_every_wait() {
 
 #[test]
 fn a_mismatch_names_both_ranks_and_the_field() {
-    for ranks in [Ranks::Local, Ranks::Processes] {
+    let usual: &[_] = &[];
+    for (ranks, driver) in [
+        (Ranks::Local, usual),
+        (Ranks::Processes, usual),
+        (Ranks::Processes, WAITING),
+    ] {
         let test = Test {
             config: LARGE,
+            driver,
             ..Test::new("a_mismatch_names_both_ranks_and_the_field", ranks, 2)
         };
         test.run(|comm| {
@@ -545,11 +589,8 @@ fn a_mismatch_names_both_ranks_and_the_field() {
 
 #[test]
 fn a_timeout_names_who_is_missing() {
-    for config in [LARGE, STAGED] {
-        let driver: &[_] = match config == LARGE {
-            true => &[],
-            false => &[("SEED", "1")],
-        };
+    let (usual, staged): (&[_], &[_]) = (&[], &[("SEED", "1")]);
+    for (config, driver) in [(LARGE, usual), (STAGED, staged), (LARGE, WAITING)] {
         let test = Test {
             config,
             driver,
@@ -594,69 +635,85 @@ fn a_timeout_names_who_is_missing() {
 
 #[test]
 fn an_abort_ends_what_is_under_way() {
-    let test = Test {
-        config: LARGE,
-        ..Test::new("an_abort_ends_what_is_under_way", Ranks::Processes, 2)
-    };
-    test.run(|comm| {
-        let (stream, named) = stream();
-        let incoming = array_of(&stream, 0.0, 64);
-        let array = array_of(&stream, 1.0, 64);
-        all_reduce(&comm, &array, named).expect("started");
-        if comm.rank() == 0 {
-            let work = all_reduce(&comm, &array, named).expect("started");
-            let receive = message(&comm, &incoming, (Some(1), 5), named, false);
-            comm.send_slice(&[0_u8], 1, 0).expect("a signal");
-            for work in [work, receive] {
-                let error = work.wait(Some(Duration::from_secs(30))).unwrap_err();
-                assert_eq!(error.code, Code::Aborted, "{error}");
-                assert!(error.message.contains("enough"), "{error}");
-            }
-            stream.synchronize().expect("the stream goes on");
-        } else {
-            stream.synchronize().expect("a sum");
-            comm.receive_slice(&mut [0_u8], Some(0), 0)
-                .expect("a signal");
-            comm.abort("enough");
-            all_reduce(&comm, &array, named).unwrap_err();
+    let usual: &[_] = &[];
+    for driver in [usual, WAITING] {
+        let test = Test {
+            config: LARGE,
+            driver,
+            ..Test::new("an_abort_ends_what_is_under_way", Ranks::Processes, 2)
+        };
+        test.run(abort_meanwhile);
+    }
+}
+
+fn abort_meanwhile(comm: Communicator) {
+    let (stream, named) = stream();
+    let incoming = array_of(&stream, 0.0, 64);
+    let array = array_of(&stream, 1.0, 64);
+    all_reduce(&comm, &array, named).expect("started");
+    if comm.rank() == 0 {
+        let work = all_reduce(&comm, &array, named).expect("started");
+        let receive = message(&comm, &incoming, (Some(1), 5), named, false);
+        comm.send_slice(&[0_u8], 1, 0).expect("a signal");
+        for work in [work, receive] {
+            let error = work.wait(Some(Duration::from_secs(30))).unwrap_err();
+            assert_eq!(error.code, Code::Aborted, "{error}");
+            assert!(error.message.contains("enough"), "{error}");
         }
-    });
+        stream.synchronize().expect("the stream goes on");
+    } else {
+        stream.synchronize().expect("a sum");
+        comm.receive_slice(&mut [0_u8], Some(0), 0)
+            .expect("a signal");
+        comm.abort("enough");
+        all_reduce(&comm, &array, named).unwrap_err();
+    }
 }
 
 #[test]
 fn a_communicator_that_is_closed_early_fails_what_is_under_way() {
-    let test = Test {
-        config: LARGE,
-        ..Test::new(
-            "a_communicator_that_is_closed_early_fails_what_is_under_way",
-            Ranks::Local,
-            2,
-        )
-    };
-    test.run(|comm| {
-        let (stream, named) = stream();
-        let array = array_of(&stream, 1.0, 64);
-        all_reduce(&comm, &array, named)
-            .expect("started")
-            .wait(None)
-            .expect("a sum");
-        comm.barrier().expect("barrier");
-        let work = (comm.rank() == 0).then(|| all_reduce(&comm, &array, named).expect("started"));
-        if let Some(work) = work {
-            comm.close();
-            let error = work.wait(Some(Duration::from_secs(30))).unwrap_err();
-            assert_eq!(error.code, Code::Aborted, "{error}");
-        } else {
-            while comm.error().is_none() {
-                std::thread::sleep(Duration::from_millis(20));
-                if let Ok(work) = all_reduce(&comm, &array, named) {
-                    let error = work.wait(Some(Duration::from_secs(30)));
-                    assert!(error.is_err());
-                }
+    let drivers: [&[_]; 3] = [
+        &[],
+        &[("HOST_POINTERS", "separate"), ("REUSE", "yes")],
+        WAITING,
+    ];
+    for driver in drivers {
+        let test = Test {
+            config: LARGE,
+            driver,
+            ..Test::new(
+                "a_communicator_that_is_closed_early_fails_what_is_under_way",
+                Ranks::Local,
+                2,
+            )
+        };
+        test.run(close_early);
+    }
+}
+
+fn close_early(comm: Communicator) {
+    let (stream, named) = stream();
+    let array = array_of(&stream, 1.0, 64);
+    all_reduce(&comm, &array, named)
+        .expect("started")
+        .wait(None)
+        .expect("a sum");
+    comm.barrier().expect("barrier");
+    let work = (comm.rank() == 0).then(|| all_reduce(&comm, &array, named).expect("started"));
+    if let Some(work) = work {
+        comm.close();
+        let error = work.wait(Some(Duration::from_secs(30))).unwrap_err();
+        assert_eq!(error.code, Code::Aborted, "{error}");
+    } else {
+        while comm.error().is_none() {
+            std::thread::sleep(Duration::from_millis(20));
+            if let Ok(work) = all_reduce(&comm, &array, named) {
+                let error = work.wait(Some(Duration::from_secs(30)));
+                assert!(error.is_err());
             }
         }
-        stream.synchronize().expect("the stream goes on");
-    });
+    }
+    stream.synchronize().expect("the stream goes on");
 }
 
 fn refused(comm: &Communicator, request: Request, words: &str) {

@@ -3,13 +3,14 @@
 //! It reads the words that streams write, so that it needs no call of the driver (most of which are forbidden while a
 //! graph is being captured anywhere in the process). It starts what the staged way and messages need of the host, ends
 //! operations that streams have got past, and finds out about deadlines, deaths and mismatches. It sleeps while nothing is
-//! under way, naps while something is, and ends with the last group.
+//! under way, naps while something is, and ends with the last group. Graphs are replayed without a word to the host: where
+//! operations are in one, it never sleeps for longer than [`GRAPH_NAP`].
 //!
 //! It waits for nobody: a stream may wait for it. So it takes no lock under which others enqueue, and frees nothing that
 //! the driver knows of, since that may wait for the device ([`dispose`]).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -26,6 +27,8 @@ pub(super) enum Found {
     Gone,
     /// Nothing is under way.
     Nothing,
+    /// Nothing but what graphs may do, now or later.
+    Graphs,
     /// A stream is awaited, which awaits nothing of the attendant.
     Streams,
     /// The attendant has a part in what is under way.
@@ -38,9 +41,14 @@ pub(super) enum Found {
 struct Attendant {
     state: Mutex<State>,
     woken: Condvar,
-    /// It sleeps until it is woken.
-    asleep: AtomicBool,
+    /// What ends only when it is told to, or later than would be good: [`AWAKE`], [`NAPPING`], [`ASLEEP`].
+    rest: AtomicU8,
 }
+
+const AWAKE: u8 = 0;
+/// It looks again by itself, but not soon.
+const NAPPING: u8 = 1;
+const ASLEEP: u8 = 2;
 
 #[derive(Default)]
 struct State {
@@ -56,14 +64,17 @@ static ATTENDANT: Attendant = Attendant {
         rung: false,
     }),
     woken: Condvar::new(),
-    asleep: AtomicBool::new(false),
+    rest: AtomicU8::new(AWAKE),
 };
 
 /// How long it looks again and again, since something last moved, while it has a part in what is under way.
 const EAGER: Duration = Duration::from_millis(1);
-/// The shortest and the longest nap.
+/// The shortest and the longest nap. Between them a nap takes an eighth of the time since something last moved: so much
+/// longer does a wait become by the naps.
 const NAP: Duration = Duration::from_micros(50);
 const LONG_NAP: Duration = Duration::from_millis(1);
+/// The same while only graphs may be replayed, with which nobody can help.
+const GRAPH_NAP: Duration = Duration::from_millis(20);
 /// Naps without anything under way before it sleeps.
 const IDLE_NAPS: u32 = 8;
 
@@ -84,11 +95,21 @@ pub(super) fn attend(group: Arc<DeviceGroup>) -> Result<()> {
     Ok(())
 }
 
-/// There is something new to look at.
+/// There is something new to look at, soon enough when it next looks.
 pub(super) fn wake() {
-    // Of this fence and the one in `sleep` the later one sees what came before the other.
+    rouse(ASLEEP);
+}
+
+/// There is something new in which it has a part: ends a nap, too.
+pub(super) fn hurry() {
+    rouse(NAPPING);
+}
+
+/// Costs the caller a fence and a load, unless it has to be woken.
+fn rouse(from: u8) {
+    // Of this fence and the one in `rest` the later one sees what came before the other.
     fence(Ordering::SeqCst);
-    if ATTENDANT.asleep.load(Ordering::Relaxed) {
+    if ATTENDANT.rest.load(Ordering::Relaxed) >= from {
         ATTENDANT.state.lock().rung = true;
         ATTENDANT.woken.notify_one();
     }
@@ -105,7 +126,6 @@ pub(super) fn dispose(give_back: impl FnOnce() + Send + 'static) {
 fn run() {
     let mut groups: Vec<Arc<DeviceGroup>> = Vec::new();
     let mut idle = 0;
-    let mut nap = NAP;
     let mut moved = Instant::now();
     loop {
         {
@@ -126,39 +146,62 @@ fn run() {
             }
             all = all.max(found);
         }
-        match all {
+        let elapsed = moved.elapsed();
+        let nap = |longest| (elapsed / 8).clamp(NAP, longest);
+        let rung = match all {
             Found::Gone | Found::Nothing => {
                 groups.clear();
                 idle += 1;
-                if idle > IDLE_NAPS {
-                    sleep();
-                    idle = 0;
-                } else {
-                    std::thread::sleep(LONG_NAP);
+                match idle > IDLE_NAPS {
+                    true => rest(None, DeviceGroup::is_busy),
+                    false => rest(Some(LONG_NAP), |_| false),
                 }
             }
-            Found::Moved => (idle, nap, moved) = (0, NAP, Instant::now()),
-            Found::Duty if moved.elapsed() < EAGER => std::thread::yield_now(),
+            Found::Graphs => rest(Some(nap(GRAPH_NAP)), |_| false),
+            Found::Moved => true,
+            Found::Duty if elapsed < EAGER => {
+                idle = 0;
+                std::thread::yield_now();
+                false
+            }
             Found::Duty | Found::Streams => {
                 idle = 0;
-                std::thread::sleep(nap);
-                nap = (nap * 2).min(LONG_NAP);
+                rest(Some(nap(LONG_NAP)), |_| false)
             }
+        };
+        if rung {
+            (idle, moved) = (0, Instant::now());
         }
     }
 }
 
-/// Sleeps until woken, unless there is something to do already.
-fn sleep() {
-    ATTENDANT.asleep.store(true, Ordering::Relaxed);
-    fence(Ordering::SeqCst);
-    let mut state = ATTENDANT.state.lock();
-    let is_busy = state.groups.iter().any(|group| group.is_busy());
-    if !is_busy {
-        while !state.rung && !state.groups.is_empty() {
-            ATTENDANT.woken.wait(&mut state);
-        }
+/// Sleeps, for at most `longest` if there is such a time, until it is rung for. Not at all when somebody has rung since it
+/// last looked, or a group has something to be done. Returns whether there is something new.
+///
+/// What comes between the last look and a nap is seen after it.
+fn rest(longest: Option<Duration>, is_busy: impl Fn(&DeviceGroup) -> bool) -> bool {
+    if longest.is_some_and(|longest| longest <= NAP) {
+        // Not worth waking it.
+        std::thread::sleep(NAP);
+        return false;
     }
+    let level = if longest.is_some() { NAPPING } else { ASLEEP };
+    ATTENDANT.rest.store(level, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+    let until = longest.map(|longest| Instant::now() + longest);
+    let mut state = ATTENDANT.state.lock();
+    let mut over = state.groups.iter().any(|group| is_busy(group));
+    while !over && !state.rung && !state.groups.is_empty() {
+        over = match until {
+            Some(until) => ATTENDANT.woken.wait_until(&mut state, until).timed_out(),
+            None => {
+                ATTENDANT.woken.wait(&mut state);
+                false
+            }
+        };
+    }
+    let rung = state.rung || longest.is_none();
     drop(state);
-    ATTENDANT.asleep.store(false, Ordering::Relaxed);
+    ATTENDANT.rest.store(AWAKE, Ordering::Relaxed);
+    rung
 }

@@ -1,10 +1,12 @@
 //! How a group goes: in good order for the others, who may still read this rank's window, and without anybody waiting for it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, Result};
 use crate::plan::windows::Peers;
+use crate::transport::cuda::driver::{Device, DeviceMemory};
 use crate::transport::cuda::flags::{Mark, Signal, Spot};
 use crate::types::Rank;
 
@@ -18,14 +20,36 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// How long for peers whose streams have not read what is in it.
 const READING: Duration = Duration::from_secs(60);
 
+/// Bytes of an allocation that the driver does not cut from another one.
+const ALLOCATION: usize = 2 << 20;
+
+/// A call that puts something into a stream.
+pub(super) struct Call<'a>(&'a DeviceGroup);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.board.lock().calls -= 1;
+    }
+}
+
+/// The end of what graphs may be doing, once the group is closed.
+#[derive(Default)]
+pub(super) struct Rest {
+    is_awaited: AtomicBool,
+    has_come: Arc<AtomicBool>,
+}
+
 impl DeviceGroup {
     /// Leaves in good order; what is still under way fails. What the driver holds is given back soon after.
     pub(super) fn close(&self) {
-        if self.closed.get().is_some() {
+        if std::mem::replace(&mut self.board.lock().is_closing, true) {
             return;
         }
         self.settle();
-        let unfinished = !self.board.lock().pending.is_empty() || !self.messages.works().is_empty();
+        let unfinished = {
+            let board = self.board.lock();
+            !board.pending.is_empty() || board.calls > 0
+        } || !self.messages.works().is_empty();
         if unfinished && self.failure.get().is_none() {
             let waits = self.describe();
             self.fail(Error::new(
@@ -44,7 +68,7 @@ impl DeviceGroup {
         }
         self.cpu.close();
         let _ = self.closed.set(Instant::now());
-        attendant::wake();
+        attendant::hurry();
     }
 
     /// Whether the host has something to do for others.
@@ -55,17 +79,41 @@ impl DeviceGroup {
         }
     }
 
+    /// Begins a call that puts something into a stream. The group is not taken down before the guard goes.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when it has been closed.
+    pub(super) fn come_in(&self) -> Result<Call<'_>> {
+        let mut board = self.board.lock();
+        if board.is_closing {
+            drop(board);
+            self.check_alive()?;
+            return Err(Error::invalid("this communicator has been closed"));
+        }
+        board.calls += 1;
+        Ok(Call(self))
+    }
+
     /// Takes down what is closed, once no stream of this rank uses it.
     pub(super) fn take_down(self: &Arc<Self>, since: Instant, found: Found) -> Found {
-        if found != Found::Nothing && since.elapsed() < 2 * GRACE {
+        let is_busy = found > Found::Graphs && since.elapsed() < 2 * GRACE;
+        if is_busy || self.board.lock().calls > 0 {
             return found.max(Found::Streams);
+        }
+        if !self.has_come_to_rest() {
+            return found.max(Found::Graphs);
+        }
+        // Not where there are graphs: one that is replayed all the same shall find nothing that is somebody else's by then.
+        let is_clean = found == Found::Nothing && !self.board.lock().is_torn && !self.is_lost();
+        if is_clean {
+            self.words.set_clean();
         }
         let way = self.way.write().take();
         if let Some(way) = way {
             match Arc::try_unwrap(way) {
                 Ok(way) => {
                     let has_failed = self.failure.get().is_some();
-                    dispose(move || take_apart(way, has_failed));
+                    dispose(move || take_apart(way, has_failed, is_clean));
                 }
                 Err(way) => {
                     // A call that has just found it closed.
@@ -74,17 +122,57 @@ impl DeviceGroup {
                 }
             }
         }
-        self.messages.clear();
         HERE.lock()
             .retain(|(_, group)| !std::ptr::eq(group.as_ptr(), Arc::as_ptr(self)));
         Found::Gone
     }
+
+    /// Whether no graph that was launched before can still use what the group holds. A word says when a stream is in a
+    /// captured collective, but not whether it will come to one: the device must have come to the end of all that was
+    /// enqueued.
+    fn has_come_to_rest(&self) -> bool {
+        if !self.is_captured() {
+            return true;
+        }
+        if !self.rest.is_awaited.swap(true, Ordering::AcqRel) {
+            let (device, has_come) = (self.device, Arc::clone(&self.rest.has_come));
+            dispose(move || {
+                await_rest(device);
+                has_come.store(true, Ordering::Release);
+                attendant::hurry();
+            });
+        }
+        self.rest.has_come.load(Ordering::Acquire)
+    }
 }
 
-/// Gives back what a way holds. The others may still read this rank's window, and have it mapped.
-fn take_apart(way: Way, has_failed: bool) {
-    let Way::Direct(direct) = way else {
-        return;
+/// Waits until a device has done all that was enqueued when this was called.
+///
+/// By way of an allocation: the driver waits for the context before it takes memory back. To synchronise the context in so
+/// many words would end the captures that somebody may have under way in it.
+fn await_rest(device: &'static Device) {
+    let since = Instant::now();
+    loop {
+        match DeviceMemory::allocate(device, ALLOCATION) {
+            Ok(memory) => return drop(memory),
+            // Nothing is carried out any more.
+            Err(_) if device.lost().is_some() => return,
+            Err(error) if since.elapsed() > READING => {
+                tracing::warn!("whether device {} is idle: {error}", device.number());
+                return;
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+/// Gives back what a way holds. The others may still read this rank's window, and have it mapped. `is_clean`: no stream of
+/// this rank will touch anything of it.
+fn take_apart(way: Way, has_failed: bool, is_clean: bool) {
+    let direct = match way {
+        Way::Direct(direct) => direct,
+        Way::Staged(staged) if is_clean => return staged.give_back(),
+        Way::Staged(_) => return,
     };
     let Some(windows) = direct.windows else {
         return;
@@ -108,7 +196,14 @@ fn take_apart(way: Way, has_failed: bool) {
             true => PATIENCE,
             false => READING,
         };
-        if still.is_empty() || since.elapsed() > limit {
+        if still.is_empty() {
+            let is_whole = !has_failed && direct.flags.marked(Mark::Failed).next().is_none();
+            if is_clean && is_whole {
+                own.set_clean();
+            }
+            break;
+        }
+        if since.elapsed() > limit {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));

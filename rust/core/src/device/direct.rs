@@ -16,7 +16,7 @@ use crate::transport::cuda::window::Windows;
 use crate::types::{Collective, Rank, ReduceOp};
 
 use super::copies::{Copies, locate, try_each_run};
-use super::words::{Word, Words};
+use super::words::{PASSED, Word, Words, replayed};
 
 /// Work on memory is fastest from multiples of so many bytes on.
 const ALIGNMENT: usize = 16;
@@ -59,9 +59,9 @@ pub(super) struct Ticket<'a> {
     pub(super) number: u64,
     pub(super) rank: Rank,
     pub(super) world: usize,
-    /// The last operation's number, when that was on another stream.
+    /// The last operation's number, unless that is known to have been on the same stream.
     pub(super) after: Option<u64>,
-    /// It becomes part of a graph: it may be carried out many times, and nobody is told how far it has come.
+    /// It becomes part of a graph: it may be carried out many times, so that all it writes are constants.
     pub(super) captured: bool,
 }
 
@@ -153,6 +153,12 @@ impl Direct {
                 };
                 batch.write(words.address(Word::Begun), ticket.number as u32)
             })?;
+        } else if ticket.world > 1 {
+            queue.batch(|batch| {
+                batch
+                    .write(words.address(Word::Step), PASSED)
+                    .write(words.address(Word::Replayed), replayed(ticket.number))
+            })?;
         }
         for (index, step) in ticket.plan.steps.iter().enumerate() {
             queue.step(index, step)?;
@@ -163,6 +169,8 @@ impl Direct {
                     .write(words.address(Word::Done), ticket.number as u32)
                     .write(words.address(Word::Ordered), ticket.number as u32)
             })?;
+        } else if ticket.world > 1 {
+            queue.batch(|batch| batch.write(words.address(Word::Replayed), 0))?;
         }
         queue.meet()?;
         queue.copies.flush(stream)
@@ -243,32 +251,36 @@ impl<'a> Queueing<'a> {
         Ok(())
     }
 
-    /// Notes the step at which the stream is about to wait.
-    fn note(&self, index: usize) -> Option<(u64, u32)> {
-        (!self.ticket.captured).then(|| (self.words.address(Word::Step), index as u32))
+    /// Notes the step at which the stream waits, while `wait` is carried out. An operation that is not part of a graph has
+    /// words of its own to say that it waits no more.
+    fn waiting(&mut self, index: usize, wait: impl FnOnce(Batch<'a>) -> Batch<'a>) -> Result<()> {
+        let step = self.words.address(Word::Step);
+        let captured = self.ticket.captured;
+        self.batch(|batch| {
+            let batch = wait(batch.write(step, index as u32));
+            match captured {
+                true => batch.write(step, PASSED),
+                false => batch,
+            }
+        })
     }
 
     fn step(&mut self, index: usize, step: &Step) -> Result<()> {
         let number = self.ticket.number;
-        let noted = self.note(index);
-        let noting = move |batch: Batch<'a>| match noted {
-            Some((address, value)) => batch.write(address, value),
-            None => batch,
-        };
         match *step {
             Step::Claim { half, readers } => {
                 let spot = spot(half, number, What::Contributions);
                 let others = Peers::others(self.ticket.rank, self.ticket.world);
                 let rest = others.iter().filter(move |peer| !readers.contains(*peer));
-                self.batch(|batch| {
-                    noting(batch)
+                self.waiting(index, |batch| {
+                    batch
                         .wait(Signal::Empty, spot, readers.iter())
                         .look(Signal::Empty, spot, rest)
                 })
             }
             Step::Await { half, what, from } => {
                 let spot = spot(half, number, what);
-                self.batch(|batch| noting(batch).wait(Signal::Full, spot, from.iter()))
+                self.waiting(index, |batch| batch.wait(Signal::Full, spot, from.iter()))
             }
             Step::Publish { half, what, to } => {
                 let spot = spot(half, number, what);

@@ -2,6 +2,7 @@
 //! collective on device memory, by collectives on the host; what comes of it is the same on all of them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::buffer::Memory;
 use crate::engine::{Group, Request, Sizes};
@@ -9,10 +10,12 @@ use crate::error::{Code, Error, Result};
 use crate::plan::windows::MOST_RANKS;
 use crate::transport::cuda::driver::Device;
 use crate::transport::cuda::flags::Flags;
+use crate::transport::cuda::kernels;
 use crate::transport::cuda::window::{RECORD, Record, Window, Windows};
 use crate::types::{DataType, Rank};
 
 use super::direct::Direct;
+use super::group::{DeviceGroup, HERE};
 use super::staged::Staged;
 
 /// How the collectives of a group reach the other ranks.
@@ -44,6 +47,11 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
             error.message
         ))
     })?;
+    warn_of_a_crowd(device);
+    if let Err(error) = kernels::prepare_common(device) {
+        // The operation that needs them says so, where it can be refused.
+        tracing::debug!(rank, "{}", error.message);
+    }
     if world == 1 {
         return Ok(Way::Direct(Direct {
             flags: Flags::new(device, rank, vec![None])?,
@@ -61,7 +69,52 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
         "collectives on memory of device {} go through host memory: {reason}",
         device.number()
     );
-    Ok(Way::Staged(Staged::new(device, cpu, reason)?))
+    let staged = Staged::new(device, cpu, reason);
+    // Ranks of one process share the device's context, and registering memory may wait for it: nobody begins before all
+    // have what they need.
+    let all = agree(cpu, staged.as_ref().map(|_| ()))?;
+    let staged = staged?;
+    match all {
+        Ok(()) => Ok(Way::Staged(staged)),
+        Err(said) => Err(Error::new(Code::System, said)),
+    }
+}
+
+/// Hardware queues that the driver spreads the streams of a process over, unless it was told otherwise.
+const QUEUES: usize = 8;
+/// The most that there can be.
+const MOST_QUEUES: usize = 32;
+const QUEUES_VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+/// Says once that the streams of this process's groups may hold each other up, where they are many for the queues.
+fn warn_of_a_crowd(device: &'static Device) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    let here: Vec<Arc<DeviceGroup>> = HERE
+        .lock()
+        .iter()
+        .filter_map(|(_, group)| group.upgrade())
+        .collect();
+    let others = here
+        .iter()
+        .filter(|group| group.number() == device.number());
+    // The one that forms, too.
+    let groups = others.count() + 1;
+    let told = std::env::var(QUEUES_VARIABLE).ok();
+    let queues = told.and_then(|told| told.trim().parse().ok());
+    let queues = queues.unwrap_or(QUEUES);
+    if is_crowded(groups, queues) && !WARNED.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            "{groups} groups use device {} in this process, and its streams share {queues} hardware queues: a stream that \
+             waits for a peer holds up the others in its queue, and ranks that use their groups in different orders may \
+             come to wait for each other; set {QUEUES_VARIABLE}={MOST_QUEUES} before the process uses CUDA",
+            device.number()
+        );
+    }
+}
+
+/// Whether two of so many streams that wait are likely to share a queue: the caller's other streams take turns with them.
+fn is_crowded(groups: usize, queues: usize) -> bool {
+    groups > 1 && 2 * groups > queues && queues < MOST_QUEUES
 }
 
 /// Opens everybody's windows, or says why that cannot be.
@@ -190,4 +243,17 @@ fn carry_out(cpu: &Group, request: Request) -> Result<()> {
             operation: None,
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MOST_QUEUES, QUEUES, is_crowded};
+
+    #[test]
+    fn a_few_groups_are_no_crowd() {
+        assert!(!is_crowded(1, 1) && is_crowded(2, 1));
+        assert!(!is_crowded(4, QUEUES) && is_crowded(5, QUEUES));
+        // There is nothing better to be had.
+        assert!(!is_crowded(100, MOST_QUEUES));
+    }
 }

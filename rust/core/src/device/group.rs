@@ -16,16 +16,19 @@ use crate::communicator::PointToPoint;
 use crate::engine::{Completion, Fingerprint, Group, Identity, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::plan::windows::{Peers, Plan};
-use crate::transport::cuda::driver::{Device, Stream};
+use crate::transport::cuda::driver::{Device, MemoryOperation, Stream, StreamIdentity};
 use crate::transport::cuda::kernels;
-use crate::types::{Collective, DataType, DeviceStream, Rank};
+use crate::types::{Collective, DataType, Rank};
 
 use super::attendant;
+use super::closing::Rest;
 use super::copies::check_memory;
 use super::direct::{Plans, Ticket};
 use super::formation::{Way, form};
 use super::messages::{Messages, Wanted};
-use super::words::Words;
+use super::replay::Replays;
+use super::watch::Health;
+use super::words::{Word, Words};
 
 /// Those of this process whose way has been found, for ranks that share it.
 pub(super) static HERE: Mutex<Vec<(Identity, Weak<DeviceGroup>)>> = Mutex::new(Vec::new());
@@ -49,6 +52,8 @@ pub(crate) struct DeviceGroup {
     pub(super) closed: OnceLock<Instant>,
     /// Operations have become part of graphs, which may be replayed at any time.
     pub(super) captured: AtomicBool,
+    pub(super) health: Arc<Health>,
+    pub(super) rest: Rest,
 }
 
 /// What submissions share.
@@ -57,7 +62,8 @@ pub(super) struct Queue {
     number: u64,
     /// The last collective that is no part of a graph.
     last: u64,
-    stream: Option<DeviceStream>,
+    /// Its stream, if that is known.
+    stream: Option<StreamIdentity>,
     plans: Plans,
 }
 
@@ -68,13 +74,22 @@ pub(super) struct Board {
     /// The number of the last one that was put here.
     pub(super) last: u64,
     pub(super) looked: Option<Instant>,
+    /// When it was last asked whether the device still works.
+    pub(super) asked: Option<Instant>,
+    pub(super) replays: Replays,
+    /// Calls that are in the middle of putting something into a stream.
+    pub(super) calls: usize,
+    /// A stream holds a part of a collective that could not be enqueued as a whole, and will not say when it has got past it.
+    pub(super) is_torn: bool,
+    /// No call comes in any more.
+    pub(super) is_closing: bool,
 }
 
 /// A collective that a stream has not got past.
 pub(super) struct Pending {
     pub(super) work: Arc<WorkState>,
     pub(super) number: u64,
-    pub(super) stream: DeviceStream,
+    pub(super) stream: Option<StreamIdentity>,
     pub(super) print: Fingerprint,
     /// Of the direct way.
     pub(super) plan: Option<Arc<Plan>>,
@@ -89,6 +104,7 @@ impl DeviceGroup {
         let ranks: Vec<Rank> = (0..parent.world()).collect();
         let label = [b"device ".as_slice(), &index.to_le_bytes()].concat();
         let words = Words::new(device)?;
+        let messages = Messages::new(device)?;
         let cpu = parent
             .subgroup(&ranks, &label)?
             .ok_or_else(|| Error::internal("a rank that is not in its own group"))?;
@@ -101,10 +117,12 @@ impl DeviceGroup {
             forming: Mutex::new(()),
             queue: Mutex::default(),
             board: Mutex::default(),
-            messages: Messages::default(),
+            messages,
             failure: OnceLock::new(),
             closed: OnceLock::new(),
             captured: AtomicBool::new(false),
+            health: Arc::default(),
+            rest: Rest::default(),
         });
         attendant::attend(Arc::clone(&group))?;
         Ok(group)
@@ -133,6 +151,7 @@ impl DeviceGroup {
             .stream
             .ok_or_else(|| Error::internal("an operation on a device without a stream"))?;
         request.check(rank, world)?;
+        let _call = self.come_in()?;
         let stream = Stream::of(named)?;
         for (what, memory) in [("input", &request.input), ("output", &request.output)] {
             if let Some(memory) = memory {
@@ -142,23 +161,30 @@ impl DeviceGroup {
         let way = self.way()?;
         // The host reduces what is staged.
         let op = request.op.filter(|_| matches!(*way, Way::Direct(_)));
-        kernels::prepare(self.device, request.dtype, op)?;
+        if !kernels::is_prepared(self.device, request.dtype, op) {
+            // The driver may wait for it anyhow, and would not hear that it has failed.
+            self.drain()?;
+            kernels::prepare(self.device, request.dtype, op)?;
+        }
         let timeout = request.timeout.unwrap_or_else(|| self.parent.timeout());
         let mut queue = self.queue.lock();
         self.check_alive()?;
         let captured = stream.is_capturing()?;
         let number = queue.number + 1;
+        let is_awaited = completion.is_some();
         let work = WorkState::new(request.collective, number, timeout, completion);
         let work = Arc::new(work);
-        let after = queue
-            .stream
-            .filter(|last| *last != named)
-            .map(|_| queue.last);
+        let identity = match captured {
+            true => None,
+            false => stream.identity(),
+        };
+        let is_same = identity.is_some() && identity == queue.stream;
+        let after = (queue.last > 0 && !is_same).then_some(queue.last);
         let shape = request.shape(rank, world);
         let pending = |plan: Option<Arc<Plan>>, algorithm| Pending {
             work: Arc::clone(&work),
             number,
-            stream: named,
+            stream: identity,
             print: request.fingerprint(number, algorithm),
             unheard: match plan {
                 Some(_) => Peers::others(rank, world),
@@ -170,9 +196,12 @@ impl DeviceGroup {
             Way::Direct(direct) => {
                 let plan = direct.plan(&request, &shape, &mut queue.plans)?;
                 let pending = pending(Some(Arc::clone(&plan)), 1);
-                self.refuse_shared_stream(named)?;
+                self.refuse_shared_stream(identity)?;
                 direct.flags.announce(number - 1, &pending.print.encode());
-                self.put_up(pending, captured);
+                match captured {
+                    true => self.put_into_graph(&pending, &plan),
+                    false => self.put_up(pending),
+                }
                 let ticket = Ticket {
                     request: &request,
                     plan: &plan,
@@ -187,7 +216,7 @@ impl DeviceGroup {
             Way::Staged(_) if captured => return Err(uncapturable(&way)),
             Way::Staged(staged) => {
                 let cut = staged.cut(&request, &shape)?;
-                self.put_up(pending(None, 0), false);
+                self.put_up(pending(None, 0));
                 let target = (&stream, &self.words);
                 staged.enqueue(cut, &request, target, (number, after, timeout))
             }
@@ -196,31 +225,65 @@ impl DeviceGroup {
         if let Err(error) = enqueued {
             // The others wait for what is missing.
             self.fail(error.clone());
+            if !captured {
+                self.take_back(number, &stream);
+            }
             return Err(error);
         }
         if captured {
-            self.captured.store(true, Ordering::Relaxed);
             self.parent.end(&work, Ok(()));
         } else {
-            (queue.last, queue.stream) = (number, Some(named));
+            (queue.last, queue.stream) = (number, identity);
         }
         drop(queue);
         self.parent.keep_record(&work);
-        attendant::wake();
+        match (&*way, is_awaited) {
+            (Way::Direct(_), false) => attendant::wake(),
+            _ => attendant::hurry(),
+        }
         Ok(work)
     }
 
-    fn put_up(&self, pending: Pending, captured: bool) {
-        if captured {
+    /// From now on it may be carried out at any time, without a word to the host before.
+    fn put_into_graph(&self, pending: &Pending, plan: &Arc<Plan>) {
+        if self.parent.world() == 1 {
             return;
         }
+        let mut board = self.board.lock();
+        board.replays.remember(&pending.work, pending.number, plan);
+        self.captured.store(true, Ordering::Relaxed);
+    }
+
+    fn put_up(&self, pending: Pending) {
         let mut board = self.board.lock();
         board.last = pending.number;
         board.pending.push_back(pending);
     }
 
+    /// Takes back a collective whose commands are in the stream in part, after the group has failed. Where the stream can
+    /// no longer say that it has got past them, it is let pass for a while.
+    fn take_back(&self, number: u64, stream: &Stream) {
+        let ends = [Word::Done, Word::Ordered].map(|word| MemoryOperation::Write {
+            address: self.words.address(word),
+            value: number as u32,
+        });
+        let is_told = stream.operate(&ends).is_ok();
+        let mut board = self.board.lock();
+        board.pending.retain(|pending| pending.number != number);
+        if !is_told {
+            board.last = board.pending.back().map_or_else(
+                || u64::from(self.words.load(Word::Done)),
+                |pending| pending.number,
+            );
+            board.is_torn = true;
+        }
+    }
+
     /// Two ranks of one process in one stream would wait for each other: what is behind cannot come first.
-    fn refuse_shared_stream(&self, named: DeviceStream) -> Result<()> {
+    fn refuse_shared_stream(&self, stream: Option<StreamIdentity>) -> Result<()> {
+        let Some(stream) = stream else {
+            return Ok(());
+        };
         let identity = self.parent.identity();
         let siblings: Vec<Arc<Self>> = HERE
             .lock()
@@ -229,7 +292,7 @@ impl DeviceGroup {
             .filter_map(|(_, group)| group.upgrade())
             .filter(|group| !std::ptr::eq(&raw const **group, self))
             .collect();
-        let Some(other) = siblings.iter().find(|other| other.waits_in(named)) else {
+        let Some(other) = siblings.iter().find(|other| other.waits_in(stream)) else {
             return Ok(());
         };
         Err(Error::invalid(format!(
@@ -237,15 +300,18 @@ impl DeviceGroup {
              since what one of them waits for comes after its wait",
             other.parent.rank(),
             self.parent.rank(),
-            named.device
+            self.number()
         )))
     }
 
     /// Whether an operation is under way in this stream.
-    fn waits_in(&self, named: DeviceStream) -> bool {
+    fn waits_in(&self, stream: StreamIdentity) -> bool {
         self.settle();
         let board = self.board.lock();
-        board.pending.iter().any(|pending| pending.stream == named)
+        board
+            .pending
+            .iter()
+            .any(|pending| pending.stream == Some(stream))
     }
 
     /// The way, found now if it has not been.
@@ -270,7 +336,7 @@ impl DeviceGroup {
         Ok(way)
     }
 
-    fn check_alive(&self) -> Result<()> {
+    pub(super) fn check_alive(&self) -> Result<()> {
         self.parent.check_alive()?;
         match self.failure.get() {
             Some((error, _)) => Err(Error {
@@ -339,6 +405,7 @@ impl DeviceGroup {
                 memory.len()
             )));
         }
+        let _call = self.come_in()?;
         let stream = Stream::of(named)?;
         check_memory(self.device, memory, "buffer")?;
         self.device.memory_operations()?;
@@ -359,13 +426,14 @@ impl DeviceGroup {
             work: Arc::clone(&work),
         };
         if let Err(error) = enqueue(wanted, &stream) {
-            if error.code.is_fatal() {
+            // A receive that the host knows of would take another one's message.
+            if error.code.is_fatal() || self.messages.has(&work) {
                 self.fail(error.clone());
             }
             return Err(error);
         }
         self.parent.keep_record(&work);
-        attendant::wake();
+        attendant::hurry();
         Ok(work)
     }
 

@@ -3,6 +3,10 @@
 //!
 //! A send copies its buffer out on the stream, and then the host sends it: the stream does not wait for the peer. A receive
 //! is known to the host at once; the stream waits for it and copies it in.
+//!
+//! The memory between comes from the process's pool ([`Pinned`]), which has some when the first group forms and grows
+//! when more is under way at once: only then the driver registers memory in the middle of things, for which it may wait
+//! until the device is idle.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,22 +21,13 @@ use crate::error::Result;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
 use crate::types::{DataType, Rank};
 
-use super::attendant::dispose;
 use super::copies::Copies;
 
 /// Words after a buffer's bytes.
 const WORDS: usize = 256;
 
-/// The messages of a group that are under way, and buffers for more. Buffers are kept until the group is closed: to give
-/// one back the driver may wait for the device, and a stream for a message.
-#[derive(Default)]
-pub(super) struct Messages(Mutex<State>);
-
-#[derive(Default)]
-struct State {
-    under_way: Vec<Message>,
-    spare: Vec<Pinned>,
-}
+/// The messages of a group that are under way.
+pub(super) struct Messages(Mutex<Vec<Message>>);
 
 /// What a message is, on this side.
 enum Side {
@@ -54,6 +49,8 @@ struct Message {
     timeout: Duration,
     bytes: usize,
     buffer: Pinned,
+    /// A stream holds a part of it, and will not say when it has got past that.
+    is_torn: bool,
 }
 
 /// A word of a buffer.
@@ -92,6 +89,14 @@ impl Message {
             .store(1, Ordering::Release);
     }
 
+    /// Its buffer is for others now, unless a stream may still use it.
+    fn let_go(self) {
+        match self.is_torn {
+            true => std::mem::forget(self.buffer),
+            false => self.buffer.give_back(),
+        }
+    }
+
     /// How the host's part has ended.
     fn result(&self) -> Option<Result<()>> {
         match &self.side {
@@ -115,12 +120,9 @@ fn write(buffer: u64, place: usize) -> MemoryOperation {
     }
 }
 
-/// The buffer that was found, or a new one; its words are zero.
-fn made(found: Option<Pinned>, device: &'static Device, bytes: usize) -> Result<Pinned> {
-    let buffer = match found {
-        Some(buffer) => buffer,
-        None => Pinned::shared(device, (bytes + WORDS).next_power_of_two())?,
-    };
+/// A buffer whose words are zero.
+fn buffer_for(device: &'static Device, bytes: usize) -> Result<Pinned> {
+    let buffer = Pinned::shared(device, bytes + WORDS)?;
     for mark in [Mark::Filled, Mark::Done] {
         buffer
             .word(place(&buffer, mark))
@@ -130,6 +132,15 @@ fn made(found: Option<Pinned>, device: &'static Device, bytes: usize) -> Result<
 }
 
 impl Messages {
+    /// None yet. The group has registered memory of its own already, which keeps the pool.
+    ///
+    /// # Errors
+    /// `System` when the driver registers no memory.
+    pub(super) fn new(device: &'static Device) -> Result<Self> {
+        Pinned::stock(device)?;
+        Ok(Self(Mutex::default()))
+    }
+
     /// Enqueues a send.
     ///
     /// # Errors
@@ -138,8 +149,7 @@ impl Messages {
         let bytes = wanted.memory.len();
         // The lock is not held while anything is enqueued: that may have to wait for room in a stream that waits for
         // the attendant, which takes the lock.
-        let buffer = self.0.lock().take(bytes);
-        let buffer = made(buffer, stream.device(), bytes)?;
+        let buffer = buffer_for(stream.device(), bytes)?;
         let mut copies = Copies::default();
         copies.gather(wanted.memory, 0, bytes, buffer.address());
         copies.flush(stream)?;
@@ -147,7 +157,7 @@ impl Messages {
             write(buffer.address(), place(&buffer, Mark::Filled)),
             write(buffer.address(), place(&buffer, Mark::Done)),
         ])?;
-        self.0.lock().under_way.push(Message {
+        self.0.lock().push(Message {
             work: wanted.work,
             side: Side::Send { to, posted: None },
             dtype: wanted.dtype,
@@ -155,6 +165,7 @@ impl Messages {
             timeout: wanted.timeout,
             bytes,
             buffer,
+            is_torn: false,
         });
         Ok(())
     }
@@ -170,8 +181,7 @@ impl Messages {
         (stream, cpu): (&Stream, &Group),
     ) -> Result<()> {
         let bytes = wanted.memory.len();
-        let buffer = self.0.lock().take(bytes);
-        let buffer = made(buffer, stream.device(), bytes)?;
+        let buffer = buffer_for(stream.device(), bytes)?;
         let options = PointToPoint {
             timeout: Some(wanted.timeout),
             ..PointToPoint::default()
@@ -180,10 +190,10 @@ impl Messages {
         let (filled, done) = (place(&buffer, Mark::Filled), place(&buffer, Mark::Done));
         {
             // In one piece, so that receives are posted in the order in which they are listed.
-            let mut state = self.0.lock();
+            let mut under_way = self.0.lock();
             let view = buffer.view(0, bytes);
             let posted = cpu.receive(wanted.dtype, view, (from, wanted.tag), options)?;
-            state.under_way.push(Message {
+            under_way.push(Message {
                 work: wanted.work,
                 side: Side::Receive { posted },
                 dtype: wanted.dtype,
@@ -191,17 +201,43 @@ impl Messages {
                 timeout: wanted.timeout,
                 bytes,
                 buffer,
+                is_torn: false,
             });
         }
         // The buffer stays until the stream has said that it is done with it.
-        stream.operate(&[MemoryOperation::WaitAny {
+        let wait = MemoryOperation::WaitAny {
             address: address + filled as u64,
             mask: 1,
-        }])?;
+        };
         let mut copies = Copies::default();
-        copies.scatter(address, wanted.memory, 0, bytes);
-        copies.flush(stream)?;
-        stream.operate(&[write(address, done)])
+        let enqueued = stream.operate(&[wait]).and_then(|()| {
+            copies.scatter(address, wanted.memory, 0, bytes);
+            copies.flush(stream)
+        });
+        let told = stream.operate(&[write(address, done)]);
+        if told.is_err() {
+            self.give_up(address);
+        }
+        enqueued.and(told)
+    }
+
+    /// Whether a message is under way.
+    pub(super) fn has(&self, work: &Arc<WorkState>) -> bool {
+        let under_way = self.0.lock();
+        under_way
+            .iter()
+            .any(|message| Arc::ptr_eq(&message.work, work))
+    }
+
+    /// No stream will say that it is done with the message at `address`.
+    fn give_up(&self, address: u64) {
+        let mut under_way = self.0.lock();
+        let mut messages = under_way.iter_mut();
+        if let Some(message) = messages.find(|message| message.buffer.address() == address) {
+            message.is_torn = true;
+            message.set(Mark::Filled);
+            message.set(Mark::Done);
+        }
     }
 
     /// The attendant's turn. Returns whether anything moved and whether anything is under way.
@@ -209,11 +245,11 @@ impl Messages {
     /// # Errors
     /// What ended a message on the host.
     pub(super) fn advance(&self, cpu: &Group, ended: &mut Vec<Ended>) -> Result<(bool, bool)> {
-        let mut state = self.0.lock();
+        let mut under_way = self.0.lock();
         let mut moved = false;
-        for at in 0..state.under_way.len() {
-            moved |= post(&mut state.under_way, at, cpu)?;
-            let message = &state.under_way[at];
+        for at in 0..under_way.len() {
+            moved |= post(&mut under_way, at, cpu)?;
+            let message = &under_way[at];
             let Some(result) = message.result() else {
                 continue;
             };
@@ -232,43 +268,44 @@ impl Messages {
             }
         }
         let mut at = 0;
-        while at < state.under_way.len() {
-            let message = &state.under_way[at];
+        while at < under_way.len() {
+            let message = &under_way[at];
             if let Some(result) = message.result()
                 && message.is(Mark::Done)
             {
-                let message = state.under_way.remove(at);
-                ended.push((message.work, result));
-                state.spare.push(message.buffer);
+                let message = under_way.remove(at);
+                ended.push((Arc::clone(&message.work), result));
+                message.let_go();
                 moved = true;
             } else {
                 at += 1;
             }
         }
-        Ok((moved, !state.under_way.is_empty()))
+        Ok((moved, !under_way.is_empty()))
     }
 
     /// Lets streams pass, after a failure.
     pub(super) fn release(&self) {
-        for message in &self.0.lock().under_way {
+        for message in &*self.0.lock() {
             message.set(Mark::Filled);
         }
     }
 
     /// Ends those that neither a stream nor the host uses any more, or all of them.
     pub(super) fn abandon(&self, all: bool, ended: &mut Vec<Arc<WorkState>>) {
-        let mut state = self.0.lock();
+        let mut under_way = self.0.lock();
         let mut at = 0;
-        while at < state.under_way.len() {
-            let message = &state.under_way[at];
+        while at < under_way.len() {
+            let message = &under_way[at];
             let unposted = matches!(message.side, Side::Send { posted: None, .. });
             let is_over = message.is(Mark::Done) && (unposted || message.result().is_some());
             if is_over || all {
-                let message = state.under_way.remove(at);
-                ended.push(message.work);
-                if !is_over {
-                    // A stream may still write there.
-                    std::mem::forget(message.buffer);
+                let message = under_way.remove(at);
+                ended.push(Arc::clone(&message.work));
+                match is_over {
+                    true => message.let_go(),
+                    // A stream may still write there, whenever.
+                    false => std::mem::forget(message.buffer),
                 }
             } else {
                 at += 1;
@@ -278,9 +315,8 @@ impl Messages {
 
     /// The operations under way.
     pub(super) fn works(&self) -> Vec<Arc<WorkState>> {
-        let state = self.0.lock();
-        state
-            .under_way
+        let under_way = self.0.lock();
+        under_way
             .iter()
             .map(|message| Arc::clone(&message.work))
             .collect()
@@ -288,17 +324,8 @@ impl Messages {
 
     /// Bytes of host memory.
     pub(super) fn bytes(&self) -> usize {
-        let state = self.0.lock();
-        let under_way = state.under_way.iter().map(|message| &message.buffer);
-        under_way.chain(&state.spare).map(Pinned::bytes).sum()
-    }
-
-    /// Gives back what is kept for messages to come.
-    pub(super) fn clear(&self) {
-        let spare = std::mem::take(&mut self.0.lock().spare);
-        if !spare.is_empty() {
-            dispose(move || drop(spare));
-        }
+        let under_way = self.0.lock();
+        under_way.iter().map(|message| message.buffer.bytes()).sum()
     }
 }
 
@@ -334,15 +361,4 @@ fn post(messages: &mut [Message], at: usize, cpu: &Group) -> Result<bool> {
         sent => *posted = Some(sent),
     }
     Ok(true)
-}
-
-impl State {
-    /// A spare buffer for `bytes` bytes that is not much longer.
-    fn take(&mut self, bytes: usize) -> Option<Pinned> {
-        let wanted = bytes + WORDS;
-        let fits =
-            |spare: &Pinned| spare.bytes() >= wanted && spare.bytes() / 4 <= wanted.max(4096);
-        let found = self.spare.iter().position(fits)?;
-        Some(self.spare.swap_remove(found))
-    }
 }

@@ -16,6 +16,7 @@ mod direct;
 mod formation;
 mod group;
 mod messages;
+mod replay;
 mod staged;
 mod watch;
 mod words;
@@ -41,7 +42,14 @@ pub(crate) type Started = (Arc<DeviceGroup>, Arc<WorkState>);
 /// several devices with one communicator begin with them in the same order.
 pub(crate) struct Devices {
     parent: Arc<Group>,
-    groups: Mutex<Vec<Arc<DeviceGroup>>>,
+    groups: Mutex<Groups>,
+}
+
+#[derive(Default)]
+struct Groups {
+    all: Vec<Arc<DeviceGroup>>,
+    /// None is added any more.
+    is_closed: bool,
 }
 
 impl Devices {
@@ -55,16 +63,19 @@ impl Devices {
     fn group(&self, device: u32) -> Result<Arc<DeviceGroup>> {
         self.parent.check_alive()?;
         let mut groups = self.groups.lock();
-        if let Some(found) = groups.iter().find(|group| group.number() == device) {
+        if let Some(found) = groups.all.iter().find(|group| group.number() == device) {
             return Ok(Arc::clone(found));
         }
-        let group = DeviceGroup::new(&self.parent, device, groups.len())?;
-        groups.push(Arc::clone(&group));
+        if groups.is_closed {
+            return Err(Error::invalid("this communicator has been closed"));
+        }
+        let group = DeviceGroup::new(&self.parent, device, groups.all.len())?;
+        groups.all.push(Arc::clone(&group));
         Ok(group)
     }
 
     fn all(&self) -> Vec<Arc<DeviceGroup>> {
-        self.groups.lock().clone()
+        self.groups.lock().all.clone()
     }
 
     /// Enqueues a collective.
@@ -132,7 +143,7 @@ impl Devices {
 
     /// Whether no device was used.
     pub(crate) fn is_empty(&self) -> bool {
-        self.groups.lock().is_empty()
+        self.groups.lock().all.is_empty()
     }
 
     /// Collectives on all devices.
@@ -158,6 +169,7 @@ impl Devices {
         if crate::fork::check().is_err() {
             return;
         }
+        self.groups.lock().is_closed = true;
         for group in self.all() {
             group.close();
         }

@@ -97,6 +97,11 @@ impl Staged {
         self.slots.bytes()
     }
 
+    /// Gives the slots back: neither a stream nor the host will touch them any more.
+    pub(super) fn give_back(self) {
+        self.slots.give_back();
+    }
+
     /// Cuts an operation into chunks.
     ///
     /// # Errors

@@ -1,16 +1,18 @@
 //! What the attendant does for a group, and whoever waits for one of its operations: ends what streams have got past, lets
 //! them pass after a failure, finds out about mismatches, deaths and deadlines, and puts waits into words.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::engine::{Fingerprint, WorkState};
 use crate::error::{Code, Error, Result};
+use crate::plan::windows::Plan;
 use crate::transport::cuda::flags::{Announced, Mark};
 use crate::types::Rank;
 
-use super::attendant::{self, Found};
+use super::attendant::{self, Found, dispose};
+use super::direct::Direct;
 use super::formation::Way;
 use super::group::{DeviceGroup, Pending};
 use super::messages::Ended;
@@ -18,8 +20,18 @@ use super::words::Word;
 
 /// How often deadlines and the state of peers are looked at.
 const LOOK: Duration = Duration::from_millis(10);
+/// How long something is under way before it is asked whether the device still works, and how long until the next time.
+const SUSPICIOUS: Duration = Duration::from_secs(1);
 /// How long after a failure operations end although their streams have not got past them.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
+
+/// What a thread apart finds out about the device.
+#[derive(Default)]
+pub(super) struct Health {
+    being_asked: AtomicBool,
+    /// Why nothing on it works any more in this process.
+    lost: OnceLock<Error>,
+}
 
 impl DeviceGroup {
     /// Ends the operations that the stream has got past.
@@ -72,7 +84,7 @@ impl DeviceGroup {
     }
 
     /// Refuses what peers that have failed may have spoilt.
-    fn check_peers(&self) -> Result<()> {
+    pub(super) fn check_peers(&self) -> Result<()> {
         let way = self.way.read();
         let Some(Way::Direct(direct)) = way.as_deref() else {
             return Ok(());
@@ -117,8 +129,11 @@ impl DeviceGroup {
             None => {}
         }
         self.messages.release();
-        self.words
-            .store(Word::Ordered, self.board.lock().last as u32);
+        let board = self.board.lock();
+        if board.is_torn {
+            // Nobody else would. Else streams come one after the other also now, so that the last one's end is the end of all.
+            self.words.store(Word::Ordered, board.last as u32);
+        }
     }
 
     /// Whether the attendant is needed.
@@ -126,6 +141,7 @@ impl DeviceGroup {
         !self.board.lock().pending.is_empty()
             || !self.messages.works().is_empty()
             || self.closed.get().is_some()
+            || self.is_captured()
     }
 
     /// The attendant's turn.
@@ -136,7 +152,7 @@ impl DeviceGroup {
             None => self.advance(&mut ended),
             Some((error, since)) => {
                 self.release();
-                self.abandon(error, since.elapsed() > GRACE);
+                self.abandon(error, self.is_lost() || since.elapsed() > GRACE);
                 match self.is_drained() {
                     true => Ok(Found::Nothing),
                     false => Ok(Found::Streams),
@@ -150,15 +166,14 @@ impl DeviceGroup {
             self.fail(error);
             Found::Moved
         });
+        let found = match found {
+            // What is replayed still has to be let pass.
+            Found::Nothing if self.failure.get().is_some() && self.is_replaying() => Found::Streams,
+            Found::Nothing if self.is_captured() => Found::Graphs,
+            found => found,
+        };
         match self.closed.get() {
             Some(since) => self.take_down(*since, found),
-            // What is replayed still has to be let pass.
-            None if found == Found::Nothing && self.failure.get().is_some() => {
-                match self.captured.load(Ordering::Relaxed) {
-                    true => Found::Streams,
-                    false => Found::Nothing,
-                }
-            }
             None => found,
         }
     }
@@ -199,14 +214,27 @@ impl DeviceGroup {
         }
     }
 
+    /// Whether the device carries out nothing any more.
+    pub(super) fn is_lost(&self) -> bool {
+        self.health.lost.get().is_some()
+    }
+
     /// Whether no stream is in an operation of this group, as far as it told.
     pub(super) fn is_drained(&self) -> bool {
-        let last = self.board.lock().last;
+        let (last, is_torn) = {
+            let board = self.board.lock();
+            (board.last, board.is_torn)
+        };
+        let failed = self.failure.get();
+        if is_torn && failed.is_some_and(|(_, since)| since.elapsed() < GRACE) {
+            return false;
+        }
         let host = match self.way.read().as_deref() {
             Some(Way::Staged(staged)) => staged.is_quiet(),
             _ => true,
         };
-        host && self.words.has_passed(Word::Done, last) && self.messages.works().is_empty()
+        let has_passed = self.words.has_passed(Word::Done, last) || self.is_lost();
+        host && has_passed && self.messages.works().is_empty()
     }
 
     /// Looks for mismatches, deaths and deadlines.
@@ -214,10 +242,14 @@ impl DeviceGroup {
         let now = Instant::now();
         let mut board = self.board.lock();
         let due = board.looked.is_none_or(|last| now >= last + LOOK);
-        if board.pending.is_empty() || !due {
+        if !due || (board.pending.is_empty() && !self.is_captured()) {
             return Ok(());
         }
         board.looked = Some(now);
+        if board.pending.is_empty() {
+            drop(board);
+            return self.look_at_replay(now);
+        }
         for pending in board.pending.iter_mut().take(16) {
             self.compare(pending)?;
         }
@@ -232,7 +264,9 @@ impl DeviceGroup {
             .iter()
             .find(|pending| pending.work.deadline.is_some_and(is_late))
             .map(|pending| Arc::clone(&pending.work));
-        let first = board.pending.front().map(|pending| pending.number - 1);
+        let front = board.pending.front();
+        let first = front.map(|pending| pending.number - 1);
+        let since = front.map(|pending| pending.work.started);
         drop(board);
         self.check_peers()?;
         if let Some(error) = self.parent.error() {
@@ -241,10 +275,46 @@ impl DeviceGroup {
         if let Some(error) = self.cpu.lost(|peer| self.has_not_called(peer, first)) {
             return Err(error);
         }
+        self.look_at_context(now, since)?;
+        if self.is_captured() {
+            self.look_at_replay(now)?;
+        }
         match late {
             Some(work) if work.result().is_none() => Err(self.overdue(&work)),
             _ => Ok(()),
         }
+    }
+
+    /// Looks now and then, while something has been under way since `since` for so long that it is suspicious, whether the
+    /// device's context is lost: streams then say nothing any more.
+    ///
+    /// The driver has no question for this that is answered at once: every call may wait for a lock that is held by who
+    /// waits for room in a stream, which waits for the attendant. So it is asked on a thread of its own. What is asked may
+    /// be asked while graphs are captured.
+    pub(super) fn look_at_context(&self, now: Instant, since: Option<Instant>) -> Result<()> {
+        if let Some(error) = self.health.lost.get() {
+            return Err(error.clone());
+        }
+        if since.is_none_or(|since| now < since + SUSPICIOUS) {
+            return Ok(());
+        }
+        {
+            let mut board = self.board.lock();
+            if board.asked.is_some_and(|last| now < last + SUSPICIOUS)
+                || self.health.being_asked.swap(true, Ordering::AcqRel)
+            {
+                return Ok(());
+            }
+            board.asked = Some(now);
+        }
+        let (device, health) = (self.device, Arc::clone(&self.health));
+        dispose(move || {
+            if let Some(error) = device.lost() {
+                let _ = health.lost.set(error);
+            }
+            health.being_asked.store(false, Ordering::Release);
+        });
+        Ok(())
     }
 
     /// Whether a peer has not come to operation `number`, counted from 0.
@@ -281,7 +351,11 @@ impl DeviceGroup {
     fn waits(&self) -> (String, Option<Rank>) {
         let board = self.board.lock();
         let Some(front) = board.pending.front() else {
-            return (self.cpu.waits(), None);
+            drop(board);
+            return match self.replay_waits() {
+                Some(waits) => waits,
+                None => (self.cpu.waits(), None),
+            };
         };
         let name = front.work.name();
         if !self.words.has_passed(Word::Begun, front.number) {
@@ -295,11 +369,7 @@ impl DeviceGroup {
             return (format!("{name}: {}", self.cpu.waits()), None);
         };
         let at = self.words.load(Word::Step) as usize;
-        let ranks = (self.parent.rank(), self.parent.world());
-        let (missing, what) = match plan.steps.get(at) {
-            Some(step) => direct.missing(step, front.number, ranks),
-            None => (Vec::new(), ""),
-        };
+        let (missing, what) = self.missing_at(direct, plan, (at, front.number));
         if missing.is_empty() {
             return (format!("{name} is being carried out on the device"), None);
         }
@@ -313,5 +383,19 @@ impl DeviceGroup {
         let described: Vec<String> = described.collect();
         let text = format!("{name} waits for {} {what}", described.join(", "));
         (text, missing.first().copied())
+    }
+
+    /// Whom a stream waits for at a step of operation `number`, and in words for what.
+    pub(super) fn missing_at(
+        &self,
+        direct: &Direct,
+        plan: &Plan,
+        (step, number): (usize, u64),
+    ) -> (Vec<Rank>, &'static str) {
+        let ranks = (self.parent.rank(), self.parent.world());
+        match plan.steps.get(step) {
+            Some(step) => direct.missing(step, number, ranks),
+            None => (Vec::new(), ""),
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Words by which a stream tells the host how far it has come, and the host tells the stream.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
 use crate::transport::cuda::driver::{Device, Pinned};
@@ -12,7 +12,7 @@ use super::attendant::dispose;
 pub(super) enum Word {
     /// The number of the last operation that the stream has got past. The stream alone writes it.
     Done,
-    /// The same, for streams to wait for; on a failure the host writes it, too.
+    /// The same, for streams to wait for; the host writes it in place of a stream that cannot.
     Ordered,
     /// The number of the operation that the stream has come to.
     Begun,
@@ -22,20 +22,43 @@ pub(super) enum Word {
     Filled,
     /// The number of the last chunk that the host is done with.
     Finished,
+    /// The number under which the collective was captured that the stream is carrying out as part of a graph, 0 when it is
+    /// in none. The stream alone writes it.
+    Replayed,
+}
+
+/// What a stream that carries out a graph writes into [`Word::Step`] when it waits no more.
+pub(super) const PASSED: u32 = u32::MAX;
+
+/// An operation's number as [`Word::Replayed`] has it.
+pub(super) fn replayed(number: u64) -> u32 {
+    (number as u32).max(1)
 }
 
 /// The words of a group: numbers that grow, modulo 2^32.
 #[derive(Debug)]
-pub(super) struct Words(/* Always there, until it is dropped. */ Option<Pinned>);
+pub(super) struct Words {
+    /// Always there, until it is dropped.
+    pinned: Option<Pinned>,
+    is_clean: AtomicBool,
+}
 
 impl Words {
     pub(super) fn new(device: &'static Device) -> Result<Self> {
         let pinned = Pinned::private(device, 4096)?;
-        Ok(Self(Some(pinned)))
+        Ok(Self {
+            pinned: Some(pinned),
+            is_clean: AtomicBool::new(false),
+        })
+    }
+
+    /// No stream will touch them any more.
+    pub(super) fn set_clean(&self) {
+        self.is_clean.store(true, Ordering::Relaxed);
     }
 
     fn pinned(&self) -> &Pinned {
-        self.0.as_ref().expect("it goes when it is dropped")
+        self.pinned.as_ref().expect("it goes when it is dropped")
     }
 
     /// As the device knows it.
@@ -64,11 +87,15 @@ impl Drop for Words {
     fn drop(&mut self) {
         if crate::fork::check().is_err() {
             // A forked child has no thread for it, and the memory is its parent's.
-            std::mem::forget(self.0.take());
+            std::mem::forget(self.pinned.take());
             return;
         }
-        if let Some(pinned) = self.0.take() {
-            dispose(move || drop(pinned));
+        if let Some(pinned) = self.pinned.take() {
+            let is_clean = *self.is_clean.get_mut();
+            dispose(move || match is_clean {
+                true => pinned.give_back(),
+                false => drop(pinned),
+            });
         }
     }
 }

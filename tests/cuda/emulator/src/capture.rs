@@ -229,10 +229,17 @@ pub(crate) fn spoil(stream: &Stream, reason: Status) -> Outcome {
 
 /// # Errors
 /// `STREAM_CAPTURE_UNSUPPORTED` when the stream is capturing, which that spoils.
-pub(crate) fn refuse_capturing(stream: &Stream) -> Outcome {
-    if of(stream).is_some() {
-        return spoil(stream, Status::STREAM_CAPTURE_UNSUPPORTED);
+pub(crate) fn refuse_captured(stream: &Stream) -> Outcome {
+    match of(stream) {
+        Some(_) => spoil(stream, Status::STREAM_CAPTURE_UNSUPPORTED),
+        None => Ok(()),
     }
+}
+
+/// # Errors
+/// As [`refuse_captured`] and [`refuse_implicit`].
+pub(crate) fn refuse_capturing(stream: &Stream) -> Outcome {
+    refuse_captured(stream)?;
     refuse_implicit(stream)
 }
 

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
 use unisono_cuda_kernels::Kernel;
@@ -40,6 +41,8 @@ pub(crate) struct Function {
     name: String,
     threads: u32,
     kernel: &'static Kernel,
+    /// The driver loads lazily: an entry point with the first call that needs more of it than its handle.
+    loaded: AtomicBool,
 }
 
 static MODULES: Handles<Module> = Handles::new();
@@ -157,13 +160,15 @@ pub(crate) fn function(module: Handle, name: &str) -> Outcome<Handle> {
         name: name.to_string(),
         threads,
         kernel,
+        loaded: AtomicBool::new(false),
     });
     Ok(function.handle)
 }
 
-/// An attribute of an entry point: threads per block, and otherwise nothing to speak of.
+/// An attribute of an entry point, which is loaded for it: threads per block, and otherwise nothing to speak of.
 pub(crate) fn function_attribute(handle: Handle, attribute: u32) -> Outcome<i32> {
     let function = FUNCTIONS.get(handle)?;
+    function.load()?;
     match attribute {
         0 => Ok(function.threads.cast_signed()),
         1..=3 => Ok(0),
@@ -171,6 +176,16 @@ pub(crate) fn function_attribute(handle: Handle, attribute: u32) -> Outcome<i32>
         5 | 6 => Ok(CAPABILITY.0 * 10 + CAPABILITY.1),
         7..=16 => Ok(0),
         _ => Err(Status::INVALID_VALUE),
+    }
+}
+
+impl Function {
+    /// Loads it if it is not, for which the driver may wait until the context is idle.
+    fn load(&self) -> Outcome {
+        if !self.loaded.swap(true, Ordering::AcqRel) && settings().always_synchronize {
+            self.module.context.synchronize()?;
+        }
+        Ok(())
     }
 }
 
@@ -207,6 +222,7 @@ pub(crate) fn launch(
     if !sized || !shaped || grid.contains(&0) || shared > 48 << 10 {
         return Err(Status::INVALID_VALUE);
     }
+    function.load()?;
     let sizes = function.kernel.parameter_bytes();
     let parameters = if parameters.pointer().is_null() {
         packed(sizes, extra)?

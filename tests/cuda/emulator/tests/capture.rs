@@ -324,3 +324,29 @@ fn a_graph_does_not_overtake_itself() {
         ok!(cuCtxSynchronize());
     });
 }
+
+/// What stream it is, and whose: questions that the driver takes amiss.
+#[test]
+fn a_captured_stream_is_not_asked_what_it_is() {
+    alone("a_captured_stream_is_not_asked_what_it_is", &[], || {
+        start(0);
+        let (stream, other) = (stream(), stream());
+        let (mut context, mut number, mut another) = (null_mut(), 0, 0);
+        for question in 0..2 {
+            ok!(cuStreamGetId(stream, &mut number));
+            begin(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+            ok!(cuStreamGetId(other, &mut another));
+            assert_ne!(number, another);
+            let refused = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+            let answer = match question {
+                0 => cu!(cuStreamGetCtx(stream, &mut context)),
+                _ => cu!(cuStreamGetId(stream, &mut number)),
+            };
+            assert_eq!(answer, refused);
+            end_spoilt(stream);
+        }
+        let mut still = 0;
+        ok!(cuStreamGetId(stream, &mut still));
+        assert_eq!(still, number);
+    });
+}

@@ -162,6 +162,38 @@ fn what_may_wait_for_the_device_does_so_when_asked() {
     );
 }
 
+/// Loading is lazy, so the first launch is one of the calls that may wait, unless the function was asked for more than
+/// its handle before.
+#[test]
+fn a_function_is_loaded_when_first_needed() {
+    alone(
+        "a_function_is_loaded_when_first_needed",
+        &[("SYNCHRONIZE", "always")],
+        || {
+            start(0);
+            let (held, free, words) = (stream(), stream(), pinned(2));
+            let name = "unisono_reduce_sum";
+            let sums = ["int32", "uint32"].map(|dtype| function(module(dtype, &[name]), name));
+            let at = upload(&[1]);
+            let mut threads = 0;
+            let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+            ok!(cuFuncGetAttribute(&mut threads, attribute, sums[0]));
+            hold(held, &words[0]);
+            ok!(cuStreamWriteValue32_v2(held, seen(&words[1]), 1, 0));
+            let launched = launch_sum(sums[0], free, at, &[at], 1);
+            assert_eq!(launched, CUresult::CUDA_SUCCESS);
+            assert_eq!(words[1].load(Ordering::SeqCst), 0);
+            std::thread::spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(30));
+                release(&words[0]);
+            });
+            let launched = launch_sum(sums[1], free, at, &[at], 1);
+            assert_eq!(launched, CUresult::CUDA_SUCCESS);
+            assert_eq!(words[1].load(Ordering::SeqCst), 1);
+        },
+    );
+}
+
 #[test]
 fn functions_are_found_by_name() {
     alone("functions_are_found_by_name", &[], || {

@@ -5,12 +5,15 @@
 //! here is as large as the work, and never larger than what the device runs at once, so that ranks that share a device
 //! do not queue behind each other for longer than they must.
 //!
-//! Loading a kernel may wait until the context is idle, which it is not while a stream waits for a peer. So all kernels
-//! of a module are loaded with it, which takes from some milliseconds to a second the first time, and whoever is about to
-//! enqueue waits calls [`prepare`] first.
+//! Loading a kernel may wait until the context is idle, which it is not while a stream waits for a peer; where that is another
+//! rank's stream of this process, perhaps one that waits for the rank that loads, it would wait for ever. So all kernels of
+//! a module are loaded with it, those of the types that are used most when the first group forms ([`prepare_common`]), and
+//! the others once per process ([`prepare`]), by who is about to enqueue and after it has waited for what it has under way.
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::OnceLock;
+
+use parking_lot::Mutex;
 
 use super::driver::{Device, Function, Module, Stream};
 use crate::error::{Error, Result};
@@ -20,6 +23,18 @@ use crate::types::{DataType, ReduceOp};
 pub const MOST_SOURCES: usize = 64;
 /// The most pieces that one launch copies.
 const MOST_SEGMENTS: usize = 64;
+
+/// The types whose kernels are loaded when the first group forms: those of gradients, counters and flags, and the one
+/// with the copies.
+const COMMON: [DataType; 7] = [
+    DataType::UInt8,
+    DataType::Float32,
+    DataType::BFloat16,
+    DataType::Float16,
+    DataType::Float64,
+    DataType::Int32,
+    DataType::Int64,
+];
 
 const THREADS: u32 = 256;
 /// Bytes that a thread moves at a time, of each source.
@@ -120,6 +135,24 @@ pub fn prepare(device: &'static Device, dtype: DataType, op: Option<ReduceOp>) -
         }
     }
     Ok(())
+}
+
+/// Whether [`prepare`] has nothing to load.
+pub fn is_prepared(device: &'static Device, dtype: DataType, op: Option<ReduceOp>) -> bool {
+    let is_loaded = |dtype: DataType| device.kernels.modules[place_of(dtype)].get().is_some();
+    is_loaded(DataType::UInt8) && (op.is_none() || is_loaded(dtype))
+}
+
+/// Loads the kernels that most programs use, and what copies need. To be called while nothing that waits for a peer is in
+/// a stream of this process. Takes up to seconds the first time on a machine; then the driver has kept what it
+/// compiled.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn prepare_common(device: &'static Device) -> Result<()> {
+    COMMON
+        .into_iter()
+        .try_for_each(|dtype| device.kernels.of(device, dtype).map(drop))
 }
 
 /// Enqueues `out[i] = input[i] * factor`, rounded once. `out` may be `input`.
@@ -223,6 +256,8 @@ fn grid(function: Function, bytes: u64, rows: u32) -> (u32, u32) {
 #[derive(Default)]
 pub(super) struct Loaded {
     modules: [OnceLock<Kernels>; DataType::ALL.len()],
+    /// Held by who loads one: a second rank of the process waits for the first, and not for the stream of the first.
+    loading: Mutex<()>,
 }
 
 /// The kernels of one type; `None` for those that have no meaning for it.
@@ -255,14 +290,21 @@ impl Loaded {
 
     /// The kernels of a type. A failure is not kept: memory may be free the next time.
     fn of(&self, device: &'static Device, dtype: DataType) -> Result<&Kernels> {
-        let place = &self.modules[dtype as usize - 1];
+        let place = &self.modules[place_of(dtype)];
+        if let Some(kernels) = place.get() {
+            return Ok(kernels);
+        }
+        let _loading = self.loading.lock();
         if let Some(kernels) = place.get() {
             return Ok(kernels);
         }
         let kernels = Kernels::load(device, dtype)?;
-        // Should two threads load them at once, one module is loaded in vain.
         Ok(place.get_or_init(|| kernels))
     }
+}
+
+fn place_of(dtype: DataType) -> usize {
+    dtype as usize - 1
 }
 
 impl Kernels {

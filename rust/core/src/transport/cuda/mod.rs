@@ -8,6 +8,28 @@
 //!   ever waits.
 //! - [`window`] is device memory that the other ranks of the host have mapped.
 //!
+//! **Calls that may wait.** A stream here may wait for a peer, and a peer for what this host does next. Some calls of the
+//! driver wait, or may wait, until the whole context is idle: to allocate, register and map memory and to load kernels
+//! (may), to free, unregister and unmap it (do). A host that makes such a call is held up until all that is in the
+//! context's streams has been done. Whether that ends depends on who waits for whom:
+//!
+//! - With one rank in a process, and groups that all ranks use in the same order, it ends: of all operations that have not
+//!   ended, take the first in that order. A rank that has not enqueued it waits only for earlier ones, which have
+//!   ended, and so goes on and enqueues it.
+//! - Where ranks use groups in different orders, or share a process and so a context (one rank's call then waits for
+//!   another rank's stream, which may wait for the first rank), it may not.
+//!
+//! So what can be had in advance is, when the first group of the process on a device forms, and what has been had is kept as
+//! long as there is a group: registered memory ([`driver::Pinned`], [`driver::Registered`]), the memory of windows
+//! ([`window`]), kernels ([`kernels`]). What is left: forming a group may wait for all that is under way (ranks form their
+//! groups in the same order); a type's kernels when first used, if they are not common; a buffer for messages when more is
+//! under way than ever before; and when a group goes, the peers' windows are unmapped at once, because their owners wait
+//! for that. No stream and no call waits for the thread that does it; other threads could be held up only in a driver that
+//! keeps its locks while it waits.
+//!
+//! All calls that set something up are made in relaxed capture mode: they are no part of what some thread may be
+//! capturing, and would otherwise be refused and spoil it.
+//!
 //! Everything here only enqueues, unless its documentation says otherwise. Addresses of device memory are numbers
 //! (`u64`) that nothing here dereferences: the driver does, when the stream comes to it. Those that belong to a caller's
 //! buffers come from a [`Memory`](crate::buffer::Memory) and a stream from a

@@ -8,16 +8,19 @@
 //! Whether a mapping is what it should be is tried at once: a window begins with random bytes, which the record repeats.
 //! So a driver that takes a handle of another container's process and maps something else is found out.
 //!
-//! The owner's memory is freed when the owner and all its users inside the process have dropped it. Users in other
-//! processes should unmap it first ([`Windows::close_peers`], then a barrier); if they do not, because somebody died,
-//! the driver keeps the memory until they have.
+//! To free memory the driver waits until the device is idle, which it is not while a stream of any group waits for a peer;
+//! and so it may do to allocate some. So when the owner and all its users inside the process have dropped a window, its
+//! memory is kept for later ones (of the same size, if it is known that nobody reads it any more: [`Window::set_clean`]) until
+//! the last window of the process goes. Users in other processes should have unmapped it then ([`Windows::close_peers`]); if
+//! they have not, because somebody died, the driver keeps the memory until they have.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
-use super::driver::{Device, DeviceMemory, HANDLE, Handle, Imported};
+use super::driver::{Device, DeviceMemory, HANDLE, Handle, Imported, is_forked};
 use crate::error::{Error, Result};
 use crate::types::Rank;
 
@@ -30,14 +33,40 @@ type Nonce = [u8; 16];
 /// The windows of this process, by their nonces, for ranks of the same process.
 static WINDOWS: Mutex<Option<HashMap<Nonce, Weak<Window>>>> = Mutex::new(None);
 
+/// Memory of windows that are gone, and how many there are that are not.
+static SPARE: Mutex<Spare> = Mutex::new(Spare {
+    windows: 0,
+    memory: Vec::new(),
+});
+
+struct Spare {
+    windows: usize,
+    memory: Vec<Allotment>,
+}
+
+/// Memory for a window.
+#[derive(Debug)]
+struct Allotment {
+    memory: DeviceMemory,
+    /// The handle, or why the driver gives none.
+    export: Result<Handle>,
+    /// Nobody reads or writes it any more.
+    is_clean: bool,
+}
+
+/// An allotment in use.
+#[derive(Debug)]
+struct Lease(
+    /* `None` while it is being made, and when it has gone back. */ Option<Allotment>,
+);
+
 /// A rank's own window.
 #[derive(Debug)]
 pub struct Window {
-    memory: DeviceMemory,
+    lease: Lease,
     half: usize,
     nonce: Nonce,
-    /// The handle, or why the driver gives none.
-    export: Result<Handle>,
+    is_clean: AtomicBool,
 }
 
 /// What another rank needs to open a window.
@@ -78,24 +107,25 @@ impl Window {
     /// `System` when there is no memory left.
     pub fn create(device: &'static Device, half: usize) -> Result<Arc<Self>> {
         let half = half.max(1).next_multiple_of(256);
-        let memory = DeviceMemory::allocate(device, 2 * half)?;
+        let lease = Lease::take(device, 2 * half)?;
         let nonce = nonce()?;
-        memory.write(0, &nonce)?;
-        let export = memory.export();
-        if let Err(error) = &export {
-            tracing::info!("{}", error.message);
-        }
+        lease.memory().write(0, &nonce)?;
         let window = Arc::new(Self {
-            memory,
+            lease,
             half,
             nonce,
-            export,
+            is_clean: AtomicBool::new(false),
         });
         let mut windows = WINDOWS.lock();
         let windows = windows.get_or_insert_default();
         windows.retain(|_, window| window.strong_count() > 0);
         windows.insert(nonce, Arc::downgrade(&window));
         Ok(window)
+    }
+
+    /// All who had mapped it have unmapped it, and no stream will touch it: its memory may serve another window.
+    pub fn set_clean(&self) {
+        self.is_clean.store(true, Ordering::Relaxed);
     }
 
     /// Bytes of a half.
@@ -106,12 +136,16 @@ impl Window {
     /// The first byte of half 0 or 1, as this process knows it.
     pub fn half(&self, half: usize) -> u64 {
         assert!(half < 2);
-        self.memory.address() + (half * self.half) as u64
+        self.memory().address() + (half * self.half) as u64
     }
 
     /// Why the driver does not export it, if so.
     pub fn refusal(&self) -> Option<&Error> {
-        self.export.as_ref().err()
+        self.lease.allotment().export.as_ref().err()
+    }
+
+    fn memory(&self) -> &DeviceMemory {
+        self.lease.memory()
     }
 
     /// What the other ranks need.
@@ -119,15 +153,86 @@ impl Window {
     /// # Errors
     /// `System` when the system has no random numbers.
     pub fn record(&self) -> Result<Record> {
+        let export = &self.lease.allotment().export;
         Ok(Record {
             process: process()?,
             nonce: self.nonce,
-            device: self.memory.device().uuid(),
+            device: self.memory().device().uuid(),
             half: self.half as u64,
-            address: self.memory.address(),
-            exported: u64::from(self.export.is_ok()),
-            handle: *self.export.as_ref().unwrap_or(&[0; HANDLE]),
+            address: self.memory().address(),
+            exported: u64::from(export.is_ok()),
+            handle: *export.as_ref().unwrap_or(&[0; HANDLE]),
         })
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        if let Some(allotment) = &mut self.lease.0 {
+            allotment.is_clean = *self.is_clean.get_mut();
+        }
+    }
+}
+
+impl Lease {
+    fn take(device: &'static Device, bytes: usize) -> Result<Self> {
+        let fits = |spare: &Allotment| {
+            let memory = &spare.memory;
+            let is_as_long = memory.bytes() == DeviceMemory::length(bytes);
+            spare.is_clean && is_as_long && memory.device().number() == device.number()
+        };
+        let found = {
+            let mut spare = SPARE.lock();
+            spare.windows += 1;
+            let at = spare.memory.iter().position(fits);
+            at.map(|at| spare.memory.swap_remove(at))
+        };
+        // From here on dropping it takes back what was counted.
+        let mut lease = Self(found);
+        if let Some(allotment) = &mut lease.0 {
+            allotment.is_clean = false;
+            return Ok(lease);
+        }
+        let memory = DeviceMemory::allocate(device, bytes)?;
+        let export = memory.export();
+        if let Err(error) = &export {
+            tracing::info!("{}", error.message);
+        }
+        lease.0 = Some(Allotment {
+            memory,
+            export,
+            is_clean: false,
+        });
+        Ok(lease)
+    }
+
+    fn allotment(&self) -> &Allotment {
+        self.0.as_ref().expect("it has some until it is dropped")
+    }
+
+    fn memory(&self) -> &DeviceMemory {
+        &self.allotment().memory
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if is_forked() {
+            // The lock may be held by a thread that is not here.
+            std::mem::forget(self.0.take());
+            return;
+        }
+        let unused = {
+            let mut spare = SPARE.lock();
+            spare.memory.extend(self.0.take());
+            spare.windows -= 1;
+            match spare.windows {
+                0 => std::mem::take(&mut spare.memory),
+                _ => Vec::new(),
+            }
+        };
+        // Without the lock: the driver waits.
+        drop(unused);
     }
 }
 
@@ -202,9 +307,9 @@ impl PeerWindow {
             .as_ref()
             .and_then(|windows| windows.get(&record.nonce)?.upgrade())
             .ok_or_else(|| Error::internal("a window of this process is gone"))?;
-        device.enable_peer(window.memory.device())?;
+        device.enable_peer(window.memory().device())?;
         Ok(Self {
-            address: window.memory.address(),
+            address: window.memory().address(),
             half,
             _memory: Kept::Here(window),
         })
@@ -238,11 +343,11 @@ impl Windows {
     /// As [`PeerWindow::open`], with the rank whose window it was; `Mismatch` when its halves are not as long as one's
     /// own.
     pub fn open(own: Arc<Window>, rank: Rank, records: &[Record]) -> Result<Self> {
-        let device = own.memory.device();
+        let device = own.memory().device();
         let peers = records.iter().enumerate().map(|(peer, record)| {
             if peer == rank {
                 return Ok(PeerWindow {
-                    address: own.memory.address(),
+                    address: own.memory().address(),
                     half: own.half,
                     _memory: Kept::Here(Arc::clone(&own)),
                 });

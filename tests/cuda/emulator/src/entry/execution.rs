@@ -42,6 +42,11 @@ driver_functions! {
         value.set(module::function_attribute(function, attribute)?)
     }
 
+    /// Loads an entry point, if that has not been done.
+    fn cuFuncLoad(function: Handle) {
+        module::function_attribute(function, 0).map(|_| ())
+    }
+
     /// Blocks of a size that fit a multiprocessor at once.
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: Out<c_int>, function: Handle, size: c_int, _shared: usize,

@@ -1,6 +1,7 @@
 //! Streams, events, memory operations, captures.
 
 use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
 
 use crate::abi::{
     BatchMemOp, CAPTURE_ACTIVE, Device, DevicePointer, Handle, In, MEMORY_OP_WAIT_32,
@@ -11,7 +12,7 @@ use crate::capture::{self, Mode};
 use crate::memory_operations::MemoryOperation;
 use crate::operation::Operation;
 use crate::status::{Outcome, Status};
-use crate::stream::{self, Kind};
+use crate::stream::{self, Kind, Stream};
 use crate::{context, event};
 
 driver_functions! {
@@ -41,14 +42,15 @@ driver_functions! {
         stream::get(handle)?.query()
     }
 
-    /// The context of a stream.
+    /// The context of a stream. Asking one that is being captured spoils its capture; the manual does not say so, the
+    /// driver does it.
     fn cuStreamGetCtx(handle: Handle, context: Out<Handle>) {
-        context.set(stream::get(handle)?.context.handle)
+        context.set(asked(handle)?.context.handle)
     }
 
-    /// The device of a stream.
+    /// The device of a stream; as `cuStreamGetCtx` during a capture.
     fn cuStreamGetDevice(handle: Handle, device: Out<Device>) {
-        device.set(stream::get(handle)?.context.device as Device)
+        device.set(asked(handle)?.context.device as Device)
     }
 
     /// The flags a stream was made with.
@@ -61,9 +63,9 @@ driver_functions! {
         priority.set(stream::get(handle)?.priority)
     }
 
-    /// A number no other stream of the process has.
+    /// A number no other stream of the process has; as `cuStreamGetCtx` during a capture.
     fn cuStreamGetId(handle: Handle, id: Out<u64>) {
-        id.set(stream::get(handle)?.id)
+        id.set(asked(handle)?.id)
     }
 
     /// Makes the stream wait for an event. Of the flags only the default is emulated.
@@ -187,6 +189,13 @@ driver_functions! {
         let wanted = Mode::from_number(unsafe { mode.pointer().read() })?;
         mode.set(capture::exchange_mode(wanted) as c_uint)
     }
+}
+
+/// A stream that is asked what it is, which it may not be while it is captured.
+fn asked(handle: Handle) -> Outcome<Arc<Stream>> {
+    let stream = stream::get(handle)?;
+    capture::refuse_captured(&stream)?;
+    Ok(stream)
 }
 
 fn create(handle: &Out<Handle>, flags: u32, priority: i32) -> Outcome {

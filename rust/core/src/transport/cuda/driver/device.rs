@@ -207,6 +207,33 @@ impl Device {
         }
     }
 
+    /// Why nothing works on this device any more in this process, once a kernel or a copy has failed and the context is lost
+    /// with it. It may wait for whoever is in the middle of a call of the driver; it may be called while graphs are
+    /// captured, since it asks a stream of its own.
+    pub fn lost(&self) -> Option<Error> {
+        let ask = || {
+            let _relaxed = Relaxed::begin(self.driver);
+            let _entered = self.try_enter()?;
+            let mut raw = ptr::null_mut();
+            let symbols = &self.driver.symbols;
+            // SAFETY: it stores a handle.
+            Failure::check(unsafe {
+                (symbols.stream_create)(&mut raw, numbers::STREAM_NON_BLOCKING)
+            })?;
+            // SAFETY: the stream was just made.
+            let asked = Failure::check(unsafe { (symbols.stream_query)(raw) });
+            // SAFETY: it is not used again.
+            let destroyed = Failure::check(unsafe { (symbols.stream_destroy)(raw) });
+            asked.and(destroyed)
+        };
+        match ask() {
+            Err(failure) if failure.is_sticky() || failure.is_after_the_end() => {
+                Some(failure.while_doing(format_args!("look after device {}", self.number)))
+            }
+            _ => None,
+        }
+    }
+
     /// Finds out, by trying, whether this device's streams can write and await words of host memory
     /// ([`Stream::operate`]). Tried once; it takes some tens of microseconds.
     ///

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cudarc::driver::sys::CUstream;
 
 use super::pointer::{Ask, Kind, Place, ask};
-use super::symbols::numbers;
+use super::stream::PER_THREAD;
+use super::symbols::{Symbols, numbers};
 use super::{Device, Driver, Event, Failure, Stream};
 use crate::error::{Error, Result};
 use crate::types::DeviceStream;
@@ -41,32 +42,29 @@ fn on_device(place: Place) -> Option<u32> {
         .filter(|_| matches!(place.kind, Kind::Device | Kind::Managed))
 }
 
-/// The device of `stream`, a `CUstream`; of the default streams (0, 1, 2) the device that is current in this thread.
+/// The device of `stream`, a `CUstream`; of the default streams (0, 1, 2), and of one that is being captured, the device
+/// that is current in this thread.
 ///
 /// # Errors
 /// Those of [`Driver::load`]; `InvalidArgument` for what is no stream, as far as the driver can tell, and for a default
 /// stream in a thread without a device.
 pub fn device_of_stream(stream: usize) -> Result<u32> {
-    let symbols = &Driver::load()?.symbols;
+    let driver = Driver::load()?;
+    let symbols = &driver.symbols;
     let raw: CUstream = ptr::with_exposed_provenance_mut(stream);
-    let mut context = ptr::null_mut();
+    // To be asked for its context would end a capture. Whoever captures has the device current.
+    let is_asked = stream > PER_THREAD && !is_captured(driver, raw);
     let mut number: c_int = -1;
-    // SAFETY: it stores a handle. That `raw` is a stream, if it is none of the default ones, is the caller's promise.
-    let code = unsafe { (symbols.stream_get_ctx)(raw, &mut context) };
-    let code = Failure::check(code).and_then(|()| {
-        // SAFETY: the context is alive, since its stream is; it is taken off again.
-        unsafe {
-            Failure::check((symbols.ctx_push_current)(context))?;
-            let code = (symbols.ctx_get_device)(&mut number);
-            (symbols.ctx_pop_current)(&mut context);
-            Failure::check(code)
-        }
-    });
+    let code = match is_asked {
+        true => device_by_context(symbols, raw, &mut number),
+        // SAFETY: it stores a number.
+        false => Failure::check(unsafe { (symbols.ctx_get_device)(&mut number) }),
+    };
     match (code, u32::try_from(number)) {
         (Ok(()), Ok(number)) => Ok(number),
-        (Err(Failure(numbers::INVALID_CONTEXT)), _) if stream <= 2 => Err(Error::invalid(
-            "the default stream was named in a thread that has no current CUDA device (cudaSetDevice), and no buffer \
-             says on which device it is meant",
+        (Err(Failure(numbers::INVALID_CONTEXT)), _) if !is_asked => Err(Error::invalid(
+            "the default stream, or one that is being captured, was named in a thread that has no current CUDA device \
+             (cudaSetDevice), and no buffer says on which device it is meant",
         )),
         (Err(failure), _) => Err(failure.while_doing(format_args!(
             "ask of which device the stream {stream:#x} is"
@@ -74,6 +72,34 @@ pub fn device_of_stream(stream: usize) -> Result<u32> {
         (Ok(()), Err(_)) => Err(Error::internal(format!(
             "the driver gave {number} as a device"
         ))),
+    }
+}
+
+/// Whether a stream that is none of the default ones is being captured, as far as the driver says.
+fn is_captured(driver: &'static Driver, raw: CUstream) -> bool {
+    let mut status = numbers::CAPTURE_STATUS_NONE;
+    // SAFETY: it stores a number. That `raw` is a stream is the caller's promise.
+    let ask = |status: &mut u32| unsafe { (driver.symbols.stream_is_capturing)(raw, status) };
+    if ask(&mut status) == numbers::INVALID_CONTEXT
+        && let Some(Ok(entered)) = driver.any_open().map(Device::enter)
+    {
+        // The stream knows its context; but some is wanted of the thread.
+        ask(&mut status);
+        drop(entered);
+    }
+    status != numbers::CAPTURE_STATUS_NONE
+}
+
+fn device_by_context(symbols: &Symbols, raw: CUstream, number: &mut c_int) -> Result<(), Failure> {
+    let mut context = ptr::null_mut();
+    // SAFETY: it stores a handle. That `raw` is a stream is the caller's promise.
+    Failure::check(unsafe { (symbols.stream_get_ctx)(raw, &mut context) })?;
+    // SAFETY: the context is alive, since its stream is; it is taken off again.
+    unsafe {
+        Failure::check((symbols.ctx_push_current)(context))?;
+        let code = (symbols.ctx_get_device)(number);
+        (symbols.ctx_pop_current)(&mut context);
+        Failure::check(code)
     }
 }
 

@@ -34,7 +34,7 @@ impl DeviceMemory {
     /// # Errors
     /// `System` when there is not so much left.
     pub fn allocate(device: &'static Device, bytes: usize) -> Result<Self> {
-        let bytes = bytes.max(1).next_multiple_of(GRANULARITY);
+        let bytes = Self::length(bytes);
         let _entered = device.set_up()?;
         let mut address: CUdeviceptr = 0;
         // SAFETY: it stores an address.
@@ -51,6 +51,11 @@ impl DeviceMemory {
             address,
             bytes,
         })
+    }
+
+    /// How long memory is that was allocated for `bytes` bytes.
+    pub fn length(bytes: usize) -> usize {
+        bytes.max(1).next_multiple_of(GRANULARITY)
     }
 
     /// The device that it lies on.

@@ -25,6 +25,7 @@ mod memory;
 mod module;
 mod pinned;
 mod pointer;
+mod pool;
 mod registered;
 mod stream;
 mod symbols;
@@ -43,7 +44,7 @@ pub(in crate::transport::cuda) use self::module::{Function, Module};
 pub use self::pinned::Pinned;
 pub use self::pointer::{Kind, Place, check_buffer, only_on_device, place};
 pub use self::registered::Registered;
-pub use self::stream::{MemoryOperation, Stream};
+pub use self::stream::{MemoryOperation, Stream, StreamIdentity};
 use self::symbols::{Library, Symbols};
 use crate::error::{Error, Result};
 

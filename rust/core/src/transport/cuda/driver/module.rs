@@ -69,7 +69,8 @@ impl Module {
         Ok(Self { device, raw })
     }
 
-    /// The kernel of that name, to be launched in blocks of `threads` threads.
+    /// The kernel of that name, to be launched in blocks of `threads` threads, and loaded: the driver loads lazily, and
+    /// would otherwise do so, and perhaps wait for the whole context, at the first launch.
     ///
     /// # Errors
     /// `System` when there is none.
@@ -86,7 +87,13 @@ impl Module {
         };
         Failure::check(code)
             .map_err(|failure| failure.while_doing(format_args!("find the kernel {name:?}")))?;
+        if let Some(load) = self.device.driver.symbols.func_load {
+            // SAFETY: the function is of this device.
+            Failure::check(unsafe { load(raw) })
+                .map_err(|failure| failure.while_doing(format_args!("load the kernel {name:?}")))?;
+        }
         let mut blocks = 0;
+        // Older drivers load it when its registers are asked for, which this has to know.
         // SAFETY: it stores a number; the function is of this device.
         let code =
             unsafe { (self.device.driver.symbols.occupancy)(&mut blocks, raw, threads as i32, 0) };

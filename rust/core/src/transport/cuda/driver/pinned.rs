@@ -1,4 +1,5 @@
-//! Host memory of unisono's own that devices use: slots of staged operations, and words.
+//! Host memory of unisono's own that devices use: slots of staged operations, buffers of messages, and words. It comes from
+//! slabs that are registered in advance and kept ([`pool`](super::pool)).
 //!
 //! It is mapped shared even where no other process is to see it. The driver pins the pages; were they private, a `fork`
 //! (a data loader's, say) could leave the device with the old page of one that the process then gets a copy of.
@@ -10,16 +11,23 @@ use std::sync::atomic::AtomicU32;
 
 use rustix::mm::{self, MapFlags, ProtFlags};
 
+use super::pool::{Kind, Part};
 use super::{Device, Registered};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::heap;
 
-const PAGE: usize = 4096;
-
 /// Registered host memory: the host reads and writes it, streams of the device copy from and to it, and write and await
-/// its words. Whole pages, zero at first.
+/// its words. It begins at a multiple of 4096 and is as long as one.
+///
+/// Dropping it calls nothing of the driver as long as anything of this kind is in use in the process. It is
+/// not used again until then, unless its owner knows that no stream will touch it any more ([`Pinned::give_back`]).
 pub struct Pinned {
+    part: Part,
+}
+
+/// Pages that are registered together.
+pub(super) struct Slab {
     registered: Registered,
     shared: bool,
 }
@@ -37,33 +45,42 @@ unsafe impl Send for Block {}
 // SAFETY: as above.
 unsafe impl Sync for Block {}
 
-impl Pinned {
-    /// At least `bytes` bytes, in the heap that peers on the host read in place, if there is room.
-    ///
-    /// # Errors
-    /// `System` when there is no such memory, or the driver cannot register it.
-    pub fn shared(device: &'static Device, bytes: usize) -> Result<Self> {
-        let bytes = pages(bytes)?;
-        // The block has its pages for itself: it begins at one and is as long as some.
-        let Some(block) = heap::allocate_zeroed(bytes, PAGE) else {
-            return Self::private(device, bytes);
-        };
-        Self::of(
-            device,
-            Block {
-                start: block.address,
-                bytes,
-                shared: true,
-            },
-        )
+impl Slab {
+    pub(super) fn bytes(&self) -> usize {
+        self.registered.bytes()
     }
+}
 
-    /// At least `bytes` bytes that no other process sees.
-    ///
-    /// # Errors
-    /// As [`Pinned::shared`].
-    pub fn private(device: &'static Device, bytes: usize) -> Result<Self> {
-        let bytes = pages(bytes)?;
+/// Registers at least `bytes` bytes, for which the driver may wait until the context is idle.
+///
+/// # Errors
+/// As [`Pinned::shared`].
+pub(super) fn make_slab(device: &'static Device, kind: Kind, bytes: usize) -> Result<Slab> {
+    let page = rustix::param::page_size();
+    let bytes = bytes
+        .checked_next_multiple_of(page)
+        .ok_or_else(|| Error::invalid(format!("{bytes} bytes are more than there can be")))?;
+    // A block of the heap has its pages for itself: it begins at one and is as long as some.
+    let shared = match kind {
+        Kind::Shared => heap::allocate_zeroed(bytes, page),
+        Kind::Private => None,
+    };
+    let block = match shared {
+        Some(block) => Block {
+            start: block.address,
+            bytes,
+            shared: true,
+        },
+        None => Block::map(bytes)?,
+    };
+    let (start, bytes, shared) = (block.start, block.bytes, block.shared);
+    // SAFETY: whole pages, which stay while the block lives.
+    let registered = unsafe { Registered::pages(device, start, bytes, Arc::new(block))? };
+    Ok(Slab { registered, shared })
+}
+
+impl Block {
+    fn map(bytes: usize) -> Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
         let mapped =
@@ -72,36 +89,78 @@ impl Pinned {
             .map_err(|errno| Error::system(format_args!("map {bytes} bytes"), errno))
             .map(|start| NonNull::new(start.cast()))?
             .ok_or_else(|| Error::internal("memory was mapped at address zero"))?;
-        Self::of(
-            device,
-            Block {
-                start,
-                bytes,
-                shared: false,
-            },
-        )
+        Ok(Self {
+            start,
+            bytes,
+            shared: false,
+        })
+    }
+}
+
+impl Pinned {
+    /// At least `bytes` bytes, in the heap that peers on the host read in place, if there is room. What is in them is
+    /// unspecified.
+    ///
+    /// # Errors
+    /// `System` when there is no such memory, or the driver cannot register it.
+    pub fn shared(device: &'static Device, bytes: usize) -> Result<Self> {
+        let part = Part::take(device, Kind::Shared, bytes)?;
+        Ok(Self { part })
     }
 
-    fn of(device: &'static Device, block: Block) -> Result<Self> {
-        let (start, bytes, shared) = (block.start, block.bytes, block.shared);
-        // SAFETY: whole pages, which stay while the block lives.
-        let registered = unsafe { Registered::pages(device, start, bytes, Arc::new(block))? };
-        Ok(Self { registered, shared })
+    /// At least `bytes` bytes that no other process sees, zero at first.
+    ///
+    /// # Errors
+    /// As [`Pinned::shared`].
+    pub fn private(device: &'static Device, bytes: usize) -> Result<Self> {
+        let part = Part::take(device, Kind::Private, bytes)?;
+        let pinned = Self { part };
+        // SAFETY: these bytes of the slab are this part's alone, and no stream writes there: a part is handed out again
+        // only when its last owner has said so.
+        unsafe { ptr::write_bytes(pinned.start().as_ptr(), 0, pinned.bytes()) };
+        Ok(pinned)
+    }
+
+    /// Has memory of both kinds ready, so that the next few that are wanted need no call of the driver. To be called
+    /// while nothing that waits for a peer is in a stream, by who has some of it and keeps it.
+    ///
+    /// # Errors
+    /// As [`Pinned::shared`].
+    pub fn stock(device: &'static Device) -> Result<()> {
+        Self::private(device, 1)?.give_back();
+        Self::shared(device, 1)?.give_back();
+        Ok(())
+    }
+
+    /// Lets others have it: no stream will touch it any more.
+    pub fn give_back(mut self) {
+        self.part.set_clean();
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        // SAFETY: the part lies in its slab.
+        unsafe {
+            self.part
+                .slab()
+                .registered
+                .start()
+                .add(self.part.range.start)
+        }
     }
 
     /// The first byte, as the device knows it; the others follow.
     pub fn address(&self) -> u64 {
-        self.registered.address()
+        self.part.slab().registered.address() + self.part.range.start as u64
     }
 
     /// The length in bytes.
     pub fn bytes(&self) -> usize {
-        self.registered.bytes()
+        self.part.range.len()
     }
 
     /// Whether peers on the host can read it in place.
     pub fn is_shared(&self) -> bool {
-        self.shared
+        self.part.slab().shared
     }
 
     /// A view of `bytes` bytes from `offset` on, for an operation of the engine. It does not keep the memory: whoever uses
@@ -111,7 +170,7 @@ impl Pinned {
         assert!(bytes <= self.bytes() && offset <= self.bytes() - bytes);
         // SAFETY: the bytes are inside the allocation; that it is used by one at a time is the order of the
         // operation, which the caller keeps (see above).
-        unsafe { Memory::from_raw_parts(self.registered.start().add(offset).as_ptr(), bytes) }
+        unsafe { Memory::from_raw_parts(self.start().add(offset).as_ptr(), bytes) }
     }
 
     /// The word at `offset`, a multiple of 4. The device knows it as [`Pinned::address`] plus `offset`. A word that is
@@ -120,13 +179,18 @@ impl Pinned {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.bytes());
         // SAFETY: inside the allocation, which lives as long as `self`, and aligned; host and device access it as a
         // word.
-        unsafe { self.registered.start().add(offset).cast().as_ref() }
+        unsafe { self.start().add(offset).cast().as_ref() }
     }
 }
 
 impl fmt::Debug for Pinned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pinned({} bytes, shared: {})", self.bytes(), self.shared)
+        write!(
+            f,
+            "Pinned({} bytes, shared: {})",
+            self.bytes(),
+            self.is_shared()
+        )
     }
 }
 
@@ -141,11 +205,4 @@ impl Drop for Block {
         let result = unsafe { mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(result.is_ok());
     }
-}
-
-fn pages(bytes: usize) -> Result<usize> {
-    bytes
-        .max(1)
-        .checked_next_multiple_of(PAGE)
-        .ok_or_else(|| Error::invalid(format!("{bytes} bytes are more than there can be")))
 }

@@ -1,7 +1,11 @@
 //! Host memory that devices use: pages that were there before, registered with the driver.
 //!
 //! The driver registers whole pages, and each page once per process. Several users of the same pages (both ends
-//! of a link inside a process) share one registration, which goes with the last of them.
+//! of a link inside a process) share one registration.
+//!
+//! To take pages back the driver waits until the device is idle, which it is not while a stream of any group waits for a
+//! peer. So a registration without users stays, and its memory mapped, until no registration of the process has users:
+//! then there is no group left whose stream could wait. Only when there are [`MOST_IDLE`] of them they go earlier.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -17,16 +21,32 @@ use super::{Device, Failure, is_forked};
 use crate::error::{Error, Result};
 use crate::transport::Page;
 
-/// The pages of this process that are registered, by their first address.
-static REGISTRATIONS: Mutex<BTreeMap<usize, Registration>> = Mutex::new(BTreeMap::new());
+/// Registrations without users that are kept: each may keep a link's shared memory, some hundred KiB, mapped.
+const MOST_IDLE: usize = 64;
+
+/// The pages of this process that are registered.
+static REGISTRATIONS: Mutex<Registrations> = Mutex::new(Registrations {
+    by_address: BTreeMap::new(),
+    users: 0,
+});
 
 /// Signalled when pages have been given back.
 static GIVEN_BACK: Condvar = Condvar::new();
 
+struct Registrations {
+    by_address: BTreeMap<usize, Registration>,
+    /// Of all of them.
+    users: usize,
+}
+
+#[derive(Default)]
 struct Registration {
     bytes: usize,
-    /// 0 while the driver is taking them back.
     users: usize,
+    /// Keeps the memory mapped while there are no users.
+    kept: Option<Arc<dyn Any + Send + Sync>>,
+    /// The driver is taking them back.
+    leaving: bool,
 }
 
 /// Registered host memory: a stream of any device can copy from and to it, and write and await its words.
@@ -81,10 +101,10 @@ impl Registered {
         let _entered = device.set_up()?;
         let registration = {
             let mut registrations = REGISTRATIONS.lock();
-            while is_leaving(&registrations, start.addr().get(), bytes) {
+            while registrations.is_leaving(start.addr().get(), bytes) {
                 GIVEN_BACK.wait(&mut registrations);
             }
-            match share(&mut registrations, start.addr().get(), bytes)? {
+            match registrations.share(start.addr().get(), bytes)? {
                 Some(registration) => registration,
                 None => {
                     let flags = numbers::HOST_REGISTER_PORTABLE | numbers::HOST_REGISTER_DEVICEMAP;
@@ -94,7 +114,7 @@ impl Registered {
                         unsafe { (device.driver.symbols.mem_host_register)(place, bytes, flags) };
                     Failure::check(code).map_err(|failure| failure.while_doing(doing))?;
                     let first = start.as_ptr().expose_provenance();
-                    registrations.insert(first, Registration { bytes, users: 1 });
+                    registrations.add(first, bytes);
                     first
                 }
             }
@@ -134,33 +154,67 @@ impl Registered {
     }
 }
 
-/// Takes a share in a registration that covers the range. `None` when nothing of it is registered yet.
-fn share(
-    registrations: &mut BTreeMap<usize, Registration>,
-    start: usize,
-    bytes: usize,
-) -> Result<Option<usize>> {
-    let before = registrations.range_mut(..start + bytes).next_back();
-    match before {
-        Some((&first, registration)) if first + registration.bytes > start => {
-            if first > start || first + registration.bytes < start + bytes {
-                return Err(Error::internal(format!(
-                    "{bytes} bytes of host memory at {start:#x} are registered in part"
-                )));
+impl Registrations {
+    /// Takes a share in a registration that covers the range. `None` when nothing of it is registered yet.
+    fn share(&mut self, start: usize, bytes: usize) -> Result<Option<usize>> {
+        let before = self.by_address.range_mut(..start + bytes).next_back();
+        match before {
+            Some((&first, registration)) if first + registration.bytes > start => {
+                if first > start || first + registration.bytes < start + bytes {
+                    return Err(Error::internal(format!(
+                        "{bytes} bytes of host memory at {start:#x} are registered in part"
+                    )));
+                }
+                registration.users += 1;
+                registration.kept = None;
+                self.users += 1;
+                Ok(Some(first))
             }
-            registration.users += 1;
-            Ok(Some(first))
+            _ => Ok(None),
         }
-        _ => Ok(None),
     }
-}
 
-/// Whether something of the range is being given back.
-fn is_leaving(registrations: &BTreeMap<usize, Registration>, start: usize, bytes: usize) -> bool {
-    let before = registrations.range(..start + bytes).next_back();
-    before.is_some_and(|(first, registration)| {
-        first + registration.bytes > start && registration.users == 0
-    })
+    fn add(&mut self, first: usize, bytes: usize) {
+        let registration = Registration {
+            bytes,
+            users: 1,
+            ..Registration::default()
+        };
+        self.by_address.insert(first, registration);
+        self.users += 1;
+    }
+
+    /// Whether something of the range is being given back.
+    fn is_leaving(&self, start: usize, bytes: usize) -> bool {
+        let before = self.by_address.range(..start + bytes).next_back();
+        before.is_some_and(|(first, registration)| {
+            first + registration.bytes > start && registration.leaving
+        })
+    }
+
+    /// Gives a share back. Those that it returns are to be unregistered now, which the caller does.
+    fn leave(&mut self, first: usize, keep: &Arc<dyn Any + Send + Sync>) -> Vec<usize> {
+        let Some(registration) = self.by_address.get_mut(&first) else {
+            return Vec::new();
+        };
+        registration.users -= 1;
+        self.users -= 1;
+        if registration.users == 0 {
+            registration.kept = Some(Arc::clone(keep));
+        }
+        let is_idle = |of: &Registration| of.users == 0 && !of.leaving;
+        let idle = self.by_address.values().filter(|of| is_idle(of)).count();
+        if self.users > 0 && idle <= MOST_IDLE {
+            return Vec::new();
+        }
+        let leaving = self.by_address.iter_mut().filter(|(_, of)| is_idle(of));
+        leaving
+            .map(|(first, registration)| {
+                registration.leaving = true;
+                *first
+            })
+            .collect()
+    }
 }
 
 impl Drop for Registered {
@@ -169,24 +223,19 @@ impl Drop for Registered {
             // The lock may be held by a thread that is not here.
             return;
         }
-        let mut registrations = REGISTRATIONS.lock();
-        let Some(registration) = registrations.get_mut(&self.registration) else {
-            return;
-        };
-        registration.users -= 1;
-        if registration.users > 0 {
-            return;
+        let leaving = REGISTRATIONS.lock().leave(self.registration, &self._keep);
+        // The driver may wait for the device, and a stream for who registers other pages meanwhile: no lock is held.
+        for first in leaving {
+            let place: *mut c_void = ptr::with_exposed_provenance_mut(first);
+            // SAFETY: this was registered and has no users; the table keeps the memory mapped.
+            self.device
+                .release("unregister host memory", |symbols| unsafe {
+                    (symbols.mem_host_unregister)(place)
+                });
+            let gone = REGISTRATIONS.lock().by_address.remove(&first);
+            GIVEN_BACK.notify_all();
+            drop(gone);
         }
-        // The driver may wait for the device, and a stream for who registers other pages meanwhile. Who wants these waits.
-        drop(registrations);
-        let place: *mut c_void = ptr::with_exposed_provenance_mut(self.registration);
-        // SAFETY: this was registered, and this was its last user. `_keep` goes after it.
-        self.device
-            .release("unregister host memory", |symbols| unsafe {
-                (symbols.mem_host_unregister)(place)
-            });
-        REGISTRATIONS.lock().remove(&self.registration);
-        GIVEN_BACK.notify_all();
     }
 }
 
@@ -200,26 +249,56 @@ impl fmt::Debug for Registered {
 mod tests {
     use super::*;
 
+    fn none() -> Registrations {
+        Registrations {
+            by_address: BTreeMap::new(),
+            users: 0,
+        }
+    }
+
     #[test]
     fn pages_are_registered_once() {
-        let mut registrations = BTreeMap::new();
-        assert_eq!(share(&mut registrations, 4096, 4096).unwrap(), None);
-        let whole = Registration {
-            bytes: 3 * 4096,
-            users: 1,
-        };
-        registrations.insert(4096, whole);
+        let mut registrations = none();
+        assert_eq!(registrations.share(4096, 4096).unwrap(), None);
+        registrations.add(4096, 3 * 4096);
         // Inside, neighbours on both sides, and over the edge.
-        assert_eq!(share(&mut registrations, 8192, 4096).unwrap(), Some(4096));
-        assert_eq!(
-            share(&mut registrations, 4096, 3 * 4096).unwrap(),
-            Some(4096)
-        );
-        assert_eq!(registrations[&4096].users, 3);
-        assert_eq!(share(&mut registrations, 0, 4096).unwrap(), None);
-        assert_eq!(share(&mut registrations, 4 * 4096, 4096).unwrap(), None);
-        assert!(share(&mut registrations, 0, 8192).is_err());
-        assert!(share(&mut registrations, 3 * 4096, 8192).is_err());
-        assert!(share(&mut registrations, 0, 9 * 4096).is_err());
+        assert_eq!(registrations.share(8192, 4096).unwrap(), Some(4096));
+        assert_eq!(registrations.share(4096, 3 * 4096).unwrap(), Some(4096));
+        assert_eq!(registrations.by_address[&4096].users, 3);
+        assert_eq!(registrations.share(0, 4096).unwrap(), None);
+        assert_eq!(registrations.share(4 * 4096, 4096).unwrap(), None);
+        assert!(registrations.share(0, 8192).is_err());
+        assert!(registrations.share(3 * 4096, 8192).is_err());
+        assert!(registrations.share(0, 9 * 4096).is_err());
+    }
+
+    #[test]
+    fn what_nobody_uses_stays_until_nothing_is_used() {
+        let keep: Arc<dyn Any + Send + Sync> = Arc::new(());
+        let mut registrations = none();
+        registrations.add(4096, 4096);
+        registrations.add(16384, 4096);
+        assert!(registrations.leave(4096, &keep).is_empty());
+        assert_eq!(Arc::strong_count(&keep), 2);
+        // Who wants it again has it.
+        assert_eq!(registrations.share(4096, 4096).unwrap(), Some(4096));
+        assert_eq!(Arc::strong_count(&keep), 1);
+        assert!(registrations.leave(4096, &keep).is_empty());
+        assert_eq!(registrations.leave(16384, &keep), [4096, 16384]);
+        assert!(registrations.is_leaving(4096, 4096));
+    }
+
+    #[test]
+    fn so_much_stays_and_no_more() {
+        let keep: Arc<dyn Any + Send + Sync> = Arc::new(());
+        let mut registrations = none();
+        for page in 0..=MOST_IDLE + 1 {
+            registrations.add(8192 * (page + 1), 4096);
+        }
+        for page in 0..MOST_IDLE {
+            assert!(registrations.leave(8192 * (page + 1), &keep).is_empty());
+        }
+        let gone = registrations.leave(8192 * (MOST_IDLE + 1), &keep);
+        assert_eq!(gone.len(), MOST_IDLE + 1);
     }
 }

@@ -19,11 +19,11 @@ use super::{Device, Driver, Event, Failure, Function};
 use crate::error::{Error, Result};
 use crate::types::DeviceStream;
 
-/// The most memory operations in one call; the driver takes fewer than 256.
-const MOST_OPERATIONS: usize = 128;
+/// The most memory operations in one call: the driver takes fewer than 256.
+const MOST_OPERATIONS: usize = 255;
 /// The handles of the default streams: of the context (also as 0), and of each thread.
 const LEGACY: usize = 1;
-const PER_THREAD: usize = 2;
+pub(super) const PER_THREAD: usize = 2;
 
 /// A queue of work of a device.
 ///
@@ -41,6 +41,16 @@ pub struct Stream {
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
+
+/// Which stream one is, for the life of the process. Handles do not tell: 0 and 1 are the same stream, 2 is another one in
+/// each thread, and the handle of a stream that was destroyed may be given out again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamIdentity {
+    /// The legacy default stream of a device.
+    Legacy(u32),
+    /// The stream of this number, which the driver gave it and never gives again.
+    Numbered(u64),
+}
 
 /// A 32-bit word of registered host memory, or of device memory, written or awaited by a stream. Addresses are the
 /// device's and multiples of 4.
@@ -85,11 +95,31 @@ impl Stream {
             raw,
             own: false,
         };
-        // Some drivers end a capture when its stream is asked for the context; the capture belongs to the caller.
-        if stream.stream > PER_THREAD && !matches!(found.is_capturing(), Ok(true)) {
+        // The driver ends a capture when its stream is asked for the context; the capture belongs to the caller.
+        if stream.stream > PER_THREAD && !found.is_capturing()? {
             check_context(device, raw)?;
         }
         Ok(found)
+    }
+
+    /// Which stream it is; for the per-thread default stream, which one it is in the calling thread. `None`, which is
+    /// like no other, where the driver cannot tell: while it is being captured (to be asked would end that), and of drivers
+    /// that number no streams.
+    pub fn identity(&self) -> Option<StreamIdentity> {
+        if self.raw.addr() <= LEGACY {
+            return Some(StreamIdentity::Legacy(self.device.number()));
+        }
+        let ask = self.device.driver.symbols.stream_get_id?;
+        if self.is_capturing().ok()? {
+            return None;
+        }
+        let mut number = 0;
+        // SAFETY: it stores a number; the stream is alive.
+        self.call("ask which stream one is", |_| unsafe {
+            ask(self.raw, &mut number)
+        })
+        .ok()?;
+        Some(StreamIdentity::Numbered(number))
     }
 
     /// A new stream, which does not wait for the legacy default stream nor that for it. May be made during a capture.

@@ -17,14 +17,19 @@ use cudarc::driver::sys::{
 pub(super) type Code = u32;
 
 macro_rules! symbols {
-    ($($field:ident = $name:literal ($($argument:ty),* $(,)?);)+) => {
+    (
+        if there { $($newer:ident = $newer_name:literal ($($newer_argument:ty),* $(,)?);)+ }
+        $($field:ident = $name:literal ($($argument:ty),* $(,)?);)+
+    ) => {
         /// The functions of the library that was loaded.
         pub(in crate::transport::cuda) struct Symbols {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> Code,)+
+            $(pub(super) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> Code>,)+
         }
 
         impl Symbols {
-            /// Looks all of them up in the library. The error names the first that is missing.
+            /// Looks all of them up in the library. The error names the first that is missing of those that CUDA 12.0
+            /// has.
             ///
             /// # Safety
             /// The library is the CUDA driver, whose functions have these signatures.
@@ -36,6 +41,11 @@ macro_rules! symbols {
                         // SAFETY: the caller vouches for the signature, and the library is never unloaded.
                         unsafe { std::mem::transmute::<NonNull<c_void>, Function>(symbol) }
                     },)+
+                    $($newer: library.symbol($newer_name).map(|symbol| {
+                        type Function = unsafe extern "C" fn($($newer_argument),*) -> Code;
+                        // SAFETY: as above.
+                        unsafe { std::mem::transmute::<NonNull<c_void>, Function>(symbol) }
+                    }),)+
                 })
             }
         }
@@ -73,6 +83,12 @@ impl Library {
 }
 
 symbols! {
+    // Without which everything works, too.
+    if there {
+        func_load = "cuFuncLoad" (CUfunction);
+        stream_get_id = "cuStreamGetId" (CUstream, *mut u64);
+    }
+
     init = "cuInit" (c_uint);
     driver_get_version = "cuDriverGetVersion" (*mut c_int);
     get_error_name = "cuGetErrorName" (Code, *mut *const c_char);

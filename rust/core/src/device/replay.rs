@@ -1,0 +1,171 @@
+//! What the host knows of collectives that are part of graphs.
+//!
+//! A graph does the same each time, so streams can only write constants: which of the captured collectives they are in
+//! ([`Word::Replayed`]), and at which of its steps they wait. That is enough to see that somebody waits, and for whom. It is
+//! not enough to tell two replays apart, so they have no deadline.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::engine::WorkState;
+use crate::error::{Code, Error, Result};
+use crate::plan::windows::Plan;
+use crate::types::Rank;
+
+use super::formation::Way;
+use super::group::DeviceGroup;
+use super::watch::GRACE;
+use super::words::{PASSED, Word, replayed};
+
+/// Captured collectives that are remembered by name; older ones are watched all the same.
+const REMEMBERED: usize = 1 << 14;
+
+/// Of the collectives of a group that are part of graphs.
+#[derive(Default)]
+pub(super) struct Replays {
+    captured: VecDeque<Captured>,
+    /// Where a replay was last seen waiting, and since when.
+    waits: Option<(Place, Instant)>,
+}
+
+/// A collective that is part of a graph.
+struct Captured {
+    work: Arc<WorkState>,
+    number: u64,
+    plan: Arc<Plan>,
+}
+
+/// A captured collective and its step, as streams write them.
+type Place = (u32, u32);
+
+/// What a replay waits for.
+struct Wait {
+    name: String,
+    missing: Vec<Rank>,
+    what: &'static str,
+}
+
+impl Replays {
+    pub(super) fn remember(&mut self, work: &Arc<WorkState>, number: u64, plan: &Arc<Plan>) {
+        if self.captured.len() >= REMEMBERED {
+            self.captured.pop_front();
+        }
+        self.captured.push_back(Captured {
+            work: Arc::clone(work),
+            number,
+            plan: Arc::clone(plan),
+        });
+    }
+
+    /// How long a replay has waited at `place`.
+    fn waited(&mut self, place: Place, now: Instant) -> Duration {
+        match self.waits {
+            Some((at, since)) if at == place => now.saturating_duration_since(since),
+            _ => {
+                self.waits = Some((place, now));
+                Duration::ZERO
+            }
+        }
+    }
+}
+
+impl DeviceGroup {
+    /// Whether there are graphs that may be replayed at any time.
+    pub(super) fn is_captured(&self) -> bool {
+        self.captured.load(Ordering::Relaxed)
+    }
+
+    /// Whether a stream is in a collective of this group as part of a graph.
+    pub(super) fn is_replaying(&self) -> bool {
+        self.words.load(Word::Replayed) != 0
+    }
+
+    /// Looks whether a replay waits for somebody who is gone. While none is under way nobody waits, and who has died or
+    /// left is none of this group's business.
+    pub(super) fn look_at_replay(&self, now: Instant) -> Result<()> {
+        let place = (self.words.load(Word::Replayed), self.words.load(Word::Step));
+        if place.0 == 0 {
+            self.board.lock().replays.waits = None;
+            return Ok(());
+        }
+        self.check_peers()?;
+        if let Some(error) = self.parent.error() {
+            return Err(error);
+        }
+        let waited = self.board.lock().replays.waited(place, now);
+        let wait = self.wait_at(place);
+        // A rank that has left in good order may have done its part, or be about to: its streams have not left with it.
+        let is_stuck = waited >= GRACE;
+        if let Some(error) = self
+            .cpu
+            .lost(|peer| is_stuck && wait.missing.contains(&peer))
+        {
+            return Err(error);
+        }
+        if is_stuck && !wait.missing.is_empty() && self.closed.get().is_some() {
+            return Err(Error::new(
+                Code::Aborted,
+                format!(
+                    "rank {} closed its communicator while a graph was being replayed: {}",
+                    self.parent.rank(),
+                    self.in_words(&wait)
+                ),
+            ));
+        }
+        self.look_at_context(now, now.checked_sub(waited))
+    }
+
+    /// What is replayed waits for, in words, and the first rank.
+    pub(super) fn replay_waits(&self) -> Option<(String, Option<Rank>)> {
+        let place = (self.words.load(Word::Replayed), self.words.load(Word::Step));
+        (place.0 != 0).then(|| {
+            let wait = self.wait_at(place);
+            (self.in_words(&wait), wait.missing.first().copied())
+        })
+    }
+
+    fn wait_at(&self, (number, step): Place) -> Wait {
+        let board = self.board.lock();
+        let mut captured = board.replays.captured.iter();
+        let Some(found) = captured.find(|one| replayed(one.number) == number) else {
+            return Wait {
+                name: "a collective".to_owned(),
+                missing: Vec::new(),
+                what: "",
+            };
+        };
+        let (name, plan) = (found.work.name(), Arc::clone(&found.plan));
+        let number = found.number;
+        drop(board);
+        let (missing, what) = match self.way.read().as_deref() {
+            Some(Way::Direct(direct)) => self.missing_at(direct, &plan, (step as usize, number)),
+            _ => (Vec::new(), ""),
+        };
+        // It may have gone on meanwhile.
+        let is_there = step != PASSED && self.words.load(Word::Step) == step;
+        Wait {
+            name,
+            missing: if is_there { missing } else { Vec::new() },
+            what,
+        }
+    }
+
+    fn in_words(&self, wait: &Wait) -> String {
+        if wait.missing.is_empty() {
+            return format!("a graph is being replayed, and has come to {}", wait.name);
+        }
+        let missing: Vec<String> = wait
+            .missing
+            .iter()
+            .map(|peer| self.cpu.name_of(*peer))
+            .collect();
+        format!(
+            "{} waits, as part of a graph, for {} {}",
+            wait.name,
+            missing.join(", "),
+            wait.what
+        )
+    }
+}

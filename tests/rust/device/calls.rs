@@ -1,0 +1,280 @@
+//! Calls of the driver that may wait until the device is idle, which it is not while a stream waits for a peer; and which
+//! streams are the same one. Several ranks in one process share the device's context, so that one rank's call waits for
+//! another rank's stream, and for ever where that waits for the first.
+
+use std::ffi::CStr;
+use std::time::{Duration, Instant};
+
+use unisono::Request;
+use unisono::error::Code;
+use unisono::transport::cuda::driver::{MemoryOperation, Pinned, Stream};
+use unisono::types::{DataType, DeviceStream, ReduceOp};
+
+use crate::gpu::stream;
+use crate::harness::{Ranks, Test};
+use crate::{LARGE, all_reduce, array_of, assert_all, message};
+
+/// Every call that may wait does.
+const STRICT: &[(&str, &str)] = &[("SYNCHRONIZE", "always")];
+
+const LEGACY: DeviceStream = DeviceStream {
+    device: 0,
+    stream: 0,
+};
+const PER_THREAD: DeviceStream = DeviceStream {
+    device: 0,
+    stream: 2,
+};
+
+/// A number of the emulated driver's report.
+fn reported(name: &str) -> u64 {
+    let mut text = vec![0_u8; 1 << 16];
+    // SAFETY: the texts end with zeros; the emulator's function takes a place for a text and how long it is.
+    unsafe {
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY);
+        let symbol = libc::dlsym(library, c"cuEmulatorStatistics".as_ptr());
+        let report = std::mem::transmute::<
+            *mut libc::c_void,
+            unsafe extern "C" fn(*mut u8, usize) -> usize,
+        >(symbol);
+        report(text.as_mut_ptr(), text.len());
+    }
+    let text = CStr::from_bytes_until_nul(&text).expect("an end");
+    let text = text.to_str().expect("a text");
+    let Some((_, rest)) = text.split_once(&format!("\"{name}\": ")) else {
+        return 0;
+    };
+    let end = rest.find([',', '}']).expect("an end");
+    rest[..end].parse().expect("a number")
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The threads on which groups give back what they had.
+fn is_disposing() -> bool {
+    let threads = std::fs::read_dir("/proc/self/task").expect("this process");
+    threads.flatten().any(|thread| {
+        let name = std::fs::read_to_string(thread.path().join("comm"));
+        name.is_ok_and(|name| name.starts_with("unisono-dispo"))
+    })
+}
+
+/// Each receives before it sends, on two streams, and neither has ever sent.
+#[test]
+fn a_first_send_waits_for_no_receive() {
+    let test = Test {
+        config: LARGE,
+        driver: STRICT,
+        ..Test::new("calls::a_first_send_waits_for_no_receive", Ranks::Local, 2)
+    };
+    test.run(|comm| {
+        let ((out, named_out), (back, named_back)) = (stream(), stream());
+        let peer = 1 - comm.rank();
+        let count = 100_000;
+        let sent = array_of(&out, comm.rank() as f32, count);
+        let got = array_of(&back, -1.0, count);
+        comm.barrier().expect("barrier");
+        let received = message(&comm, &got, (Some(peer), 1), named_back, false);
+        let left = message(&comm, &sent, (Some(peer), 1), named_out, true);
+        left.wait(Some(Duration::from_secs(30))).expect("sent");
+        received
+            .wait(Some(Duration::from_secs(30)))
+            .expect("received");
+        assert_all(&got, &back, peer as f32);
+        comm.barrier().expect("barrier");
+    });
+}
+
+/// A rank uses a type for the first time while another waits for it, with another type.
+#[test]
+fn kernels_are_there_before_a_stream_waits() {
+    let test = Test {
+        config: LARGE,
+        driver: STRICT,
+        ..Test::new(
+            "calls::kernels_are_there_before_a_stream_waits",
+            Ranks::Local,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let array = array_of(&stream, 1.0, 64);
+        let started = |dtype| {
+            let request = Request::all_reduce(dtype, ReduceOp::Sum, None, array.memory());
+            // SAFETY: the array outlives the stream's work.
+            unsafe { comm.start(request.on(named), None) }
+        };
+        started(DataType::Float32)
+            .expect("started")
+            .wait(None)
+            .expect("a sum");
+        let started = if comm.rank() == 0 {
+            let work = started(DataType::BFloat16);
+            comm.send_slice(&[0_u8], 1, 0).expect("a signal");
+            work
+        } else {
+            comm.receive_slice(&mut [0_u8], Some(0), 0)
+                .expect("a signal");
+            started(DataType::Float16)
+        };
+        let error = match started {
+            Ok(work) => work.wait(Some(Duration::from_secs(30))).unwrap_err(),
+            Err(error) => error,
+        };
+        assert_eq!(error.code, Code::Mismatch, "{error}");
+        stream.synchronize().expect("the stream goes on");
+    });
+}
+
+/// What a group had serves the next one, and nothing is given back to the driver while another group is there.
+#[test]
+fn later_groups_use_what_earlier_ones_had() {
+    let test = Test {
+        config: LARGE,
+        ..Test::new(
+            "calls::later_groups_use_what_earlier_ones_had",
+            Ranks::Processes,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let array = array_of(&stream, 1.0, 64);
+        all_reduce(&comm, &array, named).expect("started");
+        let mut made = 0;
+        let returned = reported("cuMemHostUnregister");
+        for turn in 0_u8..3 {
+            let group = comm.subgroup(&[0, 1], &[turn]).expect("a group");
+            let group = group.expect("a member");
+            all_reduce(&group, &array, named)
+                .expect("started")
+                .wait(None)
+                .expect("a sum");
+            match turn {
+                0 => made = reported("cuMemAlloc_v2"),
+                _ => assert_eq!(reported("cuMemAlloc_v2"), made),
+            }
+            group.close();
+            drop(group);
+            // The parent's own is left.
+            until("the peer's window is unmapped", || reported("imports") == 1);
+            until("the rest is given back", || !is_disposing());
+            comm.barrier().expect("barrier");
+        }
+        assert_eq!(reported("cuMemHostUnregister"), returned);
+        assert_eq!(reported("cuMemFree_v2"), 0);
+        assert_all(&array, &stream, 16.0);
+    });
+}
+
+/// Two names of the default stream are one stream.
+#[test]
+fn the_default_stream_has_two_names() {
+    let test = Test {
+        config: LARGE,
+        ..Test::new("calls::the_default_stream_has_two_names", Ranks::Local, 2)
+    };
+    test.run(|comm| {
+        let (own, named) = stream();
+        let array = array_of(&own, 1.0, 64);
+        all_reduce(&comm, &array, named)
+            .expect("started")
+            .wait(None)
+            .expect("the ranks have met");
+        if comm.rank() == 0 {
+            let work = all_reduce(&comm, &array, LEGACY).expect("started");
+            comm.send_slice(&[0_u8], 1, 0).expect("a signal");
+            work.wait(Some(Duration::from_secs(30))).expect("a sum");
+        } else {
+            comm.receive_slice(&mut [0_u8], Some(0), 0)
+                .expect("a signal");
+            let other = DeviceStream {
+                stream: 1,
+                ..LEGACY
+            };
+            let error = all_reduce(&comm, &array, other).unwrap_err();
+            assert!(error.message.contains("a stream of its own"), "{error}");
+            all_reduce(&comm, &array, named).expect("started");
+        }
+        assert_all(&array, &own, 4.0);
+    });
+}
+
+/// The per-thread default stream is another one on every thread.
+#[test]
+fn ranks_of_one_process_may_use_their_threads_streams() {
+    let test = Test {
+        config: LARGE,
+        ..Test::new(
+            "calls::ranks_of_one_process_may_use_their_threads_streams",
+            Ranks::Local,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let (own, _) = stream();
+        let array = array_of(&own, 1.0, 64);
+        for _ in 0..3 {
+            all_reduce(&comm, &array, PER_THREAD)
+                .expect("started")
+                .wait(None)
+                .expect("a sum");
+        }
+        assert_all(&array, &own, 8.0);
+    });
+}
+
+/// Operations on streams of one name and several threads come in the order of the calls.
+#[test]
+fn streams_of_several_threads_keep_the_order() {
+    let test = Test {
+        config: LARGE,
+        ..Test::new(
+            "calls::streams_of_several_threads_keep_the_order",
+            Ranks::Processes,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let (own, named) = stream();
+        let a = array_of(&own, 1.0, 64);
+        let b = array_of(&own, 3.0, 64);
+        let gate = Pinned::private(own.device(), 4096).expect("a word");
+        all_reduce(&comm, &a, named)
+            .expect("started")
+            .wait(None)
+            .expect("the ranks have met");
+        let first = Stream::of(PER_THREAD).expect("this thread's");
+        first
+            .operate(&[MemoryOperation::WaitAny {
+                address: gate.address(),
+                mask: 1,
+            }])
+            .expect("held");
+        let held = all_reduce(&comm, &a, PER_THREAD).expect("started");
+        std::thread::scope(|scope| {
+            let others = scope.spawn(|| {
+                let works: Vec<_> = (0..4)
+                    .map(|_| all_reduce(&comm, &b, PER_THREAD).expect("started"))
+                    .collect();
+                std::thread::sleep(Duration::from_millis(20));
+                assert!(works.iter().all(|work| !work.is_done()));
+                gate.word(0).store(1, std::sync::atomic::Ordering::Release);
+                for work in works {
+                    work.wait(Some(Duration::from_secs(30))).expect("a sum");
+                }
+            });
+            others.join().expect("no panic");
+        });
+        held.wait(Some(Duration::from_secs(30))).expect("a sum");
+        assert_all(&a, &own, 4.0);
+        assert_all(&b, &own, 48.0);
+    });
+}

@@ -1,0 +1,194 @@
+//! What the driver refuses, what happens at the same time, and a context that is lost.
+
+use std::time::{Duration, Instant};
+
+use unisono::error::Code;
+use unisono::{Communicator, PointToPoint, Work};
+
+use unisono::types::DataType;
+
+use crate::gpu::stream;
+use crate::harness::{Ranks, Test};
+use crate::{LARGE, SMALL, all_reduce, array_of};
+
+fn under_way(comm: &Communicator) -> u64 {
+    let held = comm.memory();
+    let found = held.iter().find(|(name, _)| *name == "device_operations");
+    found.expect("it is told").1
+}
+
+/// Streams that come one after the other do so also when they are let pass, and all of them are.
+#[test]
+fn every_stream_goes_on_after_a_failure() {
+    let test = Test {
+        config: SMALL,
+        driver: &[("DELAY", "copy:3000")],
+        dies: Some(1),
+        ..Test::new(
+            "trouble::every_stream_goes_on_after_a_failure",
+            Ranks::Processes,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let (first, named) = stream();
+        let (second, other) = stream();
+        let long = array_of(&first, 1.0, 200_000);
+        let short = array_of(&second, 1.0, 10);
+        all_reduce(&comm, &short, other)
+            .expect("started")
+            .wait(None)
+            .expect("a sum");
+        if comm.rank() == 1 {
+            // SAFETY: it ends the process, without anything that would tell the others.
+            unsafe { libc::_exit(9) };
+        }
+        let started: Vec<Work> = [(&long, named), (&short, other)]
+            .into_iter()
+            .filter_map(|(array, named)| all_reduce(&comm, array, named).ok())
+            .collect();
+        for work in &started {
+            let error = work.wait(Some(Duration::from_secs(30))).unwrap_err();
+            assert_eq!(error.peer, Some(1), "{error}");
+        }
+        first.synchronize().expect("the stream goes on");
+        second.synchronize().expect("the stream goes on");
+    });
+}
+
+/// The second launch is refused, in the middle of an operation.
+#[test]
+fn an_operation_that_cannot_be_enqueued_fails_the_group() {
+    let test = Test {
+        config: LARGE,
+        driver: &[("FAIL", "cuLaunchKernel:2=701")],
+        ..Test::new(
+            "trouble::an_operation_that_cannot_be_enqueued_fails_the_group",
+            Ranks::Processes,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let array = array_of(&stream, 1.0, 100);
+        let sum = || all_reduce(&comm, &array, named);
+        sum().expect("started").wait(None).expect("a sum");
+        // Both have the first.
+        comm.barrier().expect("barrier");
+        let error = sum().unwrap_err();
+        assert!(error.code.is_fatal(), "{error}");
+        stream.synchronize().expect("the stream goes on");
+        assert!(comm.error().is_some());
+        assert_eq!(under_way(&comm), 0);
+        sum().unwrap_err();
+    });
+}
+
+/// The host knows of the receive already, and would give it a message.
+#[test]
+fn a_receive_that_cannot_be_enqueued_fails_the_group() {
+    let test = Test {
+        config: LARGE,
+        driver: &[("FAIL", "cuMemcpyAsync:1=CUDA_ERROR_INVALID_HANDLE")],
+        ..Test::new(
+            "trouble::a_receive_that_cannot_be_enqueued_fails_the_group",
+            Ranks::Processes,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let array = array_of(&stream, 1.0, 100);
+        if comm.rank() == 0 {
+            comm.receive_slice(&mut [0_u8], Some(1), 0).unwrap_err();
+            return;
+        }
+        let options = PointToPoint {
+            stream: Some(named),
+            ..PointToPoint::default()
+        };
+        // SAFETY: the array outlives the stream's work.
+        let refused =
+            unsafe { comm.receive(DataType::Float32, array.memory(), Some(0), 1, options) };
+        refused.unwrap_err();
+        assert!(comm.error().is_some(), "a message would go astray");
+        stream.synchronize().expect("the stream goes on");
+        let since = Instant::now();
+        while under_way(&comm) > 0 {
+            assert!(since.elapsed() < Duration::from_secs(30), "it never ends");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+}
+
+/// Whatever was started before a group was closed ends, also when that was at the same time.
+#[test]
+fn calls_race_with_the_end() {
+    let test = Test {
+        config: LARGE,
+        ..Test::new("trouble::calls_race_with_the_end", Ranks::Local, 1)
+    };
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let array = array_of(&stream, 1.0, 100);
+        for turn in 0..60_u64 {
+            let part = comm.subgroup(&[0], &turn.to_le_bytes()).expect("a group");
+            let part = part.expect("a member");
+            if turn % 2 == 0 {
+                all_reduce(&part, &array, named).expect("started");
+            }
+            std::thread::scope(|scope| {
+                let caller = scope.spawn(|| {
+                    let works = std::iter::from_fn(|| all_reduce(&part, &array, named).ok());
+                    works.take(10_000).collect::<Vec<Work>>()
+                });
+                std::thread::sleep(Duration::from_micros(turn * 20));
+                part.close();
+                for work in caller.join().expect("no panic") {
+                    if let Err(error) = work.wait(Some(Duration::from_secs(30))) {
+                        assert_ne!(error.code, Code::Timeout, "{error}");
+                    }
+                }
+            });
+        }
+        stream.synchronize().expect("the stream");
+    });
+}
+
+/// Long before the deadline, and the other rank learns of it.
+#[test]
+fn a_context_that_is_lost_is_noticed() {
+    let test = Test {
+        config: LARGE,
+        driver: &[("FAIL", "copy:40=CUDA_ERROR_ILLEGAL_ADDRESS")],
+        may_leak: true,
+        ..Test::new(
+            "trouble::a_context_that_is_lost_is_noticed",
+            Ranks::Processes,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let array = array_of(&stream, 1.0, 100);
+        let sum = || all_reduce(&comm, &array, named);
+        sum().expect("started").wait(None).expect("a sum");
+        if comm.rank() == 0 {
+            let error = comm.receive_slice(&mut [0_u8], Some(1), 0).unwrap_err();
+            assert!(error.message.contains("ILLEGAL_ADDRESS"), "{error}");
+            return;
+        }
+        let (other, _) = crate::gpu::stream();
+        let scratch = array_of(&other, 0.0, 1);
+        let work = sum().expect("started");
+        // A kernel of the user's, as it were.
+        for _ in 0..40 {
+            if other.write(scratch.address(), &[0; 4]).is_err() {
+                break;
+            }
+        }
+        let error = work.wait(Some(Duration::from_secs(30))).unwrap_err();
+        assert_eq!(error.code, Code::System, "{error}");
+        assert!(error.message.contains("ILLEGAL_ADDRESS"), "{error}");
+    });
+}
