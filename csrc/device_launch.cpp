@@ -115,10 +115,9 @@ void Backend::drain(const c10d::BarrierOptions& opts) {
 
 void Backend::shutdown() {
   if (streams_.in_capture()) {
-    C10_THROW_ERROR(ValueError,
-                    "unisono: a graph is being captured in a stream that this group has used; "
-                    "destroy the group after the end of the capture, when the graph is not needed "
-                    "any more");
+    wrong_value("destroy_process_group",
+                "a graph is being captured in a stream that the group has used; destroy the group "
+                "after the end of the capture, and when the graph is not needed any more");
   }
   // What was put into a stream may still have to happen when its host is done with everything, and
   // happens on a device only with the group.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "buffers.hpp"
 #include "convert.hpp"
 
 namespace unisono {
@@ -88,12 +89,10 @@ void Streams::drain(const std::vector<at::Device>& more) {
   }
   for (const c10::Stream& stream : streams) {
     if (!is_capturing(stream)) continue;
-    C10_THROW_ERROR(ValueError,
-                    c10::str("unisono: a barrier waits for what is in the streams of a device, and "
-                             "those of ",
-                             stream.device(),
-                             " are being captured in a graph; call it "
-                             "before the capture begins or after its end"));
+    wrong_value("barrier",
+                c10::str("it waits for the streams of ", stream.device(),
+                         ", and what is put into them now becomes part of a graph; call it before "
+                         "the capture begins or after its end"));
   }
   for (const c10::Stream& stream : streams) stream.synchronize();
 }

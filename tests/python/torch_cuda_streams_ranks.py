@@ -141,18 +141,18 @@ def sends_before_it_receives() -> None:
     rank, world = start()
     peer = 1 - rank
     for count in (10, 100_000):
-        got, own = empty(count), empty(count)
+        got, more = empty(count), empty(count)
         operations = [
             dist.P2POp(dist.irecv, got, peer),
-            dist.P2POp(dist.isend, tensor(data(7, count)), rank),
-            dist.P2POp(dist.irecv, own, rank),
             dist.P2POp(dist.isend, tensor(data(rank, count)), peer),
+            dist.P2POp(dist.irecv, more, peer),
+            dist.P2POp(dist.isend, tensor(data(rank + 2, count)), peer),
         ]
         for work in dist.batch_isend_irecv(operations):
             assert work.wait(LIMIT)
             work.wait()
         check(got, data(peer, count), "batch", count)
-        check(own, data(7, count), "to oneself", count)
+        check(more, data(peer + 2, count), "the second of a batch", count)
     # What is wrong is said at the call, not at the end of the batch.
     backend = dist.group.WORLD._get_backend(DEVICE)
     backend._start_coalescing()
