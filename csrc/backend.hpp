@@ -167,7 +167,7 @@ class Backend final : public c10d::Backend {
   // Adds the work to the batch, if one is open; what the caller gets of it.
   WorkPointer started(WorkPointer work, bool async);
   // Keeps the call for the end of the batch.
-  void postpone(std::function<WorkPointer()> call);
+  void postpone(bool sends, std::function<WorkPointer()> call);
   // Adds to the estimate; what the caller of the call gets.
   WorkPointer estimated(double microseconds);
   // Carries a job out here and now, for operations of several steps.
@@ -208,8 +208,11 @@ class Backend final : public c10d::Backend {
   std::mutex window_mutex_;
   std::thread::id window_owner_;
   std::vector<WorkPointer> batch_;
-  // Sends to this rank itself: their receives may come later in the window.
-  std::vector<std::function<WorkPointer()>> postponed_;
+  // What is started at the end of the window, in this order. Receives of device memory: streams
+  // share hardware queues, and one that waits must not hold up the sends that peers wait for. Sends
+  // to this rank itself, whose receives may come later in the window.
+  std::vector<std::function<WorkPointer()>> receives_;
+  std::vector<std::function<WorkPointer()>> sends_to_self_;
   double estimate_ = 0;
 };
 

@@ -1,10 +1,11 @@
 #include "batch.hpp"
 
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <atomic>
+
+#include "streams.hpp"
 
 namespace unisono {
 
@@ -50,38 +51,57 @@ void Batch::abort() {
   if (!parts_.empty()) parts_.front()->abort();
 }
 
-Batch::FuturePointer Batch::getFuture() {
-  struct Joint {
-    std::atomic<size_t> left;
-    FuturePointer future;
-    std::vector<Part> parts;
+namespace {
 
-    void complete() {
-      Tensors all;
-      for (const Part& ended : parts) {
-        if (auto error = ended->exception()) return future->setError(error);
-        for (at::Tensor& tensor : ended->result()) all.push_back(std::move(tensor));
-      }
-      // The future records events in the streams that are current, so these come after every part.
-      std::vector<c10::Stream> streams;
-      for (const at::Device device : future->devices()) {
-        const c10::impl::VirtualGuardImpl guard(device.type());
-        streams.push_back(guard.getStreamFromGlobalPool(device));
-      }
-      const c10::MultiStreamGuard guard(streams);
-      for (const Part& ended : parts) ended->synchronize();
-      future->markCompleted(c10::IValue(std::move(all)));
+// The future of a batch while parts of it are under way.
+struct Joint {
+  std::atomic<size_t> left;
+  Batch::FuturePointer future;
+  std::vector<Batch::Part> parts;
+
+  void complete() {
+    try {
+      join();
+    } catch (...) {
+      // A callback's is its own.
+      if (future->completed()) throw;
+      future->setError(std::current_exception());
     }
-  };
+  }
+
+  void join() {
+    Tensors all;
+    for (const auto& part : parts) {
+      if (auto error = part->exception()) return future->setError(error);
+      for (at::Tensor& tensor : part->result()) all.push_back(std::move(tensor));
+    }
+    // The future records events in the streams that are current, so these come after every part.
+    // Not streams of torch's pool: they may be somebody's, who would come after every part as well.
+    std::vector<OwnedStream> owned;
+    std::vector<c10::Stream> streams;
+    for (const at::Device device : future->devices()) {
+      streams.push_back(owned.emplace_back(device).get());
+    }
+    const c10::MultiStreamGuard guard(streams);
+    for (const auto& part : parts) part->synchronize();
+    future->markCompleted(c10::IValue(std::move(all)));
+  }
+};
+
+}  // namespace
+
+Batch::FuturePointer Batch::getFuture() {
   auto joint = std::make_shared<Joint>();
   joint->left = parts_.size();
   joint->future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices_);
   joint->parts = parts_;
   if (parts_.empty()) joint->complete();
   for (const Part& part : parts_) {
-    part->getFuture()->addCallback([joint](c10::ivalue::Future&) {
+    const auto ended = [joint](c10::ivalue::Future&) {
       if (--joint->left == 0) joint->complete();
-    });
+    };
+    // It orders the streams itself.
+    part->getFuture()->addCallback(ended, /*uses_future=*/false);
   }
   return joint->future;
 }

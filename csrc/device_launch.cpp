@@ -7,6 +7,21 @@
 #include "convert.hpp"
 
 namespace unisono {
+namespace {
+
+// After the operations of a call. One part more than there are operations was expected: the call
+// must not end before its results are in place.
+void complete(DeviceWork& work, const Tensors& inputs) {
+  try {
+    work.launched(inputs);
+  } catch (...) {
+    work.passage().part(std::current_exception());
+    throw;
+  }
+  work.passage().part(nullptr);
+}
+
+}  // namespace
 
 c10::intrusive_ptr<DeviceWork> Backend::make_work(Label label, at::Device device,
                                                   std::optional<Traffic> own, const Tensors& inputs,
@@ -30,7 +45,6 @@ Backend::WorkPointer Backend::launch_on_device(Label label, std::vector<Job> job
                               std::move(results), mode.timeout);
   Passage& passage = work->passage();
   for (Job& job : jobs) passage.keep(std::move(job.kept()));
-  // One more than there are operations: it must not end before the results are in place.
   passage.expect(jobs.size() + 1);
   const c10::StreamGuard guard(work->stream());
   for (size_t i = 0; i < jobs.size(); ++i) {
@@ -45,16 +59,21 @@ Backend::WorkPointer Backend::launch_on_device(Label label, std::vector<Job> job
     for (size_t left = i; left < jobs.size(); ++left) passage.part(error);
     if (i > 0) break;
     passage.part(nullptr);
+    work->give_up();
     std::rethrow_exception(error);
   }
-  work->launched(inputs);
-  passage.part(nullptr);
+  complete(*work, inputs);
   return started(work, mode.async);
 }
 
 Backend::WorkPointer Backend::exchange_on_device(Label label, Job job, const at::Tensor& tensor,
                                                  int64_t peer, int tag) {
   const bool sends = label.type == c10d::OpType::SEND;
+  if (is_capturing(streams_.current(job.device()))) {
+    wrong_value("tensor",
+                "messages of device memory go through the host and cannot be captured in a graph; "
+                "exchange them before the capture begins or after its end, or by a collective");
+  }
   const Traffic traffic{sends ? Traffic::Kind::Send : Traffic::Kind::Receive, peer};
   const auto work = make_work(label, job.device(), traffic, {tensor}, {tensor}, options_->timeout);
   Passage& passage = work->passage();
@@ -72,8 +91,7 @@ Backend::WorkPointer Backend::exchange_on_device(Label label, Job job, const at:
     std::rethrow_exception(error);
   }
   work->attach(std::move(begun.operation));
-  work->launched({tensor});
-  passage.part(nullptr);
+  complete(*work, {tensor});
   return started(work, true);
 }
 
@@ -96,6 +114,11 @@ void Backend::drain(const c10d::BarrierOptions& opts) {
 }
 
 void Backend::shutdown() {
+  if (streams_.in_capture()) {
+    wrong_value("destroy_process_group",
+                "a graph is being captured in a stream that the group has used; destroy the group "
+                "after the end of the capture, and when the graph is not needed any more");
+  }
   // What was put into a stream may still have to happen when its host is done with everything, and
   // happens on a device only with the group.
   handle_->wait_for_device();

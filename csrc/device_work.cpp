@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/util/Logging.h>
 
 #include "convert.hpp"
 
@@ -19,6 +20,20 @@ WeakStorages storages_of(const Tensors& tensors) {
 }
 
 }  // namespace
+
+void Handle::report(const std::exception_ptr& error) {
+  const auto code = static_cast<Code>(group->error().code);
+  // An end that somebody here or elsewhere asked for is no news, nor is a refusal.
+  if (code == Code::Success || code == Code::Aborted || reported_.exchange(true)) return;
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& failure) {
+    LOG(ERROR) << failure.what_without_backtrace()
+               << " (streams go on, with outputs that are not specified; the next call of this "
+                  "group, or wait(), raises this error)";
+  } catch (...) {
+  }
+}
 
 Passage::Passage(c10d::OpType type, std::chrono::milliseconds timeout,
                  const std::shared_ptr<Handle>& handle, bool captured)
@@ -91,6 +106,7 @@ void Passage::part(std::exception_ptr error) {
     ended_.store(true, std::memory_order_release);
   }
   const bool failed = error != nullptr;
+  if (failed) handle_->report(error);
   handle_->observers.end([&] {
     const std::chrono::duration<float, std::milli> took = Clock::now() - started_;
     return Ending{.key = key_,
@@ -169,6 +185,13 @@ void DeviceWork::launched(const Tensors& inputs) {
   }
   // The profiler's record is of the call, not of what the device makes of it.
   finish();
+}
+
+void DeviceWork::give_up() {
+  if (!captured_ || !beside()) return;
+  c10::Event now(stream_.device_type());
+  now.record(stream_);
+  now.block(caller_);
 }
 
 DeviceWork::FuturePointer DeviceWork::completed_future(const Tensors& inputs) const {

@@ -100,6 +100,9 @@ class DeviceWork final : public c10d::Work {
   void attach(rust::Box<Operation> operation);
   // After the last one has.
   void launched(const Tensors& inputs);
+  // None could be started. Brings a stream back that has joined a capture for it: the capture would
+  // fail without.
+  void give_up();
 
   bool isCompleted() override;
   bool isSuccess() const override { return exception() == nullptr; }

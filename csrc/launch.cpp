@@ -1,4 +1,6 @@
 // How a backend carries out what the methods in backend.cpp have prepared; point-to-point.
+#include <c10/core/StreamGuard.h>
+
 #include <utility>
 
 #include "backend.hpp"
@@ -85,8 +87,15 @@ Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, in
   if (window == Window::Estimate) {
     return estimated(estimate_message(*handle_->group, peer, tensor.nbytes()));
   }
-  if (sends && peer == getRank() && window == Window::Batch) {
-    postpone([=, this] { return exchange(label, tensor, peer, tag); });
+  if (window == Window::Batch && (sends ? peer == getRank() : !tensor.is_cpu())) {
+    check_tensor(tensor, "tensor");
+    data_type(tensor.scalar_type());
+    std::optional<c10::Stream> caller;
+    if (!tensor.is_cpu()) caller = streams_.current(tensor.device());
+    postpone(sends, [=, this] {
+      const c10::OptionalStreamGuard guard(caller);
+      return exchange(label, tensor, peer, tag);
+    });
     return nullptr;
   }
   Job job(sends ? Collective::Send : Collective::Recv);

@@ -104,7 +104,8 @@ void Backend::open(Window window) {
               "unisono: another thread is coalescing or estimating the calls of this group");
   window_owner_ = me;
   batch_.swap(stale);
-  postponed_.clear();
+  receives_.clear();
+  sends_to_self_.clear();
   estimate_ = 0;
   window_ = window;
 }
@@ -115,15 +116,18 @@ void Backend::startCoalescing() {
 
 Backend::WorkPointer Backend::endCoalescing() {
   std::vector<WorkPointer> works;
-  std::vector<std::function<WorkPointer()>> postponed;
+  std::vector<std::function<WorkPointer()>> receives;
+  std::vector<std::function<WorkPointer()>> sends;
   TORCH_CHECK(window() == Window::Batch, "unisono: endCoalescing without startCoalescing");
   {
     std::lock_guard lock(window_mutex_);
     works.swap(batch_);
-    postponed.swap(postponed_);
+    receives.swap(receives_);
+    sends.swap(sends_to_self_);
     window_ = Window::None;
   }
-  for (const auto& call : postponed) works.push_back(call());
+  for (const auto& call : receives) works.push_back(call());
+  for (const auto& call : sends) works.push_back(call());
   std::vector<at::Device> devices;
   for (const WorkPointer& work : works) {
     const auto* on_device = dynamic_cast<const DeviceWork*>(work.get());
@@ -132,9 +136,9 @@ Backend::WorkPointer Backend::endCoalescing() {
   return c10::make_intrusive<Batch>(getRank(), std::move(works), std::move(devices));
 }
 
-void Backend::postpone(std::function<WorkPointer()> call) {
+void Backend::postpone(bool sends, std::function<WorkPointer()> call) {
   std::lock_guard lock(window_mutex_);
-  postponed_.push_back(std::move(call));
+  (sends ? sends_to_self_ : receives_).push_back(std::move(call));
 }
 
 Backend::WorkPointer Backend::started(WorkPointer work, bool async) {

@@ -4,16 +4,35 @@
 
 #include <algorithm>
 
+#include "buffers.hpp"
+#include "convert.hpp"
+
 namespace unisono {
 namespace {
 
 using c10::impl::VirtualGuardImpl;
+
+rust::Box<OwnStream> lease(at::Device device) {
+  Lent lent = lend_stream(device.index());
+  raise(lent.status);
+  return std::move(lent.stream);
+}
 
 }  // namespace
 
 Place place(const c10::Stream& stream) {
   return Place{.device = stream.device_index(),
                .stream = reinterpret_cast<size_t>(stream.native_handle())};
+}
+
+OwnedStream::OwnedStream(at::Device device)
+    : lease_(lease(device)),
+      // torch's id of a stream that it has not made is the stream's handle.
+      stream_(c10::Stream::UNSAFE, device, static_cast<c10::StreamId>(lease_->handle())) {
+  TORCH_CHECK(
+      reinterpret_cast<size_t>(stream_.native_handle()) == lease_->handle(),
+      "unisono: this version of torch takes the handle of a CUDA stream for something else; "
+      "use one that unisono supports");
 }
 
 Streams::Known& Streams::known(at::Device device) {
@@ -34,17 +53,15 @@ c10::Stream Streams::current(at::Device device) {
 c10::Stream Streams::own(const c10::Stream& caller, Traffic traffic) {
   std::lock_guard lock(mutex_);
   Known& known = this->known(caller.device());
-  auto stream = known.streams.find(traffic);
-  if (stream == known.streams.end()) {
-    // Of high priority: what waits for a transfer is more than what waits for one kernel.
-    const VirtualGuardImpl guard(caller.device_type());
-    stream =
-        known.streams.emplace(traffic, guard.getStreamFromGlobalPool(caller.device(), true)).first;
+  auto found = known.streams.find(traffic);
+  if (found == known.streams.end()) {
+    found = known.streams.emplace(traffic, caller.device()).first;
   }
+  const c10::Stream& stream = found->second.get();
   // A wait for an event means its last record before the wait, so one event does for all calls.
   known.ready.record(caller);
-  known.ready.block(stream->second);
-  return stream->second;
+  known.ready.block(stream);
+  return stream;
 }
 
 void Streams::order_in_graph(const c10::Stream& stream) {
@@ -67,10 +84,24 @@ void Streams::drain(const std::vector<at::Device>& more) {
     for (const Known& known : known_) {
       streams.push_back(VirtualGuardImpl(known.device.type()).getStream(known.device));
       const auto collectives = known.streams.find(Traffic{});
-      if (collectives != known.streams.end()) streams.push_back(collectives->second);
+      if (collectives != known.streams.end()) streams.push_back(collectives->second.get());
     }
   }
+  for (const c10::Stream& stream : streams) {
+    if (!is_capturing(stream)) continue;
+    wrong_value("barrier",
+                c10::str("it waits for the streams of ", stream.device(),
+                         ", and what is put into them now becomes part of a graph; call it before "
+                         "the capture begins or after its end"));
+  }
   for (const c10::Stream& stream : streams) stream.synchronize();
+}
+
+bool Streams::in_capture() {
+  std::lock_guard lock(mutex_);
+  return std::any_of(known_.begin(), known_.end(), [](const Known& known) {
+    return known.captured && is_capturing(*known.captured);
+  });
 }
 
 }  // namespace unisono

@@ -29,6 +29,20 @@ struct Traffic {
   auto operator<=>(const Traffic&) const = default;
 };
 
+// A stream that the core lends to one owner: not one of torch's pool, which gives the same ones to
+// many. It goes back when this does, whatever is still in it, and is never destroyed: allocators
+// may know it for as long as a tensor lives that was used in it.
+class OwnedStream {
+ public:
+  explicit OwnedStream(at::Device device);
+
+  const c10::Stream& get() const { return stream_; }
+
+ private:
+  rust::Box<OwnStream> lease_;
+  c10::Stream stream_;
+};
+
 // The streams of one backend. A call that its caller waits for runs on the stream that is current,
 // an asynchronous one on a stream that is the backend's own. Known to c10 alone, whose guard for
 // the device type stands between us and CUDA: nothing here needs CUDA's headers or libraries.
@@ -46,15 +60,19 @@ class Streams {
 
   // Blocks until what is in the current stream of each device in use and in the own stream of its
   // collectives has ended. `more` are devices that count as used from now on. Not messages: one
-  // that waits may be what a peer sends only later.
+  // that waits may be what a peer sends only later. Refused while one of them is being captured,
+  // which to wait for would spoil the capture.
   void drain(const std::vector<at::Device>& more);
+
+  // Whether a graph is being captured of which a call of the group is a part.
+  bool in_capture();
 
  private:
   struct Known {
     at::Device device;
     // Recorded in the caller's stream, again and again.
     c10::Event ready;
-    std::map<Traffic, c10::Stream> streams;
+    std::map<Traffic, OwnedStream> streams;
     // Where the last collective that became part of a graph was put.
     std::optional<c10::Stream> captured;
   };

@@ -41,10 +41,15 @@ struct Handle {
     }
   }
 
+  // Says once that a call on device memory has failed. Nobody need have asked: the host does not
+  // wait for such a call, and what comes after it in a stream reads its outputs.
+  void report(const std::exception_ptr& error);
+
   const rust::Box<Group> group;
   Observers observers;
 
  private:
+  std::atomic<bool> reported_ = false;
   std::atomic<size_t> on_device_ = 0;
   std::mutex mutex_;
   std::vector<Kept> retained_;

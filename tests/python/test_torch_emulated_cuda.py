@@ -94,6 +94,8 @@ def test_a_peer_that_dies_leaves_no_stream_waiting(way: dict[str, str]) -> None:
     for result in results[:2]:
         assert result.ok, result.report()
         assert "rank 2" in result.value, result.value
+        # Somebody who never asks finds it in the log.
+        assert result.output.count("streams go on, with outputs that are not specified") == 1
 
 
 def test_says_what_is_missing_without_a_driver(emulated: dict[str, str]) -> None:

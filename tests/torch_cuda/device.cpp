@@ -27,12 +27,18 @@ namespace {
 constexpr int kPool = 32;
 constexpr size_t kSlab = size_t{64} << 20;
 
-// What the driver made for one device.
+// What the driver made for one device, on behalf of torch.
 struct Streams {
   std::vector<StreamHandle> handles = {nullptr};
   // Those of the pool are 1 to kPool, and given out in turn; new ones come after them.
   int next = 0;
 };
+
+// As torch has them: 0 is the default stream, an odd number one of ours, and an even one the handle
+// of a stream that somebody else has made.
+int64_t id_of(size_t index) {
+  return index == 0 ? 0 : static_cast<int64_t>(2 * index + 1);
+}
 
 struct World {
   std::mutex mutex;
@@ -92,8 +98,10 @@ void enter(int device) {
 
 StreamHandle handle_of(const c10::Stream& stream) {
   enter(stream.device_index());
+  const int64_t id = stream.id();
+  if (id != 0 && id % 2 == 0) return reinterpret_cast<StreamHandle>(id);
   std::lock_guard lock(world().mutex);
-  return world().streams[stream.device_index()].handles.at(stream.id());
+  return world().streams[stream.device_index()].handles.at(id / 2);
 }
 
 c10::Stream stream_of(int device, int64_t id) {
@@ -133,11 +141,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     std::lock_guard lock(world().mutex);
     auto& handles = world().streams[device.index()].handles;
     handles.push_back(new_stream(priority));
-    return stream_of(device.index(), static_cast<int64_t>(handles.size()) - 1);
+    return stream_of(device.index(), id_of(handles.size() - 1));
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
     std::lock_guard lock(world().mutex);
-    return stream_of(device.index(), 1 + world().streams[device.index()].next++ % kPool);
+    return stream_of(device.index(), id_of(1 + world().streams[device.index()].next++ % kPool));
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     const c10::Stream before = getStream(stream.device());
@@ -369,6 +377,11 @@ int64_t new_stream_of(int64_t device) {
   return Guard().getNewStream(cuda(device), 0).id();
 }
 
+// The next one of the pool.
+int64_t pool_stream(int64_t device) {
+  return Guard().getStreamFromGlobalPool(cuda(device), true).id();
+}
+
 // Makes the stream current in this thread; the one that was.
 int64_t use_stream(int64_t device, int64_t id) {
   return Guard().exchangeStream(stream_of(static_cast<int>(device), id)).id();
@@ -451,6 +464,7 @@ TORCH_LIBRARY(emulated, library) {
   library.def("upload(Tensor target, Tensor source) -> ()", upload);
   library.def("download(Tensor source) -> Tensor", download);
   library.def("new_stream(int device) -> int", new_stream_of);
+  library.def("pool_stream(int device) -> int", pool_stream);
   library.def("use_stream(int device, int id) -> int", use_stream);
   library.def("current_stream(int device) -> int", current_stream);
   library.def("synchronize(int device) -> ()", synchronize);

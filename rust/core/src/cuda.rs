@@ -5,7 +5,7 @@
 use crate::error::Result;
 use crate::transport::cuda::driver::Stream;
 pub use crate::transport::cuda::driver::{
-    device_if_in_use, device_of, device_of_stream, look_again, may_be_in_use, order,
+    LentStream, device_if_in_use, device_of, device_of_stream, look_again, may_be_in_use, order,
 };
 use crate::types::DeviceStream;
 

@@ -11,6 +11,7 @@ use cxx::UniquePtr;
 use pyo3::prelude::*;
 use unisono::buffer::Memory;
 use unisono::config::Config;
+use unisono::cuda::LentStream;
 use unisono::error::{Code, Error, Result};
 use unisono::rendezvous::store::Store;
 use unisono::types::{Collective, DataType, DeviceStream, ReduceOp};
@@ -45,6 +46,9 @@ struct Group(Option<Communicator>);
 
 /// A started operation; empty when starting failed, which the status beside it says.
 struct Operation(Option<Work>);
+
+/// A stream that a group has to itself; empty when none could be had, which the status beside it says.
+struct OwnStream(Option<LentStream>);
 
 fn join(store: &ffi::Store, rank: usize, world: usize, settings: &[ffi::Setting]) -> ffi::Joined {
     let joined = guard(|| {
@@ -181,6 +185,30 @@ unsafe fn receive(
 fn is_capturing(place: ffi::Place) -> bool {
     let capturing = guard(|| stream(place).map_or(Ok(false), unisono::cuda::is_capturing));
     capturing.unwrap_or(false)
+}
+
+/// A stream of a device's that nobody else has until it is dropped.
+fn lend_stream(device: i32) -> ffi::Lent {
+    let lent = guard(|| {
+        let device = u32::try_from(device)
+            .map_err(|_| Error::internal(format!("a stream of the device {device}")))?;
+        LentStream::of(device)
+    });
+    let (status, stream) = match lent {
+        Ok(stream) => (ok(), Some(stream)),
+        Err(error) => (status(&error), None),
+    };
+    ffi::Lent {
+        status,
+        stream: Box::new(OwnStream(stream)),
+    }
+}
+
+impl OwnStream {
+    /// The driver's handle of it; 0 of an empty one.
+    fn handle(&self) -> usize {
+        self.0.as_ref().map_or(0, |stream| stream.handle().stream)
+    }
 }
 
 impl Group {
@@ -525,6 +553,7 @@ same_numbers! {
     Code::Unsupported == Code::Unsupported;
     Code::Timeout == Code::Timeout;
     Code::PeerLost == Code::PeerLost;
+    Code::Aborted == Code::Aborted;
     Code::System == Code::System;
     Code::Internal == Code::Internal;
 }

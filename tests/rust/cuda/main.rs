@@ -9,6 +9,7 @@ mod driver_calls;
 mod flags;
 mod harness;
 mod kernels;
+mod lent;
 mod loading;
 mod memory;
 mod streams;
@@ -20,6 +21,7 @@ fn main() {
     let tests: Vec<Test> = [
         loading::tests(),
         streams::tests(),
+        lent::tests(),
         memory::tests(),
         flags::tests(),
         windows::tests(),

@@ -2,8 +2,8 @@
 
 use super::heap::{heap_allocate, heap_enabled, heap_free};
 use super::{
-    Group, Operation, estimate, estimate_message, is_capturing, join, receive, run, send, start,
-    subgroup,
+    Group, Operation, OwnStream, estimate, estimate_message, is_capturing, join, lend_stream,
+    receive, run, send, start, subgroup,
 };
 
 #[cxx::bridge(namespace = "unisono")]
@@ -87,7 +87,7 @@ pub(super) mod ffi {
         Recv = 11,
     }
 
-    /// The kinds of error that torch tells apart, by the number of `unisono::error::Code`.
+    /// The kinds of error that are told apart in C++, by the number of `unisono::error::Code`.
     #[repr(u8)]
     enum Code {
         Success = 0,
@@ -95,6 +95,7 @@ pub(super) mod ffi {
         Unsupported = 2,
         Timeout = 3,
         PeerLost = 4,
+        Aborted = 6,
         System = 7,
         Internal = 9,
     }
@@ -165,9 +166,15 @@ pub(super) mod ffi {
         operation: Box<Operation>,
     }
 
+    struct Lent {
+        status: Status,
+        stream: Box<OwnStream>,
+    }
+
     extern "Rust" {
         type Group;
         type Operation;
+        type OwnStream;
 
         fn join(store: &Store, rank: usize, world: usize, settings: &[Setting]) -> Joined;
         unsafe fn start(group: &Group, call: &Call, completion: UniquePtr<Completion>) -> Started;
@@ -194,6 +201,8 @@ pub(super) mod ffi {
         fn close(self: &Group);
 
         fn is_capturing(place: Place) -> bool;
+        fn lend_stream(device: i32) -> Lent;
+        fn handle(self: &OwnStream) -> usize;
 
         fn heap_enabled() -> bool;
         fn heap_allocate(bytes: usize) -> *mut u8;

@@ -20,6 +20,7 @@
 mod device;
 mod event;
 mod failure;
+mod lent;
 mod locate;
 mod memory;
 mod module;
@@ -36,6 +37,7 @@ use std::sync::{Once, OnceLock};
 pub use self::device::Device;
 pub use self::event::Event;
 pub(in crate::transport::cuda) use self::failure::Failure;
+pub use self::lent::LentStream;
 pub use self::locate::{
     device_if_in_use, device_of, device_of_stream, look_again, may_be_in_use, order,
 };

@@ -127,12 +127,31 @@ impl Stream {
     /// # Errors
     /// `System`.
     pub fn create(device: &'static Device) -> Result<Self> {
+        Self::make(device, |symbols, raw| {
+            // SAFETY: it stores a handle.
+            unsafe { (symbols.stream_create)(raw, numbers::STREAM_NON_BLOCKING) }
+        })
+    }
+
+    /// As [`Stream::create`], of the highest priority that the device has.
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn create_urgent(device: &'static Device) -> Result<Self> {
+        let (flags, priority) = (numbers::STREAM_NON_BLOCKING, numbers::STREAM_MOST_URGENT);
+        Self::make(device, |symbols, raw| {
+            // SAFETY: it stores a handle.
+            unsafe { (symbols.stream_create_with_priority)(raw, flags, priority) }
+        })
+    }
+
+    fn make(
+        device: &'static Device,
+        create: impl FnOnce(&super::Symbols, &mut CUstream) -> u32,
+    ) -> Result<Self> {
         let _entered = device.set_up()?;
         let mut raw = ptr::null_mut();
-        // SAFETY: it stores a handle.
-        let code = unsafe {
-            (device.driver.symbols.stream_create)(&mut raw, numbers::STREAM_NON_BLOCKING)
-        };
+        let code = create(&device.driver.symbols, &mut raw);
         Failure::check(code).map_err(|failure| {
             failure.while_doing(format_args!("make a stream on device {}", device.number()))
         })?;

@@ -121,6 +121,7 @@ symbols! {
     pointer_get_attributes = "cuPointerGetAttributes" (c_uint, *mut c_uint, *mut *mut c_void, CUdeviceptr);
 
     stream_create = "cuStreamCreate" (*mut CUstream, c_uint);
+    stream_create_with_priority = "cuStreamCreateWithPriority" (*mut CUstream, c_uint, c_int);
     stream_destroy = "cuStreamDestroy_v2" (CUstream);
     stream_get_ctx = "cuStreamGetCtx" (CUstream, *mut CUcontext);
     stream_is_capturing = "cuStreamIsCapturing" (CUstream, *mut c_uint);
@@ -188,6 +189,8 @@ pub(super) mod numbers {
     pub(in crate::transport::cuda::driver) const CAPTURE_STATUS_NONE: u32 = 0;
     pub(in crate::transport::cuda::driver) const CAPTURE_STATUS_INVALIDATED: u32 = 2;
     pub(in crate::transport::cuda::driver) const STREAM_NON_BLOCKING: u32 = 1;
+    /// Smaller is more urgent, and the driver takes the most urgent that the device has for what is beyond.
+    pub(in crate::transport::cuda::driver) const STREAM_MOST_URGENT: i32 = -128;
     pub(in crate::transport::cuda::driver) const EVENT_DISABLE_TIMING: u32 = 2;
     pub(in crate::transport::cuda::driver) const HOST_REGISTER_PORTABLE: u32 = 1;
     pub(in crate::transport::cuda::driver) const HOST_REGISTER_DEVICEMAP: u32 = 2;
