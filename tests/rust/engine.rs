@@ -813,6 +813,36 @@ fn estimates_grow_with_sizes_and_move_nothing() {
     });
 }
 
+/// A message may be here before its receive, which then ends although nobody waits for it.
+#[test]
+fn a_receive_that_is_only_polled_ends() {
+    let _others = beside_others();
+    for transport in TRANSPORTS {
+        run(transport, 2, |comm| {
+            if comm.rank() == 0 {
+                let mut byte = 0;
+                // What comes after the message with tag 2 is taken, so that one has to be kept.
+                comm.receive_slice(&mut [0_u8], Some(1), 3)
+                    .expect("a signal");
+                let (_work, told) = start_receive(&comm, &mut byte, Some(1), 2);
+                end(&told).expect("kept");
+                assert_eq!(byte, 7);
+                // This one comes when the receive has been posted.
+                let (_work, told) = start_receive(&comm, &mut byte, Some(1), 4);
+                comm.send_slice(&[1_u8], 1, 1).expect("a signal");
+                end(&told).expect("come");
+                assert_eq!(byte, 8);
+            } else {
+                comm.send_slice(&[7_u8], 0, 2).expect("sent");
+                comm.send_slice(&[1_u8], 0, 3).expect("a signal");
+                comm.receive_slice(&mut [0_u8], Some(0), 1)
+                    .expect("a signal");
+                comm.send_slice(&[8_u8], 0, 4).expect("sent");
+            }
+        });
+    }
+}
+
 /// Everybody gives to the next and gets from the previous, short messages and long ones.
 #[test]
 fn exchanges_go_round() {

@@ -325,6 +325,12 @@ impl Matching {
         Ok(())
     }
 
+    /// Whether no message has met this receive.
+    pub(crate) fn is_posted(&self, work: &Arc<WorkState>) -> bool {
+        let mut posted = self.posted.iter().rev();
+        posted.any(|posted| Arc::ptr_eq(&posted.work, work))
+    }
+
     /// Takes a receive back that no message has met. Returns whether it was there.
     pub(crate) fn withdraw(&mut self, work: &Arc<WorkState>) -> bool {
         let before = self.posted.len();

@@ -281,8 +281,9 @@ impl Group {
             None => (0..self.world)
                 .for_each(|peer| self.ensure_link(&mut core.links, Lane::PointToPoint, peer)),
         }
-        // A receive leaves reading to the wait, so that what is sent meanwhile does not come after it.
-        if collective == Collective::Send {
+        // A receive whose message has not come leaves reading to the wait, so that what is sent meanwhile does not come
+        // after it.
+        if collective == Collective::Send || !core.matching.is_posted(&work) {
             self.step(&mut core);
         }
         self.after_submit(&mut core, (!options.blocking).then_some(bytes >= LARGE));
