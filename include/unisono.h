@@ -452,6 +452,13 @@ unisono_status unisono_recv(unisono_communicator* comm, void* buffer, size_t cou
                             unisono_dtype dtype, int32_t from, uint64_t tag,
                             const unisono_options* options, int32_t* source);
 
+/* Sends to rank `to` and receives from rank `from`, or UNISONO_ANY_SOURCE, at the same time, with
+ * one type and tag: as a send and a receive in a group. The buffers must not overlap. */
+unisono_status unisono_sendrecv(unisono_communicator* comm, const void* send_buffer,
+                                size_t send_count, int32_t to, void* receive_buffer,
+                                size_t receive_count, int32_t from, unisono_dtype dtype,
+                                uint64_t tag, const unisono_options* options, int32_t* source);
+
 /* Starts to send. */
 unisono_status unisono_isend(unisono_communicator* comm, const void* buffer, size_t count,
                              unisono_dtype dtype, int32_t to, uint64_t tag,

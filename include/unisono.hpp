@@ -901,6 +901,20 @@ class Communicator final : public Operations<Communicator> {
     return source;
   }
 
+  // Sends to rank `to` and receives from rank `from` at the same time; as `send` and `recv`.
+  template <class Outgoing, class Incoming>
+  int sendrecv(const Outgoing& outgoing, int to, Incoming&& incoming, int from,
+               std::uint64_t tag = 0, const Options& options = {}) const {
+    constexpr auto dtype = detail::common_dtype<const Outgoing, Incoming>();
+    const auto sent = view(outgoing);
+    const auto received = view(incoming);
+    std::int32_t source = from;
+    const bool is_known = from != UNISONO_ANY_SOURCE;
+    check(unisono_sendrecv(handle_, sent.data(), sent.size(), to, received.data(), received.size(),
+                           from, dtype, tag, options.get(), is_known ? nullptr : &source));
+    return source;
+  }
+
   unisono_communicator* handle() const noexcept { return handle_; }
 
  private:

@@ -69,13 +69,9 @@ static void ping_pong(void) {
 }
 
 static void send_recv(void) {
-  unisono_work* works[2];
   const int next = (rank + 1) % world, previous = (rank + world - 1) % world;
-  must(unisono_irecv(comm, cell.output, cell.count, type(), previous, 0, NULL, &works[0]));
-  must(unisono_isend(comm, cell.input, cell.count, type(), next, 0, NULL, &works[1]));
-  must(unisono_work_wait_all(works, 2, UNISONO_FOREVER));
-  must(unisono_work_destroy(works[0]));
-  must(unisono_work_destroy(works[1]));
+  must(unisono_sendrecv(comm, cell.input, cell.count, next, cell.output, cell.count, previous,
+                        type(), 0, NULL, NULL));
 }
 
 static void call(void) {

@@ -561,6 +561,17 @@ class Communicator:
         timeout: _Seconds | None = None,
         stream: _Stream | None = None,
     ) -> Work[int]: ...
+    def sendrecv(
+        self,
+        array: _Array,
+        dest: int,
+        out: _Writable,
+        source: int = -1,
+        tag: int = 0,
+        *,
+        timeout: _Seconds | None = None,
+        stream: _Stream | None = None,
+    ) -> int: ...
     def split(self, color: int | None, key: int = 0) -> Communicator | None: ...
     def monitored_barrier(
         self, timeout: _Seconds | None = None, report_all: bool = True

@@ -25,6 +25,35 @@ static void ring(void) {
   FAILS(unisono_work_wait(works[0], 1), UNISONO_INVALID_ARGUMENT, "destroyed");
 }
 
+/* The same in one call, short and long, and what it refuses. */
+static void exchanged(void) {
+  enum { LARGE = 100000 };
+  int64_t* buffer = malloc(2 * LARGE * sizeof(int64_t));
+  CHECK(buffer);
+  for (int count = 1; count <= LARGE; count += LARGE - 1) {
+    int64_t *mine = buffer, *theirs = buffer + LARGE;
+    for (int at = 0; at < count; at++) mine[at] = 100 * rank + at, theirs[at] = -1;
+    int32_t source = -1;
+    OK(unisono_sendrecv(comm, mine, (size_t)count, next, theirs, (size_t)count, previous,
+                        UNISONO_INT64, 8, NULL, &source));
+    CHECK(source == previous);
+    for (int at = 0; at < count; at++) CHECK(theirs[at] == 100 * previous + at);
+    OK(unisono_group_start());
+    FAILS(
+        unisono_sendrecv(comm, mine, 1, next, theirs, 1, previous, UNISONO_INT64, 8, NULL, &source),
+        UNISONO_INVALID_ARGUMENT, "sendrecv: in a group");
+    theirs[0] = -1;
+    if (world > 1)
+      OK(unisono_sendrecv(comm, mine, 1, next, theirs, 1, UNISONO_ANY_SOURCE, UNISONO_INT64, 8,
+                          NULL, NULL));
+    OK(unisono_group_end(NULL));
+    if (world > 1) CHECK(theirs[0] == 100 * previous);
+    FAILS(unisono_sendrecv(comm, mine, 1, world, theirs, 1, previous, UNISONO_INT64, 8, NULL, NULL),
+          UNISONO_INVALID_ARGUMENT, "to");
+  }
+  free(buffer);
+}
+
 /* The same with calls that would block, in either order, and large enough to need the receiver. */
 static void grouped(int with_work) {
   enum { LARGE = 300000 };
@@ -177,6 +206,7 @@ int main(void) {
   previous = (rank + world - 1) % world;
   in("ring");
   ring();
+  exchanged();
   in("grouped");
   grouped(0);
   grouped(1);

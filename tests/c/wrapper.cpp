@@ -198,6 +198,11 @@ void work(const Communicator& comm) {
   receive.wait();
   CHECK(receive.source() == previous && theirs == previous);
 
+  const int sent = 100 + rank;
+  CHECK(comm.sendrecv(unisono::View(&sent, 1), next, unisono::View(&theirs, 1), previous, 4) ==
+        previous);
+  CHECK(theirs == 100 + previous);
+
   std::vector<unisono::Work> works;
   std::vector<int> got(3, -1);
   for (std::uint64_t tag = 0; tag < 3; tag++)

@@ -197,6 +197,11 @@ class Matrix:
         assert receives[1].result() == left
         same(first, inputs[left])
         same(second, inputs[left][::-1])
+        assert comm.sendrecv(inputs[rank][::-1], right, first, left, tag=3) == left
+        same(first, inputs[left][::-1])
+        comm.barrier()
+        assert comm.sendrecv(first, right, second) == left
+        same(second, inputs[(rank - 2) % world][::-1])
 
 
 def uneven(world: int, salt: int) -> list[int]:

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use unisono::error::{Error, Result};
+use unisono::types::Rank;
 
 use crate::communicator::{Communicator, Joined};
 use crate::error::{Status, output};
@@ -100,19 +101,59 @@ pub unsafe extern "C" fn unisono_recv(
             (from, tag),
         )?;
         if group::is_open() {
-            if !source.is_null() {
-                return Err(Error::invalid(
-                    "recv: in a group the message has not come yet when this returns: give NULL for source, or use \
-                     unisono_irecv",
-                ));
-            }
+            refuse_source("recv", source)?;
             return message.add_to_group(comm, joined, &options);
         }
         let came_from = message.run(joined, &options, !source.is_null())?;
-        if let (Some(rank), false) = (came_from, source.is_null()) {
-            output("source", source)?.write(rank as i32);
+        tell(came_from, source)
+    })
+}
+
+/// In a group nobody knows yet from whom a message comes.
+fn refuse_source(call: &str, source: *mut i32) -> Result<()> {
+    if source.is_null() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{call}: in a group the message has not come yet when this returns: give NULL for source, or use unisono_irecv"
+    )))
+}
+
+fn tell(came_from: Option<Rank>, source: *mut i32) -> Result<()> {
+    if let (Some(rank), false) = (came_from, source.is_null()) {
+        output("source", source)?.write(rank as i32);
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unisono_sendrecv(
+    comm: *mut Communicator,
+    send_buffer: *const c_void,
+    send_count: usize,
+    to: i32,
+    receive_buffer: *mut c_void,
+    receive_count: usize,
+    from: i32,
+    dtype: DType,
+    tag: u64,
+    options: *const Options,
+    source: *mut i32,
+) -> Status {
+    on(comm, |joined| {
+        // SAFETY: as in `unisono_send`.
+        let options = unsafe { Checked::new(options)? };
+        let sent = Elements(send_buffer, send_count, dtype);
+        let sent = outgoing(joined, &options, sent, (to, tag))?;
+        let received = Elements(receive_buffer, receive_count, dtype);
+        let received = incoming(joined, &options, received, (from, tag))?;
+        if group::is_open() {
+            refuse_source("sendrecv", source)?;
+            sent.add_to_group(comm, joined, &options)?;
+            return received.add_to_group(comm, joined, &options);
         }
-        Ok(())
+        let came_from = sent.exchange(received, joined, &options, !source.is_null())?;
+        tell(came_from, source)
     })
 }
 

@@ -170,6 +170,33 @@ impl Message {
         }
     }
 
+    /// Carries out this send and that receive at the same time, or puts them into their stream in this order; as
+    /// [`Message::run`].
+    pub(crate) fn exchange(
+        self,
+        received: Self,
+        joined: &Joined,
+        options: &Checked,
+        asked: bool,
+    ) -> Result<Option<Rank>> {
+        let (Peer::To(to), Peer::From(from)) = (self.peer, received.peer) else {
+            return Err(Error::internal("an exchange of two messages of one kind"));
+        };
+        if options.have_stream() {
+            self.start(joined, options)?;
+            return received.enqueue(joined, options, asked);
+        }
+        let outgoing = (self.buffer.memory(), to, self.tag);
+        let incoming = (received.buffer.memory(), from, received.tag);
+        // SAFETY: as in `collective`.
+        let came_from = unsafe {
+            joined
+                .comm
+                .send_receive_now(self.dtype, outgoing, incoming, options.timeout)?
+        };
+        Ok(Some(came_from))
+    }
+
     fn enqueue(self, joined: &Joined, options: &Checked, asked: bool) -> Result<Option<Rank>> {
         let peer = self.peer;
         let started = self.start(joined, options)?;

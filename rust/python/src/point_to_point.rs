@@ -6,7 +6,7 @@ use crate::arrays::Array;
 use crate::communicator::{ANY_SOURCE, Communicator};
 use crate::errors::{exception, invalid};
 use crate::how::{How, Stream};
-use crate::running::{Action, Call, Message, Seconds, run, wait};
+use crate::running::{Action, Call, Message, Seconds, run, start, wait};
 use crate::work::Work;
 
 #[pymethods]
@@ -126,17 +126,7 @@ impl Communicator {
         let how = How::new("recv", false, timeout, stream);
         let call = self.receiving(py, &how, array, (source, tag))?;
         let work = run(py, self.core(), call)?;
-        if source == ANY_SOURCE && !work.is_done() {
-            // On a device; nobody knows the sender before the message has come.
-            wait(py, &work, None)?;
-            if let Some(Err(error)) = work.result() {
-                return Err(exception(py, &error));
-            }
-        }
-        Ok(match usize::try_from(source) {
-            Ok(source) => source,
-            Err(_) => work.source().unwrap_or_else(|| self.core().rank()),
-        })
+        self.source(py, source, &work)
     }
 
     /// Start to receive into an array and return at once; see `recv`.
@@ -172,9 +162,85 @@ impl Communicator {
         let how = How::new("irecv", true, timeout, stream);
         self.launch(py, self.receiving(py, &how, array, (source, tag))?)
     }
+
+    /// Send an array to one rank and receive another one from a rank, at the same time.
+    ///
+    /// Parameters
+    /// ----------
+    /// array : array
+    ///     What to send.
+    /// dest : int
+    ///     The rank to send to.
+    /// out : array
+    ///     Where the message that comes goes, of exactly its type and number of elements. Not a part of `array`.
+    /// source : int, optional
+    ///     The rank to receive from; by default ``ANY_SOURCE``, whichever sends first.
+    /// tag : int, optional
+    ///     The tag of both messages.
+    /// timeout : float or datetime.timedelta, optional
+    ///     How many seconds each may take. Without it, the communicator's timeout.
+    /// stream : int or stream object, optional
+    ///     For arrays on a CUDA device, the stream in whose order it happens, as a number or an object with
+    ///     ``__cuda_stream__``, ``ptr`` (CuPy) or ``cuda_stream`` (torch). Without it, the array's own.
+    ///
+    /// Returns
+    /// -------
+    /// int
+    ///     The rank that the message came from.
+    ///
+    /// Raises
+    /// ------
+    /// MismatchError
+    ///     A message and its receive differ in type or length.
+    /// Error
+    ///     As every operation.
+    #[pyo3(signature = (array, dest, out, source=ANY_SOURCE, tag=0, *, timeout=None, stream=None), text_signature = "($self, array, dest, out, source=-1, tag=0, *, timeout=None, stream=None)")]
+    #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
+    fn sendrecv(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        dest: i64,
+        out: &Bound<'_, PyAny>,
+        source: i64,
+        tag: i64,
+        timeout: Option<Seconds>,
+        stream: Option<Stream>,
+    ) -> PyResult<usize> {
+        let how = How::new("sendrecv", false, timeout, stream);
+        let sending = self.sending(py, &how, array, (dest, tag))?;
+        let receiving = self.receiving(py, &how, out, (source, tag))?;
+        let work = if sending.action.is_on_device() {
+            // A stream waits for what it receives.
+            start(py, self.core(), sending)?;
+            run(py, self.core(), receiving)?
+        } else {
+            // What is sent to oneself needs the receive.
+            let (received, _) = start(py, self.core(), receiving)?;
+            run(py, self.core(), sending)?;
+            wait(py, &received, None)?;
+            received
+        };
+        self.source(py, source, &work)
+    }
 }
 
 impl Communicator {
+    /// The rank that a message came from which was received from `source`.
+    fn source(&self, py: Python<'_>, source: i64, work: &unisono::Work) -> PyResult<usize> {
+        if source == ANY_SOURCE && !work.is_done() {
+            // On a device; nobody knows the sender before the message has come.
+            wait(py, work, None)?;
+        }
+        if let Some(Err(error)) = work.result() {
+            return Err(exception(py, &error));
+        }
+        Ok(match usize::try_from(source) {
+            Ok(source) => source,
+            Err(_) => work.source().unwrap_or_else(|| self.core().rank()),
+        })
+    }
+
     fn sending(
         &self,
         py: Python<'_>,
@@ -184,7 +250,7 @@ impl Communicator {
     ) -> PyResult<Call> {
         let peer = Some(self.check_rank(py, how.operation, "dest", dest)?);
         let array = Array::input(how, "array", array)?;
-        self.message(py, how, &array, (peer, tag))
+        self.message(py, how, &array, (true, peer, tag))
     }
 
     fn receiving(
@@ -199,7 +265,7 @@ impl Communicator {
             source => Some(self.check_rank(py, how.operation, "source", source)?),
         };
         let array = Array::output(how, "array", array)?;
-        self.message(py, how, &array, (peer, tag))
+        self.message(py, how, &array, (false, peer, tag))
     }
 
     fn message(
@@ -207,12 +273,12 @@ impl Communicator {
         py: Python<'_>,
         how: &How,
         array: &Array<'_>,
-        (peer, tag): (Option<usize>, i64),
+        (is_send, peer, tag): (bool, Option<usize>, i64),
     ) -> PyResult<Call> {
         let tag = u64::try_from(tag)
             .map_err(|_| invalid(py, format!("{}: tag {tag} is below 0", how.operation)))?;
         let message = Message {
-            is_send: how.operation.ends_with("send"),
+            is_send,
             dtype: array.dtype(),
             // SAFETY: `keep` below goes the same way as the memory; `run` and `start` see to its end.
             memory: unsafe { array.memory() },

@@ -50,7 +50,7 @@ pub(crate) struct Message {
 }
 
 impl Action {
-    fn is_on_device(&self) -> bool {
+    pub(crate) fn is_on_device(&self) -> bool {
         match self {
             Self::Collective(request) => request.stream.is_some(),
             Self::Message(message) => message.stream.is_some(),
