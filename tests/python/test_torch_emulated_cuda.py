@@ -13,7 +13,10 @@ from ranks import RankResult, run_ranks
 from torch_cuda_device import build
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torch.distributed")
+dist = pytest.importorskip("torch.distributed")
+
+# torch 2.14 and newer.
+SPLITS = hasattr(dist.Backend, "_ensure_backend_registered")
 
 RANKS = "torch_cuda_ranks"
 # How a group goes: directly between windows, or staged through host memory.
@@ -69,6 +72,7 @@ def test_waits_on_the_host(way: dict[str, str]) -> None:
     run(2, "waits_on_the_host", way)
 
 
+@pytest.mark.skipif(not SPLITS, reason="torch 2.11 has no durations of plugins")
 def test_tells_durations(way: dict[str, str]) -> None:
     run(2, "tells_durations", way)
 
@@ -79,6 +83,11 @@ def test_mixes_devices(way: dict[str, str]) -> None:
 
 def test_makes_groups(way: dict[str, str]) -> None:
     run(4, "makes_groups", way)
+
+
+@pytest.mark.skipif(not SPLITS, reason="torch 2.11 does not split groups of plugins")
+def test_splits_groups(way: dict[str, str]) -> None:
+    run(4, "splits_groups", way)
 
 
 def test_uses_several_devices(way: dict[str, str]) -> None:

@@ -485,7 +485,7 @@ def mixes_devices() -> None:
     check(on_device, summed(world, 100), "after errors")
 
 
-def makes_groups() -> None:
+def splits_groups() -> None:
     """With a bound device the default group is split, and every part carries both devices."""
     rank, world = start(device_id=DEVICE)
     pairs = [list(range(world))[i : i + 2] for i in range(0, world, 2)]
@@ -496,6 +496,12 @@ def makes_groups() -> None:
         dist.all_reduce(reduced, group=part)
         check(reduced, sum(data(r, 100) for r in mine), "split")
         dist.barrier(part)
+
+
+def makes_groups() -> None:
+    rank, world = start(device_id=DEVICE)
+    pairs = [list(range(world))[i : i + 2] for i in range(0, world, 2)]
+    mine = next(pair for pair in pairs if rank in pair)
     made = dist.new_group(mine, use_local_synchronization=True)
     reduced = tensor(data(rank, 100))
     dist.all_reduce(reduced, group=made)
