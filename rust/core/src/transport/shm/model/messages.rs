@@ -21,6 +21,8 @@ struct Desk {
     returned: AtomicU64,
     declined: AtomicU64,
     revoked: AtomicU64,
+    /// Nothing is timed here.
+    pace: AtomicU64,
 }
 
 struct Slot {
@@ -43,6 +45,7 @@ impl Desk {
             returned: AtomicU64::new(0),
             declined: AtomicU64::new(0),
             revoked: AtomicU64::new(0),
+            pace: AtomicU64::new(0),
         })
     }
 }
@@ -100,6 +103,18 @@ impl Ledger for Arc<Desk> {
 
     fn revoked(&self) -> &AtomicU64 {
         &self.revoked
+    }
+
+    fn filling(&self) -> &AtomicU64 {
+        &self.pace
+    }
+
+    fn emptying(&self) -> &AtomicU64 {
+        &self.pace
+    }
+
+    fn reading(&self) -> &AtomicU64 {
+        &self.pace
     }
 
     fn producer_asleep(&self) -> &AtomicU64 {
