@@ -14,6 +14,7 @@ compares. A module's first line says what it was made from::
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import ctypes
 import hashlib
 import re
@@ -111,7 +112,10 @@ class Nvrtc:
         )
         try:
             arguments = (ctypes.c_char_p * len(options))(*(text.encode() for text in options))
-            failed = self._library.nvrtcCompileProgram(program, len(options), arguments)
+            # The compiler changes its thread's locale, and with it how Python reads files there.
+            with concurrent.futures.ThreadPoolExecutor(1) as thread:
+                compiling = self._library.nvrtcCompileProgram, program, len(options), arguments
+                failed = thread.submit(*compiling).result()
             said = self._text("ProgramLog", program)
             if failed or said.strip():
                 raise RuntimeError(f"{dtype}: {said}")
