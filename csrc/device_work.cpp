@@ -265,10 +265,13 @@ DeviceWork::FuturePointer DeviceWork::getFuture() {
 
 float DeviceWork::getDuration() const {
   if (begin_) return static_cast<float>(begin_->elapsedTime(*end_));
-  TORCH_CHECK(passage_->ended(), "unisono: getDuration() before the work is complete");
+  const bool passed = end_ && !captured_ && end_->query();
+  TORCH_CHECK(passed || passage_->ended(), "unisono: getDuration() before the work is complete");
   // As the host saw it, from the call on.
   double longest = 0;
   for (const auto& operation : operations_) {
+    // The stream has got past it, which the host may not have noticed yet.
+    if (passed) raise(operation->wait(-1));
     longest = std::max(longest, operation->milliseconds());
   }
   return static_cast<float>(longest);
