@@ -2,10 +2,9 @@
 //!
 //! The ring costs two copies, of which each side does one; reading costs one, but the kernel looks every page up. Which
 //! is less depends on where the two processes run at the moment: between cores that share a cache the ring's bytes never
-//! leave it, while between cores that do not every line of the ring changes hands twice. Virtual machines are moved from
-//! the one to the other and back, within seconds and without a word. So both sides time what they move, the receiver
-//! tells the sender its part in the shared header, and the sender chooses for each message, and tries what it has not
-//! used for a while.
+//! leave it, while between cores that do not every line of the ring changes hands twice. In virtual
+//! machines that was seen to change within seconds and without a word. So both sides time what they move and tell each
+//! other in the shared header; the sender chooses for each message, and tries what it has not used for a while.
 
 use std::time::{Duration, Instant};
 
