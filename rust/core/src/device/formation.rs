@@ -1,8 +1,11 @@
 //! How the ranks of a device group learn whether they can read each other's windows. They meet once, at the first
 //! collective on device memory, by collectives on the host; what comes of it is the same on all of them.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::buffer::Memory;
 use crate::engine::{Group, Request, Sizes};
@@ -33,6 +36,27 @@ const REASON: usize = 240;
 /// What a rank tells the others: whether it can, and why not.
 type Word = [u8; 1 + REASON];
 
+/// Why the ranks do not go the direct way.
+enum Detour {
+    /// They are where they are, or were told so.
+    Meant(String),
+    /// They share a host, and one of them met with this.
+    Refused(Refusal),
+}
+
+/// What the first rank that fared ill says.
+#[derive(Debug)]
+struct Refusal {
+    rank: String,
+    said: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.rank, self.said)
+    }
+}
+
 /// Finds the way. Blocks until all ranks have come.
 ///
 /// # Errors
@@ -62,13 +86,8 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
     }
     let reason = match open(device, cpu)? {
         Ok(direct) => return Ok(Way::Direct(direct)),
-        Err(reason) => reason,
+        Err(detour) => tell(rank, device, detour),
     };
-    tracing::info!(
-        rank,
-        "collectives on memory of device {} go through host memory: {reason}",
-        device.number()
-    );
     let staged = Staged::new(device, cpu, reason);
     // Ranks of one process share the device's context, and registering memory may wait for it: nobody begins before all
     // have what they need.
@@ -76,8 +95,39 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
     let staged = staged?;
     match all {
         Ok(()) => Ok(Way::Staged(staged)),
-        Err(said) => Err(Error::new(Code::System, said)),
+        Err(refusal) => Err(Error::new(Code::System, refusal.to_string())),
     }
+}
+
+/// Logs why collectives go through host memory, and returns it. That ranks of one host do, which costs them much of
+/// their speed and is seldom meant, is a warning, once in a process for each thing that may be said.
+fn tell(rank: Rank, device: &'static Device, detour: Detour) -> String {
+    static WARNED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let number = device.number();
+    let (reason, is_news) = match detour {
+        Detour::Meant(reason) => (reason, false),
+        Detour::Refused(refusal) => {
+            let mut warned = WARNED.lock();
+            let is_news = !warned.contains(&refusal.said);
+            if is_news {
+                warned.push(refusal.said.clone());
+            }
+            (refusal.to_string(), is_news)
+        }
+    };
+    if is_news {
+        tracing::warn!(
+            rank,
+            "collectives on memory of device {number} go through host memory, which is slower, though all ranks are on one \
+             host: {reason}"
+        );
+    } else {
+        tracing::info!(
+            rank,
+            "collectives on memory of device {number} go through host memory: {reason}"
+        );
+    }
+    reason
 }
 
 /// Hardware queues that the driver spreads the streams of a process over, unless it was told otherwise.
@@ -118,17 +168,18 @@ fn is_crowded(groups: usize, queues: usize) -> bool {
 }
 
 /// Opens everybody's windows, or says why that cannot be.
-fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, String>> {
+fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, Detour>> {
     let (rank, world) = (cpu.rank(), cpu.world());
+    let meant = |reason: String| Ok(Err(Detour::Meant(reason)));
     if !cpu.is_on_one_host() {
-        return Ok(Err("the ranks are on several hosts".to_owned()));
+        return meant("the ranks are on several hosts".to_owned());
     }
     if world > MOST_RANKS {
-        return Ok(Err(format!("more than {MOST_RANKS} ranks share the host")));
+        return meant(format!("more than {MOST_RANKS} ranks share the host"));
     }
     let half = cpu.config().window_bytes.0;
     if half == 0 {
-        return Ok(Err("window_bytes is 0".to_owned()));
+        return meant("window_bytes is 0".to_owned());
     }
     let window = Window::create(device, half.max(SMALLEST_HALF));
     let window = window.and_then(|window| Ok((window.record()?, window)));
@@ -136,8 +187,8 @@ fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, String>> 
         Ok((record, _)) => record.encode(),
         Err(_) => [0; RECORD],
     };
-    if let Err(reason) = agree(cpu, window.as_ref().map(|_| ()))? {
-        return Ok(Err(reason));
+    if let Err(refusal) = agree(cpu, window.as_ref().map(|_| ()))? {
+        return Ok(Err(Detour::Refused(refusal)));
     }
     let records: Vec<Record> = gather(cpu, &record)?.iter().map(Record::decode).collect();
     meet(cpu)?;
@@ -159,8 +210,8 @@ fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, String>> 
             devices: distinct(&records),
         })
     });
-    if let Err(reason) = agree(cpu, opened.as_ref().map(|_| ()))? {
-        return Ok(Err(reason));
+    if let Err(refusal) = agree(cpu, opened.as_ref().map(|_| ()))? {
+        return Ok(Err(Detour::Refused(refusal)));
     }
     opened.map(Ok)
 }
@@ -173,7 +224,7 @@ fn distinct(records: &[Record]) -> usize {
 }
 
 /// Tells everybody how this rank fared, and hears the first reason of one that fared ill.
-fn agree(cpu: &Group, own: Result<(), &Error>) -> Result<Result<(), String>> {
+fn agree(cpu: &Group, own: Result<(), &Error>) -> Result<Result<(), Refusal>> {
     let mut word: Word = [0; 1 + REASON];
     match own {
         Ok(()) => word[0] = 1,
@@ -189,11 +240,10 @@ fn agree(cpu: &Group, own: Result<(), &Error>) -> Result<Result<(), String>> {
         None => Ok(()),
         Some((of, word)) => {
             let said = word[1..].split(|byte| *byte == 0).next().unwrap_or(&[]);
-            Err(format!(
-                "{}: {}",
-                cpu.name_of(of),
-                String::from_utf8_lossy(said)
-            ))
+            Err(Refusal {
+                rank: cpu.name_of(of),
+                said: String::from_utf8_lossy(said).into_owned(),
+            })
         }
     })
 }

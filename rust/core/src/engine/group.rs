@@ -85,6 +85,8 @@ pub(crate) struct Group {
     pub(super) world: usize,
     pub(super) membership: Membership,
     pub(super) config: Config,
+    /// Every rank of this host has a core.
+    pub(super) has_cores: bool,
     pub(super) core: Mutex<Core>,
     /// Signalled when an operation ends and when the leader leaves.
     pub(super) turn: Condvar,
@@ -167,10 +169,12 @@ impl Group {
         let world = membership.members.len();
         let spin = config.spin_us.map(Duration::from_micros);
         let neighbours = membership.topology.ranks_beside(rank);
+        let cores = super::forming::cores();
+        let has_cores = neighbours <= cores;
         let core = Core {
             links: LinkTable::new(world),
             operations: Vec::new(),
-            matching: Matching::new(rank, world, config.eager_bytes.0),
+            matching: Matching::new(rank, world, config.eager_bytes.0, has_cores),
             finished: Vec::new(),
             leader: false,
             sleeping: false,
@@ -178,7 +182,7 @@ impl Group {
             followers: 0,
             watched: false,
             handed_over: false,
-            patience: Patience::new(neighbours, super::forming::cores(), spin),
+            patience: Patience::new(neighbours, cores, spin),
             sequence: 0,
             messages: 0,
             plans: FxHashMap::default(),
@@ -195,6 +199,7 @@ impl Group {
             timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, milliseconds)),
             workers: (config.threads.0 > 1).then(|| Arc::new(Workers::new(config.threads.0))),
             config,
+            has_cores,
             core: Mutex::new(core),
             turn: Condvar::new(),
             mailbox: Mutex::new(Vec::new()),

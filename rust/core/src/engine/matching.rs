@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::transport::endpoint::Lane;
-use crate::transport::{Link, Loan};
+use crate::transport::{Company, Link, Loan};
 use crate::types::{DataType, Rank};
 
 use super::links::{LinkTable, OpenLink};
@@ -36,9 +36,14 @@ pub(crate) struct Matching {
     kept: VecDeque<Kept>,
     next_id: u64,
     eager_bytes: usize,
+    /// Every rank of this host has a core.
+    has_cores: bool,
     /// The payload of a short message on its way from the link to where it goes.
     inbox: Vec<u8>,
 }
+
+/// Reading this many bytes takes longer than it takes to wake somebody.
+const LONG_TO_READ: usize = 256 << 10;
 
 /// What an operation waits for, for reports.
 pub(crate) struct PendingMessage {
@@ -51,7 +56,7 @@ pub(crate) struct PendingMessage {
 pub(crate) type Finished = Vec<(Arc<WorkState>, Result<()>)>;
 
 impl Matching {
-    pub(crate) fn new(rank: Rank, world: usize, eager_bytes: usize) -> Self {
+    pub(crate) fn new(rank: Rank, world: usize, eager_bytes: usize, has_cores: bool) -> Self {
         Self {
             rank,
             peers: (0..world).map(|_| Peer::default()).collect(),
@@ -59,6 +64,7 @@ impl Matching {
             kept: VecDeque::new(),
             next_id: 0,
             eager_bytes,
+            has_cores,
             inbox: Vec::new(),
         }
     }
@@ -102,6 +108,10 @@ impl Matching {
             id,
             bytes: bytes as u64,
         };
+        let company = match bytes > self.eager_bytes {
+            true => self.company(),
+            false => Company::Busy,
+        };
         let peer = &mut self.peers[to];
         let work = Arc::clone(work);
         if bytes <= self.eager_bytes && peer.in_flight + bytes <= CREDIT {
@@ -114,6 +124,7 @@ impl Matching {
                 lendable: false,
                 offered: false,
                 loan: None,
+                company,
                 work: Some(work),
             });
         } else if !peer.offering {
@@ -129,6 +140,7 @@ impl Matching {
                 lendable: false,
                 offered: true,
                 loan: None,
+                company,
                 work: Some(work),
             });
         } else {
@@ -323,6 +335,19 @@ impl Matching {
             None => self.peers[kept.from].make_ready(kept.frame, posted),
         }
         Ok(())
+    }
+
+    /// What this rank does while a message that begins now moves: a receive that waits may be met any time.
+    fn company(&self) -> Company {
+        let receives = !self.posted.is_empty()
+            || self
+                .peers
+                .iter()
+                .any(|peer| peer.sink.is_some() || !peer.ready.is_empty());
+        match self.has_cores && !receives {
+            true => Company::Alone,
+            false => Company::Busy,
+        }
     }
 
     /// Whether no message has met this receive.
@@ -542,6 +567,7 @@ impl Matching {
             Kind::Ready => {
                 // The answer may be to an offer, declined before it.
                 self.look_at_loans(rank, link, finished)?;
+                let company = self.company();
                 let peer = &mut self.peers[rank];
                 let at = peer
                     .announced
@@ -561,6 +587,7 @@ impl Matching {
                     lendable: true,
                     offered: false,
                     loan: None,
+                    company,
                     work: Some(announced.work),
                 });
             }
@@ -653,6 +680,21 @@ impl Matching {
                         || self.posted.iter().any(|posted| posted.from == Some(*rank)))
             })
             .collect()
+    }
+
+    /// Whether all that is under way is long and lent, so that only the peers that read it have something to do.
+    pub(crate) fn is_being_read(&self) -> bool {
+        let mut lends = false;
+        self.posted.is_empty()
+            && self.peers.iter().all(|peer| {
+                let mut lent = peer.lent.iter();
+                lends |= lent.any(|(_, frame)| frame.payload.len() >= LONG_TO_READ);
+                peer.outgoing.is_empty()
+                    && peer.announced.is_empty()
+                    && peer.ready.is_empty()
+                    && peer.sink.is_none()
+            })
+            && lends
     }
 
     /// Whether frames wait to be sent to `rank`, or to come back from there.

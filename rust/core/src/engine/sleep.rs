@@ -29,6 +29,8 @@ pub(crate) enum Next {
 /// wake-up at every message costs more than that on average ([`YIELDING`]).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
+    /// There are more ranks than cores.
+    crowded: bool,
     longest_spin: Duration,
     spin: Duration,
     yields: u32,
@@ -50,6 +52,9 @@ const YIELDS: u32 = 1000;
 /// in turn: what takes microseconds would take a millisecond at every message from then on.
 const YIELDING: Duration = Duration::from_millis(10);
 
+/// How often a wait for a peer that reads what is lent to it gives its core away before it sleeps.
+const YIELDS_TO_A_READER: u32 = 32;
+
 /// Yields between two readings of the clock.
 const YIELDS_PER_READING: u32 = 64;
 
@@ -62,6 +67,7 @@ impl Patience {
         let usual = if ranks > cores { Duration::ZERO } else { SPIN };
         let spin = spin.unwrap_or(usual);
         Self {
+            crowded: ranks > cores,
             longest_spin: spin,
             spin,
             yields: YIELDS,
@@ -109,6 +115,24 @@ impl Patience {
             Next::Yield
         } else {
             Next::Sleep
+        }
+    }
+
+    /// Nothing moved; `is_being_read` tells whether all that is waited for is that peers read what is lent to them.
+    ///
+    /// Then it sleeps soon where cores are few. To the scheduler a thread that yields is one that works, so that two
+    /// readers may share one core while two ranks that wait for them share the other. Who is woken by its reader needs
+    /// no luck to be back in time.
+    pub(crate) fn next_unless(&mut self, is_being_read: impl FnOnce() -> bool) -> Next {
+        match self.next() {
+            Next::Yield
+                if self.crowded
+                    && self.yielded.is_multiple_of(YIELDS_TO_A_READER)
+                    && is_being_read() =>
+            {
+                Next::Sleep
+            }
+            next => next,
         }
     }
 
@@ -237,6 +261,21 @@ mod tests {
         assert!(yields >= YIELDS && started.elapsed() >= YIELDING);
         patience.reset();
         assert_eq!(patience.next(), Next::Yield);
+    }
+
+    #[test]
+    fn who_waits_for_a_reader_sleeps_soon_where_cores_are_few() {
+        for (ranks, soon) in [(3, true), (2, false)] {
+            let mut patience = Patience::new(ranks, 2, None);
+            let mut yields = 0;
+            while patience.next_unless(|| true) != Next::Sleep {
+                yields += 1;
+            }
+            assert_eq!(yields < YIELDS, soon);
+            patience.reset();
+            let mut looks = 0..YIELDS;
+            assert!(looks.all(|_| patience.next_unless(|| false) != Next::Sleep));
+        }
     }
 
     #[test]

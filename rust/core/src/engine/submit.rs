@@ -8,6 +8,7 @@ use crate::communicator::PointToPoint;
 use crate::error::{Error, Result};
 use crate::plan::{self, Algorithm};
 use crate::reduce::{Kernel, Streaming};
+use crate::transport::Company;
 use crate::transport::endpoint::Lane;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
@@ -125,6 +126,10 @@ impl Group {
             world: self.world,
             workers: self.workers.clone(),
             stage: None,
+            company: match self.has_cores && prepared.is_one_message {
+                true => Company::Alone,
+                false => Company::Busy,
+            },
             streaming: Streaming::No,
         };
         let neighbours = self.membership.topology.ranks_beside(self.rank);

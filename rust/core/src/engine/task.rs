@@ -11,7 +11,7 @@ use crate::error::{Code, Error, Result};
 use crate::plan::{Buffer, Span, Step, Wire};
 use crate::reduce::{self, Kernel, Source, Streaming, Workers};
 use crate::transport::endpoint::Lane;
-use crate::transport::{Lending, Loan, Ticket};
+use crate::transport::{Company, Lending, Loan, Ticket};
 use crate::types::{Collective, DataType, Rank};
 
 use super::links::{LinkTable, OpenLink, Runs};
@@ -62,6 +62,8 @@ pub(crate) struct Task {
     pub(crate) workers: Option<Arc<Workers>>,
     /// Where what goes to several peers is read by all of them.
     pub(crate) stage: Option<Stage>,
+    /// What this rank does while a message moves.
+    pub(crate) company: Company,
     /// How to store results that are not read again.
     pub(crate) streaming: Streaming,
 }
@@ -318,7 +320,10 @@ impl Task {
         if !runs.fill(memory, offset, length, open.link.most_lent_runs()) {
             return Ok(false);
         }
-        match open.link.try_lend(&self.header(length), runs.as_slice())? {
+        match open
+            .link
+            .try_lend(&self.header(length), runs.as_slice(), self.company)?
+        {
             Lending::Lent(ticket) => progress.loan = Some(ticket),
             Lending::NotNow => {}
             Lending::Unfit => return Ok(false),
@@ -370,8 +375,7 @@ impl Task {
             let elements = progress.bytes / wire_size;
             let offset = (dst.offset + elements) * size;
             let target = memory.write(offset, (dst.len - elements) * size);
-            let is_plain = !fold && convert == Convert::Keep && streaming == Streaming::No;
-            let received = if !is_plain || self.workers.is_some() {
+            let received = if fold || convert != Convert::Keep {
                 let max = target.len() / size * wire_size;
                 let mut at = 0;
                 open.link.try_fold(max, wire_size, &mut |run| {
@@ -382,7 +386,16 @@ impl Task {
             } else {
                 // A plain receive may stop inside an element.
                 let within = progress.bytes % wire_size;
-                open.link.try_recv(&mut target[within..])?
+                let target = &mut target[within..];
+                match streaming == Streaming::No && self.workers.is_none() {
+                    true => open.link.try_recv(target)?,
+                    false => {
+                        let absorb = |target: &mut [u8], run: &[u8]| {
+                            self.absorb(target, run, (fold, convert), streaming);
+                        };
+                        open.link.try_recv_by(&absorb, target)?
+                    }
+                }
             };
             if received == 0 {
                 return Ok(());

@@ -101,7 +101,13 @@ impl Group {
                 MutexGuard::bump(core);
                 continue;
             }
-            match core.patience.next() {
+            let Core {
+                patience,
+                matching,
+                operations,
+                ..
+            } = &mut **core;
+            match patience.next_unless(|| operations.is_empty() && matching.is_being_read()) {
                 Next::Spin => {
                     std::hint::spin_loop();
                     MutexGuard::bump(core);

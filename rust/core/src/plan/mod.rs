@@ -396,10 +396,12 @@ pub const DEFAULT_CHUNK: usize = 32 * 1024;
 
 /// Whether `algorithm` can serve `shape`. False for every algorithm when the shape itself is malformed.
 pub fn applicable(algorithm: Algorithm, shape: &Shape) -> bool {
-    use Algorithm::{Bruck, Direct, Halving, RecursiveDoubling, Ring, Tree, TwoShot};
+    is_well_formed(shape) && serves(algorithm, shape)
+}
 
-    let even = matches!(shape.counts, Counts::Even(_));
-    let well_formed = shape.rank < shape.world
+/// Whether there are such ranks, and as many counts as the collective has.
+fn is_well_formed(shape: &Shape) -> bool {
+    shape.rank < shape.world
         && shape.root < shape.world
         && match (shape.collective, shape.counts) {
             (_, Counts::Even(_)) => true,
@@ -414,26 +416,32 @@ pub fn applicable(algorithm: Algorithm, shape: &Shape) -> bool {
                 send.len() == shape.world && recv.len() == shape.world
             }
             _ => false,
-        };
-    well_formed
-        && match shape.collective {
-            Collective::AllReduce => algorithm != Bruck,
-            Collective::Reduce | Collective::Broadcast => {
-                matches!(algorithm, Direct | TwoShot | Ring | Tree)
-            }
-            Collective::AllGather => match algorithm {
-                Direct | Ring | Bruck => true,
-                RecursiveDoubling => shape.world.is_power_of_two(),
-                _ => false,
-            },
-            Collective::ReduceScatter => matches!(algorithm, Direct | Ring | Halving),
-            Collective::Gather | Collective::Scatter => {
-                algorithm == Direct || (algorithm == Tree && even)
-            }
-            Collective::AllToAll => algorithm == Direct || (algorithm == Bruck && even),
-            Collective::Barrier => matches!(algorithm, Direct | Bruck),
-            Collective::Send | Collective::Recv => false,
         }
+}
+
+/// Whether `algorithm` can serve `shape`, which is well-formed.
+fn serves(algorithm: Algorithm, shape: &Shape) -> bool {
+    use Algorithm::{Bruck, Direct, Halving, RecursiveDoubling, Ring, Tree, TwoShot};
+
+    let even = matches!(shape.counts, Counts::Even(_));
+    match shape.collective {
+        Collective::AllReduce => algorithm != Bruck,
+        Collective::Reduce | Collective::Broadcast => {
+            matches!(algorithm, Direct | TwoShot | Ring | Tree)
+        }
+        Collective::AllGather => match algorithm {
+            Direct | Ring | Bruck => true,
+            RecursiveDoubling => shape.world.is_power_of_two(),
+            _ => false,
+        },
+        Collective::ReduceScatter => matches!(algorithm, Direct | Ring | Halving),
+        Collective::Gather | Collective::Scatter => {
+            algorithm == Direct || (algorithm == Tree && even)
+        }
+        Collective::AllToAll => algorithm == Direct || (algorithm == Bruck && even),
+        Collective::Barrier => matches!(algorithm, Direct | Bruck),
+        Collective::Send | Collective::Recv => false,
+    }
 }
 
 /// This rank's plan for `shape` by `algorithm`; `None` when the algorithm does not apply.

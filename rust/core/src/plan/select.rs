@@ -9,7 +9,7 @@
 //! rank 0 and the same everywhere. Of algorithms that are equally good the first in [`Algorithm::ALL`] is taken.
 
 use super::cost::{Costs, least};
-use super::{Algorithm, Counts, Shape, applicable};
+use super::{Algorithm, Counts, Shape, is_well_formed, serves};
 use crate::types::{Collective, Rank};
 
 /// Where the ranks are.
@@ -88,8 +88,11 @@ pub fn select(shape: &Shape, element_size: usize, topology: &Topology, costs: &C
         // Through a root, the other way, ranks would wait for the root while it waits for who is missing, and name it.
         return Algorithm::Bruck;
     }
+    if !is_well_formed(shape) {
+        return Algorithm::Direct;
+    }
     let candidates = Algorithm::ALL
         .into_iter()
-        .filter(|algorithm| applicable(*algorithm, shape));
+        .filter(|algorithm| serves(*algorithm, shape));
     least(candidates, shape, element_size, topology, costs).unwrap_or(Algorithm::Direct)
 }

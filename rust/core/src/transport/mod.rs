@@ -98,6 +98,15 @@ pub enum Loan {
     Declined,
 }
 
+/// What a message's sender does while the message moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Company {
+    /// Nothing else, nor does any other rank need its core: both ends of a ring can copy at the same time.
+    Alone,
+    /// It moves other messages, or shares its core with other ranks: every copy counts.
+    Busy,
+}
+
 /// One ordered reliable stream between two ranks of a group.
 ///
 /// Every method returns at once. `Ok(0)` means "not now", and also stands for the end of the stream: a broken
@@ -109,6 +118,16 @@ pub trait Link: Send {
 
     /// Fills `bytes` as far as bytes have arrived.
     fn try_recv(&mut self, bytes: &mut [u8]) -> Result<usize>;
+
+    /// [`Link::try_recv`] where the receiver has its own way to copy from memory to memory: past the caches, or by several
+    /// threads.
+    fn try_recv_by(&mut self, copy: &dyn Fn(&mut [u8], &[u8]), bytes: &mut [u8]) -> Result<usize> {
+        let (most, mut done) = (bytes.len(), 0);
+        self.try_fold(most, 1, &mut |run| {
+            copy(&mut bytes[done..done + run.len()], run);
+            done += run.len();
+        })
+    }
 
     /// Lends arrived bytes in place: calls `fold` zero or more times with consecutive runs, each a non-zero
     /// multiple of `align` bytes long (`align` <= 16), in total at most `max` bytes (a multiple of `align`).
@@ -157,6 +176,7 @@ pub trait Link: Send {
         &mut self,
         _header: &[u8; MESSAGE_HEADER],
         _runs: &[(usize, usize)],
+        _company: Company,
     ) -> Result<Lending> {
         Ok(Lending::Unfit)
     }
@@ -167,6 +187,7 @@ pub trait Link: Send {
         &mut self,
         _header: &[u8; MESSAGE_HEADER],
         _runs: &[(usize, usize)],
+        _company: Company,
     ) -> Result<Lending> {
         Ok(Lending::Unfit)
     }

@@ -195,9 +195,6 @@ impl Lease {
         }
         let memory = DeviceMemory::allocate(device, bytes)?;
         let export = memory.export();
-        if let Err(error) = &export {
-            tracing::info!("{}", error.message);
-        }
         lease.0 = Some(Allotment {
             memory,
             export,
@@ -340,10 +337,17 @@ impl Windows {
     /// Opens the windows of the others. `records` has one for every rank, in rank order.
     ///
     /// # Errors
-    /// As [`PeerWindow::open`], with the rank whose window it was; `Mismatch` when its halves are not as long as one's
-    /// own.
+    /// As [`PeerWindow::open`], with the rank whose window it was; [`Window::refusal`] when another process is to open
+    /// one's own; `Mismatch` when its halves are not as long as one's own.
     pub fn open(own: Arc<Window>, rank: Rank, records: &[Record]) -> Result<Self> {
         let device = own.memory().device();
+        let here = process()?;
+        if let Some(refusal) = own.refusal()
+            && records.iter().any(|record| record.process != here)
+        {
+            // Known in this process alone: the others find that there is nothing to open.
+            return Err(refusal.clone());
+        }
         let peers = records.iter().enumerate().map(|(peer, record)| {
             if peer == rank {
                 return Ok(PeerWindow {

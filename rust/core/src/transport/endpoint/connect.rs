@@ -96,18 +96,22 @@ pub(super) fn connect(
             called_off: [request.cancelled, &shared.stopping],
         },
     };
-    match attempt.run()? {
-        Reached::Link(link) => {
+    match attempt.run() {
+        Ok(Reached::Link(link)) => {
             claim.linked();
             tracing::debug!(peer = request.to, lane = %request.lane, by = %link.describe(), "linked");
             Ok(Outcome::Link(link))
         }
-        Reached::Answer(Answer::Crossing) => Ok(Outcome::Crossing),
-        // The peer's own attempt was quicker: its link is in our hands, though perhaps not yet in the group's.
-        Reached::Answer(Answer::Duplicate) if membership.expects(to, request.lane) => {
+        Ok(Reached::Answer(Answer::Crossing)) => Ok(Outcome::Crossing),
+        // The peer's own attempt was quicker, and it may have sent what it had to and left since: its link is in our
+        // hands, though perhaps not yet in the group's.
+        Ok(Reached::Answer(Answer::Duplicate | Answer::Left)) | Err(_)
+            if membership.expects(to, request.lane) =>
+        {
             Ok(Outcome::Crossing)
         }
-        Reached::Answer(answer) => Err(attempt.refusal(answer)),
+        Ok(Reached::Answer(answer)) => Err(attempt.refusal(answer)),
+        Err(error) => Err(error),
     }
 }
 

@@ -22,7 +22,7 @@ use super::pace::{Choice, Pace, Paces, TIMED_FROM};
 use super::ring::{MAX_ALIGN, Word};
 use crate::error::{Code, Error, Result};
 use crate::heap::PeerHeap;
-use crate::reduce::{Streaming, copy_hinted};
+use crate::reduce::Streaming;
 use crate::transport::{Loan, Ticket};
 
 /// Payloads from this length on are lent from the heap: below it a copy that stays in the cache costs less than waiting
@@ -165,8 +165,14 @@ impl<L: Ledger> Lender<L> {
     }
 
     /// Whether `bytes`, of which some or (`whole`) all lie in private memory, are better lent than streamed, and the
-    /// peer can read them as far as is known. `incoming`: what the other direction takes.
-    pub(super) fn lends_private(&mut self, bytes: usize, whole: bool, incoming: Paces) -> bool {
+    /// peer can read them as far as is known. `incoming`: what the other direction takes, unless the message has
+    /// both cores and the link to itself.
+    pub(super) fn lends_private(
+        &mut self,
+        bytes: usize,
+        whole: bool,
+        incoming: Option<Paces>,
+    ) -> bool {
         let reached = match self.reach {
             // A payload of which the peer has read the part in the heap could not be refused any more.
             Reach::Unknown => whole,
@@ -326,7 +332,6 @@ pub(super) struct Borrower<L> {
 #[derive(Default)]
 struct Reading {
     runs: Vec<Run>,
-    /// How to write to a place that it is copied to.
     streaming: Streaming,
     /// The run being read, and how far.
     run: usize,
@@ -374,6 +379,13 @@ impl<L: Ledger> Borrower<L> {
         self.emptying.note(bytes, took);
         let word = self.account.ledger.emptying();
         word.store(self.emptying.0, Ordering::Relaxed);
+    }
+
+    /// So many bytes of private memory were read; the sender is told.
+    pub(super) fn note_reading(&mut self, bytes: usize, took: Duration) {
+        self.pace.note(bytes, took);
+        let word = self.account.ledger.reading();
+        word.store(self.pace.0, Ordering::Relaxed);
     }
 
     /// Whether a loan is being read.
@@ -426,12 +438,18 @@ impl<L: Ledger> Borrower<L> {
         Ok(())
     }
 
-    /// Reads into `bytes` what fits: how much, and whether the sender must be woken. `Ok(0)` also when the loan has just
-    /// been refused.
+    /// How to write to a place that what is lent is copied to.
+    pub(super) fn streaming(&self) -> Streaming {
+        self.loan.streaming
+    }
+
+    /// Reads into `bytes` what fits, with `copy` where it lies in memory: how much, and whether the sender must be woken.
+    /// `Ok(0)` also when the loan has just been refused.
     pub(super) fn recv(
         &mut self,
         heap: Option<&PeerHeap>,
         bytes: &mut [u8],
+        copy: &dyn Fn(&mut [u8], &[u8]),
     ) -> Result<(usize, Back)> {
         let limit = bytes.len().min(PIECE);
         let mut done = 0;
@@ -441,7 +459,7 @@ impl<L: Ledger> Borrower<L> {
             let target = &mut bytes[done..done + count];
             let attempt = match self.place(heap, count)? {
                 Some(lent) => {
-                    copy_hinted(target, lent, self.loan.streaming);
+                    copy(target, lent);
                     self.verdict()
                 }
                 None => self.read(target)?,
@@ -567,9 +585,7 @@ impl<L: Ledger> Borrower<L> {
         match result {
             Ok(()) => {
                 if bytes.len() >= TIMED_FROM {
-                    self.pace.note(bytes.len(), started.elapsed());
-                    let word = self.account.ledger.reading();
-                    word.store(self.pace.0, Ordering::Relaxed);
+                    self.note_reading(bytes.len(), started.elapsed());
                 }
                 Ok(self.verdict())
             }

@@ -28,9 +28,12 @@ use self::segment::{BoardMemory, RingMemory, Segment};
 pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
 use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
-use super::{Interest, Lending, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Position, Ticket};
+use super::{
+    Company, Interest, Lending, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Position, Ticket,
+};
 use crate::error::{Code, Error, Result};
 use crate::heap;
+use crate::reduce::copy_hinted;
 
 /// One end of a link through shared memory.
 pub struct ShmLink {
@@ -155,21 +158,28 @@ impl Link for ShmLink {
     }
 
     fn try_recv(&mut self, bytes: &mut [u8]) -> Result<usize> {
-        let control = &mut self.control;
         if self.borrower.is_reading() {
-            let (count, back) = self.borrower.recv(control.peer_heap(), bytes)?;
-            if back.wake {
-                control.ring_doorbell();
-            }
-            return Ok(count);
+            let streaming = self.borrower.streaming();
+            return self.read_loan(bytes, &|to, from| copy_hinted(to, from, streaming));
         }
         let started = (bytes.len() >= TIMED_FROM).then(Instant::now);
-        let count = self.consumer.recv(bytes, || control.ring_doorbell())?;
-        if let Some(started) = started
-            && count >= TIMED_FROM
-        {
-            self.borrower.note_emptying(count, started.elapsed());
+        let count = self.consumer.recv(bytes, || self.control.ring_doorbell())?;
+        self.note_emptying(count, started);
+        Ok(count)
+    }
+
+    fn try_recv_by(&mut self, copy: &dyn Fn(&mut [u8], &[u8]), bytes: &mut [u8]) -> Result<usize> {
+        if self.borrower.is_reading() {
+            return self.read_loan(bytes, copy);
         }
+        let started = (bytes.len() >= TIMED_FROM).then(Instant::now);
+        let (most, mut done) = (bytes.len(), 0);
+        let mut fold = |run: &[u8]| {
+            copy(&mut bytes[done..done + run.len()], run);
+            done += run.len();
+        };
+        let count = self.try_fold(most, 1, &mut fold)?;
+        self.note_emptying(count, started);
         Ok(count)
     }
 
@@ -257,16 +267,18 @@ impl Link for ShmLink {
         &mut self,
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
+        company: Company,
     ) -> Result<Lending> {
-        self.lend(header, runs, true)
+        self.lend(header, runs, company, true)
     }
 
     fn try_offer(
         &mut self,
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
+        company: Company,
     ) -> Result<Lending> {
-        self.lend(header, runs, false)
+        self.lend(header, runs, company, false)
     }
 
     fn decline(&mut self) {
@@ -356,11 +368,31 @@ impl Link for ShmLink {
 }
 
 impl ShmLink {
+    /// Takes from the loan being read what `bytes` has room for.
+    fn read_loan(&mut self, bytes: &mut [u8], copy: &dyn Fn(&mut [u8], &[u8])) -> Result<usize> {
+        let heap = self.control.peer_heap();
+        let (count, back) = self.borrower.recv(heap, bytes, copy)?;
+        if back.wake {
+            self.control.ring_doorbell();
+        }
+        Ok(count)
+    }
+
+    /// What was copied out of the ring since `started` tells of its pace.
+    fn note_emptying(&mut self, count: usize, started: Option<Instant>) {
+        if let Some(started) = started
+            && count >= TIMED_FROM
+        {
+            self.borrower.note_emptying(count, started.elapsed());
+        }
+    }
+
     /// Posts the place of a payload. `may_try`: also if the peer could turn out not to reach it.
     fn lend(
         &mut self,
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
+        company: Company,
         may_try: bool,
     ) -> Result<Lending> {
         let is_one = |run: &(usize, usize)| run.1 > 0;
@@ -385,11 +417,12 @@ impl ShmLink {
             length += run.write(&mut description[length..]);
             bytes += run_bytes;
         }
+        let crossing = (company == Company::Busy).then(|| self.borrower.paces());
         if private > 0
             && !((may_try || self.lender.is_proven())
                 && self
                     .lender
-                    .lends_private(bytes, private == runs.len(), self.borrower.paces()))
+                    .lends_private(bytes, private == runs.len(), crossing))
         {
             return Ok(Lending::Unfit);
         }

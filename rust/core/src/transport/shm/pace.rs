@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 /// Moves from this length on are timed: shorter ones say more of the clock.
 pub(super) const TIMED_FROM: usize = 32 << 10;
 
-/// One move changes a pace by a quarter of the difference, and counts as no more than so many times the pace: a
-/// process that loses its core meanwhile says nothing of memory.
-const WEIGHT: u64 = 4;
+/// A faster move takes a pace half of the way there, a slower one an eighth, and it counts as no more than so many times
+/// the pace: a process that loses its core meanwhile, or meets cold memory, says little of what memory can do.
+const FASTER: u64 = 2;
+const SLOWER: u64 = 8;
 const MOST: u64 = 4;
 
 const MIB: u64 = 1 << 20;
 
 /// How long moving bytes has taken lately: nanoseconds for a MiB, 0 when nothing is known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Pace(pub(super) u64);
 
 impl Pace {
@@ -30,9 +31,10 @@ impl Pace {
         let sample = sample.max(1);
         self.0 = match self.0 {
             0 => sample,
+            before if sample < before => before - (before - sample).div_ceil(FASTER),
             before => {
                 let sample = sample.min(before.saturating_mul(MOST));
-                (before - before / WEIGHT + sample / WEIGHT).max(1)
+                before.saturating_add((sample - before).div_ceil(SLOWER))
             }
         };
     }
@@ -49,14 +51,14 @@ pub(super) struct Paces {
 }
 
 impl Paces {
-    /// By the ring, and by reading, if both are known.
-    fn both(&self) -> Option<(u64, u64)> {
+    fn are_known(&self) -> bool {
         let known = [self.filling, self.emptying, self.reading];
-        let ring = self.filling.0.saturating_add(self.emptying.0);
-        known
-            .iter()
-            .all(|pace| pace.0 > 0)
-            .then_some((ring, self.reading.0))
+        known.iter().all(|pace| pace.0 > 0)
+    }
+
+    /// Both copies through the ring, one after the other.
+    fn ring(&self) -> u64 {
+        self.filling.0.saturating_add(self.emptying.0)
     }
 }
 
@@ -66,8 +68,9 @@ pub(super) struct Choice {
     /// When something was last copied into the ring, and when something was last lent.
     filled: Option<Instant>,
     lent: Option<Instant>,
-    /// How many bytes more are to go through the ring, to see how fast it is.
+    /// How many bytes more are to go through the ring, or to be lent, to see how fast that is.
     trying: usize,
+    trying_loans: usize,
 }
 
 /// What a loan takes beside the reading, in nanoseconds: it is announced, and comes back.
@@ -78,7 +81,7 @@ const FRESH: Duration = Duration::from_millis(500);
 const FRESH_WHEN_LONG: Duration = Duration::from_secs(4);
 const LONG: usize = 8 << 20;
 
-/// Bytes by which the ring is tried: the first round of it says how long its memory was unused.
+/// Bytes by which a way is tried: the first of them say how long its memory was unused.
 const TRIED: usize = 1 << 20;
 
 impl Choice {
@@ -87,9 +90,15 @@ impl Choice {
         self.filled = Some(Instant::now());
     }
 
-    /// Whether to lend `bytes` of private memory. Both sides go by both directions, where both are in use: messages that
-    /// cross go the same way, or one side copies while the other waits for it.
-    pub(super) fn prefers_loan(&mut self, bytes: usize, outgoing: Paces, incoming: Paces) -> bool {
+    /// Whether to lend `bytes` of private memory. A message that is alone goes through the ring as fast as the slower of
+    /// the two copies. Otherwise (`incoming`) both count, and both sides go by both directions, where both are in use:
+    /// messages that cross go the same way, or one side copies while the other waits for it.
+    pub(super) fn prefers_loan(
+        &mut self,
+        bytes: usize,
+        outgoing: Paces,
+        incoming: Option<Paces>,
+    ) -> bool {
         let now = Instant::now();
         let fresh = match bytes < LONG {
             true => FRESH,
@@ -100,19 +109,31 @@ impl Choice {
         if is_stale(self.filled) {
             self.trying = TRIED;
         }
-        let lend = match outgoing.both() {
-            _ if self.trying > 0 => {
-                self.trying = self.trying.saturating_sub(bytes);
-                false
-            }
-            None => outgoing.filling.0 > 0 && outgoing.emptying.0 > 0,
-            Some(_) if is_stale(self.lent) => true,
-            Some((ring, reading)) => {
-                let (ring_too, reading_too) = incoming.both().unwrap_or_default();
-                let of = |pace: u64| pace.saturating_mul(bytes as u64) / MIB;
-                of(reading.saturating_add(reading_too)).saturating_add(LOAN)
-                    < of(ring.saturating_add(ring_too))
-            }
+        let lend = if self.trying > 0 {
+            self.trying = self.trying.saturating_sub(bytes);
+            false
+        } else if !outgoing.are_known() {
+            outgoing.filling.0 > 0 && outgoing.emptying.0 > 0
+        } else if is_stale(self.lent) {
+            self.trying_loans = TRIED.saturating_sub(bytes);
+            true
+        } else if self.trying_loans > 0 {
+            self.trying_loans = self.trying_loans.saturating_sub(bytes);
+            true
+        } else {
+            let (ring, reading) = match incoming {
+                None => (
+                    outgoing.filling.max(outgoing.emptying).0,
+                    outgoing.reading.0,
+                ),
+                Some(incoming) if incoming.are_known() => (
+                    outgoing.ring().saturating_add(incoming.ring()),
+                    outgoing.reading.0.saturating_add(incoming.reading.0),
+                ),
+                Some(_) => (outgoing.ring(), outgoing.reading.0),
+            };
+            let of = |pace: u64| pace.saturating_mul(bytes as u64) / MIB;
+            of(reading).saturating_add(LOAN) < of(ring)
         };
         *if lend {
             &mut self.lent
@@ -158,31 +179,37 @@ mod tests {
         let (unknown, fast, slow) = (Paces::default(), paces(1_000, 9_000), paces(9_000, 1_000));
         let mut choice = Choice::default();
         assert!(
-            !choice.prefers_loan(mib, unknown, unknown),
+            !choice.prefers_loan(mib, unknown, Some(unknown)),
             "first the ring"
         );
         assert!(
-            choice.prefers_loan(mib, paces(1_000, 0), unknown),
+            choice.prefers_loan(mib, paces(1_000, 0), Some(unknown)),
             "then a loan"
         );
-        assert!(!choice.prefers_loan(mib, fast, unknown));
-        assert!(choice.prefers_loan(mib, slow, unknown));
+        assert!(!choice.prefers_loan(mib, fast, Some(unknown)));
+        assert!(choice.prefers_loan(mib, slow, Some(unknown)));
         assert!(
-            choice.prefers_loan(mib, fast, paces(90_000, 1_000)),
+            choice.prefers_loan(mib, fast, Some(paces(90_000, 1_000))),
             "on the whole it is faster"
         );
         assert!(
-            !choice.prefers_loan(1000, slow, unknown),
+            !choice.prefers_loan(1000, slow, Some(unknown)),
             "a loan takes a word back and forth"
+        );
+        let even = paces(60_000, 90_000);
+        assert!(choice.prefers_loan(mib, even, Some(unknown)));
+        assert!(
+            !choice.prefers_loan(mib, even, None),
+            "alone both copies are made at the same time"
         );
         std::thread::sleep(FRESH);
         assert!(
-            !choice.prefers_loan(mib, slow, unknown),
+            !choice.prefers_loan(mib, slow, Some(unknown)),
             "the ring is tried"
         );
-        assert!(choice.prefers_loan(mib, fast, unknown), "and a loan");
-        assert!(!choice.prefers_loan(mib, fast, unknown));
+        assert!(choice.prefers_loan(mib, fast, Some(unknown)), "and a loan");
+        assert!(!choice.prefers_loan(mib, fast, Some(unknown)));
         // Long messages are no way to see.
-        assert!(!choice.prefers_loan(64 * mib, fast, unknown));
+        assert!(!choice.prefers_loan(64 * mib, fast, Some(unknown)));
     }
 }

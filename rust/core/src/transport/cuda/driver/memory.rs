@@ -168,10 +168,14 @@ impl Imported {
             )
         })
         .map_err(|failure| {
-            failure.while_doing(format_args!(
+            let mut error = failure.while_doing(format_args!(
                 "map {bytes} bytes of another process for device {}",
                 device.number()
-            ))
+            ));
+            error.message.push_str(
+                "; processes in containers need the same PID and IPC namespaces for this",
+            );
+            error
         })?;
         Ok(Self {
             device,
