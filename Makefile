@@ -3,6 +3,7 @@
 # Two variables choose the environment:
 #   TORCH=2.11.0     the torch to build and test against, in a virtual environment of its own
 #   VENV=/some/venv  an environment you already have; a torch that is in it stays
+# SETUP=no makes `make test-cuda` take what is there, PYTHON and the unisono it finds, and build and download nothing.
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -27,6 +28,7 @@ LIBDIR ?= lib
 DESTDIR ?=
 # Whether the tests install the frameworks above torch (Accelerate, Lightning, DeepSpeed, Ray): 170 MB to download.
 FRAMEWORKS ?= yes
+SETUP ?= yes
 
 override VENV := $(abspath $(VENV))
 override TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -111,10 +113,13 @@ test-c: setup c c-tools ## Run the tests of the C and C++ headers alone
 	$(PY) -m pytest -q -rs tests/python/test_c.py tests/python/test_c_install.py \
 	  tests/python/test_c_examples.py $(TEST)
 
+# Without a build in this checkout it is the installed unisono that is tested, not the folder python/.
+override with_setup := $(filter-out no,$(SETUP))
+override installed = $(if $(with_setup)$(wildcard python/unisono/_core*.so),,-o pythonpath=tests/python)
 .PHONY: test-cuda
-test-cuda: setup ## Run the tests that need a GPU; where there is none they are skipped, and say so
+test-cuda: $(if $(with_setup),setup) ## Run the tests that need a GPU, skipped where there is none (SETUP=no: with what is there)
 	@gpus=$$(nvidia-smi -L 2>/dev/null) && echo "$$gpus" || echo "nvidia-smi finds no GPU here"
-	$(PY) -m pytest -q -rs tests/cuda $(TEST)
+	$(if $(with_setup),$(PY),$(PYTHON)) -m pytest -q -rs $(installed) tests/cuda $(TEST)
 
 .PHONY: conformance
 conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter of them)

@@ -1,18 +1,29 @@
 """Collectives of CUDA tensors on unisono beside gloo and NCCL, interleaved in one run.
 
-    python benchmarks/cuda.py               2 and 4 ranks that share one GPU
+    python benchmarks/cuda.py               1, 2, 4 and 8 ranks that share one GPU
     python benchmarks/cuda.py --ranks 2 --sizes 8,64M --collectives all_reduce
+    python benchmarks/cuda.py --window 64M  unisono with windows of another size
     python benchmarks/cuda.py --spread      ranks on the GPUs of this host in turn
 
 The groups of all backends live in the same processes and are measured in turn, round by round. A
-round is a barrier and then a number of calls one after the other, until the device has done them
-all; its time is that of the slowest rank, a cell's the median over the rounds. *host* is how long
-the call itself takes, before the device has done anything.
+round is a number of calls one after the other, until the device has done them all, and some more
+that are each waited for. Its times are those of the slowest rank, a cell's the medians over the
+rounds: *unisono*, *gloo* and *nccl* are a call's at the rate of many; *alone* is a call of unisono
+that is waited for, which is what the mark for 8 B is held against; *host* is how long a call takes
+to return, before the device has done anything. A backend that fails in a cell, or takes some
+seconds for a call, is left out from there on, and the output says why.
 
-*of bound* compares with the measured rate of copies within one device's memory: all_reduce of large
-tensors must read and write five times the tensor on every rank (into the window 2; the own slice of
-all of them 1, its result twice 2/n; the other slices from the peers 2(n - 1)/n), and ranks that
-share a device share its memory's rate. NCCL takes part where it accepts several ranks on a device.
+*of bound* compares with the measured rate of copies within one device's memory, which ranks that
+share the device share. On every rank all_reduce of a large tensor must read and write it
+
+- five times with two ranks: into the window 2, out of both windows 2, the result 1;
+- 5 - 1/n times with n ranks, each of which reduces a slice: all but the own slice into the window
+  2(n - 1)/n, the own slice of all 1, its result 1/n and from there to its place 2/n, the other
+  slices out of the windows 2(n - 1)/n.
+
+NCCL takes part where it accepts several ranks on a device: 2.30 and newer, when told to, which is
+done here where nobody has said otherwise; the header says how. The exit status is 1 where unisono
+was not measured in a cell, and says nothing about the marks.
 """
 
 # ruff: noqa: E402
@@ -23,9 +34,9 @@ if __name__ == "cuda":  # torch asks for NVIDIA's package of that name
 
 import argparse
 import datetime
+import functools
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -34,26 +45,33 @@ from pathlib import Path
 
 os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # read when torch is imported, and by the spawned ranks
 # torch imports NVIDIA's package `cuda`, for which it must not take this file.
-sys.path = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).parent]
+HERE = str(Path(__file__).resolve().parent)
+sys.path[:] = [folder for folder in sys.path if str(Path(folder).resolve()) != HERE]
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-sys.path.append(str(Path(__file__).parent))
+sys.path.insert(0, HERE)
+from harness.arguments import list_of, one_of, size, size_name
+from harness.gpu import Setting, heading, row, summary
 
-from harness.arguments import list_of, one_of, ranks, size, size_name
+sys.path.remove(HERE)
 
-WAIT = datetime.timedelta(seconds=120)
+WAIT = datetime.timedelta(seconds=60)
 BACKENDS = ("unisono", "gloo", "nccl")
-ROUND = 0.05  # seconds that a round should take, at the most calls
-MOST_CALLS = 200
-PASSES = 5  # times that a large all_reduce reads or writes the tensor, on every rank
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+SIZES = (8, 16 << 10, 1 << 20, 64 << 20, 256 << 20)
+# For ranks that share a device: what lets NCCL accept them, and leaves each of them room on it.
+NCCL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "4"}
+# As docs/cuda.md advises. It has to be said before the process opens the device.
+QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
-LATENCY_MARK = 60.0  # microseconds: 8 B all_reduce at 2 ranks
-HOST_MARK = 15.0  # microseconds: a call of it, until it returns
-BOUND_MARK = 0.6  # of what the copy rate allows: 256 MiB all_reduce
-GLOO_MARK = 20.0  # times as fast as gloo: 64 MiB all_reduce
+ROUND = 0.05  # seconds that the calls at the rate of many should take, at the most calls
+MOST_CALLS = 200
+FEW_CALLS = 32  # that are waited for one by one; whose commands a stream takes without a pause
+SLOW = 0.2  # seconds of a call from which on three rounds do
+TOO_SLOW = 2.0  # seconds of a call from which on a backend is left out
 
 
 class Cell:
@@ -86,50 +104,144 @@ class Cell:
     def all_to_all(self) -> None:
         dist.all_to_all_single(self.other, self.whole, group=self.group)
 
-    def round(self, calls: int) -> tuple[float, float]:
-        """Return the seconds of a call: until the device has done it, and until it returned."""
-        torch.cuda.synchronize()
-        dist.barrier()
+    def round(self, calls: int) -> tuple[float, float, float]:
+        """Return a call's seconds: at the rate of many, until it returns, and waited for."""
+        few = min(calls, FEW_CALLS)
         start = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(few):
             self.call()
         returned = time.perf_counter()
+        for _ in range(calls - few):
+            self.call()
         torch.cuda.synchronize()
-        return (time.perf_counter() - start) / calls, (returned - start) / calls
+        done = time.perf_counter()
+        for _ in range(few):
+            self.call()
+            torch.cuda.synchronize()
+        alone = time.perf_counter() - done
+        return (done - start) / calls, (returned - start) / few, alone / few
 
 
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+class FailedError(Exception):
+    """Something failed on a rank. It is raised on all of them."""
 
 
-def slowest(values: tuple[float, ...]) -> list[float]:
-    """Return the largest of each value over the ranks."""
-    tensor = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return tensor.tolist()
+def together(step: Callable[[], object]) -> list:
+    """Run a step on every rank, and return what it returned on each.
+
+    Ranks agree through gloo, so that where it fails on one all of them raise `FailedError`.
+    """
+    dist.barrier()
+    value, reason = None, ""
+    try:
+        value = step()
+    except Exception as error:
+        reason = reason_of(error)
+    ended = time.monotonic()
+    outcomes: list = [None] * dist.get_world_size()
+    dist.all_gather_object(outcomes, (value, reason, ended))
+    failures = [(at, rank, why) for rank, (_, why, at) in enumerate(outcomes) if why]
+    if failures:
+        # The others waited for the one that failed first.
+        _, rank, why = min(failures)
+        raise FailedError(f"rank {rank}: {why}")
+    return [value for value, _, _ in outcomes]
 
 
-def groups_of(backends: tuple[str, ...]) -> tuple[dict[str, dist.ProcessGroup], dict[str, str]]:
+def failure_of(step: Callable[[], object]) -> str:
+    """Return why a step failed; nothing if it did not."""
+    try:
+        step()
+    except FailedError as reason:
+        return str(reason)
+    return ""
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an exception says, in one line: NCCL says first where, and last what."""
+    text = str(error).partition("Exception raised from")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = " ... ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
+    return f"{type(error).__name__}: {said}"
+
+
+def slowest(cell: Cell, calls: int) -> list[float]:
+    """Return each of a round's times on the rank that took longest."""
+    rounds = together(functools.partial(cell.round, calls))
+    return [max(times) for times in zip(*rounds, strict=True)]
+
+
+def group_of(backend: str) -> dist.ProcessGroup:
+    """Return a group on a backend that has been seen to add up."""
+    if backend == "unisono":
+        import unisono.torch
+
+        unisono.torch.register()
+    group = dist.new_group(backend=backend, timeout=WAIT)
+    total = torch.full((3,), float(dist.get_rank() + 1), device="cuda")
+    dist.all_reduce(total, group=group)
+    world = dist.get_world_size()
+    if total.tolist() != [world * (world + 1) / 2] * 3:
+        raise ValueError(f"a wrong sum: {total.tolist()}")
+    return group
+
+
+def groups_of(backends: list[str]) -> tuple[dict[str, dist.ProcessGroup], dict[str, str]]:
     """Return a group of every backend that works here, and why the others do not."""
-    groups, missing = {}, {}
+    groups: dict[str, dist.ProcessGroup] = {}
+    missing: dict[str, str] = {}
+
+    def form(backend: str) -> None:
+        groups[backend] = group_of(backend)
+
     for backend in backends:
-        reason = ""
-        try:
-            group = dist.new_group(backend=backend, timeout=WAIT)
-            total = torch.full((3,), float(dist.get_rank() + 1), device="cuda")
-            dist.all_reduce(total, group=group)
-            world = dist.get_world_size()
-            if total.tolist() != [world * (world + 1) / 2] * 3:
-                reason = f"a wrong sum: {total.tolist()}"
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-        reasons: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(reasons, reason)
-        failed = next((reason for reason in reasons if reason), None)
-        if failed:
-            missing[backend] = failed
-        else:
-            groups[backend] = group
+        reason = failure_of(lambda backend=backend: together(functools.partial(form, backend)))
+        if reason:
+            groups.pop(backend, None)
+            missing[backend] = reason
     return groups, missing
+
+
+def measure(
+    collective: str, bytes_: int, groups: dict[str, dist.ProcessGroup], rounds: int
+) -> dict:
+    """Measure a cell on every group. One that fails or is too slow is taken out of `groups`."""
+    cells: dict[str, Cell] = {}
+    efforts: dict[str, tuple[int, int]] = {}  # calls of a round, and rounds
+    seconds: dict[str, list[list[float]]] = {}
+    failed: dict[str, str] = {}
+
+    def make(name: str) -> None:
+        cells[name] = Cell(collective, bytes_, groups[name])
+
+    def warm_up(name: str) -> None:
+        together(functools.partial(make, name))
+        # What a backend sets up at its first call takes what it takes.
+        first, *_ = slowest(cells[name], 1)
+        taken, *_ = slowest(cells[name], 1 if first > SLOW else 3)
+        if taken > TOO_SLOW:
+            raise FailedError(f"a call takes {taken:.1f} s")
+        calls = min(max(int(ROUND / taken), 1), MOST_CALLS)
+        efforts[name] = calls, min(rounds, 3) if taken > SLOW else rounds
+        seconds[name] = []
+
+    def measure_round(name: str) -> None:
+        seconds[name].append(slowest(cells[name], efforts[name][0]))
+
+    def attempt(step: Callable[[str], None], name: str) -> None:
+        reason = failure_of(functools.partial(step, name))
+        if reason:
+            failed[name] = reason
+            del groups[name]
+            seconds.pop(name, None)
+
+    for name in list(groups):
+        attempt(warm_up, name)
+    for number in range(rounds):
+        for name in list(seconds):
+            if number < efforts[name][1]:
+                attempt(measure_round, name)
+    return {"collective": collective, "bytes": bytes_, "seconds": seconds, "failed": failed}
 
 
 def copy_rate() -> float:
@@ -147,94 +259,105 @@ def copy_rate() -> float:
     return best
 
 
-def run_rank(rank: int, args: argparse.Namespace, world: int, folder: str) -> None:
-    """Measure every cell; rank 0 leaves the times in `folder`."""
+def run_rank(
+    rank: int,
+    args: argparse.Namespace,
+    world: int,
+    backends: list[str],
+    cells: list[tuple[str, int]],
+    folder: str,
+) -> None:
+    """Measure cells; rank 0 prints each and leaves it in a file of `folder` when it is measured."""
     torch.cuda.set_device(rank % torch.cuda.device_count() if args.spread else 0)
     dist.init_process_group(
         "gloo",
         init_method=(Path(folder) / "rendezvous").as_uri(),
         rank=rank,
         world_size=world,
-        timeout=WAIT,
+        timeout=10 * WAIT,  # a rank on which a call has failed waits here for those that wait in it
     )
-    rate = copy_rate() if rank == 0 else 0.0
-    groups, missing = groups_of(args.backends)
-    cells = [
-        measure(collective, bytes_, groups, args.rounds)
-        for collective in args.collectives
-        for bytes_ in args.sizes
-    ]
+    devices = torch.cuda.device_count() if args.spread else 1
+    setting = Setting(world, copy_rate() if rank == 0 else 0.0, devices == 1)
+    groups, missing = groups_of(backends)
     if rank == 0:
-        result = {"missing": missing, "copy_rate": rate, "cells": cells}
-        (Path(folder) / "result.json").write_text(json.dumps(result))
+        told = {"copy_rate": setting.copy_rate, "shared": setting.shared, "missing": missing}
+        (Path(folder) / "setting.json").write_text(json.dumps(told))
+        print(heading(setting, missing), flush=True)
+    for collective, bytes_ in cells:
+        cell = measure(collective, bytes_, groups, args.rounds)
+        if rank == 0:
+            with (Path(folder) / "cells.jsonl").open("a") as file:
+                file.write(json.dumps(cell) + "\n")
+            print(row(setting, cell), flush=True)
     # Groups that failed may not be able to end in good order.
     sys.stdout.flush()
     os._exit(0)
 
 
-def measure(
-    collective: str, bytes_: int, groups: dict[str, dist.ProcessGroup], rounds: int
-) -> dict:
-    measured = {name: Cell(collective, bytes_, group) for name, group in groups.items()}
-    times: dict[str, list[list[float]]] = {name: [] for name in measured}
-    calls = {}
-    for name, cell in measured.items():
-        cell.round(3)
-        taken, _ = slowest(cell.round(3))
-        calls[name] = min(max(int(ROUND / taken), 1), MOST_CALLS)
-    for _ in range(rounds):
-        for name, cell in measured.items():
-            times[name].append(slowest(cell.round(calls[name])))
-    return {"collective": collective, "bytes": bytes_, "seconds": times}
+def measure_world(args: argparse.Namespace, world: int) -> dict:
+    """Measure all cells at one world size.
+
+    NCCL ends its process when a call of it hangs; the other backends then go on without it.
+    """
+    left = [(collective, bytes_) for collective in args.collectives for bytes_ in args.sizes]
+    backends = list(args.backends)
+    result: dict = {"copy_rate": 0.0, "shared": not args.spread, "missing": {}, "cells": []}
+    while left:
+        with tempfile.TemporaryDirectory(prefix="cuda-") as name:
+            died = ""
+            try:
+                rest = (args, world, backends, left, name)
+                mp.spawn(run_rank, args=rest, nprocs=world)
+            except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
+                died = reason_of(error)
+            folder = Path(name)
+            if (folder / "setting.json").exists():
+                result |= json.loads((folder / "setting.json").read_text())
+            if (folder / "cells.jsonl").exists():
+                lines = (folder / "cells.jsonl").read_text().splitlines()
+                result["cells"] += [json.loads(line) for line in lines]
+                left = left[len(lines) :]
+        if not died:
+            break
+        where = f"in {left[0][0]} of {size_name(left[0][1])}" if left else "at the end"
+        print(f"{world} ranks ended {where}: {died}", flush=True)
+        if "nccl" not in backends or "nccl" in result["missing"]:
+            break
+        print("they go on without nccl", flush=True)
+        backends.remove("nccl")
+    return result
 
 
-def report(world: int, result: dict, *, shared: bool) -> None:
-    copying = result["copy_rate"] / 1e9
-    print(
-        f"\n{world} ranks; copies within the device's memory: {copying:,.0f} GB/s read and written"
-    )
-    for name, reason in result["missing"].items():
-        print(f"not measured: {name}: {reason}")
-    header = (
-        f"{'':16}{'size':>10}{'unisono':>12}{'host':>9}{'gloo':>12}{'nccl':>12}{'of bound':>10}"
-    )
-    print(header + "  microseconds")
-    for cell in result["cells"]:
-        medians = {
-            name: [statistics.median(times) * 1e6 for times in zip(*rounds, strict=True)]
-            for name, rounds in cell["seconds"].items()
-        }
-        ours, host = medians.get("unisono", (float("nan"), float("nan")))
-        line = f"{cell['collective']:16}{size_name(cell['bytes']):>10}{ours:12,.1f}{host:9,.1f}"
-        for name in ("gloo", "nccl"):
-            line += f"{medians[name][0]:12,.1f}" if name in medians else f"{'-':>12}"
-        large = cell["collective"] == "all_reduce" and cell["bytes"] >= 1 << 20
-        if large and shared:
-            bound = PASSES * world * cell["bytes"] / result["copy_rate"] * 1e6
-            line += f"{bound / ours:10.2f}"
-        print(line + marks(world, cell, medians, result["copy_rate"], shared=shared))
+def asked_for(args: argparse.Namespace, results: dict[int, dict]) -> list[tuple[Setting, dict]]:
+    """Return a cell for everything that was asked for: without times where it was not measured."""
+    cells = []
+    for world, result in results.items():
+        setting = Setting(world, result["copy_rate"], result["shared"])
+        measured = {(cell["collective"], cell["bytes"]): cell for cell in result["cells"]}
+        for key in ((name, bytes_) for name in args.collectives for bytes_ in args.sizes):
+            nothing = {"collective": key[0], "bytes": key[1], "seconds": {}, "failed": {}}
+            cells.append((setting, measured.get(key, nothing)))
+    return cells
 
 
-def marks(world: int, cell: dict, medians: dict, rate: float, *, shared: bool) -> str:
-    """Return what the cell's marks say."""
-    if cell["collective"] != "all_reduce" or "unisono" not in medians:
-        return ""
-    ours, host = medians["unisono"]
-    said = []
+def header(args: argparse.Namespace) -> str:
+    devices = torch.cuda.device_count() if args.spread else 1
+    names = ", ".join({torch.cuda.get_device_name(index) for index in range(devices)})
+    lines = [f"{devices} x {names}, torch {torch.__version__}, float32"]
+    if "nccl" in args.backends and dist.is_nccl_available():
+        version = ".".join(map(str, torch.cuda.nccl.version()))
+        said = " ".join(f"{name}={os.environ[name]}" for name in NCCL if name in os.environ)
+        lines.append(f"NCCL {version} {said}".rstrip())
+    names = (*QUEUES, "UNISONO_WINDOW_BYTES")
+    lines += [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    return "\n".join(lines)
 
-    def mark(what: str, *, met: bool) -> None:
-        said.append(f"{what}: {'met' if met else 'MISSED'}")
 
-    if cell["bytes"] == 8 and world == 2:
-        mark(f"below {LATENCY_MARK:g} us", met=ours < LATENCY_MARK)
-        mark(f"host below {HOST_MARK:g} us", met=host < HOST_MARK)
-    if cell["bytes"] == 64 << 20 and "gloo" in medians:
-        times = medians["gloo"][0] / ours
-        mark(f"{times:.0f} times gloo ({GLOO_MARK:g})", met=times >= GLOO_MARK)
-    if cell["bytes"] == 256 << 20 and world in (2, 4) and shared:
-        bound = PASSES * world * cell["bytes"] / rate * 1e6
-        mark(f"{BOUND_MARK:g} of the bound", met=bound / ours >= BOUND_MARK)
-    return "  " + ", ".join(said) if said else ""
+def world_size(text: str) -> int:
+    world = int(text)
+    if world < 1:
+        raise ValueError("a world has one rank at the least")
+    return world
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -242,36 +365,42 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--ranks", type=list_of(ranks), default=(2, 4), help="world sizes, as 2,4")
+    add("--ranks", type=list_of(world_size), default=(1, 2, 4, 8), help="world sizes, as 2,4")
     add("--backends", type=list_of(one_of(*BACKENDS)), default=BACKENDS, help="as unisono,gloo")
     add("--collectives", type=list_of(one_of(*COLLECTIVES)), default=COLLECTIVES, help="as a,b")
-    add("--sizes", type=list_of(size), help="of the whole tensor, as 8,16K,64M")
+    add("--sizes", type=list_of(size), default=SIZES, help="of the whole tensor, as 8,16K,64M")
     add("--rounds", type=int, default=7)
+    add("--window", metavar="SIZE", help="UNISONO_WINDOW_BYTES, as 64M; 0: through the host")
     add("--spread", action="store_true", help="rank r on device r modulo their number")
     add("--json", type=Path, metavar="FILE", help="write every round's time to FILE")
-    args = parser.parse_args()
-    args.sizes = args.sizes or (8, 16 << 10, 1 << 20, 64 << 20, 256 << 20)
-    return args
+    return parser.parse_args()
+
+
+def prepare_environment(args: argparse.Namespace) -> None:
+    """Say what the spawned ranks inherit; what somebody has said already stays."""
+    for name, value in (QUEUES if args.spread else QUEUES | NCCL).items():
+        os.environ.setdefault(name, value)
+    if args.window is not None:
+        os.environ["UNISONO_WINDOW_BYTES"] = args.window
 
 
 def main() -> None:
     args = parse_arguments()
+    prepare_environment(args)
     if not torch.cuda.is_available():
         sys.exit(
             "there is no CUDA device here (torch.cuda.is_available() is False): nothing to measure"
         )
-    devices = torch.cuda.device_count() if args.spread else 1
-    names = ", ".join({torch.cuda.get_device_name(index) for index in range(devices)})
-    print(f"{devices} x {names}, torch {torch.__version__}, float32")
-    results = {}
-    for world in args.ranks:
-        with tempfile.TemporaryDirectory(prefix="cuda-") as folder:
-            mp.spawn(run_rank, args=(args, world, folder), nprocs=world)
-            results[world] = json.loads((Path(folder) / "result.json").read_text())
-        report(world, results[world], shared=devices == 1)
+    print(header(args), flush=True)
+    results = {world: measure_world(args, world) for world in args.ranks}
+    cells = asked_for(args, results)
+    print(summary(cells))
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(results, indent=1) + "\n")
+    lacking = sum("unisono" not in cell["seconds"] for _, cell in cells)
+    if "unisono" in args.backends and lacking:
+        sys.exit(f"unisono was not measured in {lacking} of {len(cells)} cells")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,15 @@ class Backend final : public c10d::Backend {
   ~Backend() override;
 
   const std::string getBackendName() const override { return "unisono"; }
-  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  // torch 2.11 writes the name and the timeout of a group that is split off or merged into what
+  // this returns, newer ones into a copy.
+  c10::intrusive_ptr<Options> getBackendOptions() override {
+#ifdef C10D_BACKEND_HAS_HOOKS
+    return options_;
+#else
+    return c10::make_intrusive<Options>(*options_);
+#endif
+  }
 
   WorkPointer broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPointer allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;

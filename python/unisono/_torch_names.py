@@ -33,6 +33,7 @@ def settle_early() -> None:
 def settle() -> None:
     """See to everything else; runs when the first group is made."""
     _accept_other_members()
+    _open_split_group()
     _open_all_gather_backward()
 
 
@@ -81,6 +82,24 @@ def _accept_other_members() -> None:
 
     if not hasattr(Backend, "perform_nocolor_split"):
         setattr(Backend, "perform_nocolor_split", lambda _self, _device: None)  # noqa: B010
+
+
+def _open_split_group() -> None:
+    """Torch 2.11 copies the options of the backend that it splits; a plugin's have no Python class.
+
+    It does so in `split_group`, and so in `init_device_mesh` where there is a GPU and the default
+    group has a device. Without options, its C++ code asks the backend for them.
+    """
+    from torch._C._distributed_c10d import Backend
+
+    if hasattr(Backend, "options"):
+        return
+
+    def options(backend: Any) -> None:
+        if backend.name() != _NAME:
+            raise AttributeError(f"{type(backend).__name__!r} object has no attribute 'options'")
+
+    setattr(Backend, "options", property(options))  # noqa: B010
 
 
 def _open_all_gather_backward() -> None:

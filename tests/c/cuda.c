@@ -177,5 +177,7 @@ int main(void) {
   devices(stream);
   OK(unisono_communicator_status(comm));
   OK(unisono_communicator_destroy(comm));
+  in("the end");
+  wait_for_the_last();
   return 0;
 }

@@ -6,6 +6,7 @@
 #define DRIVER_H
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include "check.h"
 
@@ -82,6 +83,21 @@ static inline volatile uint32_t* gate(void* stream) {
   DRIVER("cuStreamWaitValue32_v2", (void*, device_address, uint32_t, unsigned), stream,
          (size_t)word, 1, 0);
   return word;
+}
+
+/* Waits until the library has given back to an emulated driver what it had mapped and registered,
+ * which threads of its own do after the last communicator has gone; not for long, since what is
+ * left is in the driver's report. A driver that was loaded later than the library ends before it.
+ */
+static inline void wait_for_the_last(void) {
+  size_t (*report)(char*, size_t) = NULL;
+  *(void**)&report = dlsym(driver_library, "cuEmulatorStatistics");
+  static char text[1 << 16];
+  for (int looks = 0; report && looks < 5000; ++looks) {
+    report(text, sizeof text);
+    if (strstr(text, "\"registrations\": 0,") && strstr(text, "\"imports\": 0,")) return;
+    usleep(1000);
+  }
 }
 
 #endif

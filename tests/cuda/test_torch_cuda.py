@@ -1,11 +1,13 @@
 """torch.distributed on CUDA tensors, on a real GPU: run by ``make test-cuda``.
 
-All ranks may share one GPU. A function whose name begins with ``rank_`` runs on every rank. What
-needs no GPU is tested over the emulated driver, in ``tests/python/test_torch_emulated_cuda.py``.
+All ranks share one GPU, and where there are several they take them in turn as well. A function
+whose name begins with ``rank_`` runs on every rank. What needs no GPU is tested over the emulated
+driver, in ``tests/python/test_torch_emulated_cuda.py``.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import time
@@ -13,7 +15,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from ranks import run_ranks
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="torch finds no GPU here (torch.cuda.is_available())"
 )
 
+# torch 2.14 and newer.
+TIMES = hasattr(dist.Backend, "_ensure_backend_registered")
 WORLDS = [1, 2, 4, 8]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NARROW = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -33,17 +36,25 @@ CYCLES = 100_000_000
 
 
 def start(*, bound: bool = False, **options: Any) -> tuple[int, int, torch.device]:
+    import unisono.torch
+
     device = torch.device("cuda", int(os.environ["RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    # By itself torch finds what is installed, and this may be a checkout.
+    unisono.torch.register()
     if bound:
         options["device_id"] = device
     dist.init_process_group("unisono", timeout=timedelta(seconds=60), **options)
     return dist.get_rank(), dist.get_world_size(), device
 
 
-def data(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Small numbers that every type holds, different on every rank, on the GPU."""
-    return ((torch.arange(count, device="cuda") * 3 + rank * 5) % 7).to(dtype)
+def data(rank: int, count: int, dtype: torch.dtype = torch.float32, first: int = 0) -> torch.Tensor:
+    """Small numbers that every type holds, different on every rank, on the GPU.
+
+    With ``first`` those from there on, of the same longer tensor.
+    """
+    places = torch.arange(first, first + count, device="cuda")
+    return ((places * 3 + rank * 5) % 7).to(dtype)
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
@@ -55,21 +66,23 @@ def check(actual: torch.Tensor, expected: torch.Tensor, *context: object) -> Non
     assert torch.equal(wide(actual), wide(expected)), (actual, expected, context)
 
 
-def summed(world: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return sum(wide(data(rank, count, dtype)) for rank in range(world)).to(dtype)
+def summed(
+    world: int, count: int, dtype: torch.dtype = torch.float32, first: int = 0
+) -> torch.Tensor:
+    return sum(wide(data(rank, count, dtype, first)) for rank in range(world)).to(dtype)
 
 
 # Collectives
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_reduces(world: int) -> None:
-    run_ranks(world, f"{__name__}:rank_reduces", torch=True, timeout=180)
+def test_reduces(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_reduces", torch=True, timeout=240)
 
 
 def rank_reduces() -> None:
     rank, world, _ = start()
-    for dtype, count in itertools.product([*FLOATS, *INTEGERS], COUNTS):
+    for dtype, count in itertools.product([*FLOATS, *NARROW, *INTEGERS, *OTHERS], COUNTS):
         reduced = data(rank, count, dtype)
         dist.all_reduce(reduced)
         check(reduced, summed(world, count, dtype), "all_reduce", count)
@@ -80,8 +93,7 @@ def rank_reduces() -> None:
             check(mine, summed(world, count, dtype), "reduce", count)
         block = torch.empty(count, dtype=dtype, device="cuda")
         dist.reduce_scatter_tensor(block, data(rank, world * count, dtype))
-        share = slice(rank * count, (rank + 1) * count)
-        check(block, summed(world, world * count, dtype)[share], "reduce_scatter", count)
+        check(block, summed(world, count, dtype, rank * count), "reduce_scatter", count)
     for dtype in (torch.float32, torch.int32, torch.uint8):
         everything = torch.stack([wide(data(r, 1000, dtype)) for r in range(world)])
         for op, expected in (
@@ -96,17 +108,32 @@ def rank_reduces() -> None:
         averaged = data(rank, 1000, dtype) * world
         dist.all_reduce(averaged, dist.ReduceOp.AVG)
         check(averaged, summed(world, 1000, dtype), "avg")
-    for dtype in NARROW:
-        # Halves and quarters: sums that round the same way in any order.
-        narrow = torch.full((1000,), 0.25 * (rank + 1), device="cuda").to(dtype)
-        dist.all_reduce(narrow)
-        total = torch.full((1000,), 0.25 * world * (world + 1) / 2, device="cuda").to(dtype)
-        check(narrow, total, "float8")
+    reduces_bits(rank, world)
+    make = getattr(dist, "_make_premul_sum", None) or dist._make_nccl_premul_sum
+    for dtype in (torch.float32, torch.bfloat16):
+        scaled = data(rank, 1000, dtype)
+        dist.all_reduce(scaled, make(0.5 * (rank + 1)))
+        expected = sum(wide(data(r, 1000)) * 0.5 * (r + 1) for r in range(world))
+        check(scaled, expected.to(dtype), "premul_sum")
+
+
+def reduces_bits(rank: int, world: int) -> None:
+    for (op, fold), dtype in itertools.product(
+        (
+            (dist.ReduceOp.BAND, torch.bitwise_and),
+            (dist.ReduceOp.BOR, torch.bitwise_or),
+            (dist.ReduceOp.BXOR, torch.bitwise_xor),
+        ),
+        (*INTEGERS, torch.bool),
+    ):
+        reduced = data(rank, 1000, dtype)
+        dist.all_reduce(reduced, op)
+        check(reduced, functools.reduce(fold, (data(r, 1000, dtype) for r in range(world))), op)
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_same_bits_on_every_rank(world: int) -> None:
-    run_ranks(world, f"{__name__}:rank_reduces_to_the_same_bits", torch=True, timeout=120)
+def test_same_bits_on_every_rank(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_reduces_to_the_same_bits", torch=True, timeout=120)
 
 
 def rank_reduces_to_the_same_bits() -> None:
@@ -122,8 +149,8 @@ def rank_reduces_to_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_moves(world: int) -> None:
-    run_ranks(world, f"{__name__}:rank_moves", torch=True, timeout=180)
+def test_moves(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_moves", torch=True, timeout=240)
 
 
 def rank_moves() -> None:
@@ -134,14 +161,15 @@ def rank_moves() -> None:
         moved = data(rank, count, dtype)
         dist.broadcast(moved, root)
         check(moved, data(root, count, dtype), "broadcast", *where)
-        everything = torch.cat([data(peer, count, dtype) for peer in range(world)])
+        # In a wide type, since there are types of which torch does not put tensors together.
+        everything = torch.cat([wide(data(peer, count, dtype)) for peer in range(world)]).to(dtype)
         gathered = torch.empty(world * count, dtype=dtype, device=device)
         dist.all_gather_into_tensor(gathered, data(rank, count, dtype))
         check(gathered, everything, "all_gather_into_tensor", *where)
         exchanged = torch.empty(world * count, dtype=dtype, device=device)
         dist.all_to_all_single(exchanged, data(rank, world * count, dtype))
-        share = slice(rank * count, (rank + 1) * count)
-        expected = torch.cat([data(peer, world * count, dtype)[share] for peer in range(world)])
+        parts = [wide(data(peer, count, dtype, rank * count)) for peer in range(world)]
+        expected = torch.cat(parts).to(dtype)
         check(exchanged, expected, "all_to_all_single", *where)
         blocks = [torch.empty(count, dtype=dtype, device=device) for _ in range(world)]
         dist.gather(data(rank, count, dtype), blocks if rank == root else None, root)
@@ -161,8 +189,8 @@ def rank_moves() -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
-def test_exchanges_messages(world: int) -> None:
-    run_ranks(world, f"{__name__}:rank_exchanges_messages", torch=True, timeout=120)
+def test_exchanges_messages(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_exchanges_messages", torch=True, timeout=120)
 
 
 def rank_exchanges_messages() -> None:
@@ -193,8 +221,8 @@ def rank_exchanges_messages() -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_orders_streams(world: int) -> None:
-    run_ranks(world, f"{__name__}:rank_orders_streams", torch=True, timeout=120)
+def test_orders_streams(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_orders_streams", torch=True, timeout=120)
 
 
 def rank_orders_streams() -> None:
@@ -226,8 +254,8 @@ def rank_orders_streams() -> None:
         check(seen, expected, round_number)
 
 
-def test_the_host_goes_on() -> None:
-    run_ranks(2, f"{__name__}:rank_goes_on", torch=True)
+def test_the_host_goes_on(run: Any) -> None:
+    run(2, f"{__name__}:rank_goes_on", torch=True)
 
 
 def rank_goes_on() -> None:
@@ -248,8 +276,8 @@ def rank_goes_on() -> None:
     check(again, summed(world, 1000))
 
 
-def test_keeps_memory() -> None:
-    run_ranks(2, f"{__name__}:rank_keeps_memory", torch=True)
+def test_keeps_memory(run: Any) -> None:
+    run(2, f"{__name__}:rank_keeps_memory", torch=True)
 
 
 def rank_keeps_memory() -> None:
@@ -274,8 +302,8 @@ def rank_keeps_memory() -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_is_captured_into_a_graph(world: int) -> None:
-    run_ranks(world, f"{__name__}:rank_is_captured", torch=True, timeout=120)
+def test_is_captured_into_a_graph(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_is_captured", torch=True, timeout=120)
 
 
 def rank_is_captured() -> None:
@@ -311,8 +339,9 @@ def rank_is_captured() -> None:
         check(between, summed(world, 1000), "between replays", round_number)
 
 
-def test_tells_durations() -> None:
-    run_ranks(2, f"{__name__}:rank_tells_durations", torch=True)
+@pytest.mark.skipif(not TIMES, reason="torch 2.11 has no durations of plugins")
+def test_tells_durations(run: Any) -> None:
+    run(2, f"{__name__}:rank_tells_durations", torch=True)
 
 
 def rank_tells_durations() -> None:
@@ -327,8 +356,8 @@ def rank_tells_durations() -> None:
 # Groups, and what is refused
 
 
-def test_mixes_devices() -> None:
-    run_ranks(2, f"{__name__}:rank_mixes_devices", torch=True)
+def test_mixes_devices(run: Any) -> None:
+    run(2, f"{__name__}:rank_mixes_devices", torch=True)
 
 
 def rank_mixes_devices() -> None:
@@ -362,40 +391,73 @@ def check_lives(rank: int, world: int, group: Any = None) -> None:
     check(reduced, summed(world, 1000))
 
 
+# The most hardware queues, and so few that streams which wait hold each other up.
+QUEUES = ["32", "1"]
+
+
+@pytest.mark.parametrize("queues", QUEUES)
 @pytest.mark.parametrize("world", [2, 4])
-def test_makes_groups_of_a_bound_device(world: int) -> None:
-    run_ranks(world, f"{__name__}:rank_makes_groups", torch=True, timeout=120)
+def test_makes_groups_of_a_bound_device(run: Any, world: int, queues: str) -> None:
+    env = {"CUDA_DEVICE_MAX_CONNECTIONS": queues}
+    run(world, f"{__name__}:rank_makes_groups", torch=True, env=env, timeout=120)
 
 
 def rank_makes_groups() -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-
     rank, world, device = start(bound=True)
     pairs = [list(range(world))[i : i + 2] for i in range(0, world, 2)]
     mine = next(pair for pair in pairs if rank in pair)
-    part = dist.split_group(split_ranks=pairs)
-    reduced = data(rank, 1000)
-    dist.all_reduce(reduced, group=part)
-    check(reduced, sum(data(r, 1000) for r in mine), "split_group")
-    dist.barrier(part)
     for pair in pairs:
         made = dist.new_group(pair)
         if rank in pair:
-            reduced = data(rank, 1000)
-            dist.all_reduce(reduced, group=made)
-            check(reduced, sum(data(r, 1000) for r in mine), "new_group")
-    mesh = init_device_mesh("cuda", (world // 2, 2), mesh_dim_names=("outer", "inner"))
-    reduced = data(rank, 1000)
-    dist.all_reduce(reduced, group=mesh["inner"].get_group())
-    check(reduced, sum(data(r, 1000) for r in mine), "mesh")
+            check_group(made, rank, mine)
     dist.barrier()
     dist.barrier(device_ids=[device.index])
     check_lives(rank, world)
 
 
-def test_a_peer_that_dies_leaves_no_stream_waiting() -> None:
+@pytest.mark.parametrize("queues", QUEUES)
+@pytest.mark.parametrize("world", [2, 4])
+def test_splits_groups(run: Any, world: int, queues: str) -> None:
+    env = {"CUDA_DEVICE_MAX_CONNECTIONS": queues}
+    run(world, f"{__name__}:rank_splits_groups", torch=True, env=env, timeout=120)
+
+
+def rank_splits_groups() -> None:
+    rank, world, _ = start(bound=True)
+    pairs = [list(range(world))[i : i + 2] for i in range(0, world, 2)]
+    part = dist.split_group(split_ranks=pairs)
+    check_group(part, rank, next(pair for pair in pairs if rank in pair))
+    dist.barrier(part)
+    check_lives(rank, world)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("world", [2, 4])
+def test_makes_a_mesh(run: Any, world: int, bound: bool) -> None:
+    run(world, f"{__name__}:rank_makes_a_mesh", bound, torch=True, timeout=120)
+
+
+def rank_makes_a_mesh(bound: bool) -> None:
+    """Of two dimensions, which torch makes by splitting where the group has a device."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    rank, world, _ = start(bound=bound)
+    mesh = init_device_mesh("cuda", (world // 2, 2), mesh_dim_names=("outer", "inner"))
+    check_group(mesh["inner"].get_group(), rank, [rank // 2 * 2, rank // 2 * 2 + 1])
+    check_group(mesh["outer"].get_group(), rank, list(range(rank % 2, world, 2)))
+    check_lives(rank, world)
+
+
+def check_group(group: dist.ProcessGroup, rank: int, members: list[int]) -> None:
+    assert dist.get_process_group_ranks(group) == members
+    reduced = data(rank, 1000)
+    dist.all_reduce(reduced, group=group)
+    check(reduced, sum(data(member, 1000) for member in members), members)
+
+
+def test_a_peer_that_dies_leaves_no_stream_waiting(run: Any) -> None:
     target = f"{__name__}:rank_loses_a_peer"
-    results = run_ranks(3, target, torch=True, check=False)
+    results = run(3, target, torch=True, check=False)
     for result in results[:2]:
         assert result.ok, result.report()
         assert "rank 2" in result.value, result.value
@@ -453,8 +515,8 @@ def batch(world: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_ddp_trains_like_one_process(world: int) -> None:
-    run_ranks(world, f"{__name__}:rank_trains_with_ddp", torch=True, timeout=180)
+def test_ddp_trains_like_one_process(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_trains_with_ddp", torch=True, timeout=180)
 
 
 def rank_trains_with_ddp() -> None:
@@ -471,8 +533,8 @@ def rank_trains_with_ddp() -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_fsdp_trains_like_one_process(world: int) -> None:
-    run_ranks(world, f"{__name__}:rank_trains_with_fsdp", torch=True, timeout=180)
+def test_fsdp_trains_like_one_process(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_trains_with_fsdp", torch=True, timeout=180)
 
 
 def rank_trains_with_fsdp() -> None:
@@ -493,8 +555,8 @@ def rank_trains_with_fsdp() -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_dtensor(world: int) -> None:
-    run_ranks(world, f"{__name__}:rank_redistributes", torch=True, timeout=120)
+def test_dtensor(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_redistributes", torch=True, timeout=120)
 
 
 def rank_redistributes() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ranks import free_port
+from ranks import free_port, left_in_the_driver, reporting
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = CHECKOUT / "tests" / "c"
@@ -27,6 +27,15 @@ INCLUDE = CHECKOUT / "include"
 WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
 BUILD_SECONDS = 600
 OUTPUT_LINES = 30
+# What the programs make of the driver's is theirs to leave: memory and streams, but none of these.
+LEFT_IN_THE_DRIVER = (
+    "registrations",
+    "imports",
+    "freed_while_imported",
+    "unfinished_operations",
+    "events",
+    "error",
+)
 # How long the others may take to notice that one has failed, before they are killed.
 GRACE = 15.0
 
@@ -37,10 +46,15 @@ class MissingError(Exception):
 
 @functools.cache
 def library() -> Path:
-    """Build libunisono and return the folder it lies in."""
+    """Build libunisono, or take the one that is installed, and return the folder it lies in."""
     cargo = shutil.which(os.environ.get("CARGO", "cargo"))
     if cargo is None:
-        raise MissingError("cargo is not installed")
+        from unisono import _c
+
+        installed = _c.FOLDER / "lib"
+        if (installed / "libunisono.so").exists():
+            return installed
+        raise MissingError("cargo is not installed, nor a C library with the package")
     target = Path(os.environ.get("CARGO_TARGET_DIR", str(CHECKOUT / "target"))).resolve()
     command = ["sh", str(CHECKOUT / "rust/capi/build.sh"), str(target / "c")]
     done = subprocess.run(
@@ -120,6 +134,7 @@ def run_programs(
                     "LOCAL_WORLD_SIZE": str(world),
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": port,
+                    **reporting(Path(name), rank),
                 }
                 with output.open("wb") as file:
                     process = subprocess.Popen(
@@ -143,9 +158,12 @@ def run_programs(
             Ended(rank, process.returncode, outputs[rank].read_text(errors="replace"))
             for rank, process in enumerate(processes)
         ]
+        ended_well = {one.rank: one.exit_code == 0 for one in ended}
+        left = left_in_the_driver(Path(name), ended_well, kinds=LEFT_IN_THE_DRIVER)
     wrong = [one for one in ended if one.exit_code != expected.get(one.rank, 0)]
     if wrong or late:
         raise AssertionError("\n".join([" ".join(map(str, command)), *_reports(ended, late)]))
+    assert not left, "\n".join([f"{command}: left in the emulated CUDA driver", *left])
     return ended
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -13,7 +14,16 @@ import numpy as np
 import pytest
 from cuda_arrays import KINDS, LEGACY, DLPackArray, InterfaceArray, Memory, Stream, cuda
 from cuda_arrays import stream_keyword as on
-from numpy_reference import contribution, dtype_of, has_meaning
+from numpy_reference import (
+    DTYPES,
+    OPS,
+    check,
+    contribution,
+    dtype_of,
+    factor,
+    has_meaning,
+    reduced,
+)
 
 import unisono
 
@@ -39,6 +49,24 @@ def every_operation(kind: str, names: list[str]) -> None:
             uneven(comm, make, name)
             messages(comm, make, name)
         assert comm.error is None
+
+
+def every_reduction(kind: str, counts: list[int]) -> None:
+    """Every operator on every type gives what NumPy does."""
+    cuda().enter()
+    with unisono.init(timeout=60) as comm:
+        make = maker(kind)
+        combinations = itertools.product(DTYPES, OPS, counts)
+        for name, op, count in combinations:
+            if not has_meaning(op, name):
+                continue
+            operator: str | unisono.ReduceOp = op
+            if op == "premul_sum":
+                operator = unisono.ReduceOp.premul_sum(factor(name, comm.rank))
+            contributions = inputs(comm, name, count)
+            array = make(contributions[comm.rank])
+            comm.all_reduce(array, operator, **on(array))
+            check(array.numpy(), reduced(op, name, contributions), op, name)
 
 
 def inputs(comm: unisono.Communicator, name: str, count: int) -> list[np.ndarray]:
@@ -290,7 +318,7 @@ def forms_of_a_stream() -> None:
 
 def refusals() -> None:
     """What is wrong with an array is said, nothing is sent, and the communicator lives."""
-    cuda().enter()
+    cuda().enter(0)
     invalid = unisono.InvalidArgumentError
     with unisono.init(timeout=60) as comm:
         for kind in KINDS.values():
@@ -357,8 +385,7 @@ def refused_devices(comm: unisono.Communicator) -> None:
     """Arrays on two devices."""
     here = InterfaceArray(np.ones(3, np.float32))
     cuda().enter(1)
-    there = InterfaceArray(np.ones(3, np.float32), device=1)
-    other = DLPackArray(np.ones(3, np.float32), device=1)
+    there, other = InterfaceArray(np.ones(3, np.float32)), DLPackArray(np.ones(3, np.float32))
     stream = Stream()
     cuda().enter(0)
     for array in (there, other):
@@ -411,8 +438,8 @@ def closed_at_once() -> None:
     opener.join()
 
 
-def until(condition: Callable[[], bool]) -> Iterator[None]:
-    deadline = time.monotonic() + 20
+def until(condition: Callable[[], bool], timeout: float = 20) -> Iterator[None]:
+    deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
         yield

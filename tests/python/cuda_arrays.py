@@ -8,8 +8,10 @@ the emulated one of the tests.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ class Cuda:
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
+        self.device = 0
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -34,9 +37,18 @@ class Cuda:
         self.call(name, ctypes.byref(place), *arguments)
         return place.value
 
-    def enter(self, device: int = 0) -> None:
-        context = self.made("cuDevicePrimaryCtxRetain", ctypes.c_int(device))
+    def enter(self, device: int | None = None) -> None:
+        """Make a device current; without a number, that of this rank: ranks take them in turn."""
+        self.device = int(os.environ["LOCAL_RANK"]) % self.devices if device is None else device
+        context = self.made("cuDevicePrimaryCtxRetain", ctypes.c_int(self.device))
         self.call("cuCtxSetCurrent", ctypes.c_void_p(context))
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes of the current device that nobody has, in whichever process."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value
 
     @property
     def devices(self) -> int:
@@ -47,7 +59,32 @@ class Cuda:
 
 @functools.cache
 def cuda() -> Cuda:
+    atexit.register(_release)
     return Cuda()
+
+
+def device_count() -> int:
+    """How many devices there are; without a driver, none. This process takes none of them."""
+    try:
+        return cuda().devices
+    except (OSError, AssertionError):
+        return 0
+
+
+# What was made and is to be given back, by address or handle, and how.
+_MADE: dict[int, str] = {}
+_GATES: list[Gate] = []
+
+
+def _release() -> None:
+    """Give back all that was made here: what is left in the driver then is unisono's."""
+    if not _MADE:
+        return
+    for gate in _GATES:
+        gate.open()
+    cuda().call("cuCtxSynchronize")
+    for made, release in _MADE.items():
+        cuda().call(release, ctypes.c_size_t(made))
 
 
 class Pinned:
@@ -56,6 +93,7 @@ class Pinned:
     def __init__(self, count: int, dtype: np.dtype) -> None:
         size = max(1, count * dtype.itemsize)
         self.address = cuda().made("cuMemAllocHost_v2", ctypes.c_size_t(size))
+        _MADE[self.address] = "cuMemFreeHost"
         raw = (ctypes.c_uint8 * size).from_address(self.address)
         self.array = np.frombuffer(raw, np.uint8)[: count * dtype.itemsize].view(dtype)
 
@@ -66,6 +104,8 @@ class Stream:
     def __init__(self, handle: int | None = None) -> None:
         nonblocking = ctypes.c_uint(1)
         self.handle = cuda().made("cuStreamCreate", nonblocking) if handle is None else handle
+        if handle is None:
+            _MADE[self.handle] = "cuStreamDestroy_v2"
         self.raw = ctypes.c_void_p(self.handle)
 
     def synchronize(self) -> None:
@@ -91,6 +131,7 @@ class Gate:
         address, value = ctypes.c_uint64(self.word.address), ctypes.c_uint32(1)
         # Until the word is the value or more.
         cuda().call("cuStreamWaitValue32_v2", stream.raw, address, value, ctypes.c_uint(0))
+        _GATES.append(self)
 
     def open(self) -> None:
         self.word.array[0] = 1
@@ -99,15 +140,18 @@ class Gate:
 class Memory:
     """An array in the memory of the current device. ``stream`` orders what is done with it."""
 
-    def __init__(self, values: np.ndarray, stream: Stream | None = None, device: int = 0) -> None:
+    def __init__(self, values: np.ndarray, stream: Stream | None = None) -> None:
         self.stream = stream or Stream(LEGACY)
-        self.device = device
+        self.device = cuda().device
         self.shape, self.dtype = values.shape, values.dtype
         self.strides: tuple[int, ...] | None = None
         self.read_only = False
+        # Both made here, for to make them may wait for what streams have under way.
         self.staged = Pinned(values.size, values.dtype)
+        self.fetched = Pinned(values.size, values.dtype)
         size = ctypes.c_size_t(max(1, values.nbytes))
         self.address = cuda().made("cuMemAlloc_v2", size)
+        _MADE[self.address] = "cuMemFree_v2"
         self.fill(values)
 
     @property
@@ -121,9 +165,8 @@ class Memory:
 
     def later(self) -> Pinned:
         """What the array holds when the stream comes here; to be read after synchronising it."""
-        result = Pinned(self.size, self.dtype)
-        self._copy("cuMemcpyDtoHAsync_v2", result.address, self.address)
-        return result
+        self._copy("cuMemcpyDtoHAsync_v2", self.fetched.address, self.address)
+        return self.fetched
 
     def numpy(self) -> np.ndarray:
         result = self.later()
@@ -132,7 +175,7 @@ class Memory:
 
     def free(self) -> None:
         self.stream.synchronize()
-        cuda().call("cuMemFree_v2", ctypes.c_uint64(self.address))
+        cuda().call(_MADE.pop(self.address), ctypes.c_uint64(self.address))
 
     def _copy(self, name: str, to: int, source: int) -> None:
         count = ctypes.c_size_t(self.size * self.dtype.itemsize)

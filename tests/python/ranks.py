@@ -16,6 +16,7 @@ import ctypes
 import faulthandler
 import importlib
 import io
+import json
 import os
 import pickle
 import runpy
@@ -38,6 +39,20 @@ GRACE = 10.0
 STACK_TIME = 0.5
 OUTPUT_LINES = 60
 _PR_SET_PDEATHSIG = 1
+# What the emulated CUDA driver's report may not count at the end of a rank that ends well.
+LEFT_IN_THE_DRIVER = (
+    "allocations",
+    "pinned",
+    "registrations",
+    "imports",
+    "freed_while_imported",
+    "streams",
+    "unfinished_operations",
+    "events",
+    "graphs",
+    "graph_executables",
+    "error",
+)
 
 
 @dataclass(frozen=True)
@@ -117,10 +132,11 @@ def run_ranks(
         Limit torch to one thread per rank, and destroy the process group a function leaves.
     check
         Raise ``RanksError`` unless every rank ended well. Without it the results say who failed
-        and only the timeout raises.
+        and nothing raises but the timeout, and what ranks that ended well left in the emulated
+        CUDA driver.
     prefix
-        From a rank to the command that becomes it, such as ``ip netns exec host``: it must replace
-        itself by the program that follows, or the rank could not be killed.
+        From a rank to the command that becomes it, such as ``ip netns exec host``. One that does
+        not replace itself by the program that follows ends when it is asked for its stacks.
     """
     port = str(free_port())
     with contextlib.ExitStack() as stack:
@@ -139,6 +155,7 @@ def run_ranks(
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
                 **({"OMP_NUM_THREADS": "1"} if torch else {}),
+                **reporting(folder, rank),
                 **(extra or {}),
             }
             command = [*(prefix(rank) if prefix else ())]
@@ -146,12 +163,17 @@ def run_ranks(
             ranks.append(_Rank(rank, folder, command, variables))
         timed_out = _wait(ranks, timeout, stop_on_failure=check)
         results = [rank.finish() for rank in ranks]
+        ended_well = {result.rank: result.ok for result in results}
+        left = [] if timed_out else left_in_the_driver(folder, ended_well, torch=torch)
     if timed_out:
         late = [result.rank for result in results if result.exit_code is None]
         raise RanksError(f"{target}: ranks {late} of {world} outlived {timeout} s", results)
     failed = [result.rank for result in results if not result.ok]
     if check and failed:
         raise RanksError(f"{target}: ranks {failed} of {world} failed", results)
+    if left:
+        headline = "\n".join([f"{target}: left in the emulated CUDA driver", *left])
+        raise RanksError(headline, results)
     return results
 
 
@@ -190,6 +212,37 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def reporting(folder: Path, rank: int) -> dict[str, str]:
+    """Have the emulated CUDA driver, if the rank finds it, report what is left in it at the end."""
+    return {"CUDA_EMULATOR_REPORT": str(folder / f"rank-{rank}.driver-%p")}
+
+
+def left_in_the_driver(
+    folder: Path,
+    ended_well: Mapping[int, bool],
+    *,
+    torch: bool = False,
+    kinds: Sequence[str] = LEFT_IN_THE_DRIVER,
+) -> list[str]:
+    """What ranks that ended well left in the emulated driver, beyond contexts and modules.
+
+    Those live as long as the process, and so do the streams that unisono lends to torch. A rank
+    that did not end by itself leaves no report, and what it had mapped stays mapped.
+    """
+    reports = {rank: sorted(folder.glob(f"rank-{rank}.driver-*")) for rank in ended_well}
+    someone_died = any(reports.values()) and not all(reports.values())
+    owed = {"freed_while_imported": someone_died, "streams": torch}
+    left = []
+    for rank, paths in reports.items():
+        for path in paths if ended_well[rank] else ():
+            report = json.loads(path.read_text())
+            found = [kind for kind in kinds if report[kind] != 0 and not owed.get(kind)]
+            if found:
+                counts = ", ".join(f"{kind} {report[kind]}" for kind in found)
+                left.append(f"rank {rank}: {counts}")
+    return left
 
 
 class _Rank:

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import algorithms
-import compare
-import instructions
 import pytest
-import sweep
-from harness import build, marks, report
-from harness.cells import Cell, Effort, measure
-from harness.jobs import FailedError, Job, Jobs, RefusedError
-from harness.peers import Options, Peer, start
+from ranks import run_ranks
 from test_examples import run_python
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+# For these imports alone: with the folder on the path, benchmarks/cuda.py is found where CuPy and
+# torch mean NVIDIA's package `cuda`, and the ranks of tests take over the path.
+with pytest.MonkeyPatch.context() as path:
+    path.syspath_prepend(BENCHMARKS)
+    import algorithms
+    import compare
+    import instructions
+    import sweep
+    from harness import build, gpu, marks, report
+    from harness.cells import Cell, Effort, measure
+    from harness.jobs import FailedError, Job, Jobs, RefusedError
+    from harness.peers import Options, Peer, start
+
 needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed")
 
 # One rank under commands, as simple as it can be: answers what the test wants.
@@ -255,6 +263,120 @@ def test_ddp_steps_are_compared(tmp_path: Path) -> None:
         "DDP alone": 5,
         "no DDP": 5,
     }
+
+
+def of_device(size: int, collective: str = "all_reduce", **microseconds: list[float]) -> dict:
+    """A cell of benchmarks/cuda.py: a round of the rate, the host's share, and a call alone."""
+    seconds = {name: [[time * 1e-6 for time in times]] for name, times in microseconds.items()}
+    return {"collective": collective, "bytes": size, "seconds": seconds, "failed": {}}
+
+
+def test_marks_of_a_gpu_are_those_of_their_cells() -> None:
+    """Each mark belongs to one size and some worlds, and to all_reduce alone."""
+    sizes = (8, 16, 1 << 20, 64 << 20, 256 << 20)
+    held = {
+        (world, size): [name for name, _ in gpu.marks(gpu.Setting(world, 1e12, True), cell)]
+        for world in (1, 2, 4, 8)
+        for size in sizes
+        for cell in (of_device(size, unisono=[1, 1, 1], gloo=[30, 30, 30]),)
+    }
+    assert {where: names for where, names in held.items() if names} == {
+        (2, 8): ["alone below 60 us", "host below 15 us"],
+        (2, 64 << 20): ["30 times as fast as gloo (20)"],
+        (4, 64 << 20): ["30 times as fast as gloo (20)"],
+        (2, 256 << 20): ["0.6 of the bound"],
+        (4, 256 << 20): ["0.6 of the bound"],
+    }
+    assert not list(gpu.marks(gpu.Setting(2, 1e12, True), of_device(8, "broadcast")))
+
+
+@pytest.mark.parametrize(
+    "size, times, verdicts",
+    [
+        # The mark of 8 B is held against a call that is waited for, not against the rate.
+        (8, {"unisono": [70.0, 14.9, 59.9]}, [True, True]),
+        (8, {"unisono": [20.0, 15.1, 60.1]}, [False, False]),
+        (8, {"gloo": [1.0, 1.0, 1.0]}, [None, None]),
+        (64 << 20, {"unisono": [10.0, 1, 11], "gloo": [201.0, 1, 1]}, [True]),
+        (64 << 20, {"unisono": [10.0, 1, 11], "gloo": [199.0, 1, 1]}, [False]),
+        (64 << 20, {"unisono": [10.0, 1, 11]}, [None]),
+        (64 << 20, {"gloo": [10.0, 1, 11]}, [None]),
+        (256 << 20, {"unisono": [1000.0, 1, 1]}, [True]),
+        (256 << 20, {"unisono": [1001.0, 1, 1]}, [False]),
+        (256 << 20, {}, [None]),
+    ],
+)
+def test_marks_of_a_gpu_are_met_missed_or_not_measured(size, times, verdicts) -> None:
+    # The rate at which a millisecond is the bound's 0.6, and a little less.
+    setting = gpu.Setting(2, 5 * 2 * (256 << 20) / 0.6e-3 * (1 - 1e-9), True)
+    measured = of_device(size, **times)
+    assert [met for _, met in gpu.marks(setting, measured)] == verdicts
+    words = {True: ": met", False: ": MISSED", None: ": not measured"}
+    printed = gpu.summary([(setting, measured)])
+    assert printed.count(": ") == 2 * len(verdicts)
+    for text in (printed, gpu.row(setting, measured)):
+        assert all(text.count(words[met]) == verdicts.count(met) for met in words)
+
+
+def test_the_bound_of_a_gpu_is_what_its_ranks_must_move() -> None:
+    assert gpu.Setting(2, 1e6, True).bound(8) == 5 * 2 * 8
+    assert gpu.Setting(4, 1e6, True).bound(8) == pytest.approx(4.75 * 4 * 8)
+    for unknown in (gpu.Setting(1, 1e6, True), gpu.Setting(2, 1e6, False), gpu.Setting(2, 0, True)):
+        assert unknown.bound(8) is None
+        assert "of the bound: met" not in gpu.row(unknown, of_device(256 << 20, unisono=[1, 1, 1]))
+    line = gpu.row(gpu.Setting(4, 1e12, True), of_device(1 << 20, unisono=[80.0, 2.0, 3.0]))
+    assert line.split() == ["all_reduce", "1", "MiB", "80.0", "3.0", "2.0", "-", "-", "0.25"]
+
+
+def test_a_backend_that_is_left_out_on_a_gpu_is_named() -> None:
+    assert "not measured: nccl: why" in gpu.heading(gpu.Setting(2, 1e9, True), {"nccl": "why"})
+    measured = of_device(8, "broadcast", gloo=[1.0, 1, 1]) | {"failed": {"unisono": "rank 1: no"}}
+    line, left_out = gpu.row(gpu.Setting(2, 1e9, True), measured).splitlines()
+    assert line.split() == ["broadcast", "8", "B", "-", "-", "-", "1.0", "-"]
+    assert left_out == "left out from here on: unisono: rank 1: no"
+
+
+def test_a_backend_that_fails_on_a_gpu_does_not_end_the_others() -> None:
+    pytest.importorskip("torch")
+    for result in run_ranks(2, "cuda_benchmark_ranks:measures_the_others", torch=True):
+        missing, first, second = result.value
+        assert list(missing) == ["absent"]
+        assert "Unknown backend type absent" in missing["absent"]
+        assert first["failed"] == {"breaks": "rank 1: RuntimeError: it broke ... as it must"}
+        assert {name: len(rounds) for name, rounds in first["seconds"].items()} == {"gloo": 5}
+        assert all(times[0] > 0 for times in first["seconds"]["gloo"])
+        assert second["failed"] == {}
+        assert list(second["seconds"]) == ["gloo"]
+
+
+def test_the_benchmark_of_a_gpu_ends_with_what_was_not_measured(tmp_path: Path) -> None:
+    """Ranks that die leave their cells unmeasured, and the exit status says so."""
+    pytest.importorskip("torch")
+    output = tmp_path / "cells.json"
+    (result,) = run_ranks(
+        1, "cuda_benchmark_ranks:finds_no_device", str(output), torch=True, check=False
+    )
+    assert "2 ranks ended in all_reduce of 8 B: " in result.output
+    assert "they go on without nccl" in result.output
+    assert "all_reduce of 8 B: alone below 60 us: not measured" in result.output
+    assert "unisono was not measured in 2 of 2 cells" in result.output
+    assert result.exit_code == 1
+    assert json.loads(output.read_text())["2"]["cells"] == []
+
+
+def test_nobody_finds_a_benchmark_for_a_package() -> None:
+    """NVIDIA's package is called cuda: CuPy and torch import it, in every rank of a test, too."""
+    program = "import cuda; print(list(cuda.__path__))"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert str(BENCHMARKS) not in ended.stdout + ended.stderr
+    assert ended.returncode == 0 or "ModuleNotFoundError: No module named 'cuda'" in ended.stderr
 
 
 @needs_cargo

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+from collections.abc import Callable, Sequence
 
 import cuda_emulator
 import pytest
 from cuda_arrays import KINDS
-from ranks import run_ranks
+from ranks import RankResult, run_ranks
 
 WORLDS = [1, 2, 3]
 DTYPES = ["float32", "float16", "int64", "uint8", "complex64"]
@@ -23,9 +25,16 @@ def run():
     except cuda_emulator.MissingError as reason:
         pytest.skip(str(reason))
 
-    def start(world: int, function: str, *arguments: object, **settings: object) -> None:
+    def start(
+        world: int,
+        function: str,
+        *arguments: object,
+        prefix: Callable[[int], Sequence[str]] | None = None,
+        **settings: object,
+    ) -> list[RankResult]:
         env = cuda_emulator.environment(**settings)
-        run_ranks(world, f"cuda_array_ranks:{function}", *arguments, env=env, timeout=120)
+        target = f"cuda_array_ranks:{function}"
+        return run_ranks(world, target, *arguments, env=env, timeout=120, prefix=prefix)
 
     return start
 
@@ -36,8 +45,37 @@ def test_every_operation(run, kind, world):
     run(world, "every_operation", kind, [*DTYPES, *SMALL] if world == 2 else DTYPES[:1])
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_reduction(run, world):
+    run(world, "every_reduction", "dlpack", [1, 1003])
+
+
 def test_where_devices_cannot_share_memory(run):
-    run(2, "every_operation", "both", DTYPES[:2], ipc="refuse-import")
+    said_why(run(2, "every_operation", "both", DTYPES[:2], ipc="refuse-import"))
+
+
+# The program after it is the first process of a new PID namespace, as in a container.
+CONTAINED = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+
+
+def test_where_processes_do_not_see_each_other(run):
+    try:
+        subprocess.run([*CONTAINED, "true"], check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"PID namespaces cannot be made here: {error}")
+    results = run(2, "every_operation", "both", DTYPES[:2], prefix=lambda _rank: CONTAINED)
+    said_why(results)
+    # One whose number is that of a process which can be seen there.
+    said_why(run(2, "every_operation", "both", DTYPES[:1], prefix=lambda rank: CONTAINED * rank))
+
+
+def said_why(results):
+    """Collectives went through host memory, and every rank has said so once."""
+    for result in results:
+        warnings = [line for line in result.output.splitlines() if "WARN" in line]
+        assert len(warnings) == 1, result.report()
+        assert "go through host memory" in warnings[0]
+        assert "PID and IPC namespaces" in warnings[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 # torch 2.14 and newer.
-SPLITS = hasattr(dist.Backend, "_ensure_backend_registered")
+TIMES = hasattr(dist.Backend, "_ensure_backend_registered")
 
 RANKS = "torch_cuda_ranks"
 # How a group goes: directly between windows, or staged through host memory.
@@ -72,7 +72,7 @@ def test_waits_on_the_host(way: dict[str, str]) -> None:
     run(2, "waits_on_the_host", way)
 
 
-@pytest.mark.skipif(not SPLITS, reason="torch 2.11 has no durations of plugins")
+@pytest.mark.skipif(not TIMES, reason="torch 2.11 has no durations of plugins")
 def test_tells_durations(way: dict[str, str]) -> None:
     run(2, "tells_durations", way)
 
@@ -85,9 +85,12 @@ def test_makes_groups(way: dict[str, str]) -> None:
     run(4, "makes_groups", way)
 
 
-@pytest.mark.skipif(not SPLITS, reason="torch 2.11 does not split groups of plugins")
 def test_splits_groups(way: dict[str, str]) -> None:
     run(4, "splits_groups", way)
+
+
+def test_makes_a_mesh_of_parts(way: dict[str, str]) -> None:
+    run(4, "makes_a_mesh", way)
 
 
 def test_uses_several_devices(way: dict[str, str]) -> None:

@@ -150,6 +150,8 @@ def rank_merges() -> None:
         merged.append(
             alone.merge_remote_group(store, world, timedelta(seconds=20), name, "two in one")
         )
+    # A limit of what was merged is not that of its parts.
+    assert not ASKS or backend(alone).options._timeout == backend().options._timeout
     # In turn: neither is the other.
     for group in merged + merged:
         tensor = torch.tensor([rank + 1.0])

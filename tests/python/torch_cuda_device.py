@@ -7,6 +7,7 @@ c10's CUDA device. A rank calls ``start``, and then has tensors by ``tensor`` an
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import importlib.util
@@ -94,6 +95,8 @@ def start(timeout: float = 60.0, *, first_call: bool = True, **options: Any) -> 
 
     torch.ops.load_library(os.environ["EMULATED_DEVICE"])
     torch.ops.emulated.install()
+    # After unisono's groups have ended, which they do last: the driver's report is about these.
+    atexit.register(torch.ops.emulated.end)
     # What torch's Python code asks of the runtime library.
     torch.cuda.get_device_capability = lambda _device=None: (8, 0)
     torch.accelerator.device_count = lambda: int(os.environ.get("CUDA_EMULATOR_DEVICES", "1"))

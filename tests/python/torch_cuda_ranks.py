@@ -490,12 +490,64 @@ def splits_groups() -> None:
     rank, world = start(device_id=DEVICE)
     pairs = [list(range(world))[i : i + 2] for i in range(0, world, 2)]
     mine = next(pair for pair in pairs if rank in pair)
-    part = dist.split_group(split_ranks=pairs)
-    if part is not None:
-        reduced = tensor(data(rank, 100))
-        dist.all_reduce(reduced, group=part)
-        check(reduced, sum(data(r, 100) for r in mine), "split")
-        dist.barrier(part)
+    for _ in range(2):
+        part = dist.split_group(split_ranks=pairs)
+        assert dist.get_process_group_ranks(part) == mine
+        carries_both_devices(part, mine)
+    # Ranks that are in no part have nothing to do.
+    few = dist.split_group(split_ranks=[[0, 1]])
+    assert (few is None or few is dist.GroupMember.NON_GROUP_MEMBER) == (rank > 1)
+    if rank <= 1:
+        carries_both_devices(few, [0, 1])
+    # The group that was split is as it was; limits of its parts are not its own.
+    carries_both_devices(dist.group.WORLD, list(range(world)))
+    dist.split_group(split_ranks=pairs, timeout=timedelta(seconds=1))
+    if rank == 0:
+        time.sleep(2)
+    dist.all_reduce(data(rank, 10))
+
+
+def makes_a_mesh() -> None:
+    """Its dimensions are splits of the default group, where that has a device."""
+    rank, world = start(device_id=DEVICE)
+    splits = count_calls(dist.distributed_c10d, "split_group", dist.device_mesh)
+    # What a mesh asks of torch's own device, which is not there.
+    torch.cuda.is_available = torch.accelerator.is_available = lambda: True
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.device_count = lambda: 1
+    mesh = dist.init_device_mesh("cuda", (2, world // 2), mesh_dim_names=("outer", "inner"))
+    assert len(splits) == 2
+    column, row = rank % 2, rank // 2
+    carries_both_devices(mesh.get_group("outer"), [column, column + 2])
+    carries_both_devices(mesh.get_group("inner"), [2 * row, 2 * row + 1])
+
+
+def carries_both_devices(group: dist.ProcessGroup, members: list[int]) -> None:
+    """One backend does, and its barrier waits for what it has put into streams."""
+    rank = dist.get_rank()
+    backends = [group._get_backend(torch.device(kind)) for kind in ("cpu", "cuda")]
+    assert backends[0] is backends[1]
+    assert backends[0].size() == len(members)
+    expected = sum(data(r, 100) for r in members)
+    for reduced in (tensor(data(rank, 100)), data(rank, 100)):
+        dist.all_reduce(reduced, group=group)
+        found = values(reduced) if reduced.is_cuda else reduced
+        assert torch.equal(found, expected), (reduced.device, members)
+    dist.barrier(group)
+
+
+def count_calls(module: object, name: str, *users: object) -> list[str]:
+    """A list that grows with every call of a module's function, by others that imported it too."""
+    calls: list[str] = []
+    original = getattr(module, name)
+
+    def counting(*args: object, **kwargs: object) -> object:
+        calls.append(name)
+        return original(*args, **kwargs)
+
+    for user in (module, *users):
+        setattr(user, name, counting)
+    return calls
 
 
 def makes_groups() -> None:

@@ -17,6 +17,7 @@
 #include <mutex>
 #include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "driver.hpp"
@@ -46,6 +47,7 @@ struct World {
   std::vector<Streams> streams;
   // What is left of the last large piece of each device: from, to.
   std::map<int, std::pair<Pointer, Pointer>> slabs;
+  std::vector<Pointer> pieces;
   // Free blocks by device and size, and all that were ever made with their sizes.
   std::map<std::pair<int, size_t>, std::vector<Pointer>> free;
   std::unordered_map<Pointer, std::pair<int, size_t>> blocks;
@@ -55,6 +57,7 @@ struct World {
   std::vector<at::Tensor> staging;
   std::vector<uint32_t*> gates;
   std::vector<void*> graphs;
+  bool has_ended = false;
 };
 
 thread_local int current_device = 0;
@@ -230,6 +233,7 @@ void free_deferred() {
 void give_back(void* address) {
   const auto block = reinterpret_cast<Pointer>(address);
   std::lock_guard lock(world().mutex);
+  if (world().has_ended) return;
   const auto users = world().users.find(block);
   if (users == world().users.end()) return free_block(block);
   enter(world().blocks.at(block).first);
@@ -272,6 +276,7 @@ class Cache final : public c10::Allocator {
       const size_t size = std::max(kSlab, bytes);
       call("cuMemAlloc_v2", &next, size);
       end = next + size;
+      world().pieces.push_back(next);
     }
     const Pointer block = next;
     next += bytes;
@@ -444,6 +449,7 @@ int64_t end_capture(int64_t device) {
   void* executable = nullptr;
   call("cuStreamEndCapture", current_handle(cuda(device)), &graph);
   call("cuGraphInstantiateWithFlags", &executable, graph, 0ull);
+  call("cuGraphDestroy", graph);
   std::lock_guard lock(world().mutex);
   world().graphs.push_back(executable);
   return static_cast<int64_t>(world().graphs.size()) - 1;
@@ -455,7 +461,31 @@ void replay(int64_t graph, int64_t device) {
   call("cuGraphLaunch", world().graphs.at(graph), stream);
 }
 
+// Gives back to the driver all that is torch's; what is left then is unisono's. Tensors may outlive
+// this, streams may not be used.
+void end() {
+  std::lock_guard lock(world().mutex);
+  if (std::exchange(world().has_ended, true)) return;
+  for (uint32_t* word : world().gates) __atomic_store_n(word, 1u, __ATOMIC_SEQ_CST);
+  for (void* context : world().contexts) {
+    call("cuCtxSetCurrent", context);
+    call("cuCtxSynchronize");
+  }
+  for (const auto& [block, events] : world().deferred) {
+    for (const EventHandle event : events) call("cuEventDestroy_v2", event);
+  }
+  for (void* graph : world().graphs) call("cuGraphExecDestroy", graph);
+  for (uint32_t* word : world().gates) call("cuMemHostUnregister", static_cast<void*>(word));
+  for (const Pointer piece : world().pieces) call("cuMemFree_v2", piece);
+  for (const Streams& streams : world().streams) {
+    for (const StreamHandle stream : streams.handles) {
+      if (stream != nullptr) call("cuStreamDestroy_v2", stream);
+    }
+  }
+}
+
 TORCH_LIBRARY(emulated, library) {
+  library.def("end() -> ()", end);
   library.def("begin_capture(int device) -> ()", begin_capture);
   library.def("end_capture(int device) -> int", end_capture);
   library.def("replay(int graph, int device) -> ()", replay);

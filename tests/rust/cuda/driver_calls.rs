@@ -66,6 +66,19 @@ pub(crate) fn with_device<T>(device: &Device, work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Gives `work` the handle of a stream of a context that is not the device's primary one.
+/// The stream ends with the context.
+pub(crate) fn with_stream_of_its_own_context(device: &Device, work: impl FnOnce(usize)) {
+    let number = device.number() as c_int;
+    let (mut context, mut stream): (*mut c_void, *mut c_void) = (ptr::null_mut(), ptr::null_mut());
+    call!(c"cuCtxCreate_v2"(&mut context => *mut *mut c_void, 0 => c_uint, number => c_int));
+    call!(c"cuStreamCreate"(&mut stream => *mut *mut c_void, 1 => c_uint));
+    let mut popped = ptr::null_mut();
+    call!(c"cuCtxPopCurrent_v2"(&mut popped => *mut *mut c_void));
+    work(stream.expose_provenance());
+    call!(c"cuCtxDestroy_v2"(context => *mut c_void));
+}
+
 /// A graph that can be launched.
 pub(crate) struct Graph(*mut c_void);
 

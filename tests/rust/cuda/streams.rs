@@ -10,7 +10,7 @@ use unisono::transport::cuda::driver::{
 };
 use unisono::types::DeviceStream;
 
-use crate::driver_calls::{capture, with_device};
+use crate::driver_calls::{capture, with_device, with_stream_of_its_own_context};
 use crate::harness;
 
 mod clean {
@@ -20,6 +20,7 @@ mod clean {
         bytes_go_there_and_back
         pinned_memory_is_copied { HOST_POINTERS: "separate" }
         the_callers_stream_is_recognised { DEVICES: "2" }
+        a_stream_of_another_context_is_refused { DEVICES: "2" }
         a_stream_waits_for_a_word { HOST_POINTERS: "separate" }
         waits_are_cyclic
         more_operations_than_one_call_takes
@@ -122,6 +123,16 @@ fn the_callers_stream_is_recognised() {
     })
     .unwrap_err();
     assert_eq!(error.code, Code::InvalidArgument);
+}
+
+fn a_stream_of_another_context_is_refused() {
+    for (its_device, told) in [(0, "a context of its own"), (1, "belongs to device 1")] {
+        with_stream_of_its_own_context(Device::of(its_device).unwrap(), |stream| {
+            let error = Stream::of(DeviceStream { device: 0, stream }).unwrap_err();
+            assert_eq!(error.code, Code::InvalidArgument);
+            assert!(error.message.contains(told), "{error}");
+        });
+    }
 }
 
 fn a_stream_waits_for_a_word() {

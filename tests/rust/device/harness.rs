@@ -48,6 +48,8 @@ pub(crate) struct Test<'a> {
     pub(crate) dies: Option<usize>,
     /// What is left of a group that failed may be left to the driver.
     pub(crate) may_leak: bool,
+    /// What every process warns of, once: a part of that line, which is the only one of the log.
+    pub(crate) warns: Option<&'a str>,
 }
 
 impl<'a> Test<'a> {
@@ -60,6 +62,7 @@ impl<'a> Test<'a> {
             driver: &[],
             dies: None,
             may_leak: false,
+            warns: None,
         }
     }
 
@@ -95,6 +98,11 @@ impl<'a> Test<'a> {
     }
 
     fn play(&self, rank: usize, body: impl Fn(Communicator) + Send + Sync) {
+        tracing_subscriber::fmt()
+            .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+            .with_writer(std::io::stderr)
+            .with_ansi(false)
+            .init();
         let config = self.config();
         let body = &body;
         match self.ranks {
@@ -169,6 +177,7 @@ impl<'a> Test<'a> {
             match status {
                 Some(status) if status.success() => {
                     failed.extend(self.left(rank, child.id(), &place.0));
+                    failed.extend(self.logged(rank, &said));
                 }
                 Some(status) => failed.push(format!("rank {rank}: {status}\n{said}")),
                 None => failed.push(format!("rank {rank}: killed after {LIMIT:?}\n{said}")),
@@ -194,6 +203,19 @@ impl<'a> Test<'a> {
             command.env(format!("CUDA_EMULATOR_{name}"), value);
         }
         command.spawn().expect("a process")
+    }
+
+    /// What is wrong with the log of a process, if a test says how it should be.
+    fn logged(&self, rank: usize, output: &str) -> Option<String> {
+        let wanted = self.warns?;
+        let lines: Vec<&str> = output
+            .lines()
+            .filter(|line| line.contains(" WARN "))
+            .collect();
+        let is_right = matches!(lines[..], [line] if line.contains(wanted));
+        (!is_right).then(|| {
+            format!("rank {rank}: not one warning of {wanted:?}, but {lines:#?}\n{output}")
+        })
     }
 
     /// What is left in the emulated driver, beyond what lives as long as the process: nothing, as it should be.

@@ -107,14 +107,19 @@ fn every_collective_through_host_memory() {
     test.run(|comm| collectives(&comm));
 }
 
-/// Where the driver refuses to map another process's memory, nothing but the speed is lost.
+/// Where the driver refuses to map another process's memory, nothing but the speed is lost. That is said once, though
+/// there are several groups.
 #[test]
 fn every_collective_without_ipc() {
-    for refusal in ["refuse-import", "refuse-export"] {
+    for (refusal, warning) in [
+        ("refuse-import", "): map 2097152 bytes of another process"),
+        ("refuse-export", "): export 2097152 bytes of device 0"),
+    ] {
         let driver = [("IPC", refusal)];
         let test = Test {
             config: LARGE,
             driver: &driver,
+            warns: Some(warning),
             ..Test::new("every_collective_without_ipc", Ranks::Processes, 2)
         };
         test.run(|comm| {
@@ -130,6 +135,11 @@ fn every_collective_without_ipc() {
             };
             assert_eq!(of("device_bytes"), Some(0));
             assert!(of("pinned_bytes") > Some(0));
+            let part = comm.split(Some(0), 1 - comm.rank() as i64).expect("a part");
+            let part = part.expect("a part of this rank");
+            let array = array_of(&stream, 1.0, 100);
+            all_reduce(&part, &array, stream.handle()).expect("a call");
+            assert_all(&array, &stream, 2.0);
         });
     }
 }

@@ -15,10 +15,11 @@ use crate::settings::settings;
 use crate::status::{Outcome, Status};
 use crate::stream::{Kind, Stream};
 
-/// A primary context: what a process has of a device.
+/// What a process has of a device: the primary context, or one that it made for itself.
 pub(crate) struct Context {
     pub(crate) handle: Handle,
     pub(crate) device: usize,
+    is_primary: bool,
     /// Held while something is put into a stream, so that the legacy stream and the blocking ones agree on an order.
     pub(crate) submission: Mutex<()>,
     error: AtomicU32,
@@ -43,10 +44,11 @@ thread_local! {
 }
 
 impl Context {
-    fn new(handle: Handle, device: usize) -> Self {
+    fn new(handle: Handle, device: usize, is_primary: bool) -> Self {
         Self {
             handle,
             device,
+            is_primary,
             submission: Mutex::new(()),
             error: AtomicU32::new(0),
             destroyed: AtomicBool::new(false),
@@ -199,7 +201,7 @@ pub(crate) fn retain(device: usize) -> Arc<Context> {
         primary.retained += 1;
         primary
             .context
-            .get_or_insert_with(|| CONTEXTS.insert(|handle| Context::new(handle, device)))
+            .get_or_insert_with(|| CONTEXTS.insert(|handle| Context::new(handle, device, true)))
             .clone()
     })
 }
@@ -225,14 +227,37 @@ pub(crate) fn release(device: usize) -> Outcome {
     Ok(())
 }
 
+/// Makes a context beside the primary one.
+pub(crate) fn create(device: usize) -> Arc<Context> {
+    CONTEXTS.insert(|handle| Context::new(handle, device, false))
+}
+
+/// Destroys a context that was made by [`create`], which is not current in this thread any more.
+///
+/// # Errors
+/// `INVALID_CONTEXT` when it was not.
+pub(crate) fn destroy(handle: Handle) -> Outcome {
+    let context = get(handle)?;
+    if context.is_primary {
+        return Err(Status::INVALID_CONTEXT);
+    }
+    if top().is_some_and(|current| current.handle == handle) {
+        pop()?;
+    }
+    context.destroy();
+    let _ = CONTEXTS.remove(handle);
+    Ok(())
+}
+
 /// Whether the primary context of a device exists.
 pub(crate) fn is_active(device: usize) -> bool {
     primary(device, |primary| primary.context.is_some())
 }
 
-/// How often primary contexts are retained and not released, all devices together.
-pub(crate) fn retained() -> usize {
-    RETAINED.load(Ordering::Relaxed)
+/// How often primary contexts are retained and not released, all devices together, and the others that there are.
+pub(crate) fn kept() -> usize {
+    let others = all().iter().filter(|context| !context.is_primary).count();
+    RETAINED.load(Ordering::Relaxed) + others
 }
 
 /// The contexts there are.

@@ -23,7 +23,7 @@ pub(crate) fn report() -> String {
         ("registrations", memory::count(Kind::Registered)),
         ("imports", memory::count(Kind::Imported)),
         ("freed_while_imported", memory::freed_while_imported()),
-        ("contexts", context::retained()),
+        ("contexts", context::kept()),
         ("streams", stream::count()),
         ("unfinished_operations", stream::unfinished() as usize),
         ("events", event::count()),

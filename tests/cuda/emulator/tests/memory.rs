@@ -298,6 +298,40 @@ fn contexts_end_with_their_last_release() {
 }
 
 #[test]
+fn contexts_of_ones_own_are_beside_the_primary_one() {
+    let name = "contexts_of_ones_own_are_beside_the_primary_one";
+    let reports = together(name, 1, &[], |_| {
+        let primary = start(0);
+        let (kept, memory) = (stream(), allocate(64));
+        let (mut own, mut current) = (null_mut(), null_mut());
+        ok!(cuCtxCreate_v2(&mut own, 0, 0));
+        ok!(cuCtxGetCurrent(&mut current));
+        assert!(own != primary && current == own);
+        let mut of = null_mut();
+        ok!(cuStreamGetCtx(stream(), &mut of));
+        assert_eq!(of, own);
+        ok!(cuStreamGetCtx(kept, &mut of));
+        assert_eq!(of, primary);
+        allocate(64);
+        fails!(CUDA_ERROR_INVALID_CONTEXT, cuCtxDestroy_v2(primary));
+        ok!(cuCtxDestroy_v2(own));
+        fails!(CUDA_ERROR_INVALID_CONTEXT, cuCtxDestroy_v2(own));
+        // What is in the primary context stays, and that is current again.
+        ok!(cuCtxGetCurrent(&mut current));
+        assert_eq!(current, primary);
+        ok!(cuStreamSynchronize(kept));
+        ok!(cuMemFree_v2(memory));
+        ok!(cuStreamDestroy_v2(kept));
+        ok!(cuDevicePrimaryCtxRelease_v2(0));
+    });
+    for report in reports {
+        for left in ["contexts", "allocations", "streams"] {
+            assert_eq!(common::number(&report, left), 0, "{left}");
+        }
+    }
+}
+
+#[test]
 fn a_forked_child_has_no_driver() {
     alone("a_forked_child_has_no_driver", &[], || {
         start(0);

@@ -138,6 +138,22 @@ driver_functions! {
         active.set(exists.into())
     }
 
+    /// Makes a context beside the primary one, and makes it current above the one that is.
+    fn cuCtxCreate_v2(handle: Out<Handle>, _flags: c_uint, device: Device) {
+        let device = index_of(device)?;
+        if handle.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        let context = context::create(device);
+        context::push(context.clone());
+        handle.set(context.handle)
+    }
+
+    /// Destroys such a context; the one below it is current then, if it was.
+    fn cuCtxDestroy_v2(handle: Handle) {
+        context::destroy(handle)
+    }
+
     /// Makes a context current above the one that is.
     fn cuCtxPushCurrent_v2(handle: Handle) {
         context::push(context::get(handle)?);
