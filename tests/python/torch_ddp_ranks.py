@@ -63,7 +63,10 @@ class NotHereError(Exception):
 
 def run_scenarios(backend: str, names: Sequence[str]) -> dict[str, Outcome]:
     dist.init_process_group(backend, timeout=timedelta(seconds=120))
-    return {name: outcome(globals()[name]) for name in names}
+    outcomes = {name: outcome(globals()[name]) for name in names}
+    # The store that new groups meet at is rank 0's: it stays until everybody has made theirs.
+    dist.barrier()
+    return outcomes
 
 
 def outcome(scenario: Scenario) -> Outcome:
