@@ -146,17 +146,22 @@ impl Memory {
     }
 
     /// The whole length in bytes.
+    #[inline]
     pub const fn len(&self) -> usize {
         self.bytes
     }
 
     /// Whether there are no bytes.
+    #[inline]
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
     /// Whether both have a byte in common.
     pub fn overlaps(&self, other: &Self) -> bool {
+        if self.bytes == 0 || other.bytes == 0 {
+            return false;
+        }
         self.pieces().iter().any(|a| {
             other.pieces().iter().any(|b| {
                 let (a_start, b_start) = (a.start as usize, b.start as usize);
@@ -175,6 +180,7 @@ impl Memory {
     /// that a slice being written overlaps another slice. The second holds inside a step because buffers of one
     /// request do not overlap (`Request::check`) nor do the spans of one step (`plan::check`), and between steps
     /// and operations because one that touches bytes in use is not run meanwhile (`engine::executor`).
+    #[inline]
     pub(crate) fn read(&self, offset: usize, max: usize) -> &[u8] {
         let (start, bytes) = self.run(offset, max);
         // SAFETY: `run` stays inside one piece, which the maker of `self` promised to be valid while the operation
@@ -184,6 +190,7 @@ impl Memory {
 
     /// The bytes from `offset` on, at most `max` and at most to the end of their piece, for writing. See
     /// [`Memory::read`] for the rules.
+    #[inline]
     #[expect(
         clippy::mut_from_ref,
         reason = "a view of memory that somebody else owns, under the rules of `read`"
@@ -195,6 +202,7 @@ impl Memory {
     }
 
     /// The address and the length of the run that begins at `offset`, at most `max` bytes long.
+    #[inline]
     pub(crate) fn place(&self, offset: usize, max: usize) -> (usize, usize) {
         let (start, bytes) = self.run(offset, max);
         (start.expose_provenance(), bytes)
@@ -210,6 +218,7 @@ impl Memory {
     }
 
     /// The contiguous run that begins at `offset`: its address and its length, at most `max`.
+    #[inline]
     fn run(&self, offset: usize, max: usize) -> (*mut u8, usize) {
         assert!(
             offset <= self.bytes,
@@ -230,6 +239,7 @@ impl Memory {
         )
     }
 
+    #[inline]
     fn pieces(&self) -> &[Piece] {
         match &self.pieces {
             Pieces::One(piece) => std::slice::from_ref(piece),

@@ -46,13 +46,19 @@ pub(crate) fn is_child() -> bool {
 ///
 /// # Errors
 /// `Aborted` in a process that was forked from one that has communicators.
+#[inline]
 pub fn check() -> Result<()> {
-    if ORPHANED.load(Ordering::Relaxed) {
-        return Err(Error::new(
-            Code::Aborted,
-            "this process was forked from one that uses unisono, whose threads and connections do not survive a fork; \
-             start processes with spawn or forkserver, or use unisono only in the child",
-        ));
+    match ORPHANED.load(Ordering::Relaxed) {
+        true => Err(orphaned()),
+        false => Ok(()),
     }
-    Ok(())
+}
+
+#[cold]
+fn orphaned() -> Error {
+    Error::new(
+        Code::Aborted,
+        "this process was forked from one that uses unisono, whose threads and connections do not survive a fork; \
+         start processes with spawn or forkserver, or use unisono only in the child",
+    )
 }

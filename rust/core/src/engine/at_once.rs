@@ -33,8 +33,8 @@ impl Group {
     /// What can be had by looking a few times is had under the lock at once: nothing is allocated, no clock is read and
     /// nobody else learns of the operation. It becomes one that others can drive as soon as it has to wait for longer,
     /// and from the start where the group has other operations under way.
-    pub(crate) fn run(&self, request: Request) -> Result<u64> {
-        match self.carry_out(request)? {
+    pub(crate) fn run(&self, mut request: Request) -> Result<u64> {
+        match self.carry_out(&mut request)? {
             Carried::Out { sequence, .. } => Ok(sequence),
             Carried::On(work) => {
                 self.wait(&work, None)?;
@@ -44,8 +44,8 @@ impl Group {
     }
 
     /// As [`Group::run`], for a caller who waits for the end piece by piece.
-    pub(crate) fn begin_now(&self, request: Request) -> Result<Arc<WorkState>> {
-        Ok(match self.carry_out(request)? {
+    pub(crate) fn begin_now(&self, mut request: Request) -> Result<Arc<WorkState>> {
+        Ok(match self.carry_out(&mut request)? {
             Carried::Out {
                 collective,
                 sequence,
@@ -58,10 +58,10 @@ impl Group {
         })
     }
 
-    fn carry_out(&self, request: Request) -> Result<Carried> {
-        self.check_alive()?;
-        request.check(self.rank, self.world)?;
-        let timeout = request.timeout.unwrap_or_else(|| self.timeout());
+    fn carry_out(&self, request: &mut Request) -> Result<Carried> {
+        // A child of a fork may find the lock taken for ever.
+        super::forming::check_process()?;
+        let timeout = request.timeout;
         let mut core = self.core.lock();
         self.check_alive()?;
         let alone = !core.leader && !core.is_busy();
@@ -76,6 +76,7 @@ impl Group {
                 sequence: fingerprint.sequence,
             });
         }
+        let timeout = timeout.unwrap_or_else(|| self.timeout());
         let work = self.keep(&mut core, execution, timeout, None);
         if !alone {
             self.step(&mut core);

@@ -242,10 +242,23 @@ impl Execution {
         self.likeness.is_some()
     }
 
+    /// Whether `request`, which is like it, is in order: its buffers are as long as the ones before, which have been
+    /// checked, and lie apart.
+    #[inline]
+    pub(crate) fn fits(&self, request: &Request) -> bool {
+        let bytes = |memory: &Option<Memory>| memory.as_ref().map_or(0, Memory::len);
+        bytes(&request.input) == self.task.input.len()
+            && bytes(&request.output) == self.task.output.len()
+            && match (&request.input, &request.output) {
+                (Some(input), Some(output)) => !input.overlaps(output),
+                _ => true,
+            }
+    }
+
     /// Carries out the same operation once more, on other memory.
-    pub(crate) fn repeat(&mut self, request: Request, sequence: u64) {
-        self.task.input = request.input.unwrap_or_else(Memory::empty);
-        self.task.output = request.output.unwrap_or_else(Memory::empty);
+    pub(crate) fn repeat(&mut self, request: &mut Request, sequence: u64) {
+        self.task.input = request.input.take().unwrap_or(Memory::empty());
+        self.task.output = request.output.take().unwrap_or(Memory::empty());
         self.task.number(sequence);
         // What has ended has left the window as it was at first.
         (self.base, self.ended, self.left) = (0, 0, 0);

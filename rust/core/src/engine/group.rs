@@ -25,6 +25,7 @@ use super::beneath::Nursery;
 use super::executor::{Execution, Likeness, Prepared};
 use super::links::LinkTable;
 use super::matching::{Finished, Matching};
+use super::request::Request;
 use super::sleep::{Patience, Sleeper};
 use super::staff::{Staff, Stay};
 use super::submit::LARGE;
@@ -262,7 +263,16 @@ impl Group {
     }
 
     /// Refuses work on a group that is dead, closed, or inherited by a fork.
+    #[inline]
     pub(crate) fn check_alive(&self) -> Result<()> {
+        match self.failure.get().is_none() && !self.closed.load(Ordering::Acquire) {
+            true => super::forming::check_process(),
+            false => self.refuse(),
+        }
+    }
+
+    #[cold]
+    fn refuse(&self) -> Result<()> {
         super::forming::check_process()?;
         if let Some((first, _)) = self.failure.get() {
             let mut error = first.clone();
@@ -273,10 +283,7 @@ impl Group {
             );
             return Err(error);
         }
-        if self.closed.load(Ordering::Acquire) {
-            return Err(Error::invalid("this communicator has been closed"));
-        }
-        Ok(())
+        Err(Error::invalid("this communicator has been closed"))
     }
 
     /// Posts news for whoever steps the group next. Must not be called under the group's lock.
@@ -447,11 +454,21 @@ impl Core {
         self.spare_executions.push(execution);
     }
 
-    /// A spare execution that can carry out an operation of this likeness.
-    pub(super) fn take_like(&mut self, likeness: &Likeness) -> Option<Box<Execution>> {
-        let spares = self.spare_executions.iter();
-        let found = spares.rev().position(|spare| spare.is_like(likeness))?;
-        let found = self.spare_executions.len() - 1 - found;
+    /// A spare execution that can carry out `request`, which has this likeness.
+    pub(super) fn take_like(
+        &mut self,
+        likeness: &Likeness,
+        request: &Request,
+    ) -> Option<Box<Execution>> {
+        let suits = |spare: &Execution| spare.is_like(likeness) && spare.fits(request);
+        let last = self.spare_executions.pop_if(|spare| suits(spare));
+        if last.is_some() {
+            return last;
+        }
+        let found = self
+            .spare_executions
+            .iter()
+            .rposition(|spare| suits(spare))?;
         Some(self.spare_executions.remove(found))
     }
 

@@ -30,16 +30,15 @@ impl Group {
     /// Starts a collective. With `background` somebody drives it although nobody waits.
     pub(crate) fn submit(
         &self,
-        request: Request,
+        mut request: Request,
         completion: Option<Completion>,
         background: bool,
     ) -> Result<Arc<WorkState>> {
         self.check_alive()?;
-        request.check(self.rank, self.world)?;
         let timeout = request.timeout.unwrap_or_else(|| self.timeout());
         let mut core = self.core.lock();
         self.check_alive()?;
-        let execution = self.begin(&mut core, request)?;
+        let execution = self.begin(&mut core, &mut request)?;
         let work = self.keep(&mut core, execution, timeout, completion);
         self.step(&mut core);
         let at_once = core.has_large();
@@ -47,17 +46,19 @@ impl Group {
         Ok(work)
     }
 
-    /// Gives the request its number and its plan.
-    pub(super) fn begin(&self, core: &mut Core, request: Request) -> Result<Box<Execution>> {
+    /// Gives the request, which it empties, its number and its plan, or refuses what cannot be carried out.
+    pub(super) fn begin(&self, core: &mut Core, request: &mut Request) -> Result<Box<Execution>> {
         let sequence = core.sequence + 1;
-        let likeness = Likeness::of(&request);
-        let alike = likeness.and_then(|likeness| core.take_like(&likeness));
+        let likeness = Likeness::of(request);
+        let alike = likeness.and_then(|likeness| core.take_like(&likeness, request));
         let execution = match alike {
             Some(mut execution) => {
                 execution.repeat(request, sequence);
                 execution
             }
             None => {
+                request.check(self.rank, self.world)?;
+                let request = std::mem::replace(request, Request::barrier());
                 let mut execution = self.execution(core, request, sequence)?;
                 execution.set_likeness(likeness);
                 execution
@@ -65,7 +66,9 @@ impl Group {
         };
         core.sequence = sequence;
         for peer in execution.peers() {
-            self.ensure_link(&mut core.links, Lane::Collective, peer);
+            if core.links.open(Lane::Collective, peer).is_none() {
+                self.ensure_link(&mut core.links, Lane::Collective, peer);
+            }
         }
         Ok(execution)
     }

@@ -100,12 +100,14 @@ impl Task {
     }
 
     /// The operation has this number.
+    #[inline]
     pub(crate) fn number(&mut self, sequence: u64) {
         self.print.fingerprint.sequence = sequence;
         Fingerprint::write_sequence(&mut self.print.header, sequence);
     }
 
     /// The element type of scratch memory: wider than the element type in reductions of 16-bit and 8-bit floats only.
+    #[inline]
     pub(crate) fn partial(&self) -> DataType {
         if self.kernel.is_some() {
             self.dtype.accumulator()
@@ -191,6 +193,18 @@ impl Task {
     ) -> Result<bool> {
         let (from, dst, wire) = match *step {
             Step::Recv { from, dst, wire } | Step::Fold { from, dst, wire } => (from, dst, wire),
+            Step::Send { to, src } => {
+                let Some(open) = links.open(Lane::Collective, to) else {
+                    return Ok(false);
+                };
+                let size = self.element_size(src.buffer);
+                let (offset, length) = (src.offset * size, src.len * size);
+                if HEADER + length > open.post_limit {
+                    return self.advance(step, Way::default(), progress, links);
+                }
+                progress.done = self.post(open, self.memory(src.buffer), (offset, length))?;
+                return Ok(progress.done);
+            }
             _ => return self.advance(step, Way::default(), progress, links),
         };
         let Some(open) = links.open(Lane::Collective, from) else {
@@ -290,16 +304,8 @@ impl Task {
         (offset, length): (usize, usize),
         progress: &mut Progress,
     ) -> Result<bool> {
-        if HEADER + length <= open.link.post_limit() {
-            let header = self.header(length);
-            let payload = memory.read(offset, length);
-            let posted = if payload.len() == length {
-                open.link.try_post(&header, payload)?
-            } else {
-                let whole = memory.gather(offset, length);
-                open.link.try_post(&header, &whole)?
-            };
-            if posted {
+        if HEADER + length <= open.post_limit {
+            if self.post(open, memory, (offset, length))? {
                 progress.bytes = HEADER + length;
                 progress.done = true;
             }
@@ -329,6 +335,22 @@ impl Task {
             Lending::Unfit => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Posts the message, which the link carries whole. Returns false when that has to wait.
+    #[inline]
+    fn post(
+        &self,
+        open: &mut OpenLink,
+        memory: &Memory,
+        (offset, length): (usize, usize),
+    ) -> Result<bool> {
+        let header = self.header(length);
+        let payload = memory.read(offset, length);
+        if payload.len() == length {
+            return open.link.try_post(&header, payload);
+        }
+        open.link.try_post(&header, &memory.gather(offset, length))
     }
 
     /// What a message of `length` bytes of payload begins with.
@@ -439,14 +461,16 @@ impl Task {
             let length = incoming.dst.len * self.wire_type(incoming.wire).size();
             let expected = self.header(length);
             begun = match message.split_first_chunk::<HEADER>() {
-                Some((theirs, payload)) if *theirs == expected => match payload.len() {
-                    found if found == length => {
-                        self.deliver(incoming, payload);
-                        Ok(Begun::Whole)
+                Some((theirs, payload)) if Fingerprint::is_same(theirs, &expected) => {
+                    match payload.len() {
+                        found if found == length => {
+                            self.deliver(incoming, payload);
+                            Ok(Begun::Whole)
+                        }
+                        0 => Ok(Begun::Header),
+                        _ => Err(no_message(from)),
                     }
-                    0 => Ok(Begun::Header),
-                    _ => Err(no_message(from)),
-                },
+                }
                 Some((theirs, _)) => {
                     *header = *theirs;
                     Err(difference(&expected, theirs, self.rank, from))
@@ -461,6 +485,7 @@ impl Task {
     }
 
     /// Takes in a whole payload.
+    #[inline]
     fn deliver(&self, incoming: &Incoming, payload: &[u8]) {
         let Incoming {
             dst,
@@ -483,6 +508,7 @@ impl Task {
     }
 
     /// What becomes of elements that come by `wire` on their way to `dst`.
+    #[inline]
     fn conversion(&self, dst: Span, wire: Wire) -> Convert {
         match (self.is_wide(dst.buffer), wire) {
             (true, Wire::Element) => Convert::Widen,
@@ -491,6 +517,7 @@ impl Task {
         }
     }
 
+    #[inline]
     fn absorb(
         &self,
         target: &mut [u8],
@@ -569,6 +596,7 @@ impl Task {
         }
     }
 
+    #[inline]
     fn memory(&self, buffer: Buffer) -> &Memory {
         match buffer {
             Buffer::Input => &self.input,
@@ -578,10 +606,12 @@ impl Task {
     }
 
     /// Whether the buffer's elements are in an accumulation type that differs from the element type.
+    #[inline]
     fn is_wide(&self, buffer: Buffer) -> bool {
         buffer == Buffer::Scratch && self.partial() != self.dtype
     }
 
+    #[inline]
     fn element_size(&self, buffer: Buffer) -> usize {
         match buffer {
             Buffer::Scratch => self.partial().size(),
@@ -589,6 +619,7 @@ impl Task {
         }
     }
 
+    #[inline]
     fn wire_type(&self, wire: Wire) -> DataType {
         match wire {
             Wire::Element => self.dtype,

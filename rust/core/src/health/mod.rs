@@ -1,6 +1,5 @@
 //! What went wrong, in words: abort notices, reports of waits, the record of recent operations.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::engine::{Fingerprint, WorkState};
@@ -11,8 +10,10 @@ use crate::types::Rank;
 /// The last operations of a group on this rank, for reports.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    operations: VecDeque<Record>,
+    operations: Vec<Record>,
     capacity: usize,
+    /// Where the oldest is, once there are as many as are kept.
+    oldest: usize,
 }
 
 #[derive(Debug)]
@@ -26,8 +27,9 @@ struct Record {
 impl Recorder {
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
-            operations: VecDeque::with_capacity(capacity),
+            operations: Vec::with_capacity(capacity),
             capacity,
+            oldest: 0,
         }
     }
 
@@ -47,19 +49,26 @@ impl Recorder {
     }
 
     fn push(&mut self, record: Record) {
-        if self.capacity == 0 {
-            return;
+        if self.operations.len() < self.capacity {
+            self.operations.push(record);
+        } else if let Some(oldest) = self.operations.get_mut(self.oldest) {
+            *oldest = record;
+            self.oldest += 1;
+            if self.oldest == self.capacity {
+                self.oldest = 0;
+            }
         }
-        if self.operations.len() == self.capacity {
-            self.operations.pop_front();
-        }
-        self.operations.push_back(record);
+    }
+
+    /// Every record, the oldest first.
+    fn in_order(&self) -> impl DoubleEndedIterator<Item = &Record> {
+        let (newer, older) = self.operations.split_at(self.oldest);
+        older.iter().chain(newer)
     }
 
     /// The fingerprint of the collective with this number, if it is still kept.
     pub(crate) fn fingerprint(&self, sequence: u64) -> Option<Fingerprint> {
-        self.operations
-            .iter()
+        self.in_order()
             .rev()
             .filter_map(|record| record.fingerprint)
             .find(|fingerprint| fingerprint.sequence == sequence && fingerprint.is_collective())
@@ -67,8 +76,7 @@ impl Recorder {
 
     /// One line per operation, oldest first.
     pub(crate) fn lines(&self) -> Vec<String> {
-        self.operations
-            .iter()
+        self.in_order()
             .map(|Record { fingerprint, work }| {
                 let Some(work) = work else {
                     let name = fingerprint.map_or_else(String::new, |print| print.name());

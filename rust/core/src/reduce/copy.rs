@@ -57,7 +57,11 @@ impl Streaming {
 ///
 /// # Panics
 /// If the lengths differ.
+#[inline]
 pub fn copy(dst: &mut [u8], src: &[u8]) {
+    if src.len() <= PIECE {
+        return copy_hinted(dst, src, Streaming::No);
+    }
     copy_hinted(dst, src, Streaming::for_footprint(2 * src.len()));
 }
 
@@ -67,8 +71,16 @@ pub fn copy(dst: &mut [u8], src: &[u8]) {
 ///
 /// # Panics
 /// If the lengths differ.
+#[inline]
 pub fn copy_hinted(dst: &mut [u8], src: &[u8], streaming: Streaming) {
-    assert_eq!(dst.len(), src.len(), "a copy between different lengths");
+    assert!(dst.len() == src.len(), "a copy between different lengths");
+    match src.len() <= PIECE {
+        true => dst.copy_from_slice(src),
+        false => copy_long(dst, src, streaming),
+    }
+}
+
+fn copy_long(dst: &mut [u8], src: &[u8], streaming: Streaming) {
     if streaming == Streaming::Yes {
         return Tier::best().streamer().copy(dst, src);
     }

@@ -85,6 +85,7 @@ impl Kernel {
     ///
     /// # Panics
     /// If the lengths differ or are not whole elements; so do all functions here.
+    #[inline]
     pub fn fold(&self, acc: &mut [u8], src: &[u8]) {
         assert_lengths(self.accumulator(), acc.len(), self.accumulator(), src.len());
         (self.loops.fold)(self.tier, acc, src);
@@ -146,6 +147,7 @@ impl Kernel {
     ///
     /// # Panics
     /// Also if the element type is not its own accumulator.
+    #[inline]
     pub fn finish_in_place(&self, buf: &mut [u8], world: usize) {
         assert_eq!(
             self.element,
@@ -177,6 +179,7 @@ impl Kernel {
         }
     }
 
+    #[inline]
     fn ending(&self) -> Ending {
         match self.op {
             ReduceOp::Land | ReduceOp::Lor | ReduceOp::Lxor => Ending::Truth,
@@ -187,6 +190,7 @@ impl Kernel {
     }
 
     /// The last step before rounding, on accumulators in place.
+    #[inline]
     fn end(&self, buf: &mut [u8], world: usize) {
         match self.ending() {
             Ending::Keep => {}
@@ -261,6 +265,7 @@ fn scale_on(tier: Tier, dtype: DataType, dst: &mut [u8], src: &[u8], factor: f64
 }
 
 /// Whether the type accumulates in float32 without being it.
+#[inline]
 fn is_small(dtype: DataType) -> bool {
     dtype != dtype.accumulator()
 }
@@ -299,6 +304,7 @@ impl Scratch {
     }
 }
 
+#[inline]
 fn assert_lengths(a: DataType, a_bytes: usize, b: DataType, b_bytes: usize) {
     assert!(
         a_bytes.is_multiple_of(a.size())
