@@ -8,6 +8,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::ring::CHUNK;
+
 /// Moves from this length on are timed: shorter ones say more of the clock.
 pub(super) const TIMED_FROM: usize = 32 << 10;
 
@@ -60,6 +62,18 @@ impl Paces {
     fn ring(&self) -> u64 {
         self.filling.0.saturating_add(self.emptying.0)
     }
+
+    /// Both copies of a message of `bytes` at the same time: at the pace of the slower one, but for the piece that is
+    /// first in and last out, and for what the two wait for each other.
+    fn ring_alone(&self, bytes: usize) -> u64 {
+        let (slower, faster) = (
+            self.filling.max(self.emptying),
+            self.filling.min(self.emptying),
+        );
+        let ends = faster.0.saturating_mul(CHUNK as u64) / (bytes as u64).max(1);
+        let pace = slower.0.saturating_add(ends);
+        pace.saturating_add(pace / 8)
+    }
 }
 
 /// A sender's choice, message by message.
@@ -90,8 +104,8 @@ impl Choice {
         self.filled = Some(Instant::now());
     }
 
-    /// Whether to lend `bytes` of private memory. A message that is alone goes through the ring as fast as the slower of
-    /// the two copies. Otherwise (`incoming`) both count, and both sides go by both directions, where both are in use:
+    /// Whether to lend `bytes` of private memory. A message that is alone goes through the ring about as fast as the
+    /// slower of the two copies. Otherwise (`incoming`) both count, and both sides go by both directions, where both are in use:
     /// messages that cross go the same way, or one side copies while the other waits for it.
     pub(super) fn prefers_loan(
         &mut self,
@@ -113,7 +127,9 @@ impl Choice {
             self.trying = self.trying.saturating_sub(bytes);
             false
         } else if !outgoing.are_known() {
-            outgoing.filling.0 > 0 && outgoing.emptying.0 > 0
+            let rings = outgoing.filling.0 > 0 && outgoing.emptying.0 > 0;
+            self.trying_loans = if rings { TRIED } else { 0 };
+            rings
         } else if is_stale(self.lent) {
             self.trying_loans = TRIED.saturating_sub(bytes);
             true
@@ -122,10 +138,7 @@ impl Choice {
             true
         } else {
             let (ring, reading) = match incoming {
-                None => (
-                    outgoing.filling.max(outgoing.emptying).0,
-                    outgoing.reading.0,
-                ),
+                None => (outgoing.ring_alone(bytes), outgoing.reading.0),
                 Some(incoming) if incoming.are_known() => (
                     outgoing.ring().saturating_add(incoming.ring()),
                     outgoing.reading.0.saturating_add(incoming.reading.0),

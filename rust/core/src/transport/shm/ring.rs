@@ -33,7 +33,7 @@ use crate::error::{Code, Error, Result};
 pub(super) const MAX_ALIGN: usize = 16;
 
 /// How many bytes a large transfer publishes or releases at once.
-const CHUNK: usize = 32 << 10;
+pub(super) const CHUNK: usize = 32 << 10;
 
 /// A word of the shared memory.
 pub(super) trait Word {
