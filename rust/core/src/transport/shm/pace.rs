@@ -85,15 +85,22 @@ pub(super) struct Choice {
     /// How many bytes more are to go through the ring, or to be lent, to see how fast that is.
     trying: usize,
     trying_loans: usize,
+    /// How often either has been looked at again.
+    looks: u32,
 }
 
 /// What a loan takes beside the reading, in nanoseconds: it is announced, and comes back.
 const LOAN: u64 = 3_000;
 
-/// How long a pace counts before that way is used again to see; for messages from `LONG` on, where to see costs more.
+/// How long a pace counts at most before that way is used again to see; for messages from `LONG` on, where to see costs
+/// more.
 const FRESH: Duration = Duration::from_millis(500);
 const FRESH_WHEN_LONG: Duration = Duration::from_secs(4);
 const LONG: usize = 8 << 20;
+
+/// How long it counts at first, and then each time twice as long: what is measured first is measured on cold memory, and
+/// one process that loses its core may spoil it.
+const FRESH_AT_FIRST: Duration = Duration::from_millis(2);
 
 /// Bytes by which a way is tried: the first of them say how long its memory was unused.
 const TRIED: usize = 1 << 20;
@@ -105,33 +112,46 @@ impl Choice {
     }
 
     /// Whether to lend `bytes` of private memory. A message that is alone goes through the ring about as fast as the
-    /// slower of the two copies. Otherwise (`incoming`) both count, and both sides go by both directions, where both are in use:
-    /// messages that cross go the same way, or one side copies while the other waits for it.
+    /// slower of the two copies. Otherwise (`incoming`) both count, and both sides go by both directions, where both are
+    /// in use: messages that cross go the same way, or one side copies while the other waits for it.
     pub(super) fn prefers_loan(
         &mut self,
         bytes: usize,
         outgoing: Paces,
         incoming: Option<Paces>,
     ) -> bool {
-        let now = Instant::now();
+        self.prefers_loan_at(Instant::now(), bytes, outgoing, incoming)
+    }
+
+    fn prefers_loan_at(
+        &mut self,
+        now: Instant,
+        bytes: usize,
+        outgoing: Paces,
+        incoming: Option<Paces>,
+    ) -> bool {
         let fresh = match bytes < LONG {
-            true => FRESH,
+            true => FRESH.min(FRESH_AT_FIRST.saturating_mul(1 << self.looks.min(8))),
             false => FRESH_WHEN_LONG,
         };
         let is_stale =
             |since: Option<Instant>| since.is_none_or(|since| now.duration_since(since) >= fresh);
         if is_stale(self.filled) {
             self.trying = TRIED;
+            self.looks = self.looks.saturating_add(1);
         }
         let lend = if self.trying > 0 {
             self.trying = self.trying.saturating_sub(bytes);
             false
         } else if !outgoing.are_known() {
             let rings = outgoing.filling.0 > 0 && outgoing.emptying.0 > 0;
-            self.trying_loans = if rings { TRIED } else { 0 };
+            if rings {
+                self.trying_loans = TRIED.saturating_sub(bytes);
+            }
             rings
         } else if is_stale(self.lent) {
             self.trying_loans = TRIED.saturating_sub(bytes);
+            self.looks = self.looks.saturating_add(1);
             true
         } else if self.trying_loans > 0 {
             self.trying_loans = self.trying_loans.saturating_sub(bytes);
@@ -191,38 +211,46 @@ mod tests {
         };
         let (unknown, fast, slow) = (Paces::default(), paces(1_000, 9_000), paces(9_000, 1_000));
         let mut choice = Choice::default();
+        let mut now = Instant::now();
         assert!(
-            !choice.prefers_loan(mib, unknown, Some(unknown)),
+            !choice.prefers_loan_at(now, mib, unknown, Some(unknown)),
             "first the ring"
         );
         assert!(
-            choice.prefers_loan(mib, paces(1_000, 0), Some(unknown)),
+            choice.prefers_loan_at(now, mib, paces(1_000, 0), Some(unknown)),
             "then a loan"
         );
-        assert!(!choice.prefers_loan(mib, fast, Some(unknown)));
-        assert!(choice.prefers_loan(mib, slow, Some(unknown)));
+        assert!(!choice.prefers_loan_at(now, mib, fast, Some(unknown)));
+        assert!(choice.prefers_loan_at(now, mib, slow, Some(unknown)));
         assert!(
-            choice.prefers_loan(mib, fast, Some(paces(90_000, 1_000))),
+            choice.prefers_loan_at(now, mib, fast, Some(paces(90_000, 1_000))),
             "on the whole it is faster"
         );
         assert!(
-            !choice.prefers_loan(1000, slow, Some(unknown)),
+            !choice.prefers_loan_at(now, 1000, slow, Some(unknown)),
             "a loan takes a word back and forth"
         );
         let even = paces(60_000, 90_000);
-        assert!(choice.prefers_loan(mib, even, Some(unknown)));
+        assert!(choice.prefers_loan_at(now, mib, even, Some(unknown)));
         assert!(
-            !choice.prefers_loan(mib, even, None),
+            !choice.prefers_loan_at(now, mib, even, None),
             "alone both copies are made at the same time"
         );
-        std::thread::sleep(FRESH);
+        now += FRESH;
         assert!(
-            !choice.prefers_loan(mib, slow, Some(unknown)),
+            !choice.prefers_loan_at(now, mib, slow, Some(unknown)),
             "the ring is tried"
         );
-        assert!(choice.prefers_loan(mib, fast, Some(unknown)), "and a loan");
-        assert!(!choice.prefers_loan(mib, fast, Some(unknown)));
+        assert!(
+            choice.prefers_loan_at(now, mib, fast, Some(unknown)),
+            "and a loan"
+        );
+        assert!(!choice.prefers_loan_at(now, mib, fast, Some(unknown)));
+        // Sooner at first: what was measured then may have been bad luck.
+        now += FRESH / 10;
+        assert!(!choice.prefers_loan_at(now, mib, slow, Some(unknown)));
+        assert!(choice.prefers_loan_at(now, mib, fast, Some(unknown)));
         // Long messages are no way to see.
-        assert!(!choice.prefers_loan(64 * mib, fast, Some(unknown)));
+        assert!(!choice.prefers_loan_at(now, 64 * mib, fast, Some(unknown)));
     }
 }
