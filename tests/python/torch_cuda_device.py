@@ -8,9 +8,11 @@ c10's CUDA device. A rank calls ``start``, and then has tensors by ``tensor`` an
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -107,6 +109,14 @@ def start(timeout: float = 60.0, *, first_call: bool = True, **options: Any) -> 
     if first_call:
         dist.all_reduce(tensor(torch.ones(1)))
     return dist.get_rank(), dist.get_world_size()
+
+
+def statistics() -> dict[str, int]:
+    """What the emulated driver counts in this process: its report at the moment."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    text = ctypes.create_string_buffer(1 << 20)
+    driver.cuEmulatorStatistics(text, ctypes.c_size_t(len(text)))
+    return json.loads(text.value)
 
 
 def tensor(source: Any, device: int = 0) -> Any:

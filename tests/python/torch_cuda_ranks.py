@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_cuda_device as cuda
-from torch_cuda_device import start, tensor, values
+from torch_cuda_device import start, statistics, tensor, values
 
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
 COUNTS = [0, 1, 3, 1000, 50_001]
@@ -613,8 +613,9 @@ def is_captured() -> None:
 
 def loses_a_peer() -> str:
     """A peer dies while a call waits for it: the stream goes on, and who asks is told."""
-    rank, world = start()
+    rank, world = start(first_call=False)
     reduced = tensor(data(rank, 1000))
+    before = statistics()
     dist.all_reduce(reduced)
     check(reduced, summed(world, 1000), "before")
     dist.barrier()
@@ -631,6 +632,14 @@ def loses_a_peer() -> str:
     with pytest.raises(dist.DistNetworkError):
         dist.all_reduce(reduced)
     assert not work.is_success()
+    del work
+    dist.destroy_process_group()
+    # What a dead peer may have had under way is waited for. Who ends earlier leaves it to the
+    # driver.
+    for kind in ("registrations", "allocations"):
+        while statistics()[kind] > before[kind]:
+            assert time.monotonic() < deadline, (kind, before, statistics())
+            time.sleep(0.01)
     return str(raised.value)
 
 

@@ -6,8 +6,6 @@ hold.
 
 from __future__ import annotations
 
-import ctypes
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_cuda_device as cuda
-from torch_cuda_device import start, tensor
+from torch_cuda_device import start, statistics, tensor
 from torch_cuda_ranks import DEVICE, check, data, empty, summed
 
 # As many as torch's pool has.
@@ -127,13 +125,6 @@ def gives_streams_back() -> None:
     kept.clear()
     emulated.synchronize(0)
     assert emulated.is_free(address)
-
-
-def statistics() -> dict[str, int]:
-    driver = ctypes.CDLL("libcuda.so.1")
-    text = ctypes.create_string_buffer(1 << 20)
-    driver.cuEmulatorStatistics(text, ctypes.c_size_t(len(text)))
-    return json.loads(text.value)
 
 
 def sends_before_it_receives() -> None:
