@@ -47,6 +47,7 @@ PARTS = ("marks", "collectives", "torch", "idle")
 LONGEST = 4.0  # seconds for one cell, however few there are
 HEAP_FROM = 1 << 20
 IDLE_SECONDS = 2.0
+WORTH_SAYING = 0.01  # of the cores' time, which the hypervisor gave to others
 REFERENCES = {"openmpi": "unisono", "unisono": "unisono-c", "torch/gloo": "torch/unisono"}
 
 Key = tuple[int, str, int]
@@ -165,11 +166,15 @@ class Run:
         native, through_torch = self.wanted_native(), self.wanted_torch()
         weight = len(self.args.ranks) * sum(cell.weight for cell in native + through_torch)
         for world in self.args.ranks:
+            stolen = report.Stolen()
             for wanted, into in ((native, self.native), (through_torch, self.torch)):
                 if wanted:
                     share = sum(cell.weight for cell in wanted) / weight
                     self.world(world, wanted, into, share * self.args.minutes * 60)
             print(self.tables(world), flush=True)
+            if stolen.share() > WORTH_SAYING:
+                share = f"{stolen.share():.0%}"
+                print(f"\nmeanwhile the hypervisor gave {share} of the cores' time to others")
 
     def tables(self, world: int) -> str:
         """Return every ratio of one world."""
