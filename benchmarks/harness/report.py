@@ -126,7 +126,7 @@ def bound_table(cells: list[Cell], loops: dict[int, dict[str, float]]) -> str:
         text = ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in rates.items())
         lines.append(f"{world} ranks at once, each: {text} (of 64 MiB results on private memory)")
     lines.append(
-        f"{'':9}{'size':>9}{'bound':>12}  {'fastest':20}{'private / bound':>17}{'heap / bound':>17}"
+        f"{'':9}{'size':>9}{'bound':>12}  {'fastest':20}{'private / bound':>20}{'heap / bound':>20}"
     )
     for cell in cells:
         bound = cell.bound()
@@ -144,7 +144,7 @@ def bound_table(cells: list[Cell], loops: dict[int, dict[str, float]]) -> str:
             if seconds and peer == "unisono-heap" and cell.world == 2:
                 met = seconds / bound <= marks.MARK_OF_BOUND
                 text += f" ({marks.MARK_OF_BOUND}) {'met' if met else 'MISSED'}"
-            line += f"{text:>17}"
+            line += f"{text:>20}"
         lines.append(line)
     return "\n".join(lines)
 
