@@ -320,10 +320,13 @@ def closed() -> None:
     globals()["kept"] = (part, part.irecv(np.ones(3), (part.rank + 1) % part.size))
 
 
-def threads_without_a_group() -> list[str]:
+def threads_without_a_group(folder: str) -> list[str]:
     """What is left of unisono's threads when every communicator has been closed, twice."""
-    for _ in range(2):
-        with unisono.init(timeout=30) as comm, comm.split(0) as part:
+    me = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    for turn in range(2):
+        # Rank 0 may still serve the store of the first turn when others begin the second.
+        url = f"file://{folder}/{turn}"
+        with unisono.init(url, timeout=30, **me) as comm, comm.split(0) as part:
             work = part.all_reduce(np.ones(3), async_op=True)
             comm.barrier()
             work.wait()

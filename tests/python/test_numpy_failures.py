@@ -150,8 +150,8 @@ def test_a_closed_communicator_and_a_quiet_end():
         assert result.output == ""
 
 
-def test_threads_go_with_the_last_communicator():
-    for result in run_ranks(2, "numpy_failures:threads_without_a_group"):
+def test_threads_go_with_the_last_communicator(tmp_path):
+    for result in run_ranks(2, "numpy_failures:threads_without_a_group", str(tmp_path)):
         assert result.value == []
 
 
