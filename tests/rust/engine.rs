@@ -871,6 +871,22 @@ fn exchanges_go_round() {
 }
 
 #[test]
+fn what_repeats_a_call_is_refused_where_its_buffers_differ() {
+    let _others = beside_others();
+    run(Transport::Shm, 2, |comm| {
+        let mine = [comm.rank() as u8; 2];
+        let mut all = [9; 6];
+        for _ in 0..2 {
+            comm.all_gather(&mine, &mut all[..4]).expect("a gathering");
+            assert_eq!(all, [0, 0, 1, 1, 9, 9]);
+            // Alike but for the length of the output.
+            let error = comm.all_gather(&mine, &mut all).expect_err("six bytes");
+            assert_eq!(error.code, Code::InvalidArgument, "{error}");
+        }
+    });
+}
+
+#[test]
 fn an_exchange_that_cannot_be_sent_takes_its_receive_back() {
     let _others = beside_others();
     run(Transport::Shm, 2, |comm| {

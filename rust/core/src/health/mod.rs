@@ -109,3 +109,28 @@ pub(crate) fn notice(error: &Error, origin: Rank) -> Notice {
         message,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Collective;
+
+    #[test]
+    fn the_last_operations_are_kept_in_order() {
+        for capacity in [0, 1, 3] {
+            let mut recorder = Recorder::new(capacity);
+            for sequence in 1..=7 {
+                recorder.note(Fingerprint {
+                    sequence,
+                    collective: Collective::Barrier as u8,
+                    ..Fingerprint::default()
+                });
+                let kept = (sequence + 1).saturating_sub(capacity as u64).max(1)..=sequence;
+                let expected: Vec<_> = kept
+                    .map(|number| format!("barrier #{number} completed at once"))
+                    .collect();
+                assert_eq!(recorder.lines(), expected, "of {capacity}");
+            }
+        }
+    }
+}
