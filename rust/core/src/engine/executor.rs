@@ -50,8 +50,6 @@ pub(crate) struct Prepared {
     last_receives: Vec<bool>,
     /// Every message is short.
     is_short: bool,
-    /// This rank sends or receives once.
-    pub(super) is_one_message: bool,
 }
 
 impl Prepared {
@@ -82,7 +80,6 @@ impl Prepared {
         }
         Self {
             is_short,
-            is_one_message: steps.iter().filter_map(link_direction).count() == 1,
             repeats: Repeats::of(&plan),
             last_receives: plan.last_receives(),
             plan,

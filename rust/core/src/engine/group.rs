@@ -86,8 +86,6 @@ pub(crate) struct Group {
     pub(super) world: usize,
     pub(super) membership: Membership,
     pub(super) config: Config,
-    /// Every rank of this host has a core.
-    pub(super) has_cores: bool,
     pub(super) core: Mutex<Core>,
     /// Signalled when an operation ends and when the leader leaves.
     pub(super) turn: Condvar,
@@ -171,11 +169,10 @@ impl Group {
         let spin = config.spin_us.map(Duration::from_micros);
         let neighbours = membership.topology.ranks_beside(rank);
         let cores = super::forming::cores();
-        let has_cores = neighbours <= cores;
         let core = Core {
             links: LinkTable::new(world),
             operations: Vec::new(),
-            matching: Matching::new(rank, world, config.eager_bytes.0, has_cores),
+            matching: Matching::new(rank, world, config.eager_bytes.0),
             finished: Vec::new(),
             leader: false,
             sleeping: false,
@@ -200,7 +197,6 @@ impl Group {
             timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, milliseconds)),
             workers: (config.threads.0 > 1).then(|| Arc::new(Workers::new(config.threads.0))),
             config,
-            has_cores,
             core: Mutex::new(core),
             turn: Condvar::new(),
             mailbox: Mutex::new(Vec::new()),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
 use crate::transport::endpoint::Lane;
-use crate::transport::{Company, Link, Loan};
+use crate::transport::{Link, Loan};
 use crate::types::{DataType, Rank};
 
 use super::links::{LinkTable, OpenLink};
@@ -37,7 +37,6 @@ pub(crate) struct Matching {
     next_id: u64,
     eager_bytes: usize,
     /// Every rank of this host has a core.
-    has_cores: bool,
     /// The payload of a short message on its way from the link to where it goes.
     inbox: Vec<u8>,
 }
@@ -56,7 +55,7 @@ pub(crate) struct PendingMessage {
 pub(crate) type Finished = Vec<(Arc<WorkState>, Result<()>)>;
 
 impl Matching {
-    pub(crate) fn new(rank: Rank, world: usize, eager_bytes: usize, has_cores: bool) -> Self {
+    pub(crate) fn new(rank: Rank, world: usize, eager_bytes: usize) -> Self {
         Self {
             rank,
             peers: (0..world).map(|_| Peer::default()).collect(),
@@ -64,7 +63,6 @@ impl Matching {
             kept: VecDeque::new(),
             next_id: 0,
             eager_bytes,
-            has_cores,
             inbox: Vec::new(),
         }
     }
@@ -108,10 +106,6 @@ impl Matching {
             id,
             bytes: bytes as u64,
         };
-        let company = match bytes > self.eager_bytes {
-            true => self.company(),
-            false => Company::Busy,
-        };
         let peer = &mut self.peers[to];
         let work = Arc::clone(work);
         if bytes <= self.eager_bytes && peer.in_flight + bytes <= CREDIT {
@@ -124,7 +118,6 @@ impl Matching {
                 lendable: false,
                 offered: false,
                 loan: None,
-                company,
                 work: Some(work),
             });
         } else if !peer.offering {
@@ -140,7 +133,6 @@ impl Matching {
                 lendable: false,
                 offered: true,
                 loan: None,
-                company,
                 work: Some(work),
             });
         } else {
@@ -337,19 +329,6 @@ impl Matching {
         Ok(())
     }
 
-    /// What this rank does while a message that begins now moves: a receive that waits may be met any time.
-    fn company(&self) -> Company {
-        let receives = !self.posted.is_empty()
-            || self
-                .peers
-                .iter()
-                .any(|peer| peer.sink.is_some() || !peer.ready.is_empty());
-        match self.has_cores && !receives {
-            true => Company::Alone,
-            false => Company::Busy,
-        }
-    }
-
     /// Whether no message has met this receive.
     pub(crate) fn is_posted(&self, work: &Arc<WorkState>) -> bool {
         let mut posted = self.posted.iter().rev();
@@ -484,6 +463,10 @@ impl Matching {
                     }
                 }
                 self.close_sink(rank, finished)?;
+                if self.posted.is_empty() {
+                    // Whoever waited for this one may want the next where it would have to be kept now.
+                    return Ok(true);
+                }
             }
             if let Some(frame) = take_whole(open, rank, &mut self.inbox)? {
                 self.take_in(rank, frame, &mut *open.link, finished)?;
@@ -567,7 +550,6 @@ impl Matching {
             Kind::Ready => {
                 // The answer may be to an offer, declined before it.
                 self.look_at_loans(rank, link, finished)?;
-                let company = self.company();
                 let peer = &mut self.peers[rank];
                 let at = peer
                     .announced
@@ -587,7 +569,6 @@ impl Matching {
                     lendable: true,
                     offered: false,
                     loan: None,
-                    company,
                     work: Some(announced.work),
                 });
             }

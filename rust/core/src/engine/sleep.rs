@@ -88,6 +88,11 @@ impl Patience {
         }
     }
 
+    /// Whether ranks of this host share cores.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded
+    }
+
     /// Something moved: start anew.
     pub(crate) fn reset(&mut self) {
         if self.since.is_some() && self.yielded == 0 {

@@ -130,6 +130,9 @@ impl Group {
                     LendBytes::None => link.lend_private_from(usize::MAX),
                     LendBytes::From(bytes) => link.lend_private_from(bytes),
                 }
+                if core.patience.is_crowded() {
+                    link.expect_a_crowd();
+                }
                 tracing::debug!(rank = self.rank, peer, lane = ?lane, via = %link.describe(), "link open");
                 core.links.establish(lane, peer, link);
             }

@@ -8,7 +8,6 @@ use crate::communicator::PointToPoint;
 use crate::error::{Error, Result};
 use crate::plan::{self, Algorithm};
 use crate::reduce::{Kernel, Streaming};
-use crate::transport::Company;
 use crate::transport::endpoint::Lane;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
@@ -129,10 +128,6 @@ impl Group {
             world: self.world,
             workers: self.workers.clone(),
             stage: None,
-            company: match self.has_cores && prepared.is_one_message {
-                true => Company::Alone,
-                false => Company::Busy,
-            },
             streaming: Streaming::No,
         };
         let neighbours = self.membership.topology.ranks_beside(self.rank);

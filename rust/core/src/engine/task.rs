@@ -11,7 +11,7 @@ use crate::error::{Code, Error, Result};
 use crate::plan::{Buffer, Span, Step, Wire};
 use crate::reduce::{self, Kernel, Source, Streaming, Workers};
 use crate::transport::endpoint::Lane;
-use crate::transport::{Company, Lending, Loan, Ticket};
+use crate::transport::{Lending, Loan, Ticket};
 use crate::types::{Collective, DataType, Rank};
 
 use super::links::{LinkTable, OpenLink, Runs};
@@ -62,8 +62,6 @@ pub(crate) struct Task {
     pub(crate) workers: Option<Arc<Workers>>,
     /// Where what goes to several peers is read by all of them.
     pub(crate) stage: Option<Stage>,
-    /// What this rank does while a message moves.
-    pub(crate) company: Company,
     /// How to store results that are not read again.
     pub(crate) streaming: Streaming,
 }
@@ -326,10 +324,7 @@ impl Task {
         if !runs.fill(memory, offset, length, open.link.most_lent_runs()) {
             return Ok(false);
         }
-        match open
-            .link
-            .try_lend(&self.header(length), runs.as_slice(), self.company)?
-        {
+        match open.link.try_lend(&self.header(length), runs.as_slice())? {
             Lending::Lent(ticket) => progress.loan = Some(ticket),
             Lending::NotNow => {}
             Lending::Unfit => return Ok(false),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
-use crate::transport::{Company, Lending, Link, Loan, Ticket};
+use crate::transport::{Lending, Link, Loan, Ticket};
 use crate::types::{DataType, Rank};
 
 use super::links::Runs;
@@ -106,8 +106,6 @@ pub(super) struct Outgoing {
     pub(super) offered: bool,
     /// It is lent.
     pub(super) loan: Option<Ticket>,
-    /// What this rank does while it moves.
-    pub(super) company: Company,
     /// Completed when the whole frame has been sent.
     pub(super) work: Option<Arc<WorkState>>,
 }
@@ -154,7 +152,7 @@ impl Outgoing {
         if self.sent == 0 && self.lendable && length >= link.lends_from() {
             let mut runs = Runs::default();
             if runs.fill(&self.payload, 0, length, link.most_lent_runs()) {
-                match link.try_lend(&self.header, runs.as_slice(), self.company)? {
+                match link.try_lend(&self.header, runs.as_slice())? {
                     Lending::NotNow => return Ok(Sent::NotNow),
                     Lending::Unfit => {}
                     Lending::Lent(ticket) if ticket.proven => return Ok(Sent::Lent(ticket)),
@@ -175,13 +173,11 @@ impl Outgoing {
         {
             return Ok(Sent::Unfit);
         }
-        Ok(
-            match link.try_offer(&self.header, runs.as_slice(), self.company)? {
-                Lending::NotNow => Sent::NotNow,
-                Lending::Unfit => Sent::Unfit,
-                Lending::Lent(ticket) => Sent::Lent(ticket),
-            },
-        )
+        Ok(match link.try_offer(&self.header, runs.as_slice())? {
+            Lending::NotNow => Sent::NotNow,
+            Lending::Unfit => Sent::Unfit,
+            Lending::Lent(ticket) => Sent::Lent(ticket),
+        })
     }
 
     fn stream(&mut self, link: &mut dyn Link) -> Result<Sent> {
@@ -270,7 +266,6 @@ impl Peer {
             lendable: false,
             offered: false,
             loan: None,
-            company: Company::Busy,
             work: None,
         });
     }

@@ -98,15 +98,6 @@ pub enum Loan {
     Declined,
 }
 
-/// What a message's sender does while the message moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Company {
-    /// Nothing else, nor does any other rank need its core: both ends of a ring can copy at the same time.
-    Alone,
-    /// It moves other messages, or shares its core with other ranks: every copy counts.
-    Busy,
-}
-
 /// One ordered reliable stream between two ranks of a group.
 ///
 /// Every method returns at once. `Ok(0)` means "not now", and also stands for the end of the stream: a broken
@@ -169,6 +160,9 @@ pub trait Link: Send {
     /// From which size on memory outside the shared heap is lent, instead of where that is measured to be faster.
     fn lend_private_from(&mut self, _bytes: usize) {}
 
+    /// Ranks of this host share cores: it costs the peer more to find a message half there than to wait for it.
+    fn expect_a_crowd(&mut self) {}
+
     /// Sends a message by its header and the place of its payload, `(address, bytes)` piece by piece. The memory must
     /// stay as it is until [`Link::loan`] says that it is back, or [`Link::send_abort`] or the end of the link has
     /// revoked it.
@@ -176,7 +170,6 @@ pub trait Link: Send {
         &mut self,
         _header: &[u8; MESSAGE_HEADER],
         _runs: &[(usize, usize)],
-        _company: Company,
     ) -> Result<Lending> {
         Ok(Lending::Unfit)
     }
@@ -187,7 +180,6 @@ pub trait Link: Send {
         &mut self,
         _header: &[u8; MESSAGE_HEADER],
         _runs: &[(usize, usize)],
-        _company: Company,
     ) -> Result<Lending> {
         Ok(Lending::Unfit)
     }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::pace::{Choice, Pace, Paces, TIMED_FROM};
+use super::pace::{Choices, Clock, Filling, Offered, Paces, class};
 use super::ring::{MAX_ALIGN, Word};
 use crate::error::{Code, Error, Result};
 use crate::heap::PeerHeap;
@@ -59,11 +59,10 @@ pub(super) trait Ledger {
     fn declined(&self) -> &Self::Word;
     /// 1 once the sender has taken back what it lent. Written by the sender.
     fn revoked(&self) -> &Self::Word;
-    /// The pace at which the sender has copied into the ring lately, written by the sender; and that at which the receiver
-    /// has copied out of it and read private memory, written by the receiver. Advice, which orders nothing.
+    /// Nanoseconds that the sender has spent on the message it copies into the ring, written by the sender; and what
+    /// messages of a class have taken lately ([`Paces`]), written by the receiver. Advice, which orders nothing.
     fn filling(&self) -> &Self::Word;
-    fn emptying(&self) -> &Self::Word;
-    fn reading(&self) -> &Self::Word;
+    fn paces(&self, class: usize) -> &Self::Word;
     /// The ring's flag.
     fn producer_asleep(&self) -> &Self::Word;
     /// A fence of that order.
@@ -115,8 +114,8 @@ pub(super) struct Lender<L> {
     /// From which size on private memory may be lent.
     pub(super) private_from: usize,
     /// Whether that is the faster way; `None`: it does not matter.
-    choice: Option<Choice>,
-    filling: Pace,
+    choices: Option<Choices>,
+    filling: Filling,
     lent: u64,
     /// The first loan of private memory.
     trial: Option<u64>,
@@ -136,8 +135,8 @@ impl<L: Ledger> Lender<L> {
         Self {
             ledger,
             private_from: LENT_FROM,
-            choice: Some(Choice::default()),
-            filling: Pace::default(),
+            choices: Some(Choices::default()),
+            filling: Filling::default(),
             lent: 0,
             trial: None,
             reach: Reach::Unknown,
@@ -146,16 +145,25 @@ impl<L: Ledger> Lender<L> {
 
     /// Lends private memory from so many bytes on, whatever it costs.
     pub(super) fn lend_private_from(&mut self, bytes: usize) {
-        (self.private_from, self.choice) = (bytes, None);
+        (self.private_from, self.choices) = (bytes, None);
     }
 
-    /// So many bytes of a message were copied into the ring.
-    pub(super) fn note_filling(&mut self, bytes: usize, took: Duration) {
-        self.filling.note(bytes, took);
-        let word = self.ledger.filling();
-        word.store(self.filling.0, Ordering::Relaxed);
-        if let Some(choice) = &mut self.choice {
-            choice.note_filling();
+    /// `bytes` are about to be copied into the ring, as far as there is room: now, if they are to be timed.
+    #[inline]
+    pub(super) fn begin_filling(&mut self, bytes: usize) -> Option<Instant> {
+        match self.filling.begin(bytes) {
+            Offered::Short => return None,
+            Offered::Message => self.ledger.filling().store(0, Ordering::Relaxed),
+            Offered::Rest => {}
+        }
+        Some(Instant::now())
+    }
+
+    /// `count` of them were copied since then; the receiver is told.
+    pub(super) fn note_filling(&mut self, count: usize, started: Instant) {
+        if count > 0 {
+            let spent = self.filling.note(count, started);
+            self.ledger.filling().store(spent, Ordering::Relaxed);
         }
     }
 
@@ -165,14 +173,8 @@ impl<L: Ledger> Lender<L> {
     }
 
     /// Whether `bytes`, of which some or (`whole`) all lie in private memory, are better lent than streamed, and the
-    /// peer can read them as far as is known. `incoming`: what the other direction takes, unless the message has
-    /// both cores and the link to itself.
-    pub(super) fn lends_private(
-        &mut self,
-        bytes: usize,
-        whole: bool,
-        incoming: Option<Paces>,
-    ) -> bool {
+    /// peer can read them as far as is known. `incoming`: what such messages take in the other direction.
+    pub(super) fn lends_private(&mut self, bytes: usize, whole: bool, incoming: Paces) -> bool {
         let reached = match self.reach {
             // A payload of which the peer has read the part in the heap could not be refused any more.
             Reach::Unknown => whole,
@@ -182,13 +184,9 @@ impl<L: Ledger> Lender<L> {
         if !reached || bytes < self.private_from {
             return false;
         }
-        let outgoing = Paces {
-            filling: self.filling,
-            emptying: told(self.ledger.emptying()),
-            reading: told(self.ledger.reading()),
-        };
-        match &mut self.choice {
-            Some(choice) => choice.prefers_loan(bytes, outgoing, incoming),
+        let told = self.ledger.paces(class(bytes)).load(Ordering::Relaxed);
+        match &mut self.choices {
+            Some(choices) => choices.prefer_loan(bytes, Paces::of(told), incoming),
             None => true,
         }
     }
@@ -257,11 +255,6 @@ impl<L: Ledger> Lender<L> {
     }
 }
 
-/// What the peer says of its pace. It may say anything: it is only chosen by.
-fn told(word: &impl Word) -> Pace {
-    Pace(word.load(Ordering::Relaxed))
-}
-
 /// The receiver's account of loans.
 pub(super) struct Account<L> {
     ledger: L,
@@ -318,8 +311,7 @@ pub(super) struct Back {
 /// The side that reads what is lent.
 pub(super) struct Borrower<L> {
     account: Account<L>,
-    emptying: Pace,
-    pace: Pace,
+    clock: Clock,
     /// The peer's process, if it is one that can be named.
     pub(super) peer: Option<i32>,
     /// A loan of private memory has been announced.
@@ -333,6 +325,8 @@ pub(super) struct Borrower<L> {
 struct Reading {
     runs: Vec<Run>,
     streaming: Streaming,
+    /// All of it lies in private memory: how long it is, and when it was announced.
+    timed: Option<(usize, Instant)>,
     /// The run being read, and how far.
     run: usize,
     within: u64,
@@ -356,8 +350,7 @@ impl<L: Ledger> Borrower<L> {
     pub(super) fn new(ledger: L, peer: Option<i32>) -> Self {
         Self {
             account: Account::new(ledger),
-            emptying: Pace::default(),
-            pace: Pace::default(),
+            clock: Clock::default(),
             peer,
             tried: false,
             reading: false,
@@ -365,27 +358,36 @@ impl<L: Ledger> Borrower<L> {
         }
     }
 
-    /// What this direction has taken lately.
-    pub(super) fn paces(&self) -> Paces {
-        Paces {
-            filling: told(self.account.ledger.filling()),
-            emptying: self.emptying,
-            reading: self.pace,
+    /// What messages as long as `bytes` have taken lately.
+    pub(super) fn paces(&self, bytes: usize) -> Paces {
+        self.clock.paces(bytes)
+    }
+
+    /// Whether what is taken out of the ring is to be timed.
+    #[inline]
+    pub(super) fn times(&self, most: usize) -> bool {
+        self.clock.times(most)
+    }
+
+    /// Of `most` bytes, the rest of a message, `count` were taken out of the ring since `started`. The sender is told
+    /// what the whole message took.
+    pub(super) fn note_streamed(&mut self, most: usize, count: usize, started: Instant) {
+        let filling = self.account.ledger.filling();
+        let spent = || filling.load(Ordering::Relaxed);
+        if let Some(class) = self.clock.note_streamed(most, count, started, spent) {
+            self.tell(class);
         }
     }
 
-    /// So many bytes were copied out of the ring; the sender is told.
-    pub(super) fn note_emptying(&mut self, bytes: usize, took: Duration) {
-        self.emptying.note(bytes, took);
-        let word = self.account.ledger.emptying();
-        word.store(self.emptying.0, Ordering::Relaxed);
+    /// A loan of `bytes` was read to its end since `started`. The sender is told.
+    pub(super) fn note_lent(&mut self, bytes: usize, started: Instant) {
+        let class = self.clock.note_lent(bytes, started);
+        self.tell(class);
     }
 
-    /// So many bytes of private memory were read; the sender is told.
-    pub(super) fn note_reading(&mut self, bytes: usize, took: Duration) {
-        self.pace.note(bytes, took);
-        let word = self.account.ledger.reading();
-        word.store(self.pace.0, Ordering::Relaxed);
+    fn tell(&self, class: usize) {
+        let word = self.account.ledger.paces(class);
+        word.store(self.clock.word(class), Ordering::Relaxed);
     }
 
     /// Whether a loan is being read.
@@ -427,9 +429,12 @@ impl<L: Ledger> Borrower<L> {
         let bytes = bytes.fold(0, u64::saturating_add);
         let footprint = usize::try_from(bytes.saturating_mul(4)).unwrap_or(usize::MAX);
         let private = runs.iter().any(|run| run.segment == 0);
+        let whole = runs.iter().all(|run| run.segment == 0);
+        let timed = whole.then(|| (footprint / 4, Instant::now()));
         self.loan = Reading {
             runs: std::mem::take(runs),
             streaming: Streaming::for_footprint(footprint),
+            timed,
             refusable: private && !self.tried,
             ..Reading::default()
         };
@@ -577,18 +582,12 @@ impl<L: Ledger> Borrower<L> {
         if run.segment != 0 {
             return Err(corrupt(format_args!("segment {}", run.segment)));
         }
-        let started = Instant::now();
         let result = match self.peer {
             Some(peer) => read_process(peer, run.at + self.loan.within, bytes),
             None => Err(Errno::SRCH),
         };
         match result {
-            Ok(()) => {
-                if bytes.len() >= TIMED_FROM {
-                    self.note_reading(bytes.len(), started.elapsed());
-                }
-                Ok(self.verdict())
-            }
+            Ok(()) => Ok(self.verdict()),
             Err(_) if self.loan.refusable => Ok(Attempt::Refused),
             Err(errno) => {
                 // A process that ends takes its memory with it before it says so; one that fails revokes it.
@@ -609,6 +608,9 @@ impl<L: Ledger> Borrower<L> {
 
     fn end_if_read(&mut self) -> Back {
         if self.loan.run == self.loan.runs.len() {
+            if let Some((bytes, since)) = self.loan.timed {
+                self.note_lent(bytes, since);
+            }
             self.give_back(false)
         } else {
             Back::default()

@@ -21,16 +21,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use self::loans::{Borrower, Lender, Run};
-use self::pace::TIMED_FROM;
 pub use self::page::Page;
 use self::ring::{Consumer, Producer};
 use self::segment::{BoardMemory, RingMemory, Segment};
 pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
 use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
-use super::{
-    Company, Interest, Lending, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Position, Ticket,
-};
+use super::{Interest, Lending, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Position, Ticket};
 use crate::error::{Code, Error, Result};
 use crate::heap;
 use crate::reduce::copy_hinted;
@@ -146,12 +143,10 @@ enum Side {
 
 impl Link for ShmLink {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize> {
-        let started = (bytes.len() >= TIMED_FROM).then(Instant::now);
+        let started = self.lender.begin_filling(bytes.len());
         let sent = self.producer.send(bytes, || self.control.ring_doorbell())?;
-        if let Some(started) = started
-            && sent >= TIMED_FROM
-        {
-            self.lender.note_filling(sent, started.elapsed());
+        if let Some(started) = started {
+            self.lender.note_filling(sent, started);
         }
         self.lacks.room |= sent == 0;
         Ok(sent)
@@ -162,9 +157,11 @@ impl Link for ShmLink {
             let streaming = self.borrower.streaming();
             return self.read_loan(bytes, &|to, from| copy_hinted(to, from, streaming));
         }
-        let started = (bytes.len() >= TIMED_FROM).then(Instant::now);
+        let started = self.borrower.times(bytes.len()).then(Instant::now);
         let count = self.consumer.recv(bytes, || self.control.ring_doorbell())?;
-        self.note_emptying(count, started);
+        if let Some(started) = started {
+            self.borrower.note_streamed(bytes.len(), count, started);
+        }
         Ok(count)
     }
 
@@ -172,15 +169,11 @@ impl Link for ShmLink {
         if self.borrower.is_reading() {
             return self.read_loan(bytes, copy);
         }
-        let started = (bytes.len() >= TIMED_FROM).then(Instant::now);
         let (most, mut done) = (bytes.len(), 0);
-        let mut fold = |run: &[u8]| {
+        self.try_fold(most, 1, &mut |run| {
             copy(&mut bytes[done..done + run.len()], run);
             done += run.len();
-        };
-        let count = self.try_fold(most, 1, &mut fold)?;
-        self.note_emptying(count, started);
-        Ok(count)
+        })
     }
 
     fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize> {
@@ -194,8 +187,14 @@ impl Link for ShmLink {
             }
             return Ok(count);
         }
-        self.consumer
-            .fold(max, align, fold, || control.ring_doorbell())
+        let started = self.borrower.times(max).then(Instant::now);
+        let count = self
+            .consumer
+            .fold(max, align, fold, || control.ring_doorbell())?;
+        if let Some(started) = started {
+            self.borrower.note_streamed(max, count, started);
+        }
+        Ok(count)
     }
 
     fn post_limit(&self) -> usize {
@@ -263,22 +262,24 @@ impl Link for ShmLink {
         self.lender.lend_private_from(bytes);
     }
 
+    fn expect_a_crowd(&mut self) {
+        self.producer.publish_for_a_crowd();
+    }
+
     fn try_lend(
         &mut self,
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
-        company: Company,
     ) -> Result<Lending> {
-        self.lend(header, runs, company, true)
+        self.lend(header, runs, true)
     }
 
     fn try_offer(
         &mut self,
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
-        company: Company,
     ) -> Result<Lending> {
-        self.lend(header, runs, company, false)
+        self.lend(header, runs, false)
     }
 
     fn decline(&mut self) {
@@ -378,21 +379,11 @@ impl ShmLink {
         Ok(count)
     }
 
-    /// What was copied out of the ring since `started` tells of its pace.
-    fn note_emptying(&mut self, count: usize, started: Option<Instant>) {
-        if let Some(started) = started
-            && count >= TIMED_FROM
-        {
-            self.borrower.note_emptying(count, started.elapsed());
-        }
-    }
-
     /// Posts the place of a payload. `may_try`: also if the peer could turn out not to reach it.
     fn lend(
         &mut self,
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
-        company: Company,
         may_try: bool,
     ) -> Result<Lending> {
         let is_one = |run: &(usize, usize)| run.1 > 0;
@@ -417,7 +408,7 @@ impl ShmLink {
             length += run.write(&mut description[length..]);
             bytes += run_bytes;
         }
-        let crossing = (company == Company::Busy).then(|| self.borrower.paces());
+        let crossing = self.borrower.paces(bytes);
         if private > 0
             && !((may_try || self.lender.is_proven())
                 && self

@@ -1,36 +1,46 @@
-//! Whether private memory is better read by the peer or copied through the ring, by what both have taken lately.
+//! Whether private memory is better read by the peer or copied through the ring, by what messages of that length have
+//! taken lately.
 //!
 //! The ring costs two copies, of which each side does one; reading costs one, but the kernel looks every page up. Which
-//! is less depends on where the two processes run at the moment: between cores that share a cache the ring's bytes never
-//! leave it, while between cores that do not every line of the ring changes hands twice. In virtual
-//! machines that was seen to change within seconds and without a word. So both sides time what they move and tell each
-//! other in the shared header; the sender chooses for each message, and tries what it has not used for a while.
+//! is less depends on the length, and on where the two processes run at the moment: between cores that share a cache the
+//! ring's bytes never leave it, while between cores that do not every line of the ring changes hands twice; two ranks on
+//! one core copy in turn. In virtual machines that was seen to change within seconds and without a word. So nothing is
+//! assumed: the receiver times each long message from its first byte to its last, adds what the sender had spent before
+//! it came, and tells the sender in the shared header. The sender chooses for each message, and tries what it has not
+//! used for a while.
 
 use std::time::{Duration, Instant};
 
-use super::ring::CHUNK;
+/// Messages from this length on are timed: shorter ones are never lent.
+pub(super) const TIMED_FROM: usize = SHORTEST - SHORTEST / 16;
 
-/// Moves from this length on are timed: shorter ones say more of the clock.
-pub(super) const TIMED_FROM: usize = 32 << 10;
+/// Lengths are told apart by powers of two, from this one on; those of the last class are longer.
+const SHORTEST: usize = 64 << 10;
+pub(super) const CLASSES: usize = 11;
 
-/// A faster move takes a pace half of the way there, a slower one an eighth, and it counts as no more than so many times
-/// the pace: a process that loses its core meanwhile, or meets cold memory, says little of what memory can do.
-const FASTER: u64 = 2;
-const SLOWER: u64 = 8;
-const MOST: u64 = 4;
+/// The class of a message of `bytes`. What streams may come without its beginning, which travels with the header.
+pub(super) fn class(bytes: usize) -> usize {
+    let units = bytes.saturating_add(SHORTEST / 16) / SHORTEST;
+    (units.max(1).ilog2() as usize).min(CLASSES - 1)
+}
+
+/// A faster message takes a pace half of the way there, a slower one an eighth, and it counts as no more than so many
+/// times the pace: a process that loses its core meanwhile, or meets cold memory, says little of what memory can do.
+const FASTER: u32 = 2;
+const SLOWER: u32 = 8;
+const MOST: u32 = 4;
 
 const MIB: u64 = 1 << 20;
 
 /// How long moving bytes has taken lately: nanoseconds for a MiB, 0 when nothing is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Pace(pub(super) u64);
+pub(super) struct Pace(u32);
 
 impl Pace {
     /// Takes into account that `bytes` took so long.
-    pub(super) fn note(&mut self, bytes: usize, took: Duration) {
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+    fn note(&mut self, bytes: usize, nanos: u64) {
         let sample = nanos.saturating_mul(MIB) / (bytes as u64).max(1);
-        let sample = sample.max(1);
+        let sample = u32::try_from(sample).unwrap_or(u32::MAX).max(1);
         self.0 = match self.0 {
             0 => sample,
             before if sample < before => before - (before - sample).div_ceil(FASTER),
@@ -42,45 +52,171 @@ impl Pace {
     }
 }
 
-/// What one direction has taken lately.
+/// What messages of one class have taken lately in one direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Paces {
-    /// Copying into the ring, and out of it.
-    pub(super) filling: Pace,
-    pub(super) emptying: Pace,
-    /// Reading private memory of the sender.
-    pub(super) reading: Pace,
+    pub(super) ring: Pace,
+    pub(super) loan: Pace,
 }
 
 impl Paces {
+    /// As one word of the shared header.
+    pub(super) fn word(self) -> u64 {
+        u64::from(self.ring.0) << 32 | u64::from(self.loan.0)
+    }
+
+    /// What such a word says. A peer may say anything: it is only chosen by.
+    pub(super) fn of(word: u64) -> Self {
+        Self {
+            ring: Pace((word >> 32) as u32),
+            loan: Pace(word as u32),
+        }
+    }
+
     fn are_known(&self) -> bool {
-        let known = [self.filling, self.emptying, self.reading];
-        known.iter().all(|pace| pace.0 > 0)
-    }
-
-    /// Both copies through the ring, one after the other.
-    fn ring(&self) -> u64 {
-        self.filling.0.saturating_add(self.emptying.0)
-    }
-
-    /// Both copies of a message of `bytes` at the same time: at the pace of the slower one, but for the piece that is
-    /// first in and last out, and for what the two wait for each other.
-    fn ring_alone(&self, bytes: usize) -> u64 {
-        let (slower, faster) = (
-            self.filling.max(self.emptying),
-            self.filling.min(self.emptying),
-        );
-        let ends = faster.0.saturating_mul(CHUNK as u64) / (bytes as u64).max(1);
-        let pace = slower.0.saturating_add(ends);
-        pace.saturating_add(pace / 8)
+        self.ring.0 > 0 && self.loan.0 > 0
     }
 }
 
-/// A sender's choice, message by message.
+/// The receiver's measurements.
 #[derive(Debug, Default)]
-pub(super) struct Choice {
-    /// When something was last copied into the ring, and when something was last lent.
-    filled: Option<Instant>,
+pub(super) struct Clock {
+    paces: [Paces; CLASSES],
+    streaming: Streaming,
+}
+
+/// The message that is coming through the ring.
+#[derive(Debug, Default)]
+struct Streaming {
+    bytes: usize,
+    left: usize,
+    since: Option<Instant>,
+    /// Nanoseconds that the sender had spent on it before.
+    before: u64,
+}
+
+impl Clock {
+    /// What messages as long as `bytes` have taken.
+    pub(super) fn paces(&self, bytes: usize) -> Paces {
+        self.paces[class(bytes)]
+    }
+
+    /// Whether a receiver who asks for `most` bytes of the ring is to be timed.
+    #[inline]
+    pub(super) fn times(&self, most: usize) -> bool {
+        most >= TIMED_FROM || (most == self.streaming.left && most > 0)
+    }
+
+    /// Of `most` bytes, the rest of a message, `count` came in the time since `started`. `spent`: nanoseconds that the
+    /// sender says it has spent. Returns the class whose paces have changed.
+    pub(super) fn note_streamed(
+        &mut self,
+        most: usize,
+        count: usize,
+        started: Instant,
+        spent: impl FnOnce() -> u64,
+    ) -> Option<usize> {
+        let streaming = &mut self.streaming;
+        if most != streaming.left {
+            *streaming = Streaming {
+                bytes: most,
+                left: most,
+                ..Streaming::default()
+            };
+        }
+        if count == 0 {
+            return None;
+        }
+        let since = *streaming.since.get_or_insert_with(|| {
+            streaming.before = spent();
+            started
+        });
+        streaming.left -= count;
+        if streaming.left > 0 {
+            return None;
+        }
+        let Streaming { bytes, before, .. } = std::mem::take(streaming);
+        let class = class(bytes);
+        let nanos = nanoseconds(since.elapsed()).saturating_add(before);
+        self.paces[class].ring.note(bytes, nanos);
+        Some(class)
+    }
+
+    /// A loan of `bytes` was read to its end since `started`. Returns its class.
+    pub(super) fn note_lent(&mut self, bytes: usize, started: Instant) -> usize {
+        let class = class(bytes);
+        self.paces[class]
+            .loan
+            .note(bytes, nanoseconds(started.elapsed()));
+        class
+    }
+
+    pub(super) fn word(&self, class: usize) -> u64 {
+        self.paces[class].word()
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// How long the sender has spent on copying the message that it streams.
+#[derive(Debug, Default)]
+pub(super) struct Filling {
+    left: usize,
+    nanos: u64,
+}
+
+impl Filling {
+    /// What is there to do for the clock when a sender offers `bytes`.
+    #[inline]
+    pub(super) fn begin(&mut self, bytes: usize) -> Offered {
+        if bytes == self.left && bytes > 0 {
+            Offered::Rest
+        } else if bytes >= TIMED_FROM {
+            (self.left, self.nanos) = (bytes, 0);
+            Offered::Message
+        } else {
+            Offered::Short
+        }
+    }
+
+    /// Of the message that was begun `count` bytes have been copied since `started`. Returns how long the bytes so far
+    /// have taken.
+    pub(super) fn note(&mut self, count: usize, started: Instant) -> u64 {
+        self.left = self.left.saturating_sub(count);
+        self.nanos = self.nanos.saturating_add(nanoseconds(started.elapsed()));
+        self.nanos
+    }
+}
+
+/// What a sender offers to the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Offered {
+    /// Nothing that is timed.
+    Short,
+    /// A long message.
+    Message,
+    /// The rest of it.
+    Rest,
+}
+
+/// A sender's choices, message by message, for each class.
+#[derive(Debug, Default)]
+pub(super) struct Choices([Choice; CLASSES]);
+
+impl Choices {
+    /// Whether to lend `bytes` of private memory. Where both directions are in use both count, and both sides choose by
+    /// the same numbers: of messages that cross by different ways one side copies while the other waits for it.
+    pub(super) fn prefer_loan(&mut self, bytes: usize, outgoing: Paces, incoming: Paces) -> bool {
+        self.0[class(bytes)].prefers_loan_at(Instant::now(), bytes, outgoing, incoming)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Choice {
+    /// When a message was last copied into the ring, and when one was last lent.
+    streamed: Option<Instant>,
     lent: Option<Instant>,
     /// How many bytes more are to go through the ring, or to be lent, to see how fast that is.
     trying: usize,
@@ -88,9 +224,6 @@ pub(super) struct Choice {
     /// How often either has been looked at again.
     looks: u32,
 }
-
-/// What a loan takes beside the reading, in nanoseconds: it is announced, and comes back.
-const LOAN: u64 = 3_000;
 
 /// How long a pace counts at most before that way is used again to see; for messages from `LONG` on, where to see costs
 /// more.
@@ -106,29 +239,12 @@ const FRESH_AT_FIRST: Duration = Duration::from_millis(2);
 const TRIED: usize = 1 << 20;
 
 impl Choice {
-    /// Something was copied into the ring.
-    pub(super) fn note_filling(&mut self) {
-        self.filled = Some(Instant::now());
-    }
-
-    /// Whether to lend `bytes` of private memory. A message that is alone goes through the ring about as fast as the
-    /// slower of the two copies. Otherwise (`incoming`) both count, and both sides go by both directions, where both are
-    /// in use: messages that cross go the same way, or one side copies while the other waits for it.
-    pub(super) fn prefers_loan(
-        &mut self,
-        bytes: usize,
-        outgoing: Paces,
-        incoming: Option<Paces>,
-    ) -> bool {
-        self.prefers_loan_at(Instant::now(), bytes, outgoing, incoming)
-    }
-
     fn prefers_loan_at(
         &mut self,
         now: Instant,
         bytes: usize,
         outgoing: Paces,
-        incoming: Option<Paces>,
+        incoming: Paces,
     ) -> bool {
         let fresh = match bytes < LONG {
             true => FRESH.min(FRESH_AT_FIRST.saturating_mul(1 << self.looks.min(8))),
@@ -136,7 +252,7 @@ impl Choice {
         };
         let is_stale =
             |since: Option<Instant>| since.is_none_or(|since| now.duration_since(since) >= fresh);
-        if is_stale(self.filled) {
+        if is_stale(self.streamed) {
             self.trying = TRIED;
             self.looks = self.looks.saturating_add(1);
         }
@@ -144,7 +260,7 @@ impl Choice {
             self.trying = self.trying.saturating_sub(bytes);
             false
         } else if !outgoing.are_known() {
-            let rings = outgoing.filling.0 > 0 && outgoing.emptying.0 > 0;
+            let rings = outgoing.ring.0 > 0;
             if rings {
                 self.trying_loans = TRIED.saturating_sub(bytes);
             }
@@ -157,21 +273,17 @@ impl Choice {
             self.trying_loans = self.trying_loans.saturating_sub(bytes);
             true
         } else {
-            let (ring, reading) = match incoming {
-                None => (outgoing.ring_alone(bytes), outgoing.reading.0),
-                Some(incoming) if incoming.are_known() => (
-                    outgoing.ring().saturating_add(incoming.ring()),
-                    outgoing.reading.0.saturating_add(incoming.reading.0),
-                ),
-                Some(_) => (outgoing.ring(), outgoing.reading.0),
+            let incoming = match incoming.are_known() {
+                true => incoming,
+                false => Paces::default(),
             };
-            let of = |pace: u64| pace.saturating_mul(bytes as u64) / MIB;
-            of(reading).saturating_add(LOAN) < of(ring)
+            let both = |out: Pace, back: Pace| u64::from(out.0) + u64::from(back.0);
+            both(outgoing.loan, incoming.loan) < both(outgoing.ring, incoming.ring)
         };
         *if lend {
             &mut self.lent
         } else {
-            &mut self.filled
+            &mut self.streamed
         } = Some(now);
         lend
     }
@@ -182,75 +294,132 @@ mod tests {
     use super::*;
 
     const MICRO: Duration = Duration::from_micros(1);
+    const MILLION: u64 = 1_000_000;
+
+    #[test]
+    fn lengths_are_told_apart_by_powers_of_two() {
+        for (bytes, expected) in [
+            (0, 0),
+            (SHORTEST, 0),
+            (2 * SHORTEST - SHORTEST / 16 - 1, 0),
+            (2 * SHORTEST, 1),
+            // Without the beginning that came with the header.
+            (2 * SHORTEST - 216, 1),
+            (1 << 20, 4),
+            (64 << 20, 10),
+            (usize::MAX, 10),
+        ] {
+            assert_eq!(class(bytes), expected, "{bytes} bytes");
+        }
+        const { assert!(SHORTEST - 216 >= TIMED_FROM) };
+    }
 
     #[test]
     fn a_pace_follows_what_is_measured_and_no_single_delay() {
         let mut pace = Pace::default();
-        pace.note(1 << 20, 100 * MICRO);
+        pace.note(1 << 20, 100_000);
         assert_eq!(pace.0, 100_000);
-        pace.note(1 << 19, 50 * MICRO);
+        pace.note(1 << 19, 50_000);
         assert_eq!(pace.0, 100_000);
-        pace.note(1 << 20, Duration::from_secs(1));
+        pace.note(1 << 20, 1000 * MILLION);
         assert!(pace.0 < 200_000);
         for _ in 0..100 {
-            pace.note(1 << 20, 300 * MICRO);
+            pace.note(1 << 20, 300_000);
         }
         assert!((280_000..=300_000).contains(&pace.0), "{pace:?}");
-        pace.note(0, Duration::MAX);
-        pace.note(usize::MAX, Duration::ZERO);
+        pace.note(0, u64::MAX);
+        pace.note(usize::MAX, 0);
         assert!(pace.0 > 0);
+        let paces = Paces {
+            ring: Pace(7),
+            loan: Pace(u32::MAX),
+        };
+        let told = Paces::of(paces.word());
+        assert_eq!((told.ring, told.loan), (paces.ring, paces.loan));
+    }
+
+    #[test]
+    fn a_message_is_timed_from_its_first_byte_to_its_last() {
+        let mut clock = Clock::default();
+        let started = Instant::now().checked_sub(1000 * MICRO).unwrap();
+        let bytes = 1 << 20;
+        assert!(clock.times(bytes) && !clock.times(0) && !clock.times(100));
+        // Nothing has come yet: that is not the message's time.
+        let nothing = clock.note_streamed(bytes, 0, started, || unreachable!());
+        assert_eq!(nothing, None);
+        assert_eq!(clock.note_streamed(bytes, 1000, started, || 500_000), None);
+        assert!(clock.times(bytes - 1000));
+        let end = clock.note_streamed(
+            bytes - 1000,
+            bytes - 1000,
+            Instant::now(),
+            || unreachable!(),
+        );
+        assert_eq!(end, Some(4));
+        let pace = clock.paces(bytes).ring.0;
+        assert!(
+            (1_500_000..100_000_000).contains(&pace),
+            "what the sender had spent before is counted: {pace}"
+        );
+        // Half a message that is given up, and the next.
+        let now = Instant::now();
+        assert_eq!(clock.note_streamed(bytes, 1000, started, || 0), None);
+        assert_eq!(
+            clock.note_streamed(bytes / 2, bytes / 2, now, || 0),
+            Some(3)
+        );
+        assert_eq!(clock.note_lent(bytes, started), 4);
+        assert!(clock.paces(bytes).loan.0 >= 1_000_000);
+        assert_eq!(Paces::of(clock.word(3)).loan.0, 0);
+    }
+
+    #[test]
+    fn a_sender_adds_up_what_it_spends_on_a_message() {
+        let mut filling = Filling::default();
+        let started = Instant::now().checked_sub(100 * MICRO).unwrap();
+        assert_eq!(filling.begin(1000), Offered::Short);
+        assert_eq!(filling.begin(SHORTEST), Offered::Message);
+        let first = filling.note(SHORTEST - 1000, started);
+        assert!(first >= 100_000);
+        assert_eq!(filling.begin(1000), Offered::Rest);
+        assert!(filling.note(1000, started) >= first + 100_000);
+        assert_eq!(filling.begin(1000), Offered::Short, "this is another one");
+        assert_eq!(filling.begin(SHORTEST), Offered::Message);
+        assert!(filling.note(1, Instant::now()) < 100_000);
     }
 
     #[test]
     fn the_faster_way_is_chosen_and_the_other_looked_at_again() {
         let mib = 1 << 20;
-        let paces = |ring: u64, reading: u64| Paces {
-            filling: Pace(ring),
-            emptying: Pace(ring),
-            reading: Pace(reading),
+        let paces = |ring, loan| Paces {
+            ring: Pace(ring),
+            loan: Pace(loan),
         };
-        let (unknown, fast, slow) = (Paces::default(), paces(1_000, 9_000), paces(9_000, 1_000));
+        let unknown = Paces::default();
+        let (ring, loan) = (paces(1_000, 9_000), paces(9_000, 1_000));
         let mut choice = Choice::default();
         let mut now = Instant::now();
+        let mut prefers =
+            |now, bytes, out, back| -> bool { choice.prefers_loan_at(now, bytes, out, back) };
+        assert!(!prefers(now, mib, unknown, unknown), "first the ring");
+        assert!(!prefers(now, mib, unknown, unknown), "until it is timed");
+        assert!(prefers(now, mib, paces(1_000, 0), unknown), "then a loan");
+        assert!(!prefers(now, mib, ring, unknown));
+        assert!(prefers(now, mib, loan, unknown));
         assert!(
-            !choice.prefers_loan_at(now, mib, unknown, Some(unknown)),
-            "first the ring"
-        );
-        assert!(
-            choice.prefers_loan_at(now, mib, paces(1_000, 0), Some(unknown)),
-            "then a loan"
-        );
-        assert!(!choice.prefers_loan_at(now, mib, fast, Some(unknown)));
-        assert!(choice.prefers_loan_at(now, mib, slow, Some(unknown)));
-        assert!(
-            choice.prefers_loan_at(now, mib, fast, Some(paces(90_000, 1_000))),
+            prefers(now, mib, ring, paces(90_000, 1_000)),
             "on the whole it is faster"
         );
-        assert!(
-            !choice.prefers_loan_at(now, 1000, slow, Some(unknown)),
-            "a loan takes a word back and forth"
-        );
-        let even = paces(60_000, 90_000);
-        assert!(choice.prefers_loan_at(now, mib, even, Some(unknown)));
-        assert!(
-            !choice.prefers_loan_at(now, mib, even, None),
-            "alone both copies are made at the same time"
-        );
+        assert!(!prefers(now, mib, ring, paces(90_000, 0)));
         now += FRESH;
-        assert!(
-            !choice.prefers_loan_at(now, mib, slow, Some(unknown)),
-            "the ring is tried"
-        );
-        assert!(
-            choice.prefers_loan_at(now, mib, fast, Some(unknown)),
-            "and a loan"
-        );
-        assert!(!choice.prefers_loan_at(now, mib, fast, Some(unknown)));
+        assert!(!prefers(now, mib, loan, unknown), "the ring is tried");
+        assert!(prefers(now, mib, ring, unknown), "and a loan");
+        assert!(!prefers(now, mib, ring, unknown));
         // Sooner at first: what was measured then may have been bad luck.
         now += FRESH / 10;
-        assert!(!choice.prefers_loan_at(now, mib, slow, Some(unknown)));
-        assert!(choice.prefers_loan_at(now, mib, fast, Some(unknown)));
+        assert!(!prefers(now, mib, loan, unknown));
+        assert!(prefers(now, mib, ring, unknown));
         // Long messages are no way to see.
-        assert!(!choice.prefers_loan_at(now, 64 * mib, fast, Some(unknown)));
+        assert!(!prefers(now, 64 * mib, ring, unknown));
     }
 }

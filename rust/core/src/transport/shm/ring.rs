@@ -32,8 +32,15 @@ use crate::error::{Code, Error, Result};
 /// The longest element that can be folded.
 pub(super) const MAX_ALIGN: usize = 16;
 
-/// How many bytes a large transfer publishes or releases at once.
-pub(super) const CHUNK: usize = 32 << 10;
+/// How many bytes of a large transfer are published at once. While the consumer copies them the producer copies the next,
+/// so the transfer takes as long as the slower copy, and the first and the last of these.
+const PUBLISHED: usize = 8 << 10;
+
+/// The same where ranks share cores: a consumer who has caught up gives its core away.
+const PUBLISHED_IN_A_CROWD: usize = 32 << 10;
+
+/// How many bytes of a large transfer are taken and released at once.
+const RELEASED: usize = 32 << 10;
 
 /// A word of the shared memory.
 pub(super) trait Word {
@@ -99,12 +106,12 @@ pub(super) trait Memory {
 
 /// How many consumed bytes the consumer may keep to itself before it releases them.
 fn lag(capacity: usize) -> usize {
-    (capacity / 8).clamp(1, CHUNK)
+    (capacity / 8).clamp(1, RELEASED)
 }
 
-/// How many bytes are published at once, so that even a small ring is worked on from both ends.
-fn chunk(capacity: usize) -> usize {
-    (capacity / 4).clamp(1, CHUNK)
+/// How much of `most` bytes at once, so that even a small ring is worked on from both ends.
+fn chunk(capacity: usize, most: usize) -> usize {
+    (capacity / 4).clamp(1, most)
 }
 
 /// The bytes in the ring by these indices, one of which the peer wrote.
@@ -134,6 +141,8 @@ pub(super) struct Producer<M> {
     tail: u64,
     /// `head` as last seen.
     head: u64,
+    /// Bytes that are published at once.
+    piece: usize,
     armed: bool,
 }
 
@@ -141,11 +150,17 @@ impl<M: Memory> Producer<M> {
     /// The sending end of a fresh ring. There must be only one.
     pub(super) fn new(memory: M) -> Self {
         Self {
+            piece: chunk(memory.capacity(), PUBLISHED),
             memory,
             tail: 0,
             head: 0,
             armed: false,
         }
+    }
+
+    /// The consumer may have to share its core.
+    pub(super) fn publish_for_a_crowd(&mut self) {
+        self.piece = chunk(self.memory.capacity(), PUBLISHED_IN_A_CROWD);
     }
 
     /// Bytes ever published.
@@ -167,7 +182,7 @@ impl<M: Memory> Producer<M> {
         let limit = bytes.len().min(capacity);
         let mut sent = 0;
         while sent < limit {
-            let piece = (limit - sent).min(chunk(capacity));
+            let piece = (limit - sent).min(self.piece);
             let room = self.room(piece)?;
             if room == 0 {
                 break;
@@ -290,7 +305,7 @@ impl<M: Memory> Consumer<M> {
         let limit = bytes.len().min(capacity);
         let mut received = 0;
         while received < limit {
-            let piece = (limit - received).min(chunk(capacity));
+            let piece = (limit - received).min(chunk(capacity, RELEASED));
             let piece = piece.min(self.available(piece)?);
             if piece == 0 {
                 break;
@@ -320,7 +335,7 @@ impl<M: Memory> Consumer<M> {
         let limit = max.min(capacity / align * align);
         let mut folded = 0;
         while folded < limit {
-            let piece = (limit - folded).min(chunk(capacity).max(align));
+            let piece = (limit - folded).min(chunk(capacity, RELEASED).max(align));
             let piece = piece.min(self.available(piece)?) / align * align;
             if piece == 0 {
                 break;

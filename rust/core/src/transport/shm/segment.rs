@@ -16,6 +16,7 @@ use rustix::fs::{self, MemfdFlags, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::loans::Ledger;
+use super::pace::CLASSES;
 use super::page::Page;
 use super::ring::Memory;
 use super::slots::{Board, ROOM, SLOT, SLOTS};
@@ -28,7 +29,7 @@ pub const MIN_CAPACITY: usize = 64;
 pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// `unisono` and the version of this layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x04");
+const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x05");
 /// Where the slots begin: after a page for the header and the words of both directions.
 const BOARDS: usize = 4096;
 /// Where the page begins that is not the transport's own ([`Page`]), after the slots of both directions.
@@ -43,6 +44,10 @@ const SEALS: SealFlags = SealFlags::SHRINK
 #[repr(C, align(128))]
 struct Line(AtomicU64);
 
+/// Words that are written together now and then, apart from all others.
+#[repr(C, align(128))]
+struct Paces([AtomicU64; CLASSES]);
+
 /// The words of one direction: of its ring, slots and loans. Each has one writer in the common case, and the flags are
 /// written only around sleeps, so that looking at them costs nothing while nobody sleeps.
 #[repr(C)]
@@ -56,8 +61,7 @@ struct Words {
     declined: Line,
     revoked: Line,
     filling: Line,
-    emptying: Line,
-    reading: Line,
+    paces: Paces,
 }
 
 /// The two words at the beginning of a slot; its room follows.
@@ -435,13 +439,8 @@ impl Ledger for BoardMemory {
     }
 
     #[inline]
-    fn emptying(&self) -> &AtomicU64 {
-        &self.words().emptying.0
-    }
-
-    #[inline]
-    fn reading(&self) -> &AtomicU64 {
-        &self.words().reading.0
+    fn paces(&self, class: usize) -> &AtomicU64 {
+        &self.words().paces.0[class]
     }
 
     #[inline]

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::{PATIENCE, Pair, Random, Sleeper, both, pattern};
 use crate::heap::Buffer;
-use crate::transport::{Company, Interest, Lending, Link, Loan, MESSAGE_HEADER, Ticket};
+use crate::transport::{Interest, Lending, Link, Loan, MESSAGE_HEADER, Ticket};
 
 pub(in crate::transport) fn messages_of_every_kind_arrive_in_order(make: impl Fn(usize) -> Pair) {
     for (capacity, count) in [(64, 300), (4096, 600), (1 << 18, 600)] {
@@ -224,7 +224,7 @@ impl Sender {
             let kept = Kept::new(bytes, random.below(2) == 0);
             let runs = kept.runs(random.below(5) + 1);
             let lending = if lend {
-                link.try_lend(&header, &runs, Company::Busy).unwrap()
+                link.try_lend(&header, &runs).unwrap()
             } else {
                 Lending::Unfit
             };

@@ -109,11 +109,7 @@ impl Ledger for Arc<Desk> {
         &self.pace
     }
 
-    fn emptying(&self) -> &AtomicU64 {
-        &self.pace
-    }
-
-    fn reading(&self) -> &AtomicU64 {
+    fn paces(&self, _class: usize) -> &AtomicU64 {
         &self.pace
     }
 

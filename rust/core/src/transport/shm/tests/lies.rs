@@ -63,7 +63,7 @@ fn impossible_counts_are_errors() {
         assert!(!link.try_post(&HEADER, &[]).unwrap());
         segment.scribble(Segment::words_at(0).start + TAKEN, taken);
         untrusted(link.try_post(&HEADER, &[]));
-        untrusted(link.try_lend(&HEADER, &[(4096, 1 << 20)], Company::Busy));
+        untrusted(link.try_lend(&HEADER, &[(4096, 1 << 20)]));
     }
     // None is back, one is refused that was not on trial, more than were lent.
     for returned in [3, 5, 6, u64::MAX] {
@@ -71,10 +71,7 @@ fn impossible_counts_are_errors() {
         link.lend_private_from(1);
         let mut tickets = Vec::new();
         for word in [2, 4] {
-            let Lending::Lent(ticket) = link
-                .try_lend(&HEADER, &[(4096, 1 << 20)], Company::Busy)
-                .unwrap()
-            else {
+            let Lending::Lent(ticket) = link.try_lend(&HEADER, &[(4096, 1 << 20)]).unwrap() else {
                 panic!("not lent");
             };
             tickets.push(ticket);
@@ -100,7 +97,7 @@ fn messages_in_the_middle_of_a_loan_are_errors() {
     let payload = [7_u8; 100];
     let run = (payload.as_ptr().expose_provenance(), 100);
     assert!(matches!(
-        a.try_lend(&HEADER, &[run], Company::Busy).unwrap(),
+        a.try_lend(&HEADER, &[run]).unwrap(),
         Lending::Lent(_)
     ));
     assert!(b.try_take(&mut |_| {}).unwrap());
@@ -214,7 +211,7 @@ proptest! {
             segment.scribble(at, word);
             let result = match call {
                 0 => link.try_post(&HEADER, &[1; 20]).map(drop),
-                1 => link.try_lend(&HEADER, &[run], Company::Busy).map(|lending| {
+                1 => link.try_lend(&HEADER, &[run]).map(|lending| {
                     if let Lending::Lent(ticket) = lending {
                         tickets.push(ticket);
                     }

@@ -109,7 +109,7 @@ fn run_of(bytes: &[u8]) -> (usize, usize) {
 }
 
 fn lend(link: &mut ShmLink, runs: &[(usize, usize)]) -> Ticket {
-    match link.try_lend(&HEADER, runs, Company::Busy).unwrap() {
+    match link.try_lend(&HEADER, runs).unwrap() {
         Lending::Lent(ticket) => ticket,
         other => panic!("{other:?}"),
     }
@@ -189,10 +189,7 @@ fn a_trial_lies_in_private_memory_as_a_whole() {
     let private = vec![7_u8; 64];
     announce(&mut a, &mut b, &shared);
     let mixed = [run_of(&shared), run_of(&private)];
-    assert_eq!(
-        a.try_lend(&HEADER, &mixed, Company::Busy).unwrap(),
-        Lending::Unfit
-    );
+    assert_eq!(a.try_lend(&HEADER, &mixed).unwrap(), Lending::Unfit);
     let trial = lend(&mut a, &[run_of(&private)]);
     assert!(!trial.proven);
     assert!(b.try_take(&mut |_| {}).unwrap());
@@ -211,19 +208,14 @@ fn an_offer_may_be_declined() {
     a.lend_private_from(1);
     let (shared, private) = (Buffer::from_slice(&[6_u8; 64]), vec![7_u8; 64]);
     announce(&mut a, &mut b, &shared);
-    let unproven = a
-        .try_offer(&HEADER, &[run_of(&private)], Company::Busy)
-        .unwrap();
+    let unproven = a.try_offer(&HEADER, &[run_of(&private)]).unwrap();
     assert_eq!(
         unproven,
         Lending::Unfit,
         "whether it can be read is not known"
     );
     for declined in [true, false, true] {
-        let Lending::Lent(offer) = a
-            .try_offer(&HEADER, &[run_of(&shared)], Company::Busy)
-            .unwrap()
-        else {
+        let Lending::Lent(offer) = a.try_offer(&HEADER, &[run_of(&shared)]).unwrap() else {
             panic!("memory of the heap");
         };
         assert!(offer.proven);
@@ -254,10 +246,7 @@ fn what_cannot_be_described_is_streamed() {
     let (at, _) = run_of(&memory);
     let most = a.most_lent_runs();
     for runs in [vec![], vec![(at, 0)], vec![(at, 16); most + 1]] {
-        assert_eq!(
-            a.try_lend(&HEADER, &runs, Company::Busy).unwrap(),
-            Lending::Unfit
-        );
+        assert_eq!(a.try_lend(&HEADER, &runs).unwrap(), Lending::Unfit);
     }
     lend(&mut a, &vec![(at, 16); most]);
 }
@@ -265,9 +254,7 @@ fn what_cannot_be_described_is_streamed() {
 /// How a message from `a` to `b` went: lent, or else through the ring.
 fn goes_lent(a: &mut ShmLink, b: &mut ShmLink, private: &[u8]) -> bool {
     let mut received = vec![0; private.len()];
-    let lending = a
-        .try_lend(&HEADER, &[run_of(private)], Company::Busy)
-        .unwrap();
+    let lending = a.try_lend(&HEADER, &[run_of(private)]).unwrap();
     let (mut sent, mut done) = (0, 0);
     if let Lending::Lent(ticket) = lending {
         assert!(b.try_take(&mut |_| {}).unwrap());
@@ -290,7 +277,7 @@ fn goes_lent(a: &mut ShmLink, b: &mut ShmLink, private: &[u8]) -> bool {
 #[test]
 fn private_memory_goes_the_way_that_takes_less() {
     const SLOW: Duration = Duration::from_millis(100);
-    const FAST: Duration = Duration::from_nanos(1);
+    const FAST: Duration = Duration::ZERO;
     let (mut a, mut b) = ShmLink::pair(1 << 20, NAME).unwrap();
     let private = suite::pattern(7, 0, 256 << 10);
     let first: Vec<bool> = (0..8)
@@ -306,9 +293,9 @@ fn private_memory_goes_the_way_that_takes_less() {
         // Both ways are looked at now and then; the better one is the rule.
         let lent = (0..20).filter(|_| {
             for _ in 0..100 {
-                a.lender.note_filling(1 << 20, ring);
-                b.borrower.note_emptying(1 << 20, ring);
-                b.borrower.note_reading(1 << 20, reading);
+                let (bytes, since) = (private.len(), |took| Instant::now().checked_sub(took));
+                b.borrower.note_streamed(bytes, bytes, since(ring).unwrap());
+                b.borrower.note_lent(bytes, since(reading).unwrap());
             }
             goes_lent(&mut a, &mut b, &private)
         });

@@ -78,7 +78,7 @@ fn the_process() {
     };
     let run = (lent.as_ptr().expose_provenance(), lent.len());
     link.lend_private_from(1);
-    let Lending::Lent(_) = link.try_lend(&HEADER, &[run], Company::Busy).unwrap() else {
+    let Lending::Lent(_) = link.try_lend(&HEADER, &[run]).unwrap() else {
         panic!("not lent");
     };
     // Until it is killed.
