@@ -463,10 +463,10 @@ impl Matching {
                     }
                 }
                 self.close_sink(rank, finished)?;
-                if self.posted.is_empty() {
-                    // Whoever waited for this one may want the next where it would have to be kept now.
-                    return Ok(true);
-                }
+            }
+            if self.posted.is_empty() && !finished.is_empty() {
+                // Whoever waited for what has ended may want the next where it would have to be kept, or declined, now.
+                return Ok(moved);
             }
             if let Some(frame) = take_whole(open, rank, &mut self.inbox)? {
                 self.take_in(rank, frame, &mut *open.link, finished)?;

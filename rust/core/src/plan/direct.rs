@@ -208,13 +208,27 @@ fn folding_of_slice(shape: &Shape, slices: &Blocks, result: Span, chunk: usize) 
     }
 }
 
-/// Sends `own`, this rank's block, to all others, and receives theirs into `Output`.
-fn share_blocks(steps: &mut Steps, shape: &Shape, blocks: &Blocks, own: Span) {
-    let output = Span::new(Buffer::Output, 0, blocks.total());
+/// Sends one message to each other rank and receives one from each: the spans for `to` and `from` are
+/// `outgoing(to)` and `incoming(from)`. `own`, if any, is copied. Two ranks do that while their messages are under way,
+/// more of them before: there always is another message.
+fn exchange(
+    steps: &mut Steps,
+    shape: &Shape,
+    outgoing: impl Fn(Rank) -> Span,
+    incoming: impl Fn(Rank) -> Span,
+    own: Option<(Span, Span)>,
+) {
+    let copies_first = shape.world > 2;
+    if let Some((src, dst)) = own.filter(|_| copies_first) {
+        steps.copy(src, dst);
+    }
     for distance in 1..shape.world {
-        let from = shape.before(distance);
-        steps.send(shape.after(distance), own);
-        steps.recv(from, output.part(blocks.range(from)), Wire::Element);
+        let (to, from) = (shape.after(distance), shape.before(distance));
+        steps.send(to, outgoing(to));
+        steps.recv(from, incoming(from), Wire::Element);
+    }
+    if let Some((src, dst)) = own.filter(|_| !copies_first) {
+        steps.copy(src, dst);
     }
 }
 
@@ -303,8 +317,14 @@ pub(super) fn broadcast_two_shot(shape: &Shape) -> Plan {
 pub(super) fn all_gather(shape: &Shape) -> Plan {
     let mut steps = Steps::default();
     let blocks = Blocks::of_shape(shape);
-    let own = own_block(&mut steps, shape, &blocks);
-    share_blocks(&mut steps, shape, &blocks, own);
+    let output = Span::new(Buffer::Output, 0, blocks.total());
+    let place = |rank| output.part(blocks.range(rank));
+    let input = Span::new(Buffer::Input, 0, place(shape.rank).len);
+    let (block, own) = match shape.in_place {
+        true => (place(shape.rank), None),
+        false => (input, Some((input, place(shape.rank)))),
+    };
+    exchange(&mut steps, shape, |_| block, place, own);
     steps.done()
 }
 
@@ -388,16 +408,10 @@ pub(super) fn all_to_all(shape: &Shape) -> Plan {
     };
     let input = Span::new(Buffer::Input, 0, sent.total());
     let output = Span::new(Buffer::Output, 0, received.total());
-    let own = shape.rank;
-    steps.copy(
-        input.part(sent.range(own)),
-        output.part(received.range(own)),
-    );
-    for distance in 1..shape.world {
-        let (to, from) = (shape.after(distance), shape.before(distance));
-        steps.send(to, input.part(sent.range(to)));
-        steps.recv(from, output.part(received.range(from)), Wire::Element);
-    }
+    let outgoing = |to| input.part(sent.range(to));
+    let incoming = |from| output.part(received.range(from));
+    let own = (outgoing(shape.rank), incoming(shape.rank));
+    exchange(&mut steps, shape, outgoing, incoming, Some(own));
     steps.done()
 }
 
