@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::plan::cost::Costs;
-use crate::reduce::{Kernel, copy};
+use crate::reduce::{Kernel, copy, last_level_cache};
 use crate::types::{DataType, ReduceOp};
 
 /// No measurement begins later than this after the first one.
@@ -44,7 +44,10 @@ pub(super) fn costs() -> Costs {
 /// Measures for about `limit` and takes typical costs for what there is no time for.
 fn measure(limit: Duration) -> Costs {
     let begun = Instant::now();
-    let mut costs = Costs::TYPICAL;
+    let mut costs = Costs {
+        cache: last_level_cache() as f64,
+        ..Costs::TYPICAL
+    };
     let in_time = || begun.elapsed() < limit;
     // Written, so that no page of them is the kernel's page of zeros.
     let source = vec![1_u8; BYTES / 2];
@@ -100,7 +103,14 @@ mod tests {
                 assert!(cost.is_finite() && cost > 0.0, "{measured:?}");
             }
             if limit.is_zero() {
-                assert_eq!(measured, Costs::TYPICAL);
+                let cache = measured.cache;
+                assert_eq!(
+                    measured,
+                    Costs {
+                        cache,
+                        ..Costs::TYPICAL
+                    }
+                );
             }
         }
         assert_eq!(costs(), costs(), "measured once");

@@ -47,6 +47,8 @@ pub struct Costs {
     pub remote_latency: f64,
     /// For a byte through a host's network interface.
     pub remote_byte: f64,
+    /// Bytes of the last cache of a host: no time, but beyond it memory sets the pace.
+    pub cache: f64,
 }
 
 /// Steps by which costs are rounded, so that a machine measured twice makes the same choices: 2^(1/4) each.
@@ -94,6 +96,11 @@ const COPY: Scale = Scale {
 };
 /// From 64 GB/s to 0.5 GB/s.
 const FOLD: Scale = COPY;
+/// From 1 MiB to 1 GiB.
+const CACHE: Scale = Scale {
+    least: 1_048_576.0,
+    steps: 40,
+};
 
 /// Costs as ranks tell them to each other: steps on the scales of what is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,13 +108,14 @@ pub struct Rounded {
     turn: u8,
     copy: u8,
     fold: u8,
+    cache: u8,
     /// Cores of a host, as far as they matter.
     cores: u16,
 }
 
 impl Rounded {
     /// The length of [`Self::to_bytes`].
-    pub const LENGTH: usize = 5;
+    pub const LENGTH: usize = 6;
 
     /// The measured parts of `costs` and the cores of a host. What is out of any machine's range is brought into it.
     pub fn new(costs: &Costs, cores: usize) -> Self {
@@ -115,6 +123,7 @@ impl Rounded {
             turn: TURN.step(costs.turn),
             copy: COPY.step(costs.copy),
             fold: FOLD.step(costs.fold),
+            cache: CACHE.step(costs.cache),
             cores: u16::try_from(cores).unwrap_or(u16::MAX).max(1),
         }
     }
@@ -122,17 +131,22 @@ impl Rounded {
     /// As bytes, for others.
     pub fn to_bytes(self) -> [u8; Self::LENGTH] {
         let [low, high] = self.cores.to_le_bytes();
-        [self.turn, self.copy, self.fold, low, high]
+        [self.turn, self.copy, self.fold, self.cache, low, high]
     }
 
     /// From another's bytes; `None` when they are none that [`Self::to_bytes`] makes.
-    pub fn from_bytes([turn, copy, fold, low, high]: [u8; Self::LENGTH]) -> Option<Self> {
+    pub fn from_bytes([turn, copy, fold, cache, low, high]: [u8; Self::LENGTH]) -> Option<Self> {
         let cores = u16::from_le_bytes([low, high]);
-        let within = turn <= TURN.steps && copy <= COPY.steps && fold <= FOLD.steps && cores > 0;
+        let within = turn <= TURN.steps
+            && copy <= COPY.steps
+            && fold <= FOLD.steps
+            && cache <= CACHE.steps
+            && cores > 0;
         within.then_some(Self {
             turn,
             copy,
             fold,
+            cache,
             cores,
         })
     }
@@ -143,6 +157,7 @@ impl Rounded {
             turn: TURN.value(self.turn),
             copy: COPY.value(self.copy),
             fold: FOLD.value(self.fold),
+            cache: CACHE.value(self.cache),
             ..Costs::TYPICAL
         }
     }
@@ -165,6 +180,7 @@ impl Costs {
         remote_message: 3e-6,
         remote_latency: 20e-6,
         remote_byte: 1.0 / 1.2e9,
+        cache: 33_554_432.0,
     };
 
     /// As others get to know them: see [`Rounded`].

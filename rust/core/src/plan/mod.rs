@@ -461,6 +461,10 @@ pub fn build_chunked(algorithm: Algorithm, shape: &Shape, chunk: usize) -> Optio
     let chunk = chunk.max(1);
     Some(match (shape.collective, algorithm) {
         (Collective::AllReduce, Algorithm::Direct) => direct::all_reduce(shape, chunk),
+        // Two numbers have one sum in either order: a ring of two is as direct and keeps no order.
+        (Collective::AllReduce, Algorithm::TwoShot) if shape.world == 2 => {
+            ring::all_reduce(shape, chunk)
+        }
         (Collective::AllReduce, Algorithm::TwoShot) => direct::all_reduce_two_shot(shape, chunk),
         (Collective::AllReduce, Algorithm::Ring) => ring::all_reduce(shape, chunk),
         (Collective::AllReduce, Algorithm::Tree) => tree::all_reduce(shape, chunk),

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 const USUAL: usize = 32 << 20;
 
 /// Bytes of the cache nearest to memory that the first processor has.
-pub(super) fn last_level() -> usize {
+pub(crate) fn last_level() -> usize {
     static BYTES: OnceLock<usize> = OnceLock::new();
     *BYTES.get_or_init(|| {
         let told = if cfg!(miri) {

@@ -36,6 +36,7 @@ mod small_float;
 mod tests;
 mod workers;
 
+pub(crate) use cache::last_level as last_level_cache;
 pub(crate) use copy::piece;
 pub use copy::{Streaming, copy, copy_hinted};
 pub use many::Source;

@@ -481,12 +481,13 @@ mod tests {
             bytes.extend(0_u32.to_le_bytes());
             OPEN.read_verdict(&bytes)
         };
-        assert!(table([3, 4, 5, 2, 0]).is_ok());
+        assert!(table([3, 4, 5, 6, 2, 0]).is_ok());
         for hostile in [
-            [200, 4, 5, 2, 0],
-            [3, 255, 5, 2, 0],
-            [3, 4, 99, 2, 0],
-            [3, 4, 5, 0, 0],
+            [200, 4, 5, 6, 2, 0],
+            [3, 255, 5, 6, 2, 0],
+            [3, 4, 99, 6, 2, 0],
+            [3, 4, 5, 41, 2, 0],
+            [3, 4, 5, 6, 0, 0],
         ] {
             assert_eq!(table(hostile), Err(Refused::Malformed));
         }

@@ -63,6 +63,19 @@ fn many_bytes_are_reduced_in_parts() {
 }
 
 #[test]
+fn two_ranks_sum_in_place_while_the_cache_holds_it() {
+    let two = Topology::one_host(2, 2);
+    for bytes in [16 << 10, 256 << 10, 4 << 20, 8 << 20] {
+        let chosen = chosen(Collective::AllReduce, &two, bytes);
+        assert_eq!(chosen, Algorithm::TwoShot, "{bytes} bytes");
+    }
+    assert_eq!(
+        chosen(Collective::AllReduce, &two, 16 << 20),
+        Algorithm::Halving
+    );
+}
+
+#[test]
 fn large_worlds_on_many_hosts_do_not_talk_to_everyone() {
     for topology in [
         Topology::even(64, 8, 8),
@@ -139,14 +152,20 @@ proptest! {
     fn costs_come_back_near_what_they_were(
         turn in 0.2e-6..12.8e-6_f64,
         rates in (0.5e9..64e9_f64, 0.5e9..64e9_f64),
+        cache in 1e6..1e9_f64,
         cores in 1..70_000_usize,
     ) {
         let (copy, fold) = (1.0 / rates.0, 1.0 / rates.1);
-        let told = Costs { turn, copy, fold, ..Costs::TYPICAL }.rounded(cores);
+        let told = Costs { turn, copy, fold, cache, ..Costs::TYPICAL }.rounded(cores);
         prop_assert_eq!(Rounded::from_bytes(told.to_bytes()), Some(told));
         prop_assert_eq!(told.cores(), cores.min(65_535));
         let heard = told.costs();
-        for (heard, measured) in [(heard.turn, turn), (heard.copy, copy), (heard.fold, fold)] {
+        for (heard, measured) in [
+            (heard.turn, turn),
+            (heard.copy, copy),
+            (heard.fold, fold),
+            (heard.cache, cache),
+        ] {
             prop_assert!((0.9..1.1).contains(&(heard / measured)), "{heard} for {measured}");
         }
         // Told on, they stay what they are.
@@ -154,12 +173,13 @@ proptest! {
     }
 
     #[test]
-    fn absurd_costs_are_brought_into_range(measured in any::<[f64; 3]>(), cores in any::<usize>()) {
-        let [turn, copy, fold] = measured;
-        let heard = Costs { turn, copy, fold, ..Costs::TYPICAL }.rounded(cores).costs();
+    fn absurd_costs_are_brought_into_range(measured in any::<[f64; 4]>(), cores in any::<usize>()) {
+        let [turn, copy, fold, cache] = measured;
+        let heard = Costs { turn, copy, fold, cache, ..Costs::TYPICAL }.rounded(cores).costs();
         prop_assert!((0.19e-6..13e-6).contains(&heard.turn));
         prop_assert!((1.0 / 65e9..1.0 / 0.49e9).contains(&heard.copy));
         prop_assert!((1.0 / 65e9..1.0 / 0.49e9).contains(&heard.fold));
+        prop_assert!((1e6..1.1e9).contains(&heard.cache));
     }
 
     #[test]
