@@ -36,7 +36,6 @@ pub(crate) struct Matching {
     kept: VecDeque<Kept>,
     next_id: u64,
     eager_bytes: usize,
-    /// Every rank of this host has a core.
     /// The payload of a short message on its way from the link to where it goes.
     inbox: Vec<u8>,
 }

@@ -427,14 +427,13 @@ impl<L: Ledger> Borrower<L> {
         // Beside what is read and written here the peers do as much, at the least.
         let bytes = runs.iter().map(|run| run.bytes);
         let bytes = bytes.fold(0, u64::saturating_add);
-        let footprint = usize::try_from(bytes.saturating_mul(4)).unwrap_or(usize::MAX);
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let private = runs.iter().any(|run| run.segment == 0);
         let whole = runs.iter().all(|run| run.segment == 0);
-        let timed = whole.then(|| (footprint / 4, Instant::now()));
         self.loan = Reading {
             runs: std::mem::take(runs),
-            streaming: Streaming::for_footprint(footprint),
-            timed,
+            streaming: Streaming::for_footprint(bytes.saturating_mul(4)),
+            timed: whole.then(|| (bytes, Instant::now())),
             refusable: private && !self.tried,
             ..Reading::default()
         };

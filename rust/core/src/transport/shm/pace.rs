@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 /// Messages from this length on are timed: shorter ones are never lent.
-pub(super) const TIMED_FROM: usize = SHORTEST - SHORTEST / 16;
+const TIMED_FROM: usize = SHORTEST - SHORTEST / 16;
 
 /// Lengths are told apart by powers of two, from this one on; those of the last class are longer.
 const SHORTEST: usize = 64 << 10;
@@ -33,8 +33,8 @@ const MOST: u32 = 4;
 const MIB: u64 = 1 << 20;
 
 /// How long moving bytes has taken lately: nanoseconds for a MiB, 0 when nothing is known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Pace(u32);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Pace(u32);
 
 impl Pace {
     /// Takes into account that `bytes` took so long.
@@ -55,13 +55,13 @@ impl Pace {
 /// What messages of one class have taken lately in one direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Paces {
-    pub(super) ring: Pace,
-    pub(super) loan: Pace,
+    ring: Pace,
+    loan: Pace,
 }
 
 impl Paces {
     /// As one word of the shared header.
-    pub(super) fn word(self) -> u64 {
+    fn word(self) -> u64 {
         u64::from(self.ring.0) << 32 | u64::from(self.loan.0)
     }
 
@@ -151,6 +151,7 @@ impl Clock {
         class
     }
 
+    /// What the sender is told of a class.
     pub(super) fn word(&self, class: usize) -> u64 {
         self.paces[class].word()
     }
