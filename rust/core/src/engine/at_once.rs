@@ -293,7 +293,9 @@ impl Group {
                     Walked::Nowhere => Turn::Idle,
                 });
             }
-            let moved = execution.advance(&mut core.links, &|_| true)?;
+            // It is the only one.
+            let votes = (&mut core.votes, true);
+            let moved = execution.advance(&mut core.links, &|_| true, votes)?;
             Ok(if execution.is_done() {
                 Turn::Over(true)
             } else if moved {

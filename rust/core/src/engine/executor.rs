@@ -18,6 +18,7 @@ use crate::reduce;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 use super::links::LinkTable;
+use super::one_pass::{OnePass, State, Votes};
 use super::request::{Request, Sizes};
 use super::stage::{Repeats, Stage};
 use super::task::{Progress, Task, Way};
@@ -126,6 +127,8 @@ pub(crate) struct Execution {
     pub(crate) scratch_owner: Option<Scratch>,
     /// What the input is multiplied with beforehand.
     factor: Option<Factor>,
+    /// How it is done instead of by its plan, if it turns out to be possible.
+    one_pass: Option<OnePass>,
     /// What it is an execution of, where the next operation like it may use it again.
     likeness: Option<Likeness>,
     /// The first unfinished step.
@@ -198,6 +201,7 @@ impl Execution {
             task,
             scratch_owner,
             factor,
+            one_pass: None,
             likeness: None,
             base: 0,
             ended: 0,
@@ -218,8 +222,14 @@ impl Execution {
         self.task = task;
         self.scratch_owner = scratch_owner;
         self.factor = factor;
+        self.one_pass = None;
         self.likeness = None;
         self.restart();
+    }
+
+    /// Has it done in one pass over memory if all ranks agree.
+    pub(super) fn try_one_pass(&mut self, one_pass: Option<OnePass>) {
+        self.one_pass = one_pass;
     }
 
     /// Lets the next operation like this one use the execution again, once it has ended, if every message is short.
@@ -274,7 +284,10 @@ impl Execution {
 
     /// The peers this operation exchanges messages with; one may be named twice.
     pub(crate) fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
-        self.prepared.last_use.iter().map(|((peer, _), _)| *peer)
+        let all = self.one_pass.as_ref().map_or(0, |_| self.task.world);
+        let others = (0..all).filter(|peer| *peer != self.task.rank);
+        let named = self.prepared.last_use.iter().map(|((peer, _), _)| *peer);
+        others.chain(named)
     }
 
     /// Whether the operation writes bytes that `other` touches, or the other way round.
@@ -307,11 +320,22 @@ impl Execution {
     }
 
     pub(crate) fn is_done(&self) -> bool {
+        if let Some(one_pass) = &self.one_pass {
+            return one_pass.state() == State::Done;
+        }
         self.base == self.prepared.plan.steps.len()
+    }
+
+    /// Whether it is known how it is done.
+    pub(super) fn is_decided(&self) -> bool {
+        self.one_pass.as_ref().is_none_or(OnePass::is_decided)
     }
 
     /// Whether this operation will use the link direction no more.
     pub(crate) fn has_left(&self, direction: (Rank, Direction)) -> bool {
+        if self.one_pass.is_some() {
+            return self.is_done();
+        }
         let uses = &self.prepared.last_use;
         match uses.binary_search_by_key(&direction, |(key, _)| *key) {
             Ok(found) => self.is_before(self.left, uses[found].1),
@@ -349,16 +373,24 @@ impl Execution {
     }
 
     /// Moves every step that may move. Returns whether anything did. `free` says whether all operations before this
-    /// one are done with a link direction.
+    /// one are done with a link direction; `votes`, how votes have ended, and whether all before this one are among them.
     pub(crate) fn advance(
         &mut self,
         links: &mut LinkTable,
         free: &dyn Fn((Rank, Direction)) -> bool,
+        votes: (&mut Votes, bool),
     ) -> Result<bool> {
         if self.factor.is_some() {
             self.apply_factor();
         }
         let mut moved = false;
+        if let Some(one_pass) = &mut self.one_pass {
+            moved = one_pass.advance(&self.task, links, free, votes)?;
+            if one_pass.state() != State::Declined {
+                return Ok(moved);
+            }
+            self.one_pass = None;
+        }
         let mut index = self.base;
         while index < self.horizon() {
             let bit = 1 << (index - self.base);
@@ -434,6 +466,9 @@ impl Execution {
         free: &dyn Fn((Rank, Direction)) -> bool,
         mut visit: impl FnMut(Waiting),
     ) {
+        if let Some(one_pass) = &self.one_pass {
+            return one_pass.waiting(&self.task, visit);
+        }
         for index in self.base..self.horizon() {
             if self.is_before(self.ended, index) || !self.may_start(index, free) {
                 continue;

@@ -25,6 +25,7 @@ use super::beneath::Nursery;
 use super::executor::{Execution, Likeness, Prepared};
 use super::links::LinkTable;
 use super::matching::{Finished, Matching};
+use super::one_pass::Votes;
 use super::request::Request;
 use super::sleep::{Patience, Sleeper};
 use super::staff::{Staff, Stay};
@@ -106,6 +107,8 @@ pub(crate) struct Group {
 /// What the lock protects.
 pub(crate) struct Core {
     pub(super) links: LinkTable,
+    /// Of operations that can be done in one pass if all ranks agree.
+    pub(super) votes: Votes,
     /// Collectives under way, in their order.
     pub(super) operations: Vec<Operation>,
     pub(super) matching: Matching,
@@ -171,6 +174,7 @@ impl Group {
         let cores = super::forming::cores();
         let core = Core {
             links: LinkTable::new(world),
+            votes: Votes::default(),
             operations: Vec::new(),
             matching: Matching::new(rank, world, config.eager_bytes.0),
             finished: Vec::new(),
@@ -333,6 +337,9 @@ impl Group {
         // First of all: it revokes what is lent, before the memory of the operations can be used for anything else.
         for (_, _, open) in core.links.iter_open() {
             open.link.send_abort(notice);
+        }
+        for (_, _, open) in core.links.iter_open() {
+            open.link.await_writer();
         }
         // Each operation's error names the operation itself.
         let each = Error {

@@ -16,6 +16,7 @@ mod forming;
 mod group;
 mod links;
 mod matching;
+mod one_pass;
 mod positions;
 mod progress;
 mod request;

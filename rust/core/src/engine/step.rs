@@ -55,7 +55,9 @@ impl Group {
                     .iter()
                     .all(|operation| operation.execution.has_left(direction))
             };
-            match operation.execution.advance(&mut core.links, &free) {
+            let decided = |operation: &Operation| operation.execution.is_decided();
+            let votes = (&mut core.votes, earlier.iter().all(decided));
+            match operation.execution.advance(&mut core.links, &free, votes) {
                 Ok(any) => moved |= any,
                 Err(error) => {
                     let error = error.with_operation(operation.work.name());

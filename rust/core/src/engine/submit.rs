@@ -13,6 +13,7 @@ use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 use super::executor::{Execution, Factor, Likeness, Prepared};
 use super::group::{Core, Group, Operation, PlanKey};
+use super::one_pass::OnePass;
 use super::positions::TOLD_AFTER;
 use super::request::{Request, Sizes};
 use super::stage::Stage;
@@ -109,6 +110,12 @@ impl Group {
         request: Request,
         sequence: u64,
     ) -> Result<Box<Execution>> {
+        // An algorithm that is asked for is what is done.
+        let one_pass = self.config.algorithm.is_none().then(|| {
+            let shape = request.shape(self.rank, self.world);
+            OnePass::new(&shape, request.dtype.size(), &self.membership.topology)
+        });
+        let one_pass = one_pass.flatten();
         let (request, factor) = premultiplied(request);
         let prepared = self.prepared(core, &request)?;
         let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();
@@ -146,13 +153,15 @@ impl Group {
             };
             task.stage = Stage::new(&prepared.repeats, size, source, &mut core.spare_stage);
         }
-        Ok(match core.take_spare() {
+        let mut execution = match core.take_spare() {
             Some(mut spare) => {
                 spare.renew(prepared, task, scratch, factor);
                 spare
             }
             None => Execution::new(prepared, task, scratch, factor),
-        })
+        };
+        execution.try_one_pass(one_pass);
+        Ok(execution)
     }
 
     /// The plan of a request, from the cache when it has been made before.

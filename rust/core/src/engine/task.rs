@@ -350,7 +350,7 @@ impl Task {
 
     /// What a message of `length` bytes of payload begins with.
     #[inline]
-    fn header(&self, length: usize) -> [u8; HEADER] {
+    pub(super) fn header(&self, length: usize) -> [u8; HEADER] {
         let mut header = self.print.header;
         Fingerprint::write_length(&mut header, length);
         header
@@ -540,7 +540,7 @@ impl Task {
         }
     }
 
-    fn reducer(&self) -> &Kernel {
+    pub(super) fn reducer(&self) -> &Kernel {
         self.kernel
             .as_ref()
             .expect("a plan that reduces has an operator")
@@ -651,7 +651,12 @@ enum Begun {
 
 /// The error for a header that is not the one that must come next.
 #[cold]
-fn difference(expected: &[u8; HEADER], theirs: &[u8; HEADER], rank: Rank, peer: Rank) -> Error {
+pub(super) fn difference(
+    expected: &[u8; HEADER],
+    theirs: &[u8; HEADER],
+    rank: Rank,
+    peer: Rank,
+) -> Error {
     match (Fingerprint::decode(expected), Fingerprint::decode(theirs)) {
         (Some(expected), Some(theirs)) if expected != theirs => {
             expected.mismatch(&theirs, rank, peer)
@@ -661,7 +666,7 @@ fn difference(expected: &[u8; HEADER], theirs: &[u8; HEADER], rank: Rank, peer: 
 }
 
 #[cold]
-fn no_message(peer: Rank) -> Error {
+pub(super) fn no_message(peer: Rank) -> Error {
     Error::new(
         Code::Untrusted,
         format!("rank {peer} sent bytes that do not begin a message; its stream is corrupt"),

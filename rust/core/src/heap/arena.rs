@@ -115,6 +115,8 @@ struct Held {
     segment: u32,
     offset: usize,
     bytes: usize,
+    /// It stays in use for ever.
+    withheld: bool,
 }
 
 impl Arena {
@@ -184,6 +186,25 @@ impl Arena {
         };
         self.dispose(retired);
         found
+    }
+
+    /// Keeps the blocks in which `address..address + bytes` lies from being handed out again.
+    pub(super) fn withhold(&self, address: usize, bytes: usize) {
+        if fork::is_child() {
+            return;
+        }
+        let mut state = self.state.lock();
+        let end = address.saturating_add(bytes);
+        let blocks = state.blocks.iter_mut().flatten();
+        for (start, held) in
+            blocks.filter(|(start, held)| **start < end && address < **start + held.bytes)
+        {
+            tracing::warn!(
+                bytes = held.bytes,
+                "memory at {start:#x} is not used again: a peer that has stopped may write to it when it goes on"
+            );
+            held.withheld = true;
+        }
     }
 
     pub(super) fn contains(&self, address: *const u8) -> bool {
@@ -378,6 +399,7 @@ impl State {
             segment: segment.number,
             offset,
             bytes,
+            withheld: false,
         };
         self.blocks.as_mut()?.insert(address.addr().get(), held);
         self.in_use += bytes;
@@ -397,6 +419,9 @@ impl State {
         else {
             return false;
         };
+        if held.withheld {
+            return true;
+        }
         self.in_use -= held.bytes;
         if let Some(segment) = self.segments.get_mut(&held.segment) {
             segment.places.put(held.offset, held.bytes);

@@ -29,7 +29,7 @@ use std::ptr::NonNull;
 use self::arena::Arena;
 pub use self::arena::{Block, Place, Statistics};
 pub use self::buffer::Buffer;
-pub use self::peer::{Identity, PeerHeap};
+pub use self::peer::{Held, Identity, PeerHeap};
 
 use crate::config::Config;
 
@@ -60,6 +60,12 @@ pub fn allocate_zeroed(bytes: usize, align: usize) -> Option<Block> {
 pub unsafe fn free(address: NonNull<u8>) -> bool {
     // SAFETY: as the caller promises.
     unsafe { HEAP.free(address) }
+}
+
+/// Keeps the blocks in which `address..address + bytes` lies from ever being handed out again, once they are freed: a
+/// peer may write to them still.
+pub(crate) fn withhold(address: usize, bytes: usize) {
+    HEAP.withhold(address, bytes);
 }
 
 /// Where `address..address + bytes` lies, for peers. `None` when it is not, as a whole, in a segment of the heap. For

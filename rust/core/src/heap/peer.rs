@@ -1,4 +1,4 @@
-//! A peer's heap as this side sees it: its segments, mapped to read.
+//! A peer's heap as this side sees it: its segments, mapped to read what the peer lends, and to write where it shares.
 //!
 //! What a peer announces is checked against what the kernel says of the descriptor that came with it: that it is a
 //! memfd of that length, sealed against changing it, and the very file that was meant. An announcement that a member
@@ -145,6 +145,20 @@ impl PeerHeap {
         // fault, since the file's size is sealed. The caller promises that nobody writes to it.
         Ok(start.map(|start| unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) }))
     }
+
+    /// As [`PeerHeap::span`], and the bytes stay mapped although the peer gives the segment back.
+    ///
+    /// # Errors
+    /// As [`PeerHeap::span`].
+    pub fn hold(&self, segment: u32, offset: u64, bytes: usize) -> Result<Option<Held>> {
+        let start = self.span(segment, offset, bytes)?;
+        let window = self.segments.get(&segment).and_then(Option::as_ref);
+        Ok(start.zip(window).map(|(start, window)| Held {
+            window: Arc::clone(window),
+            start,
+            bytes,
+        }))
+    }
 }
 
 /// Whether `file` is what was announced. Its size, seals and number are the kernel's word.
@@ -177,7 +191,55 @@ fn untrusted(what: impl fmt::Display) -> Error {
     )
 }
 
-/// A segment of another process's heap, mapped to read.
+/// Bytes of a peer's heap, which stay mapped while this lives.
+#[derive(Debug)]
+pub struct Held {
+    window: Arc<Window>,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: it points into a mapping that belongs to the process and that the `Arc` keeps.
+unsafe impl Send for Held {}
+
+impl Held {
+    /// How many there are.
+    #[expect(clippy::len_without_is_empty, reason = "a lent span is never empty")]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// `bytes` of them from `at` on.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    ///
+    /// # Safety
+    /// As for [`PeerHeap::slice`], and nobody in this process writes them while the slice lives.
+    pub unsafe fn read(&self, at: usize, bytes: usize) -> &[u8] {
+        assert!(at <= self.bytes && bytes <= self.bytes - at);
+        // SAFETY: within the span, which was checked when this was made and is mapped while `window` lives. The caller
+        // promises the rest.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at), bytes) }
+    }
+
+    /// As [`Held::read`], to write.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    ///
+    /// # Safety
+    /// The peer shares these bytes and leaves them alone while the slice lives. Should it break the link's protocol, it
+    /// finds other numbers in its memory than it expects.
+    pub unsafe fn write(&mut self, at: usize, bytes: usize) -> &mut [u8] {
+        assert!(at <= self.bytes && bytes <= self.bytes - at);
+        debug_assert!(self.start >= self.window.base);
+        // SAFETY: as in `read`; the exclusive borrow keeps other slices of this process away.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(at), bytes) }
+    }
+}
+
+/// A segment of another process's heap, mapped to read and write.
 #[derive(Debug)]
 struct Window {
     base: NonNull<u8>,
@@ -213,7 +275,7 @@ impl Window {
             mm::mmap(
                 ptr::null_mut(),
                 length,
-                ProtFlags::READ,
+                ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED,
                 file,
                 0,

@@ -19,7 +19,7 @@ mod suite;
 
 use std::os::fd::BorrowedFd;
 
-pub use self::shm::Page;
+pub use self::shm::{Page, Shared};
 use crate::error::{Code, Result};
 
 /// What the peer last said, or did, on the control channel.
@@ -183,6 +183,37 @@ pub trait Link: Send {
     ) -> Result<Lending> {
         Ok(Lending::Unfit)
     }
+
+    /// Whether the memory from an address on, so many bytes, can be shared with the peer. Asking makes it possible, if
+    /// anything does: soon after.
+    fn can_share(&mut self, _place: (usize, usize)) -> bool {
+        false
+    }
+
+    /// As [`Link::try_offer`] of one piece, and the peer may also write to it until it gives it back. Only what
+    /// [can be shared](Link::can_share). If it does not come back, [`Link::await_writer`] comes before the memory is used
+    /// for anything else.
+    fn try_share(
+        &mut self,
+        _header: &[u8; MESSAGE_HEADER],
+        _place: (usize, usize),
+    ) -> Result<Lending> {
+        Ok(Lending::Unfit)
+    }
+
+    /// The memory that the message shares of which [`Link::try_take`] has just delivered the header, if it does. To be
+    /// [given back](Link::give_back), or declined before it has been used.
+    fn shared(&mut self) -> Result<Option<Shared>> {
+        Ok(None)
+    }
+
+    /// Gives back what the peer shares.
+    fn give_back(&mut self) {}
+
+    /// After [`Link::send_abort`]: returns when the peer is not in the middle of writing to what is shared with it. It
+    /// will not begin again. Where the peer has stopped in the middle that is not waited for; the heap then keeps the
+    /// memory for ever.
+    fn await_writer(&mut self) {}
 
     /// Gives back the message that was offered and of which [`Link::try_take`] has just delivered the header, unread.
     fn decline(&mut self) {}

@@ -8,9 +8,13 @@
 //! and a refused payload is the next in the stream. A trial lies in private memory as a whole, so that it is refused
 //! before anything of it has been delivered.
 //!
+//! What lies in the heap may also be *shared*: until it gives it back the receiver may write to it as well ([`Writer`]).
+//!
 //! A sender whose operation fails before its loans are back *revokes* them all, before its memory is used for anything
 //! else. The receiver looks for that after each block it has read, so what it makes use of was read before; and before
-//! it reads, since the sender's heap may be gone by then.
+//! it reads, since the sender's heap may be gone by then. Around what it writes it raises a flag before it looks, and the
+//! sender looks for the flag after it has revoked: either it sees the flag, and waits, or the receiver sees that it must
+//! not write.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -59,6 +63,8 @@ pub(super) trait Ledger {
     fn declined(&self) -> &Self::Word;
     /// 1 once the sender has taken back what it lent. Written by the sender.
     fn revoked(&self) -> &Self::Word;
+    /// 1 while the receiver writes to what is shared. Written by the receiver.
+    fn writing(&self) -> &Self::Word;
     /// Nanoseconds that the sender has spent on the message it copies into the ring, written by the sender; and what
     /// messages of a class have taken lately ([`Paces`]), written by the receiver. Advice, which orders nothing.
     fn filling(&self) -> &Self::Word;
@@ -77,12 +83,15 @@ pub(super) struct Run {
     /// The address, or the offset in the segment.
     pub(super) at: u64,
     pub(super) bytes: u64,
+    /// It may be written to.
+    pub(super) shared: bool,
 }
 
 impl Run {
     /// Puts the run's form in a post at the beginning of `out`; how long that is.
     pub(super) fn write(&self, out: &mut [u8]) -> usize {
-        let words = [u64::from(self.segment), self.at, self.bytes];
+        let first = u64::from(self.segment) | u64::from(self.shared) << 32;
+        let words = [first, self.at, self.bytes];
         for (out, word) in out.chunks_exact_mut(8).zip(words) {
             out.copy_from_slice(&word.to_le_bytes());
         }
@@ -94,12 +103,17 @@ impl Run {
             u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight of the bytes"))
         };
         let run = Self {
-            segment: u32::try_from(word(0)).ok()?,
+            segment: word(0) as u32,
+            shared: match word(0) >> 32 {
+                0 => false,
+                1 => true,
+                _ => return None,
+            },
             at: word(8),
             bytes: word(16),
         };
         run.at.checked_add(run.bytes)?;
-        (run.bytes > 0).then_some(run)
+        (run.bytes > 0 && (run.segment > 0 || !run.shared)).then_some(run)
     }
 }
 
@@ -253,6 +267,56 @@ impl<L: Ledger> Lender<L> {
         // What is written to the memory from here on is not seen without the word above.
         self.ledger.fence(Ordering::SeqCst);
     }
+
+    /// Whether the receiver writes to what is shared. Never again, once false after [`Lender::revoke`].
+    pub(super) fn is_written(&self) -> bool {
+        // Acquire: what it wrote is there.
+        self.ledger.writing().load(Ordering::Acquire) != 0
+    }
+}
+
+/// The right to write to what is shared: the receiver's flag.
+pub(super) struct Writer<L: Ledger> {
+    ledger: L,
+    raised: bool,
+}
+
+impl<L: Ledger> Writer<L> {
+    pub(super) fn new(ledger: L) -> Self {
+        Self {
+            ledger,
+            raised: false,
+        }
+    }
+
+    /// Raises the flag. False, and it is lowered again, when the sender has taken back what it shared.
+    pub(super) fn raise(&mut self) -> bool {
+        self.ledger.writing().swap(1, Ordering::SeqCst);
+        self.raised = true;
+        // Who revokes after this has seen the flag.
+        let allowed = self.ledger.revoked().load(Ordering::SeqCst) == 0;
+        if !allowed {
+            self.lower();
+        }
+        allowed
+    }
+
+    /// Lowers the flag: nothing is written from here on.
+    pub(super) fn lower(&mut self) {
+        if std::mem::take(&mut self.raised) {
+            self.ledger.writing().store(0, Ordering::Release);
+        }
+    }
+
+    pub(super) fn is_raised(&self) -> bool {
+        self.raised
+    }
+}
+
+impl<L: Ledger> Drop for Writer<L> {
+    fn drop(&mut self) {
+        self.lower();
+    }
 }
 
 /// The receiver's account of loans.
@@ -346,6 +410,13 @@ enum Attempt {
     Refused,
 }
 
+impl<L: Ledger + Clone> Borrower<L> {
+    /// The right to write to what is shared.
+    pub(super) fn writer(&self) -> Writer<L> {
+        Writer::new(self.account.ledger.clone())
+    }
+}
+
 impl<L: Ledger> Borrower<L> {
     pub(super) fn new(ledger: L, peer: Option<i32>) -> Self {
         Self {
@@ -401,6 +472,20 @@ impl<L: Ledger> Borrower<L> {
         debug_assert!(self.reading && (self.loan.run, self.loan.within) == (0, 0));
         self.reading = false;
         self.account.decline()
+    }
+
+    /// The place that is shared with this side, of a loan of which nothing has been read.
+    pub(super) fn shared(&self) -> Option<Run> {
+        match self.loan.runs[..] {
+            [run] if self.reading && run.shared => Some(run),
+            _ => None,
+        }
+    }
+
+    /// Gives back what was shared.
+    pub(super) fn end_sharing(&mut self) -> Back {
+        debug_assert!(self.shared().is_some());
+        self.give_back(false)
     }
 
     /// Whether there may be more to read of it at once.

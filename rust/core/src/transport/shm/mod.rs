@@ -13,18 +13,20 @@ mod pace;
 mod page;
 mod ring;
 mod segment;
+mod shared;
 mod slots;
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use self::loans::{Borrower, Lender, Run};
 pub use self::page::Page;
 use self::ring::{Consumer, Producer};
 use self::segment::{BoardMemory, RingMemory, Segment};
 pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
+pub use self::shared::Shared;
 use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
 use super::{Interest, Lending, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Position, Ticket};
@@ -44,8 +46,25 @@ pub struct ShmLink {
     lacks: Lacks,
     control: Control,
     page: Page,
+    /// What is shared with the peer.
+    shared: Option<(usize, usize)>,
     name: &'static str,
 }
+
+/// On what terms a payload is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Terms {
+    /// Also if the peer could turn out not to reach it.
+    Loan,
+    /// Only if the peer is known to reach it: it may decline.
+    Offer,
+    /// The same, and the peer may write to it: in the heap only.
+    Share,
+}
+
+/// How long to wait for a peer that is in the middle of writing to shared memory. It takes microseconds unless the
+/// peer's process is stopped.
+const WRITERS_PATIENCE: Duration = Duration::from_millis(500);
 
 /// What a sender waits for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -106,6 +125,7 @@ impl ShmLink {
             lacks: Lacks::default(),
             control: Control::with_segments(control),
             page: segment.page(),
+            shared: None,
             name,
         }
     }
@@ -271,7 +291,7 @@ impl Link for ShmLink {
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
     ) -> Result<Lending> {
-        self.lend(header, runs, true)
+        self.lend(header, runs, Terms::Loan)
     }
 
     fn try_offer(
@@ -279,7 +299,53 @@ impl Link for ShmLink {
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
     ) -> Result<Lending> {
-        self.lend(header, runs, false)
+        self.lend(header, runs, Terms::Offer)
+    }
+
+    fn can_share(&mut self, (address, bytes): (usize, usize)) -> bool {
+        heap::locate(std::ptr::without_provenance(address), bytes)
+            .is_some_and(|place| bytes > 0 && self.control.lends(place.segment))
+    }
+
+    fn try_share(
+        &mut self,
+        header: &[u8; MESSAGE_HEADER],
+        place: (usize, usize),
+    ) -> Result<Lending> {
+        let lending = self.lend(header, &[place], Terms::Share)?;
+        if matches!(lending, Lending::Lent(_)) {
+            self.shared = Some(place);
+        }
+        Ok(lending)
+    }
+
+    fn shared(&mut self) -> Result<Option<Shared>> {
+        let Some((run, heap)) = self.borrower.shared().zip(self.control.peer_heap()) else {
+            return Ok(None);
+        };
+        let bytes = usize::try_from(run.bytes).unwrap_or(usize::MAX);
+        let held = heap.hold(run.segment, run.at, bytes)?;
+        Ok(held.map(|held| Shared::new(held, self.borrower.writer())))
+    }
+
+    fn give_back(&mut self) {
+        if self.borrower.end_sharing().wake {
+            self.control.ring_doorbell();
+        }
+    }
+
+    fn await_writer(&mut self) {
+        let Some((address, bytes)) = self.shared.take() else {
+            return;
+        };
+        let since = Instant::now();
+        // Who has ended writes no more, whatever the flag says.
+        while self.lender.is_written() && !matches!(self.control.peer_state(), PeerState::Lost(_)) {
+            if since.elapsed() > WRITERS_PATIENCE {
+                return heap::withhold(address, bytes);
+            }
+            std::thread::yield_now();
+        }
     }
 
     fn decline(&mut self) {
@@ -298,6 +364,8 @@ impl Link for ShmLink {
         if loan == Loan::Out {
             // Of several loans, one that was looked at before may have come back meanwhile.
             self.lacks.loan.get_or_insert(before);
+        } else {
+            self.shared = None;
         }
         Ok(loan)
     }
@@ -379,12 +447,12 @@ impl ShmLink {
         Ok(count)
     }
 
-    /// Posts the place of a payload. `may_try`: also if the peer could turn out not to reach it.
+    /// Posts the place of a payload.
     fn lend(
         &mut self,
         header: &[u8; MESSAGE_HEADER],
         runs: &[(usize, usize)],
-        may_try: bool,
+        terms: Terms,
     ) -> Result<Lending> {
         let is_one = |run: &(usize, usize)| run.1 > 0;
         if runs.is_empty() || runs.len() > self.most_lent_runs() || !runs.iter().all(is_one) {
@@ -404,13 +472,15 @@ impl ShmLink {
                 segment: place.map_or(0, |place| place.segment),
                 at: place.map_or(address as u64, |place| place.offset),
                 bytes: run_bytes as u64,
+                shared: terms == Terms::Share,
             };
             length += run.write(&mut description[length..]);
             bytes += run_bytes;
         }
         let crossing = self.borrower.paces(bytes);
         if private > 0
-            && !((may_try || self.lender.is_proven())
+            && !(terms != Terms::Share
+                && (terms == Terms::Loan || self.lender.is_proven())
                 && self
                     .lender
                     .lends_private(bytes, private == runs.len(), crossing))
@@ -434,6 +504,7 @@ impl ShmLink {
 impl Drop for ShmLink {
     fn drop(&mut self) {
         self.lender.revoke();
+        self.await_writer();
     }
 }
 

@@ -29,7 +29,7 @@ pub const MIN_CAPACITY: usize = 64;
 pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// `unisono` and the version of this layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x05");
+const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x06");
 /// Where the slots begin: after a page for the header and the words of both directions.
 const BOARDS: usize = 4096;
 /// Where the page begins that is not the transport's own ([`Page`]), after the slots of both directions.
@@ -60,6 +60,7 @@ struct Words {
     returned: Line,
     declined: Line,
     revoked: Line,
+    writing: Line,
     filling: Line,
     paces: Paces,
 }
@@ -327,6 +328,7 @@ impl Memory for RingMemory {
 }
 
 /// The slots of one direction of a segment.
+#[derive(Clone)]
 pub(super) struct BoardMemory {
     words: NonNull<Words>,
     slots: NonNull<u8>,
@@ -431,6 +433,11 @@ impl Ledger for BoardMemory {
     #[inline]
     fn revoked(&self) -> &AtomicU64 {
         &self.words().revoked.0
+    }
+
+    #[inline]
+    fn writing(&self) -> &AtomicU64 {
+        &self.words().writing.0
     }
 
     #[inline]

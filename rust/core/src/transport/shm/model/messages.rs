@@ -21,6 +21,7 @@ struct Desk {
     returned: AtomicU64,
     declined: AtomicU64,
     revoked: AtomicU64,
+    writing: AtomicU64,
     /// Nothing is timed here.
     pace: AtomicU64,
 }
@@ -45,6 +46,7 @@ impl Desk {
             returned: AtomicU64::new(0),
             declined: AtomicU64::new(0),
             revoked: AtomicU64::new(0),
+            writing: AtomicU64::new(0),
             pace: AtomicU64::new(0),
         })
     }
@@ -103,6 +105,10 @@ impl Ledger for Arc<Desk> {
 
     fn revoked(&self) -> &AtomicU64 {
         &self.revoked
+    }
+
+    fn writing(&self) -> &AtomicU64 {
+        &self.writing
     }
 
     fn filling(&self) -> &AtomicU64 {
