@@ -30,7 +30,7 @@
 
 #include "channel.h"
 
-enum { MOST_RANKS = 64, BLOCK = 1024 }; /* floats summed at once, which stay in the first cache */
+enum { MOST_RANKS = 64, BLOCK = 256 }; /* floats summed at once, which stay in the first cache */
 
 static int rank, world;
 

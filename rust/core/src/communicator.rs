@@ -31,6 +31,11 @@ pub struct Communicator {
 }
 
 impl Communicator {
+    #[cfg(test)]
+    pub(crate) fn group(&self) -> &Group {
+        &self.group
+    }
+
     /// Forms a group of `world` ranks that meet through `store`. Blocks until all have come.
     ///
     /// # Errors

@@ -28,6 +28,9 @@
 //! What a rank shares it leaves alone until it is back: slice `r` is used by rank `r` alone, and each rank's own slice
 //! is shared with nobody. After a failure see [`Link::await_writer`](crate::transport::Link::await_writer).
 
+#[cfg(test)]
+mod tests;
+
 use crate::error::{Error, Result};
 use crate::plan::select::Topology;
 use crate::plan::{Counts, Shape};
@@ -65,7 +68,11 @@ const TURN: usize = 256 << 10;
 /// All ranks count the same votes in the same order, since an operation is taken up here when all before it have been
 /// decided ([`OnePass::advance`]). So they agree on which operations go without a vote.
 #[derive(Debug)]
-pub(crate) struct Votes([Record; 64]);
+pub(crate) struct Votes {
+    records: [Record; 64],
+    #[cfg(test)]
+    agreed: u64,
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
@@ -81,7 +88,7 @@ impl Votes {
 
     fn record(&mut self, count: usize) -> &mut Record {
         let mixed = (count as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        &mut self.0[(mixed >> 58) as usize]
+        &mut self.records[(mixed >> 58) as usize]
     }
 
     /// Whether an operation on so many elements is worth a vote.
@@ -93,6 +100,11 @@ impl Votes {
     }
 
     fn note(&mut self, count: usize, agreed: bool) {
+        tracing::debug!(count, agreed, "voted on an all_reduce in one pass");
+        #[cfg(test)]
+        {
+            self.agreed += u64::from(agreed);
+        }
         let record = self.record(count);
         if agreed {
             *record = Record::default();
@@ -105,7 +117,11 @@ impl Votes {
 
 impl Default for Votes {
     fn default() -> Self {
-        Self([Record::default(); 64])
+        Self {
+            records: [Record::default(); 64],
+            #[cfg(test)]
+            agreed: 0,
+        }
     }
 }
 
@@ -206,7 +222,10 @@ impl OnePass {
             None => {
                 moved |= self.vote(task, links, free)?;
                 moved |= self.hear(task, links, free)?;
-                if self.others(task).all(|(_, partner)| partner.heard) {
+                if self
+                    .others(task)
+                    .all(|(_, partner)| partner.voted && partner.heard)
+                {
                     let agreed = self.decide(task, links);
                     votes.note(self.count, agreed);
                     moved = true;
@@ -276,7 +295,8 @@ impl OnePass {
         Ok(moved)
     }
 
-    /// Whether this rank shares; `None` while it is not its turn, or some link is not open yet.
+    /// Whether this rank shares; `None` while it is not its turn, some link is not open yet, or a peer has not said
+    /// whether it reaches the memory. That is waited for, so that what happens does not depend on when it comes.
     fn own_vote(
         &self,
         task: &Task,
@@ -284,14 +304,20 @@ impl OnePass {
         free: &dyn Fn((Rank, Direction)) -> bool,
     ) -> Option<bool> {
         let whole = task.output.place(0, task.output.len());
-        let mut can = task.input.is_empty() && whole.1 == task.output.len();
+        let is_one = task.input.is_empty() && whole.1 == task.output.len();
+        let mut can = Some(is_one);
         for peer in peers(task) {
             let is_free = free((peer, Direction::Send)) && free((peer, Direction::Receive));
             let open = links.open(Lane::Collective, peer).filter(|_| is_free)?;
-            // Every link is asked, so that the next operation finds all of them ready.
-            can &= task.input.is_empty() && open.link.can_share(whole);
+            // All are asked at the same time.
+            let here = if is_one {
+                open.link.can_share(whole)
+            } else {
+                Some(false)
+            };
+            can = can.zip(here).map(|(can, here)| can && here);
         }
-        Some(can)
+        can
     }
 
     /// Takes in the votes of the others.
@@ -327,7 +353,7 @@ impl OnePass {
         Ok(moved)
     }
 
-    /// All votes are in.
+    /// All votes have been cast and heard.
     fn decide(&mut self, task: &Task, links: &mut LinkTable) -> bool {
         let all = self.shares == Some(true)
             && self
@@ -421,7 +447,8 @@ impl OnePass {
                 });
             };
             let theirs = self.slice(task, peer).1;
-            if !partner.voted {
+            // Until a peer has answered whether it reaches the memory there is nothing to send.
+            if !partner.voted && self.shares.is_some() {
                 wait(Direction::Send, 0, theirs);
             }
             if !partner.heard {

@@ -79,15 +79,16 @@ impl<T: Element> Deref for Buffer<T> {
 
     fn deref(&self) -> &[T] {
         // SAFETY: so many elements were allocated and zeroed, zeros are values of `T`, and the borrow of `self` keeps
-        // others from writing: those that share the memory map it to read.
+        // others from writing: peers that have the memory mapped write only while an operation shares it, which borrows
+        // `self` exclusively.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }
 
 impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`; the borrow is exclusive, and peers read only what an operation was given, which
-        // borrows `self` meanwhile.
+        // SAFETY: as in `deref`; the borrow is exclusive, and peers use only what an operation was given, which borrows
+        // `self` meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 }

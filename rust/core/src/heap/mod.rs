@@ -1,9 +1,9 @@
-//! The shared heap: memory that peers on this host read in place.
+//! The shared heap: memory that peers on this host work on in place.
 //!
 //! A process has one heap. It hands out blocks from memfd segments ([`allocate`], [`Buffer`]), and tells for any
 //! address whether it lies in one ([`locate`]). A link between two processes of a host passes the segments'
-//! descriptors to the peer, who maps them to read ([`PeerHeap`]): a collective then folds from the memory of the peer
-//! that wrote it, without a copy in between. Memory from here is otherwise like any other: it may be passed to every
+//! descriptors to the peer, who maps them ([`PeerHeap`]): a collective then folds from the memory of the peer that wrote
+//! it, without a copy in between, and may store sums to it. Memory from here is otherwise like any other: it may be passed to every
 //! operation, and operations take every other memory.
 //!
 //! The heap is bounded by the setting `heap_bytes`. When it is full, or the kernel refuses, there is simply no block,

@@ -256,9 +256,19 @@ impl<'a> Block<'a> {
         held: Source<'_>,
         widened: &mut Buffer,
     ) {
-        for source in others {
-            let src = self.widen(self.part(*source, held), widened);
-            (self.kernel.loops.fold)(self.kernel.tier, acc, src);
+        let (loops, tier) = (&self.kernel.loops, self.kernel.tier);
+        let mut parts = others
+            .iter()
+            .map(|source| self.part(*source, held))
+            .peekable();
+        while let Some(part) = parts.next() {
+            match (part, parts.peek()) {
+                (Source::Partial(a), Some(&Source::Partial(b))) => {
+                    (loops.fold_two)(tier, acc, a, b);
+                    parts.next();
+                }
+                _ => (loops.fold)(tier, acc, self.widen(part, widened)),
+            }
         }
     }
 

@@ -18,6 +18,8 @@ use crate::types::{DataType, ReduceOp};
 pub(super) struct Loops {
     /// `acc = acc op src`.
     pub(super) fold: fn(Tier, &mut [u8], &[u8]),
+    /// `acc = (acc op a) op b`: more of the memory is under way at once than with one after the other.
+    pub(super) fold_two: fn(Tier, &mut [u8], &[u8], &[u8]),
     /// `dst = a op b`.
     pub(super) fold_into: fn(Tier, &mut [u8], &[u8], &[u8]),
 }
@@ -120,6 +122,10 @@ impl Loops {
                 let number = PhantomData::<(O, T)>;
                 tier.run(Fold::<O, T, N> { acc, src, number });
             },
+            fold_two: |tier, acc, a, b| {
+                let number = PhantomData::<(O, T)>;
+                tier.run(FoldTwo::<O, T, N> { acc, a, b, number });
+            },
             fold_into: |tier, dst, a, b| {
                 let number = PhantomData::<(O, T)>;
                 tier.run(FoldInto::<O, T, N> { dst, a, b, number });
@@ -141,6 +147,26 @@ impl<O: Combine<T>, T: Number<N>, const N: usize> Body for Fold<'_, O, T, N> {
         let (src, _) = self.src.as_chunks::<N>();
         for (acc, src) in acc.iter_mut().zip(src) {
             *acc = O::combine(T::read(*acc), T::read(*src)).write();
+        }
+    }
+}
+
+struct FoldTwo<'a, O, T, const N: usize> {
+    acc: &'a mut [u8],
+    a: &'a [u8],
+    b: &'a [u8],
+    number: PhantomData<(O, T)>,
+}
+
+impl<O: Combine<T>, T: Number<N>, const N: usize> Body for FoldTwo<'_, O, T, N> {
+    #[inline(always)]
+    fn run(self) {
+        let (acc, _) = self.acc.as_chunks_mut::<N>();
+        let (a, _) = self.a.as_chunks::<N>();
+        let (b, _) = self.b.as_chunks::<N>();
+        for ((acc, a), b) in acc.iter_mut().zip(a).zip(b) {
+            let one = O::combine(T::read(*acc), T::read(*a));
+            *acc = O::combine(one, T::read(*b)).write();
         }
     }
 }

@@ -184,10 +184,10 @@ pub trait Link: Send {
         Ok(Lending::Unfit)
     }
 
-    /// Whether the memory from an address on, so many bytes, can be shared with the peer. Asking makes it possible, if
-    /// anything does: soon after.
-    fn can_share(&mut self, _place: (usize, usize)) -> bool {
-        false
+    /// Whether the memory from an address on, so many bytes, can be shared with the peer; `None` until the peer has said
+    /// whether it reaches it, which wakes a sleeper.
+    fn can_share(&mut self, _place: (usize, usize)) -> Option<bool> {
+        Some(false)
     }
 
     /// As [`Link::try_offer`] of one piece, and the peer may also write to it until it gives it back. Only what

@@ -1,10 +1,10 @@
 //! Passing the segments of a heap to the peer.
 //!
 //! The owner announces a segment when it first has something in it for this peer, in a frame with which the descriptor
-//! travels (`SCM_RIGHTS`). The peer maps it to read and answers whether it could; until then, and where it could not,
-//! memory is sent as if it lay elsewhere. So nothing refers to a segment that the other side does not have, whatever
-//! the order in which the ring and this channel are read. When the owner has given a segment back it says so, at its
-//! next look at the channel, and the peer unmaps it; its memory went before that.
+//! travels (`SCM_RIGHTS`). The peer maps it and answers whether it could; until then, and where it could not, memory is
+//! sent as if it lay elsewhere. So nothing refers to a segment that the other side does not have, whatever the order in
+//! which the ring and this channel are read. When the owner has given a segment back it says so, at its next look at the
+//! channel, and the peer unmaps it; its memory went before that.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -72,28 +72,29 @@ impl Segments {
 }
 
 impl Control {
-    /// Whether the peer can read segment `segment` of this process's heap in place. The first call for a segment
-    /// announces it, and this is true once the peer has answered. Costs a look-up, and a system call while the answer
-    /// is outstanding.
+    /// Whether the peer can read segment `segment` of this process's heap in place, as far as is known: see
+    /// [`Control::reaches`].
     pub fn lends(&mut self, segment: u32) -> bool {
-        let Some(segments) = &self.segments else {
-            return false;
-        };
-        match segments.told.get(&segment) {
-            Some(Some(mapped)) => return *mapped,
+        self.reaches(segment).unwrap_or(false)
+    }
+
+    /// Whether the peer has mapped segment `segment` of this process's heap; `None` while it has not answered. The first
+    /// call for a segment announces it. Costs a look-up, and a system call while the answer is outstanding.
+    pub fn reaches(&mut self, segment: u32) -> Option<bool> {
+        if self.segments.is_none() {
+            return Some(false);
+        }
+        match self.segments.as_ref()?.told.get(&segment) {
+            Some(Some(mapped)) => return Some(*mapped),
             Some(None) => self.drain(),
             None => {
                 if let Some(file) = heap::segment_file(segment) {
                     self.announce(segment, file);
                 }
-                return false;
             }
         }
-        let answer = self
-            .segments
-            .as_ref()
-            .and_then(|segments| segments.told.get(&segment));
-        answer.copied().flatten().unwrap_or(false)
+        let told = self.segments.as_ref()?.told.get(&segment);
+        told.map_or(Some(false), |answer| *answer)
     }
 
     /// Passes segment `segment`, whose descriptor is `file`, to the peer, once. Does nothing on a channel that passes

@@ -302,9 +302,11 @@ impl Link for ShmLink {
         self.lend(header, runs, Terms::Offer)
     }
 
-    fn can_share(&mut self, (address, bytes): (usize, usize)) -> bool {
-        heap::locate(std::ptr::without_provenance(address), bytes)
-            .is_some_and(|place| bytes > 0 && self.control.lends(place.segment))
+    fn can_share(&mut self, (address, bytes): (usize, usize)) -> Option<bool> {
+        match heap::locate(std::ptr::without_provenance(address), bytes) {
+            Some(place) => self.control.reaches(place.segment),
+            None => Some(false),
+        }
     }
 
     fn try_share(

@@ -9,7 +9,7 @@ use loom::thread;
 
 use super::{Bell, Cells};
 use crate::transport::Loan;
-use crate::transport::shm::loans::{Account, Ledger, Lender};
+use crate::transport::shm::loans::{Account, Ledger, Lender, Writer};
 use crate::transport::shm::ring::{Consumer, Producer};
 use crate::transport::shm::slots::{Board, Poster, SLOTS, Taker};
 
@@ -301,5 +301,34 @@ fn loom_what_is_written_after_a_revocation_does_not_count() {
         Lender::new(desk).revoke();
         memory.store(2, Ordering::Relaxed);
         reader.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_nothing_is_written_once_a_revocation_has_waited() {
+    check(None, || {
+        let desk = Desk::new();
+        let memory = Arc::new(UnsafeCell::new(1_u8));
+        let writer = thread::spawn({
+            let (desk, memory) = (desk.clone(), memory.clone());
+            move || {
+                let mut writer = Writer::new(desk);
+                if writer.raise() {
+                    // SAFETY: loom checks that nobody else looks at it meanwhile.
+                    memory.with_mut(|memory| unsafe { *memory = 2 });
+                    writer.lower();
+                }
+            }
+        });
+        let mut lender = Lender::new(desk);
+        lender.revoke();
+        while lender.is_written() {
+            thread::yield_now();
+        }
+        // SAFETY: as above.
+        memory.with_mut(|memory| unsafe { *memory = 3 });
+        writer.join().unwrap();
+        // SAFETY: as above.
+        memory.with(|memory| assert_eq!(unsafe { *memory }, 3));
     });
 }

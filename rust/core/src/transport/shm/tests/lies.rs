@@ -153,7 +153,9 @@ fn descriptions_that_no_member_writes_are_errors() {
         words(&[[0, at, 64], [0, at, 0]]),
         words(&[[0, u64::MAX, 1]]),
         words(&[[0, 1, u64::MAX]]),
-        words(&[[1 << 32, 0, 64]]),
+        // Shared memory is the heap's; beyond that bit there is nothing.
+        words(&[[1 << 32, at, 64]]),
+        words(&[[2 << 32 | 1, 0, 64]]),
     ];
     for lie in lies {
         untrusted(announce(&lie));
@@ -162,6 +164,8 @@ fn descriptions_that_no_member_writes_are_errors() {
     for lie in [words(&[[1, 0, 64]]), words(&[[0, at, 6], [0, at, 2]])] {
         untrusted(read_loan(&lie, 4));
     }
+    let (_a, mut b) = announce(&words(&[[1 << 32 | 1, 0, 64]])).unwrap();
+    untrusted(b.shared());
     // What cannot be read is refused.
     assert_eq!(read_loan(&words(&[[0, 4096, 64]]), 4).unwrap(), 0);
     assert_eq!(read_loan(&words(&[[0, u64::MAX - 64, 64]]), 4).unwrap(), 0);

@@ -238,6 +238,119 @@ fn an_offer_may_be_declined() {
     assert_eq!(a.loan(ticket).unwrap(), Loan::Returned);
 }
 
+/// Announces that `memory` is shared with `b`; what `b` has of it.
+fn share(a: &mut ShmLink, b: &mut ShmLink, memory: &[u8]) -> (Ticket, Shared) {
+    let Lending::Lent(ticket) = a.try_share(&HEADER, run_of(memory)).unwrap() else {
+        panic!("memory of the heap");
+    };
+    assert!(ticket.proven);
+    let mut seen = Vec::new();
+    assert!(b.try_take(&mut |header| seen = header.to_vec()).unwrap());
+    assert_eq!(seen, HEADER);
+    (ticket, b.shared().unwrap().expect("what is shared"))
+}
+
+fn abort(link: &mut ShmLink) {
+    link.send_abort(&Notice {
+        code: Code::Aborted,
+        origin: 0,
+        culprit: None,
+        message: String::new(),
+    });
+}
+
+#[test]
+fn what_is_shared_may_be_written_until_it_is_given_back() {
+    let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+    let memory = Buffer::from_slice(&[6_u8; 100]);
+    assert_eq!(a.can_share(run_of(&memory)), None, "not answered yet");
+    assert_eq!(b.peer_state(), PeerState::Present);
+    assert_eq!(a.can_share(run_of(&memory)), Some(true));
+    for round in 1..4 {
+        let (ticket, mut shared) = share(&mut a, &mut b, &memory);
+        assert_eq!(shared.bytes(), 100);
+        assert_eq!(a.loan(ticket).unwrap(), Loan::Out);
+        assert!(shared.begin());
+        let byte = shared.read(round - 1, 2)[0];
+        shared.write(round, 2).fill(byte + 1);
+        shared.end();
+        drop(shared);
+        b.give_back();
+        assert!(is_awake(&mut a, WRITABLE));
+        assert_eq!(a.loan(ticket).unwrap(), Loan::Returned);
+    }
+    assert_eq!(memory[..6], [6, 7, 8, 9, 9, 6]);
+    let (ticket, shared) = share(&mut a, &mut b, &memory);
+    drop(shared);
+    b.decline();
+    assert_eq!(a.loan(ticket).unwrap(), Loan::Declined);
+}
+
+#[test]
+fn only_what_lies_in_the_heap_is_shared() {
+    let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+    a.lend_private_from(1);
+    let private = vec![7_u8; 1 << 20];
+    assert_eq!(a.can_share(run_of(&private)), Some(false));
+    let shared = a.try_share(&HEADER, run_of(&private));
+    assert_eq!(shared.unwrap(), Lending::Unfit);
+    // What is lent is not shared.
+    let memory = Buffer::from_slice(&[6_u8; 100]);
+    announce(&mut a, &mut b, &memory);
+    lend(&mut a, &[run_of(&memory)]);
+    assert!(b.try_take(&mut |_| {}).unwrap());
+    assert!(b.shared().unwrap().is_none());
+}
+
+#[test]
+fn nobody_writes_to_what_was_taken_back() {
+    let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+    let memory = Buffer::from_slice(&[6_u8; 100]);
+    announce(&mut a, &mut b, &memory);
+    let (_, mut shared) = share(&mut a, &mut b, &memory);
+    abort(&mut a);
+    a.await_writer();
+    assert!(!shared.begin());
+}
+
+#[test]
+fn who_takes_back_waits_for_who_writes() {
+    let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+    let memory = Buffer::from_slice(&[6_u8; 100]);
+    announce(&mut a, &mut b, &memory);
+    let (_, mut shared) = share(&mut a, &mut b, &memory);
+    assert!(shared.begin());
+    let writer = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        shared.write(0, 100).fill(9);
+        shared.end();
+        assert!(!shared.begin());
+    });
+    abort(&mut a);
+    a.await_writer();
+    assert_eq!(memory[..], [9; 100]);
+    writer.join().unwrap();
+}
+
+#[test]
+fn memory_that_a_stopped_peer_may_write_to_is_never_used_again() {
+    let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+    let memory = Buffer::from_slice(&[6_u8; 5000]);
+    announce(&mut a, &mut b, &memory);
+    let (_, mut shared) = share(&mut a, &mut b, &memory[100..200]);
+    assert!(shared.begin());
+    let address = memory.as_ptr().addr();
+    abort(&mut a);
+    let since = Instant::now();
+    a.await_writer();
+    assert!(since.elapsed() >= WRITERS_PATIENCE);
+    drop(memory);
+    let next = Buffer::from_slice(&[1_u8; 5000]);
+    assert_ne!(next.as_ptr().addr(), address);
+    shared.write(0, 100).fill(9);
+    assert_eq!(next[..], [1; 5000]);
+}
+
 #[test]
 fn what_cannot_be_described_is_streamed() {
     let (mut a, _b) = ShmLink::pair(4096, NAME).unwrap();
