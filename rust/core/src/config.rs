@@ -109,11 +109,11 @@ settings! {
         "Shared memory per direction and peer: more lets large messages stream, less fits the cache.";
     algorithm: Option<Algorithm>, "UNISONO_ALGORITHM", "auto",
         "auto, direct, two_shot, ring, tree, recursive_doubling, halving or bruck", true,
-        "Collectives that know this algorithm use it instead of the one that is predicted fastest.";
+        "Collectives that know this algorithm use it instead of the one that is predicted fastest, and all_reduce does not work in one pass.";
     lend_bytes: LendBytes, "UNISONO_LEND_BYTES", "auto", "auto, none, or bytes, such as 256K", false,
         "Payloads from this size on are read out of this process's memory by their receivers, not copied through a ring.";
     heap_bytes: Option<Bytes>, "UNISONO_HEAP_BYTES", "auto", "auto, or bytes, such as 2G; 0 for none", false,
-        "Memory that peers read in place grows to this much per process; auto is half of the machine's or container's.";
+        "Memory that peers work on in place grows to this much per process; auto is half of the machine's or container's.";
     eager_bytes: Bytes, "UNISONO_EAGER_BYTES", "64K", "bytes, such as 65536 or 64K", true,
         "A send up to this size leaves at once; a larger one waits until its receive is posted.";
     window_bytes: Bytes, "UNISONO_WINDOW_BYTES", "16M", "bytes, such as 16M; 0 for none", true,

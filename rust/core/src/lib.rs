@@ -5,7 +5,7 @@
 //!
 //! - [`types`], [`buffer`], [`error`], [`config`]: the vocabulary. `buffer` is the only place where a pointer becomes a
 //!   slice; `config` is the one table of settings.
-//! - [`heap`]: memory that peers on the same host read in place.
+//! - [`heap`]: memory that peers on the same host work on in place.
 //! - [`plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
 //!   which `plan::check` proves right without a socket.
 //! - [`reduce`]: the arithmetic, operator by type, in SIMD and as a scalar reference.

@@ -505,23 +505,24 @@ fn take_vote(
     (rank, peer): (Rank, Rank),
 ) -> Result<Option<Option<Shared>>> {
     let OpenLink { link, header, .. } = open;
-    let mut whole = true;
+    let mut rest = None;
     let taken = open.header_bytes == 0
-        && link.try_take(&mut |message| match message.split_first_chunk::<HEADER>() {
-            Some((theirs, rest)) => (*header, whole) = (*theirs, rest.is_empty()),
-            None => whole = false,
+        && link.try_take(&mut |message| {
+            if let Some((theirs, payload)) = message.split_first_chunk::<HEADER>() {
+                (*header, rest) = (*theirs, Some(payload.len()));
+            }
         })?;
     if !taken {
         if !open.read_header()? {
             return Ok(None);
         }
-        open.header_bytes = 0;
+        (open.header_bytes, rest) = (0, Some(0));
     }
-    if !whole {
-        return Err(no_message(peer));
-    }
-    if !Fingerprint::is_same(&open.header, expected) {
+    if rest.is_some() && !Fingerprint::is_same(&open.header, expected) {
         return Err(difference(expected, &open.header, rank, peer));
+    }
+    if rest != Some(0) {
+        return Err(no_message(peer));
     }
     match taken {
         true => open.link.shared().map(Some),

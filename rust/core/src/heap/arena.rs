@@ -8,6 +8,7 @@
 //! that a few segments suffice whatever the heap grows to, while a huge block has one of its own that goes with it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -90,6 +91,8 @@ pub(super) struct Arena {
     state: Mutex<State>,
     /// Links whose peers may have mapped segments.
     sharers: AtomicUsize,
+    /// Whether [`Arena::detach`] took anything away from the peers.
+    has_detached: AtomicBool,
     /// Whether it was said that there is no room.
     complained: AtomicBool,
     retained: Duration,
@@ -102,6 +105,8 @@ struct State {
     blocks: Option<HashMap<usize, Held>>,
     /// The region's chunks.
     chunks: Option<Places>,
+    /// Bytes of segments that peers do not share any more.
+    detached: Vec<(u32, Range<usize>)>,
     /// Empty segments.
     idle: usize,
     in_use: usize,
@@ -132,12 +137,14 @@ impl Arena {
                 segments: BTreeMap::new(),
                 blocks: None,
                 chunks: None,
+                detached: Vec::new(),
                 idle: 0,
                 in_use: 0,
                 peak: 0,
                 reserved: 0,
             }),
             sharers: AtomicUsize::new(0),
+            has_detached: AtomicBool::new(false),
             complained: AtomicBool::new(false),
             retained,
         }
@@ -188,22 +195,38 @@ impl Arena {
         found
     }
 
-    /// Keeps the blocks in which `address..address + bytes` lies from being handed out again.
-    pub(super) fn withhold(&self, address: usize, bytes: usize) {
-        if fork::is_child() {
+    /// Takes `address..address + bytes` away from the peers: what they write there is not seen any more. The blocks in
+    /// which it lies are not handed out again, and no peer is told of it.
+    pub(super) fn detach(&self, address: usize, bytes: usize) {
+        let located = self.locate(std::ptr::without_provenance(address), bytes);
+        let Some(Place { segment, offset }) = located else {
             return;
+        };
+        let (first, mut state) = (offset as usize, self.state.lock());
+        let end = first + bytes;
+        for held in state.blocks.iter_mut().flat_map(HashMap::values_mut) {
+            let overlaps = held.offset < end && first < held.offset + held.bytes;
+            held.withheld |= held.segment == segment && overlaps;
         }
-        let mut state = self.state.lock();
-        let end = address.saturating_add(bytes);
-        let blocks = state.blocks.iter_mut().flatten();
-        for (start, held) in
-            blocks.filter(|(start, held)| **start < end && address < **start + held.bytes)
-        {
-            tracing::warn!(
-                bytes = held.bytes,
-                "memory at {start:#x} is not used again: a peer that has stopped may write to it when it goes on"
-            );
-            held.withheld = true;
+        let detached = state
+            .segments
+            .get(&segment)
+            .map(|segment| segment.detach(first, bytes));
+        match detached {
+            Some(Ok(range)) => {
+                tracing::warn!(
+                    bytes,
+                    "a peer has stopped while it was writing to shared memory, which it loses; the block is not shared again"
+                );
+                state.detached.push((segment, range));
+                self.has_detached.store(true, Ordering::Release);
+            }
+            Some(Err(errno)) => tracing::warn!(
+                bytes,
+                "do not use the memory at {address:#x} again: a peer has stopped while it was writing there, and may go \
+                 on ({errno})"
+            ),
+            None => {}
         }
     }
 
@@ -216,11 +239,23 @@ impl Arena {
     pub(super) fn locate(&self, address: *const u8, bytes: usize) -> Option<Place> {
         let region = self.region.get()?.as_ref()?;
         let (segment, offset) = region.locate(address.addr(), bytes)?;
-        if fork::is_child() {
+        if fork::is_child() || self.is_detached(segment, offset, bytes) {
             return None;
         }
         let offset = offset as u64;
         Some(Place { segment, offset })
+    }
+
+    /// Whether some of these bytes were taken away from the peers. One load while nothing ever was.
+    #[inline]
+    fn is_detached(&self, segment: u32, offset: usize, bytes: usize) -> bool {
+        self.has_detached.load(Ordering::Acquire) && {
+            let state = self.state.lock();
+            let overlaps = |(of, range): &(u32, Range<usize>)| {
+                *of == segment && range.start < offset + bytes && offset < range.end
+            };
+            state.detached.iter().any(overlaps)
+        }
     }
 
     pub(super) fn segment_file(&self, number: u32) -> Option<OwnedFd> {

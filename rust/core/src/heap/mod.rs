@@ -62,10 +62,10 @@ pub unsafe fn free(address: NonNull<u8>) -> bool {
     unsafe { HEAP.free(address) }
 }
 
-/// Keeps the blocks in which `address..address + bytes` lies from ever being handed out again, once they are freed: a
-/// peer may write to them still.
-pub(crate) fn withhold(address: usize, bytes: usize) {
-    HEAP.withhold(address, bytes);
+/// Takes `address..address + bytes` away from the peers, who may be writing to it: it stays as it is, in memory of this
+/// process's own. It is not located any more, and its block is never handed out again.
+pub(crate) fn detach(address: usize, bytes: usize) {
+    HEAP.detach(address, bytes);
 }
 
 /// Where `address..address + bytes` lies, for peers. `None` when it is not, as a whole, in a segment of the heap. For

@@ -5,7 +5,7 @@
 //! cost nothing but themselves: no memory, and no claim on any.
 
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
@@ -13,6 +13,7 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 /// Where a segment may begin; also the largest alignment a block can have.
 pub(super) const CHUNK: usize = 64 << 20;
+pub(super) const PAGE: usize = 4096;
 /// The least that is worth reserving.
 const FEWEST: usize = 4;
 
@@ -126,6 +127,36 @@ impl Region {
         Ok(())
     }
 
+    /// Gives this process pages of its own, with the same contents, for `length` bytes (whole pages) at offset `at`, where
+    /// `file` is mapped from `start` on. What peers write to the file from here on is not seen there any more.
+    ///
+    /// Other threads may go on using the bytes meanwhile.
+    pub(super) fn detach(
+        &self,
+        file: BorrowedFd<'_>,
+        start: u64,
+        at: usize,
+        length: usize,
+    ) -> Result<(), Errno> {
+        assert!(at.is_multiple_of(PAGE) && length <= self.length() - at);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        let place = self.address(at).as_ptr();
+        // SAFETY: a mapping of the same bytes of the same file takes the place of the one that is there, in one step: who
+        // reads finds what was there, and who writes, writes.
+        unsafe { mm::mmap(place.cast(), length, access, flags, file, start) }?;
+        for page in (0..length).step_by(PAGE) {
+            // SAFETY: within what has just been mapped. Other threads may be using the byte in whatever way; it is
+            // replaced by itself, or was just written by somebody else.
+            let byte = unsafe { AtomicU8::from_ptr(place.add(page)) };
+            // With the first write the page is copied. An exchange is one, where it would be left out if it were an
+            // addition of nothing.
+            let held = byte.load(Ordering::Relaxed);
+            let _ = byte.compare_exchange(held, held, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     /// Undoes [`Region::map`]: the addresses are reserved as before.
     ///
     /// # Safety
@@ -177,6 +208,32 @@ mod tests {
         let file = fs::memfd_create("unisono test", fs::MemfdFlags::CLOEXEC).unwrap();
         fs::ftruncate(&file, bytes as u64).unwrap();
         file
+    }
+
+    #[test]
+    fn what_is_detached_keeps_its_contents_to_itself() {
+        let region = Region::reserve(4 * CHUNK).unwrap();
+        let file = file(4 * PAGE);
+        region.map(3, file.as_fd(), 0, 4 * PAGE).unwrap();
+        let byte = |page: usize| {
+            // SAFETY: mapped above and in use by this thread alone.
+            unsafe { AtomicU8::from_ptr(region.address(page * PAGE + 7).as_ptr()) }
+        };
+        (0..4).for_each(|page| byte(page).store(page as u8 + 1, Ordering::Relaxed));
+        region
+            .detach(file.as_fd(), PAGE as u64, PAGE, 2 * PAGE)
+            .unwrap();
+        let file = std::fs::File::from(file);
+        for page in 0..4 {
+            use std::os::unix::fs::FileExt;
+
+            assert_eq!(byte(page).load(Ordering::Relaxed), page as u8 + 1);
+            file.write_all_at(&[99], (page * PAGE) as u64 + 7).unwrap();
+        }
+        let seen: Vec<u8> = (0..4)
+            .map(|page| byte(page).load(Ordering::Relaxed))
+            .collect();
+        assert_eq!(seen, [99, 2, 3, 99]);
     }
 
     #[test]

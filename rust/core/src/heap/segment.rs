@@ -3,6 +3,7 @@
 //! It is sealed against changing its size, so that a peer that maps it cannot fault on it whatever its owner does; the
 //! seal against writing is out of place, since the owner writes on. Memory is committed page by page as it is touched.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +13,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::places::Places;
-use super::region::{CHUNK, Region};
+use super::region::{CHUNK, PAGE, Region};
 
 /// What a segment must be sealed against.
 pub(super) const SEALS: SealFlags = SealFlags::SHRINK
@@ -84,6 +85,16 @@ impl Segment {
     pub(super) fn address(&self, offset: usize) -> std::ptr::NonNull<u8> {
         assert!(offset < self.length);
         self.region.address(self.at + offset)
+    }
+
+    /// Gives this process pages of its own for the bytes from `offset` on: see [`Region::detach`]. Says which bytes
+    /// those are.
+    pub(super) fn detach(&self, offset: usize, bytes: usize) -> Result<Range<usize>, Errno> {
+        let first = offset / PAGE * PAGE;
+        let end = (offset + bytes).next_multiple_of(PAGE).min(self.length);
+        let (file, at) = (self.file.as_fd(), self.at + first);
+        self.region.detach(file, first as u64, at, end - first)?;
+        Ok(first..end)
     }
 
     /// Makes sure that there is memory for a block, where the system would otherwise notice only when it is touched,

@@ -211,8 +211,8 @@ pub trait Link: Send {
     fn give_back(&mut self) {}
 
     /// After [`Link::send_abort`]: returns when the peer is not in the middle of writing to what is shared with it. It
-    /// will not begin again. Where the peer has stopped in the middle that is not waited for; the heap then keeps the
-    /// memory for ever.
+    /// will not begin again. Where the peer has stopped in the middle that is not waited for, and the heap takes the
+    /// memory away from it.
     fn await_writer(&mut self) {}
 
     /// Gives back the message that was offered and of which [`Link::try_take`] has just delivered the header, unread.

@@ -182,17 +182,22 @@ fn many_operations_at_once_agree() {
 
 #[test]
 fn who_calls_something_else_is_told_of() {
-    run(3, None, |comm| {
-        let mut data = Buffer::from_slice(&vec![1.0_f32; count::<f32>(3, 0)]);
-        comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-        let error = match comm.rank() {
-            2 => comm.broadcast(&mut data, 0),
-            _ => comm.all_reduce(&mut data, ReduceOp::Sum),
-        }
-        .unwrap_err();
-        assert_eq!(error.code, Code::Mismatch, "{error}");
-        assert!(error.to_string().contains("broadcast"), "{error}");
-    });
+    for length in [1, 50, 1000, 100_000] {
+        run(3, None, |comm| {
+            let mut data = Buffer::from_slice(&vec![1.0_f32; count::<f32>(3, 0)]);
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            let error = match comm.rank() {
+                2 => comm.broadcast(&mut vec![1.0_f32; length], 2),
+                _ => comm.all_reduce(&mut data, ReduceOp::Sum),
+            };
+            // The root may have sent all it had.
+            let Err(error) = error else {
+                return assert_eq!(comm.rank(), 2);
+            };
+            assert_eq!(error.code, Code::Mismatch, "{error}");
+            assert!(error.to_string().contains("broadcast"), "{error}");
+        });
+    }
 }
 
 #[test]

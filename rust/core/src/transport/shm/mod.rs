@@ -344,7 +344,7 @@ impl Link for ShmLink {
         // Who has ended writes no more, whatever the flag says.
         while self.lender.is_written() && !matches!(self.control.peer_state(), PeerState::Lost(_)) {
             if since.elapsed() > WRITERS_PATIENCE {
-                return heap::withhold(address, bytes);
+                return heap::detach(address, bytes);
             }
             std::thread::yield_now();
         }

@@ -333,22 +333,25 @@ fn who_takes_back_waits_for_who_writes() {
 }
 
 #[test]
-fn memory_that_a_stopped_peer_may_write_to_is_never_used_again() {
+fn what_a_stopped_peer_writes_when_it_goes_on_is_lost() {
     let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
-    let memory = Buffer::from_slice(&[6_u8; 5000]);
+    let memory = Buffer::from_slice(&[6_u8; 100_000]);
     announce(&mut a, &mut b, &memory);
-    let (_, mut shared) = share(&mut a, &mut b, &memory[100..200]);
+    let (_, mut shared) = share(&mut a, &mut b, &memory[10_000..20_000]);
     assert!(shared.begin());
     let address = memory.as_ptr().addr();
     abort(&mut a);
     let since = Instant::now();
     a.await_writer();
     assert!(since.elapsed() >= WRITERS_PATIENCE);
+    shared.write(0, 10_000).fill(9);
+    assert!(memory[..] == [6; 100_000]);
+    // What is not shared any more is not lent either, and serves nobody else.
+    assert_eq!(heap::locate(&memory[19_999], 1), None);
+    assert!(heap::locate(&memory[30_000], 1).is_some());
     drop(memory);
-    let next = Buffer::from_slice(&[1_u8; 5000]);
+    let next = Buffer::from_slice(&[1_u8; 100_000]);
     assert_ne!(next.as_ptr().addr(), address);
-    shared.write(0, 100).fill(9);
-    assert_eq!(next[..], [1; 5000]);
 }
 
 #[test]
