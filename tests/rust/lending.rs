@@ -198,6 +198,40 @@ fn who_is_killed_while_others_read_its_memory_is_named() {
     }
 }
 
+/// A rank that stops while it works on the others' memory, and goes on when they have given up and use that again.
+#[test]
+fn what_a_stopped_rank_still_writes_reaches_nobody() {
+    for milliseconds in [0, 3, 10, 25] {
+        let store = TcpStoreServer::start("127.0.0.1:0").expect("a store");
+        let mut ranks = start("reduce until one stops", MODES[0], 3, &store);
+        let address = store.own_address().to_string();
+        let client = TcpStore::connect(&address, PATIENCE).expect("a store");
+        let started = client.wait("started", PATIENCE);
+        started.expect("ranks that start");
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        let signal = |signal| {
+            // SAFETY: it names a child that has not been waited for.
+            let sent = unsafe { libc::kill(ranks[1].id() as i32, signal) };
+            assert_eq!(sent, 0);
+        };
+        signal(libc::SIGSTOP);
+        let others_gave_up = [0, 2].map(|rank| client.wait(&format!("over {rank}"), PATIENCE));
+        signal(libc::SIGCONT);
+        let what = format!("stopped after {milliseconds} ms");
+        end(&mut ranks[1], &what);
+        client.set("gone", b"").expect("a store");
+        for (rank, gave_up) in [0, 2].into_iter().zip(others_gave_up) {
+            let status = end(&mut ranks[rank], &what);
+            if status.code() == Some(SKIPPED) {
+                eprintln!("skipped: {what}: the system installs no seccomp filter");
+                continue;
+            }
+            gave_up.expect("an end");
+            assert!(status.success(), "{what}, rank {rank}: {status}");
+        }
+    }
+}
+
 #[test]
 #[ignore = "a rank of the other tests"]
 fn a_rank() {
@@ -217,9 +251,10 @@ fn a_rank() {
     {
         std::process::exit(SKIPPED);
     }
+    let stops = task == "reduce until one stops";
     let mut config = Config::default();
     for (name, value) in [
-        ("timeout", "60"),
+        ("timeout", if stops { "1" } else { "60" }),
         ("join_timeout", "60"),
         ("transport", "shm"),
         ("lend_bytes", mode.lend_bytes),
@@ -233,7 +268,9 @@ fn a_rank() {
         check_collectives(&comm, &Maker { mode }).expect("collectives");
         return;
     }
-    let mut data = Maker { mode }.zeroed::<i64>(rank, 1 << 20);
+    let count = if stops { 8 << 20 } else { 1 << 20 };
+    let mut data = Maker { mode }.zeroed::<i64>(rank, count);
+    data.fill(1);
     let mut started = false;
     // Rank 1 may be killed when rank 0 has ended the first operation and another rank has not.
     let error = loop {
@@ -245,8 +282,18 @@ fn a_rank() {
             started = true;
         }
     };
-    assert_eq!(error.code, Code::PeerLost, "{error}");
-    assert_eq!(error.peer, Some(1), "{error}");
+    if !stops {
+        assert_eq!(error.code, Code::PeerLost, "{error}");
+        assert_eq!(error.peer, Some(1), "{error}");
+        return;
+    }
+    if rank != 1 {
+        assert_eq!(error.code, Code::Timeout, "{error}");
+        data.fill(0);
+        store.set(&format!("over {rank}"), b"").expect("a store");
+        store.wait("gone", PATIENCE).expect("a store");
+        assert!(data.iter().all(|&element| element == 0), "written late");
+    }
 }
 
 /// Makes buffers as a mode wants them.
