@@ -198,36 +198,33 @@ impl Arena {
     /// Takes `address..address + bytes` away from the peers: what they write there is not seen any more. The blocks in
     /// which it lies are not handed out again, and no peer is told of it.
     pub(super) fn detach(&self, address: usize, bytes: usize) {
-        let located = self.locate(std::ptr::without_provenance(address), bytes);
-        let Some(Place { segment, offset }) = located else {
+        if fork::is_child() {
+            return;
+        }
+        let region = self.region.get().and_then(Option::as_ref);
+        // Also where a page of it was taken away before, with what lies beside it.
+        let located = region.and_then(|region| region.locate(address, bytes));
+        let Some((segment, first)) = located else {
             return;
         };
-        let (first, mut state) = (offset as usize, self.state.lock());
+        let mut state = self.state.lock();
         let end = first + bytes;
         for held in state.blocks.iter_mut().flat_map(HashMap::values_mut) {
             let overlaps = held.offset < end && first < held.offset + held.bytes;
             held.withheld |= held.segment == segment && overlaps;
         }
-        let detached = state
-            .segments
-            .get(&segment)
-            .map(|segment| segment.detach(first, bytes));
-        match detached {
-            Some(Ok(range)) => {
-                tracing::warn!(
-                    bytes,
-                    "a peer has stopped while it was writing to shared memory, which it loses; the block is not shared again"
-                );
-                state.detached.push((segment, range));
-                self.has_detached.store(true, Ordering::Release);
-            }
-            Some(Err(errno)) => tracing::warn!(
+        match state.detach(segment, first..end) {
+            Ok(()) => tracing::warn!(
+                bytes,
+                "a peer has stopped while it was writing to shared memory, which it loses; the block is not shared again"
+            ),
+            Err(errno) => tracing::warn!(
                 bytes,
                 "do not use the memory at {address:#x} again: a peer has stopped while it was writing there, and may go \
                  on ({errno})"
             ),
-            None => {}
         }
+        self.has_detached.store(true, Ordering::Release);
     }
 
     pub(super) fn contains(&self, address: *const u8) -> bool {
@@ -444,6 +441,28 @@ impl State {
             bytes,
             used,
         })
+    }
+
+    /// Gives this process pages of its own where `bytes` of a segment lie. Those that it has already stay: they would be
+    /// lost for what the file holds.
+    fn detach(&mut self, number: u32, bytes: Range<usize>) -> Result<(), Errno> {
+        let Some(segment) = self.segments.get(&number) else {
+            return Ok(());
+        };
+        let before = self.detached.iter().filter(|(of, _)| *of == number);
+        let mut before: Vec<Range<usize>> = before.map(|(_, range)| range.clone()).collect();
+        before.sort_by_key(|range| range.start);
+        let end = bytes.end.next_multiple_of(PAGE).min(segment.length());
+        let mut at = bytes.start / PAGE * PAGE;
+        for range in before.into_iter().chain([end..end]) {
+            let gap = at..range.start.min(end);
+            if !gap.is_empty() {
+                segment.detach(gap.clone())?;
+                self.detached.push((number, gap));
+            }
+            at = at.max(range.end);
+        }
+        Ok(())
     }
 
     fn put(&mut self, address: NonNull<u8>) -> bool {

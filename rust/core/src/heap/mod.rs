@@ -3,8 +3,8 @@
 //! A process has one heap. It hands out blocks from memfd segments ([`allocate`], [`Buffer`]), and tells for any
 //! address whether it lies in one ([`locate`]). A link between two processes of a host passes the segments'
 //! descriptors to the peer, who maps them ([`PeerHeap`]): a collective then folds from the memory of the peer that wrote
-//! it, without a copy in between, and may store sums to it. Memory from here is otherwise like any other: it may be passed to every
-//! operation, and operations take every other memory.
+//! it, without a copy in between, and may store sums to it. Memory from here is otherwise like any other: it may be
+//! passed to every operation, and operations take every other memory.
 //!
 //! The heap is bounded by the setting `heap_bytes`. When it is full, or the kernel refuses, there is simply no block,
 //! and the caller takes private memory; that is logged once. Memory is committed as it is touched.
@@ -71,7 +71,7 @@ pub(crate) fn detach(address: usize, bytes: usize) {
 /// Where `address..address + bytes` lies, for peers. `None` when it is not, as a whole, in a segment of the heap. For
 /// memory that the caller has a right to use the answer stays true until that is freed.
 ///
-/// A subtraction and two loads; no lock.
+/// A subtraction and a few loads; no lock, unless memory was ever taken away from a peer that had stopped.
 #[inline]
 pub fn locate(address: *const u8, bytes: usize) -> Option<Place> {
     HEAP.locate(address, bytes)

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::places::Places;
-use super::region::{CHUNK, PAGE, Region};
+use super::region::{CHUNK, Region};
 
 /// What a segment must be sealed against.
 pub(super) const SEALS: SealFlags = SealFlags::SHRINK
@@ -87,14 +87,11 @@ impl Segment {
         self.region.address(self.at + offset)
     }
 
-    /// Gives this process pages of its own for the bytes from `offset` on: see [`Region::detach`]. Says which bytes
-    /// those are.
-    pub(super) fn detach(&self, offset: usize, bytes: usize) -> Result<Range<usize>, Errno> {
-        let first = offset / PAGE * PAGE;
-        let end = (offset + bytes).next_multiple_of(PAGE).min(self.length);
-        let (file, at) = (self.file.as_fd(), self.at + first);
-        self.region.detach(file, first as u64, at, end - first)?;
-        Ok(first..end)
+    /// Gives this process pages of its own for these bytes, which are whole pages: see [`Region::detach`].
+    pub(super) fn detach(&self, bytes: Range<usize>) -> Result<(), Errno> {
+        let (file, at) = (self.file.as_fd(), self.at + bytes.start);
+        self.region
+            .detach(file, bytes.start as u64, at, bytes.len())
     }
 
     /// Makes sure that there is memory for a block, where the system would otherwise notice only when it is touched,

@@ -349,6 +349,13 @@ fn what_a_stopped_peer_writes_when_it_goes_on_is_lost() {
     // What is not shared any more is not lent either, and serves nobody else.
     assert_eq!(heap::locate(&memory[19_999], 1), None);
     assert!(heap::locate(&memory[30_000], 1).is_some());
+    // Another peer has stopped as well, in what lies beside it on the same page.
+    let (mut c, _d) = ShmLink::pair(4096, NAME).unwrap();
+    heap::detach(memory[20_000..30_000].as_ptr().addr(), 10_000);
+    assert_eq!(heap::locate(&memory[29_999], 1), None);
+    assert_eq!(c.can_share(run_of(&memory)), Some(false));
+    shared.write(0, 10_000).fill(8);
+    assert!(memory[..] == [6; 100_000]);
     drop(memory);
     let next = Buffer::from_slice(&[1_u8; 100_000]);
     assert_ne!(next.as_ptr().addr(), address);
