@@ -454,7 +454,7 @@ impl State {
         before.sort_by_key(|range| range.start);
         let end = bytes.end.next_multiple_of(PAGE).min(segment.length());
         let mut at = bytes.start / PAGE * PAGE;
-        for range in before.into_iter().chain([end..end]) {
+        for range in before.into_iter().chain(std::iter::once(end..end)) {
             let gap = at..range.start.min(end);
             if !gap.is_empty() {
                 segment.detach(gap.clone())?;
