@@ -198,6 +198,31 @@ fn who_is_killed_while_others_read_its_memory_is_named() {
     }
 }
 
+/// The others sleep meanwhile, wherever in an operation it stops, and are woken.
+#[test]
+fn a_rank_that_has_stopped_may_go_on() {
+    for mode in [MODES[0], MODES[1], MODES[3]] {
+        let store = TcpStoreServer::start("127.0.0.1:0").expect("a store");
+        let mut ranks = start("reduce for a while", mode, 3, &store);
+        let address = store.own_address().to_string();
+        let client = TcpStore::connect(&address, PATIENCE).expect("a store");
+        let started = client.wait("started", PATIENCE);
+        started.expect("ranks that start");
+        for milliseconds in [1, 7, 30] {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+            signal(&ranks[1], libc::SIGSTOP);
+            std::thread::sleep(Duration::from_millis(150));
+            signal(&ranks[1], libc::SIGCONT);
+        }
+        client.set("enough", b"").expect("a store");
+        for rank in &mut ranks {
+            let status = end(rank, mode.name);
+            let skipped = status.code() == Some(SKIPPED);
+            assert!(status.success() || skipped, "{}: {status}", mode.name);
+        }
+    }
+}
+
 /// A rank that stops while it works on the others' memory, and goes on when they have given up and use that again.
 #[test]
 fn what_a_stopped_rank_still_writes_reaches_nobody() {
@@ -209,14 +234,9 @@ fn what_a_stopped_rank_still_writes_reaches_nobody() {
         let started = client.wait("started", PATIENCE);
         started.expect("ranks that start");
         std::thread::sleep(Duration::from_millis(milliseconds));
-        let signal = |signal| {
-            // SAFETY: it names a child that has not been waited for.
-            let sent = unsafe { libc::kill(ranks[1].id() as i32, signal) };
-            assert_eq!(sent, 0);
-        };
-        signal(libc::SIGSTOP);
+        signal(&ranks[1], libc::SIGSTOP);
         let others_gave_up = [0, 2].map(|rank| client.wait(&format!("over {rank}"), PATIENCE));
-        signal(libc::SIGCONT);
+        signal(&ranks[1], libc::SIGCONT);
         let what = format!("stopped after {milliseconds} ms");
         end(&mut ranks[1], &what);
         client.set("gone", b"").expect("a store");
@@ -230,6 +250,12 @@ fn what_a_stopped_rank_still_writes_reaches_nobody() {
             assert!(status.success(), "{what}, rank {rank}: {status}");
         }
     }
+}
+
+fn signal(child: &Child, signal: i32) {
+    // SAFETY: it names a child that has not been waited for.
+    let sent = unsafe { libc::kill(child.id() as i32, signal) };
+    assert_eq!(sent, 0);
 }
 
 #[test]
@@ -270,11 +296,21 @@ fn a_rank() {
     }
     let count = if stops { 8 << 20 } else { 1 << 20 };
     let mut data = Maker { mode }.zeroed::<i64>(rank, count);
+    if task == "reduce for a while" {
+        return reduce_for_a_while(&comm, &store, &mut data);
+    }
+    let mut all = Maker { mode }.zeroed::<i64>(rank, world * count / 4);
     data.fill(1);
     let mut started = false;
     // Rank 1 may be killed when rank 0 has ended the first operation and another rank has not.
     let error = loop {
-        if let Err(error) = comm.all_reduce(&mut data, ReduceOp::Sum) {
+        let reduced = comm.all_reduce(&mut data, ReduceOp::Sum);
+        // What is not reduced goes another way where memory is private.
+        let done = reduced.and_then(|()| match stops {
+            true => Ok(()),
+            false => comm.all_gather(&data[..count / 4], &mut all),
+        });
+        if let Err(error) = done {
             break error;
         }
         if rank == 0 && !started {
@@ -293,6 +329,23 @@ fn a_rank() {
         store.set(&format!("over {rank}"), b"").expect("a store");
         store.wait("gone", PATIENCE).expect("a store");
         assert!(data.iter().all(|&element| element == 0), "written late");
+    }
+}
+
+/// All ranks end after the same operation, when there is `enough`.
+fn reduce_for_a_while(comm: &Communicator, store: &TcpStore, data: &mut [i64]) {
+    let mut is_over = false;
+    while !is_over {
+        data.fill(comm.rank() as i64);
+        comm.all_reduce(data, ReduceOp::Sum).expect("a sum");
+        assert!(data.iter().all(|&element| element == 3));
+        let mut enough = [0_i64];
+        if comm.rank() == 0 {
+            store.set("started", b"").expect("a store");
+            enough[0] = i64::from(store.wait("enough", Duration::ZERO).is_ok());
+        }
+        comm.broadcast(&mut enough, 0).expect("a word");
+        is_over = enough[0] == 1;
     }
 }
 

@@ -294,8 +294,8 @@ impl Group {
                 });
             }
             // It is the only one.
-            let votes = (&mut core.votes, true);
-            let moved = execution.advance(&mut core.links, &|_| true, votes)?;
+            let commons = (&mut core.commons, true);
+            let moved = execution.advance(&mut core.links, &|_| true, commons)?;
             Ok(if execution.is_done() {
                 Turn::Over(true)
             } else if moved {

@@ -17,8 +17,9 @@ use crate::plan::{Plan, Step};
 use crate::reduce;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
+use super::consent::{Commons, Consent, State};
 use super::links::LinkTable;
-use super::one_pass::{OnePass, State, Votes};
+
 use super::request::{Request, Sizes};
 use super::stage::{Repeats, Stage};
 use super::task::{Progress, Task, Way};
@@ -35,6 +36,8 @@ pub(crate) const WINDOW: usize = 64;
 pub(crate) enum Direction {
     Send,
     Receive,
+    /// Neither: the ranks meet in memory.
+    Meet,
 }
 
 /// A plan with what the executor needs to know of it, worked out once and cached.
@@ -127,8 +130,8 @@ pub(crate) struct Execution {
     pub(crate) scratch_owner: Option<Scratch>,
     /// What the input is multiplied with beforehand.
     factor: Option<Factor>,
-    /// How it is done instead of by its plan, if it turns out to be possible.
-    one_pass: Option<OnePass>,
+    /// How it is done instead of by its plan, if that turns out to be possible.
+    consent: Option<Consent>,
     /// What it is an execution of, where the next operation like it may use it again.
     likeness: Option<Likeness>,
     /// The first unfinished step.
@@ -201,7 +204,7 @@ impl Execution {
             task,
             scratch_owner,
             factor,
-            one_pass: None,
+            consent: None,
             likeness: None,
             base: 0,
             ended: 0,
@@ -222,19 +225,19 @@ impl Execution {
         self.task = task;
         self.scratch_owner = scratch_owner;
         self.factor = factor;
-        self.one_pass = None;
+        self.consent = None;
         self.likeness = None;
         self.restart();
     }
 
-    /// Has it done in one pass over memory if all ranks agree.
-    pub(super) fn try_one_pass(&mut self, one_pass: Option<OnePass>) {
-        self.one_pass = one_pass;
+    /// Has it done in shared memory if all ranks agree.
+    pub(super) fn ask_for(&mut self, consent: Option<Consent>) {
+        self.consent = consent;
     }
 
     /// Lets the next operation like this one use the execution again, once it has ended, if every message is short.
     pub(crate) fn set_likeness(&mut self, likeness: Option<Likeness>) {
-        self.likeness = likeness.filter(|_| self.prepared.is_short);
+        self.likeness = likeness.filter(|_| self.prepared.is_short && self.consent.is_none());
     }
 
     /// Whether it can carry out an operation of this likeness when it has ended.
@@ -284,7 +287,7 @@ impl Execution {
 
     /// The peers this operation exchanges messages with; one may be named twice.
     pub(crate) fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
-        let all = self.one_pass.as_ref().map_or(0, |_| self.task.world);
+        let all = self.consent.as_ref().map_or(0, |_| self.task.world);
         let others = (0..all).filter(|peer| *peer != self.task.rank);
         let named = self.prepared.last_use.iter().map(|((peer, _), _)| *peer);
         others.chain(named)
@@ -320,21 +323,21 @@ impl Execution {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        if let Some(one_pass) = &self.one_pass {
-            return one_pass.state() == State::Done;
+        if let Some(consent) = &self.consent {
+            return consent.state() == State::Done;
         }
         self.base == self.prepared.plan.steps.len()
     }
 
     /// Whether it is known how it is done.
     pub(super) fn is_decided(&self) -> bool {
-        self.one_pass.as_ref().is_none_or(OnePass::is_decided)
+        self.consent.as_ref().is_none_or(Consent::is_decided)
     }
 
     /// Whether this operation will use the link direction no more.
     pub(crate) fn has_left(&self, direction: (Rank, Direction)) -> bool {
-        if self.one_pass.is_some() {
-            return self.is_done();
+        if let Some(consent) = &self.consent {
+            return consent.has_left_links(&self.task);
         }
         let uses = &self.prepared.last_use;
         match uses.binary_search_by_key(&direction, |(key, _)| *key) {
@@ -373,23 +376,24 @@ impl Execution {
     }
 
     /// Moves every step that may move. Returns whether anything did. `free` says whether all operations before this
-    /// one are done with a link direction; `votes`, how votes have ended, and whether all before this one are among them.
+    /// one are done with a link direction; `commons`, what they have in common, and whether it is decided how all before
+    /// this one are done.
     pub(crate) fn advance(
         &mut self,
         links: &mut LinkTable,
         free: &dyn Fn((Rank, Direction)) -> bool,
-        votes: (&mut Votes, bool),
+        commons: (&mut Commons, bool),
     ) -> Result<bool> {
         if self.factor.is_some() {
             self.apply_factor();
         }
         let mut moved = false;
-        if let Some(one_pass) = &mut self.one_pass {
-            moved = one_pass.advance(&self.task, links, free, votes)?;
-            if one_pass.state() != State::Declined {
+        if let Some(consent) = &mut self.consent {
+            moved = consent.advance(&self.task, links, free, commons)?;
+            if consent.state() != State::Declined {
                 return Ok(moved);
             }
-            self.one_pass = None;
+            self.consent = None;
         }
         let mut index = self.base;
         while index < self.horizon() {
@@ -460,14 +464,27 @@ impl Execution {
         }
     }
 
+    /// Whether it is under way in shared memory.
+    pub(super) fn is_crossing(&self) -> bool {
+        self.consent.as_ref().is_some_and(Consent::is_crossing)
+    }
+
+    /// Whether peers have come so far in shared memory that this rank can go on.
+    pub(super) fn may_cross(&self, commons: &Commons) -> bool {
+        self.consent
+            .as_ref()
+            .is_some_and(|consent| consent.may_cross(commons))
+    }
+
     /// The peers that steps are waiting for now.
     pub(crate) fn waiting(
         &self,
         free: &dyn Fn((Rank, Direction)) -> bool,
+        commons: &Commons,
         mut visit: impl FnMut(Waiting),
     ) {
-        if let Some(one_pass) = &self.one_pass {
-            return one_pass.waiting(&self.task, visit);
+        if let Some(consent) = &self.consent {
+            return consent.waiting(&self.task, commons, visit);
         }
         for index in self.base..self.horizon() {
             if self.is_before(self.ended, index) || !self.may_start(index, free) {
@@ -479,7 +496,7 @@ impl Execution {
                 let of = self.task.message_bytes(step);
                 let bytes = match direction {
                     Direction::Send => bytes.saturating_sub(HEADER),
-                    Direction::Receive => bytes,
+                    Direction::Receive | Direction::Meet => bytes,
                 };
                 visit(Waiting {
                     peer,

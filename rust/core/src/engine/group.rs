@@ -18,14 +18,14 @@ use crate::plan::{Algorithm, Shape};
 use crate::reduce::Workers;
 use crate::rendezvous::handshake::GroupKey;
 use crate::transport::endpoint::{Address, Endpoint, Lane};
-use crate::transport::{Link, Notice};
+use crate::transport::{Link, Notice, WRITERS_PATIENCE};
 use crate::types::{Collective, DataType, Rank};
 
 use super::beneath::Nursery;
+use super::consent::Commons;
 use super::executor::{Execution, Likeness, Prepared};
 use super::links::LinkTable;
 use super::matching::{Finished, Matching};
-use super::one_pass::Votes;
 use super::request::Request;
 use super::sleep::{Patience, Sleeper};
 use super::staff::{Staff, Stay};
@@ -107,8 +107,8 @@ pub(crate) struct Group {
 /// What the lock protects.
 pub(crate) struct Core {
     pub(super) links: LinkTable,
-    /// Of operations that can be done in one pass if all ranks agree.
-    pub(super) votes: Votes,
+    /// Of operations that can be done in shared memory if all ranks agree.
+    pub(super) commons: Commons,
     /// Collectives under way, in their order.
     pub(super) operations: Vec<Operation>,
     pub(super) matching: Matching,
@@ -174,7 +174,7 @@ impl Group {
         let cores = super::forming::cores();
         let core = Core {
             links: LinkTable::new(world),
-            votes: Votes::default(),
+            commons: Commons::default(),
             operations: Vec::new(),
             matching: Matching::new(rank, world, config.eager_bytes.0),
             finished: Vec::new(),
@@ -338,8 +338,9 @@ impl Group {
         for (_, _, open) in core.links.iter_open() {
             open.link.send_abort(notice);
         }
+        let until = Instant::now() + WRITERS_PATIENCE;
         for (_, _, open) in core.links.iter_open() {
-            open.link.await_writer();
+            open.link.await_writer(until);
         }
         // Each operation's error names the operation itself.
         let each = Error {
@@ -393,6 +394,7 @@ impl Group {
             }
         }
         core.links = LinkTable::new(self.world);
+        core.commons = Commons::default();
         // A message that came in half, and that nobody has asked for.
         core.matching.clear();
         drop(core);
@@ -446,6 +448,7 @@ impl Core {
 
     /// Keeps what an execution that has ended can pass on to the next.
     pub(super) fn recycle(&mut self, mut execution: Box<Execution>) {
+        execution.ask_for(None);
         if !execution.is_short()
             && let Some(scratch) = execution.scratch_owner.take()
         {

@@ -56,8 +56,8 @@ impl Group {
                     .all(|operation| operation.execution.has_left(direction))
             };
             let decided = |operation: &Operation| operation.execution.is_decided();
-            let votes = (&mut core.votes, earlier.iter().all(decided));
-            match operation.execution.advance(&mut core.links, &free, votes) {
+            let commons = (&mut core.commons, earlier.iter().all(decided));
+            match operation.execution.advance(&mut core.links, &free, commons) {
                 Ok(any) => moved |= any,
                 Err(error) => {
                     let error = error.with_operation(operation.work.name());
@@ -350,6 +350,7 @@ impl Group {
                 let (verb, preposition) = match direction {
                     Direction::Send => ("sent", "to"),
                     Direction::Receive => ("received", "from"),
+                    Direction::Meet => ("done", "and waits for"),
                 };
                 waits.push(format!(
                     "{} has {verb} {bytes} of {of} bytes {preposition} {}",
@@ -396,6 +397,7 @@ impl Group {
                 match direction {
                     Direction::Send => open.interest.writable = true,
                     Direction::Receive => open.interest.readable = true,
+                    Direction::Meet => {}
                 }
             }
         }
@@ -420,6 +422,19 @@ impl Group {
             *until = Some(until.map_or(deadline, |until| until.min(deadline)));
         }
         let mut ready = self.has_mail();
+        let is_crossing = |operation: &&Operation| {
+            operation.after.is_empty() && operation.execution.is_crossing()
+        };
+        if core
+            .operations
+            .iter()
+            .any(|operation| is_crossing(&operation))
+        {
+            // First of all, and whatever it waits for: what comes between the last look and this rings nobody.
+            core.commons.arm();
+            let mut crossing = core.operations.iter().filter(is_crossing);
+            ready |= crossing.any(|operation| operation.execution.may_cross(&core.commons));
+        }
         for (_, _, open) in core.links.iter_open() {
             let ended = open.ended.is_some();
             if open.interest != Interest::default() && !ended {
@@ -431,6 +446,7 @@ impl Group {
 
     /// Withdraws what [`Group::arm`] announced.
     pub(super) fn disarm(&self, core: &mut Core) {
+        core.commons.disarm();
         for (_, _, open) in core.links.iter_open() {
             if open.interest != Interest::default() {
                 open.link.disarm();
@@ -475,6 +491,6 @@ pub(super) fn visit_waits(core: &Core, mut visit: impl FnMut(&Operation, Waiting
         };
         operation
             .execution
-            .waiting(&free, |waiting| visit(operation, waiting));
+            .waiting(&free, &core.commons, |waiting| visit(operation, waiting));
     }
 }

@@ -11,9 +11,9 @@ use crate::reduce::{Kernel, Streaming};
 use crate::transport::endpoint::Lane;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
+use super::consent::Consent;
 use super::executor::{Execution, Factor, Likeness, Prepared};
 use super::group::{Core, Group, Operation, PlanKey};
-use super::one_pass::OnePass;
 use super::positions::TOLD_AFTER;
 use super::request::{Request, Sizes};
 use super::stage::Stage;
@@ -110,13 +110,13 @@ impl Group {
         request: Request,
         sequence: u64,
     ) -> Result<Box<Execution>> {
-        // An algorithm that is asked for is what is done.
-        let one_pass = self.config.algorithm.is_none().then(|| {
-            let shape = request.shape(self.rank, self.world);
-            OnePass::new(&shape, request.dtype.size(), &self.membership.topology)
-        });
-        let one_pass = one_pass.flatten();
         let (request, factor) = premultiplied(request);
+        // An algorithm that is asked for is what is done.
+        let consent = self.config.algorithm.is_none().then(|| {
+            let shape = request.shape(self.rank, self.world);
+            Consent::new(&shape, request.dtype.size(), &self.membership.topology)
+        });
+        let consent = consent.flatten();
         let prepared = self.prepared(core, &request)?;
         let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();
         let partial_kernel = kernel(request.dtype.accumulator())?;
@@ -160,7 +160,7 @@ impl Group {
             }
             None => Execution::new(prepared, task, scratch, factor),
         };
-        execution.try_one_pass(one_pass);
+        execution.ask_for(consent);
         Ok(execution)
     }
 

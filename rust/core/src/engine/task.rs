@@ -592,7 +592,7 @@ impl Task {
     }
 
     #[inline]
-    fn memory(&self, buffer: Buffer) -> &Memory {
+    pub(super) fn memory(&self, buffer: Buffer) -> &Memory {
         match buffer {
             Buffer::Input => &self.input,
             Buffer::Output => &self.output,

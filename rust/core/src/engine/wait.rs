@@ -174,7 +174,8 @@ impl Group {
         // What is forgotten here is looked at afterwards.
         self.sleeper().clear();
         self.look_around(&mut core);
-        if !core.is_busy() {
+        // It may have read what an operation was waiting for.
+        if self.step(&mut core) || !core.is_busy() {
             return true;
         }
         core.dozing = true;

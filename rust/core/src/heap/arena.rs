@@ -26,7 +26,7 @@ use crate::fork;
 
 /// Blocks begin at multiples of this: two blocks never share a cache line.
 pub(super) const GRAIN: usize = 64;
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Blocks from this size on consist of whole pages.
 const LARGE: usize = 16 * PAGE;
 /// The size of a small segment.
@@ -359,7 +359,7 @@ impl Arena {
         let at = chunks
             .take(span, CHUNK)
             .ok_or("its addresses are scattered")?;
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let number = next_number();
         match Segment::create(number, region, at, length, limit::is_strict()) {
             Ok(segment) => {
                 state.segments.insert(number, segment);
@@ -391,7 +391,7 @@ impl Arena {
         for segment in retired {
             let (at, length) = segment.chunks();
             drop(segment);
-            RETIRED.fetch_add(1, Ordering::Release);
+            note_retired();
             if let Some(chunks) = &mut self.state.lock().chunks {
                 chunks.put(at, length);
             }
@@ -532,6 +532,16 @@ fn refusal(errno: Errno) -> String {
         Errno::MFILE => "too many open files (ulimit -n)".to_owned(),
         errno => format!("the system refused a segment: {errno}"),
     }
+}
+
+/// The number of a segment that is about to be made.
+pub(super) fn next_number() -> u32 {
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A segment has gone.
+pub(super) fn note_retired() {
+    RETIRED.fetch_add(1, Ordering::Release);
 }
 
 /// How many segments were given back so far in this process, in any heap.

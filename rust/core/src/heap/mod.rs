@@ -22,6 +22,7 @@ mod region;
 mod segment;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -30,6 +31,7 @@ use self::arena::Arena;
 pub use self::arena::{Block, Place, Statistics};
 pub use self::buffer::Buffer;
 pub use self::peer::{Held, Identity, PeerHeap};
+pub use self::window::{Layout, PeerWindow, Window};
 
 use crate::config::Config;
 
@@ -80,12 +82,12 @@ pub fn locate(address: *const u8, bytes: usize) -> Option<Place> {
 /// The descriptor of a segment, to be passed to a peer. `None` when there is no such segment any more, or no
 /// descriptor left.
 pub fn segment_file(segment: u32) -> Option<OwnedFd> {
-    HEAP.segment_file(segment)
+    HEAP.segment_file(segment).or_else(|| window::file(segment))
 }
 
 /// Whether segment `segment` has not been given back. A number stands for the same segment for ever.
 pub fn is_live(segment: u32) -> bool {
-    HEAP.is_live(segment)
+    HEAP.is_live(segment) || window::is_open(segment)
 }
 
 /// How many segments have been given back so far. While this stays the same, so does every answer of [`is_live`] that

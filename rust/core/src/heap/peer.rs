@@ -56,7 +56,7 @@ impl Identity {
 #[derive(Debug, Default)]
 pub struct PeerHeap {
     /// `None`: could not be mapped.
-    segments: HashMap<u32, Option<Arc<Window>>>,
+    segments: HashMap<u32, Option<Arc<Mapping>>>,
 }
 
 impl PeerHeap {
@@ -76,19 +76,19 @@ impl PeerHeap {
                 identity.segment
             )));
         }
-        let window = match file {
+        let mapping = match file {
             Some(file) => {
                 check(identity, &file)?;
-                Window::open(identity, &file)
+                Mapping::open(identity, &file)
             }
             None => Err(Error::system("receive a descriptor", "none arrived")),
         };
-        let window = window.inspect_err(|error| {
+        let mapping = mapping.inspect_err(|error| {
             tracing::warn!("a peer's shared heap cannot be read in place: {error}");
         });
-        let window = window.ok();
-        let mapped = window.is_some();
-        self.segments.insert(identity.segment, window);
+        let mapping = mapping.ok();
+        let mapped = mapping.is_some();
+        self.segments.insert(identity.segment, mapping);
         Ok(mapped)
     }
 
@@ -114,16 +114,16 @@ impl PeerHeap {
     /// # Errors
     /// `Untrusted` when the segment was not announced, or is shorter than that.
     pub fn span(&self, segment: u32, offset: u64, bytes: usize) -> Result<Option<NonNull<u8>>> {
-        let Some(window) = self.segments.get(&segment) else {
+        let Some(mapping) = self.segments.get(&segment) else {
             return Err(untrusted(format_args!(
                 "bytes of segment {segment}, which is not announced"
             )));
         };
-        let Some(window) = window else {
+        let Some(mapping) = mapping else {
             return Ok(None);
         };
-        window.at(offset, bytes).map(Some).ok_or_else(|| {
-            let length = window.length;
+        mapping.at(offset, bytes).map(Some).ok_or_else(|| {
+            let length = mapping.length;
             untrusted(format_args!(
                 "{bytes} bytes from {offset} of a segment of {length} bytes"
             ))
@@ -152,9 +152,9 @@ impl PeerHeap {
     /// As [`PeerHeap::span`].
     pub fn hold(&self, segment: u32, offset: u64, bytes: usize) -> Result<Option<Held>> {
         let start = self.span(segment, offset, bytes)?;
-        let window = self.segments.get(&segment).and_then(Option::as_ref);
-        Ok(start.zip(window).map(|(start, window)| Held {
-            window: Arc::clone(window),
+        let mapping = self.segments.get(&segment).and_then(Option::as_ref);
+        Ok(start.zip(mapping).map(|(start, mapping)| Held {
+            mapping: Arc::clone(mapping),
             start,
             bytes,
         }))
@@ -194,7 +194,7 @@ fn untrusted(what: impl fmt::Display) -> Error {
 /// Bytes of a peer's heap, which stay mapped while this lives.
 #[derive(Debug)]
 pub struct Held {
-    window: Arc<Window>,
+    mapping: Arc<Mapping>,
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -209,6 +209,11 @@ impl Held {
         self.bytes
     }
 
+    /// Where they begin in this process.
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
     /// `bytes` of them from `at` on.
     ///
     /// # Panics
@@ -218,7 +223,7 @@ impl Held {
     /// As for [`PeerHeap::slice`], and nobody in this process writes them while the slice lives.
     pub unsafe fn read(&self, at: usize, bytes: usize) -> &[u8] {
         assert!(at <= self.bytes && bytes <= self.bytes - at);
-        // SAFETY: within the span, which was checked when this was made and is mapped while `window` lives. The caller
+        // SAFETY: within the span, which was checked when this was made and is mapped while `mapping` lives. The caller
         // promises the rest.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at), bytes) }
     }
@@ -233,7 +238,7 @@ impl Held {
     /// finds other numbers in its memory than it expects.
     pub unsafe fn write(&mut self, at: usize, bytes: usize) -> &mut [u8] {
         assert!(at <= self.bytes && bytes <= self.bytes - at);
-        debug_assert!(self.start >= self.window.base);
+        debug_assert!(self.start >= self.mapping.base);
         // SAFETY: as in `read`; the exclusive borrow keeps other slices of this process away.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(at), bytes) }
     }
@@ -241,27 +246,27 @@ impl Held {
 
 /// A segment of another process's heap, mapped to read and write.
 #[derive(Debug)]
-struct Window {
+struct Mapping {
     base: NonNull<u8>,
     length: usize,
     inode: u64,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, on drop.
-unsafe impl Send for Window {}
+unsafe impl Send for Mapping {}
 // SAFETY: as above; nothing in it changes, and its bytes are reached by unsafe code only.
-unsafe impl Sync for Window {}
+unsafe impl Sync for Mapping {}
 
 /// What is mapped, by inode. A mapping keeps its file, so that the number is not another's as long as the entry is
 /// alive.
-static WINDOWS: Mutex<Vec<(u64, Weak<Window>)>> = Mutex::new(Vec::new());
+static MAPPINGS: Mutex<Vec<(u64, Weak<Mapping>)>> = Mutex::new(Vec::new());
 
-impl Window {
+impl Mapping {
     fn open(identity: Identity, file: &OwnedFd) -> Result<Arc<Self>> {
-        let mut windows = WINDOWS.lock();
-        let known = windows.iter().find(|(inode, _)| *inode == identity.inode);
-        if let Some(window) = known.and_then(|(_, window)| window.upgrade()) {
-            return Ok(window);
+        let mut mappings = MAPPINGS.lock();
+        let known = mappings.iter().find(|(inode, _)| *inode == identity.inode);
+        if let Some(mapping) = known.and_then(|(_, mapping)| mapping.upgrade()) {
+            return Ok(mapping);
         }
         let refused = |cause: &dyn fmt::Display| {
             Error::system(
@@ -286,13 +291,13 @@ impl Window {
             NonNull::new(base.cast::<u8>()).ok_or_else(|| refused(&"mapped at address zero"))?;
         // SAFETY: a hint about the mapping just made; it changes no contents.
         let _ = unsafe { mm::madvise(base.as_ptr().cast(), length, mm::Advice::LinuxHugepage) };
-        let window = Arc::new(Self {
+        let mapping = Arc::new(Self {
             base,
             length,
             inode: identity.inode,
         });
-        windows.push((identity.inode, Arc::downgrade(&window)));
-        Ok(window)
+        mappings.push((identity.inode, Arc::downgrade(&mapping)));
+        Ok(mapping)
     }
 
     /// The address of `bytes` bytes from `offset`, if there are so many.
@@ -304,12 +309,12 @@ impl Window {
     }
 }
 
-impl Drop for Window {
+impl Drop for Mapping {
     fn drop(&mut self) {
         let this: *const Self = self;
-        WINDOWS
+        MAPPINGS
             .lock()
-            .retain(|(inode, window)| *inode != self.inode || !ptr::eq(window.as_ptr(), this));
+            .retain(|(inode, mapping)| *inode != self.inode || !ptr::eq(mapping.as_ptr(), this));
         // SAFETY: this is the mapping that `open` made, whole, and whoever reads it holds an `Arc` around `self`.
         let result = unsafe { mm::munmap(self.base.as_ptr().cast(), self.length) };
         debug_assert!(result.is_ok());
@@ -370,9 +375,9 @@ mod tests {
         // SAFETY: as above.
         assert_eq!(unsafe { two.slice(9, 4100, 2) }.unwrap().unwrap(), b"on");
         let inode = identity.inode;
-        assert!(WINDOWS.lock().iter().any(|(known, _)| *known == inode));
+        assert!(MAPPINGS.lock().iter().any(|(known, _)| *known == inode));
         drop(two);
-        assert!(!WINDOWS.lock().iter().any(|(known, _)| *known == inode));
+        assert!(!MAPPINGS.lock().iter().any(|(known, _)| *known == inode));
     }
 
     #[test]

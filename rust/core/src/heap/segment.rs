@@ -46,17 +46,7 @@ impl Segment {
         length: usize,
         strict: bool,
     ) -> Result<Self, Errno> {
-        // A file beyond this limit is not refused: the process gets a signal that ends it.
-        if getrlimit(Resource::Fsize)
-            .current
-            .is_some_and(|limit| limit < length as u64)
-        {
-            return Err(Errno::FBIG);
-        }
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = fs::memfd_create("unisono heap", flags)?;
-        fs::ftruncate(&file, length as u64)?;
-        fs::fcntl_add_seals(&file, SEALS)?;
+        let file = memory(length)?;
         region.map(number, file.as_fd(), at, length)?;
         Ok(Self {
             number,
@@ -101,6 +91,22 @@ impl Segment {
         let flags = FallocateFlags::KEEP_SIZE;
         !self.strict || fs::fallocate(&self.file, flags, offset as u64, bytes as u64).is_ok()
     }
+}
+
+/// A sealed memfd of `length` bytes, all zero.
+pub(super) fn memory(length: usize) -> Result<OwnedFd, Errno> {
+    // A file beyond this limit is not refused: the process gets a signal that ends it.
+    if getrlimit(Resource::Fsize)
+        .current
+        .is_some_and(|limit| limit < length as u64)
+    {
+        return Err(Errno::FBIG);
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = fs::memfd_create("unisono heap", flags)?;
+    fs::ftruncate(&file, length as u64)?;
+    fs::fcntl_add_seals(&file, SEALS)?;
+    Ok(file)
 }
 
 impl Drop for Segment {

@@ -70,7 +70,18 @@ impl Peers {
 
     /// The ranks in ascending order.
     pub fn iter(self) -> impl Iterator<Item = Rank> {
-        (0..MOST_RANKS).filter(move |rank| self.contains(*rank))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let rank = (left != 0).then(|| left.trailing_zeros() as Rank)?;
+            left &= left - 1;
+            Some(rank)
+        })
+    }
+
+    /// These and those.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
     }
 
     /// The same without `rank`.
@@ -270,7 +281,49 @@ pub fn build(shape: &Shape, room: &Room, shots: Shots, premultiplied: bool) -> O
     Some(Plan { steps })
 }
 
+/// This rank's plan of an `all_reduce` in which the ranks go in step, as those do that share a few cores: nobody puts a
+/// chunk before all have reduced the one before it. Then one half will do, for contributions in its first part and
+/// results in the second, and all that is touched is little enough to stay in the caches. There is nothing to claim and
+/// to release between chunks: a rank whose results are there reads the contributions no more, and one whose next
+/// contributions are there has got the results.
+///
+/// Room must be the same on all ranks. `None` for other collectives, and where [`build`] is.
+pub fn build_in_step(shape: &Shape, room: &Room) -> Option<Plan> {
+    let chunk = room.share(2);
+    let fits = shape.collective == Collective::AllReduce
+        && (2..=MOST_RANKS).contains(&shape.world)
+        && room.align > 0
+        && chunk >= shape.world
+        && super::applicable(super::Algorithm::Direct, shape);
+    if !fits {
+        return None;
+    }
+    let task = Task {
+        shape,
+        room,
+        others: Peers::others(shape.rank, shape.world),
+        premultiplied: false,
+    };
+    let mut steps = task.all_reduce_in_step(chunk);
+    steps.retain(|step| !step.is_idle());
+    Some(Plan { steps })
+}
+
 impl Step {
+    /// The half that it is about, if it is about one.
+    pub fn half(&self) -> Option<usize> {
+        match *self {
+            Self::Claim { half, .. }
+            | Self::Put { half, .. }
+            | Self::Publish { half, .. }
+            | Self::Await { half, .. }
+            | Self::Reduce { half, .. }
+            | Self::Get { half, .. }
+            | Self::Release { half, .. } => Some(half),
+            Self::Keep { .. } => None,
+        }
+    }
+
     /// Whether it does nothing: a meeting with nobody, or work on no elements. A claim waits for all peers even when
     /// nobody is to read.
     fn is_idle(&self) -> bool {

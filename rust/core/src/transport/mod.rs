@@ -18,9 +18,12 @@ pub mod tcp;
 mod suite;
 
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
+pub(crate) use self::shm::WRITERS_PATIENCE;
 pub use self::shm::{Page, Shared};
 use crate::error::{Code, Result};
+use crate::heap::Window;
 
 /// What the peer last said, or did, on the control channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -201,6 +204,16 @@ pub trait Link: Send {
         Ok(Lending::Unfit)
     }
 
+    /// As [`Link::can_share`], of a window of this process.
+    fn can_show(&mut self, _window: &Window) -> Option<bool> {
+        Some(false)
+    }
+
+    /// As [`Link::try_share`] of a whole window. The peer may keep it when it has given it back.
+    fn try_show(&mut self, _header: &[u8; MESSAGE_HEADER], _window: &Window) -> Result<Lending> {
+        Ok(Lending::Unfit)
+    }
+
     /// The memory that the message shares of which [`Link::try_take`] has just delivered the header, if it does. To be
     /// [given back](Link::give_back), or declined before it has been used.
     fn shared(&mut self) -> Result<Option<Shared>> {
@@ -211,9 +224,9 @@ pub trait Link: Send {
     fn give_back(&mut self) {}
 
     /// After [`Link::send_abort`]: returns when the peer is not in the middle of writing to what is shared with it. It
-    /// will not begin again. Where the peer has stopped in the middle that is not waited for, and the heap takes the
-    /// memory away from it.
-    fn await_writer(&mut self) {}
+    /// will not begin again. Where the peer has stopped in the middle that is waited for `until` then, and the heap takes
+    /// the memory away from it.
+    fn await_writer(&mut self, _until: Instant) {}
 
     /// Gives back the message that was offered and of which [`Link::try_take`] has just delivered the header, unread.
     fn decline(&mut self) {}
@@ -229,6 +242,9 @@ pub trait Link: Send {
 
     /// Withdraws the announcement of [`Link::arm`] and consumes what woke the sleeper.
     fn disarm(&mut self);
+
+    /// Wakes the peer, if it sleeps.
+    fn wake(&mut self) {}
 
     /// The descriptors to watch edge-triggered (readable, writable and hang-up) while armed.
     fn fds(&self) -> Vec<BorrowedFd<'_>>;

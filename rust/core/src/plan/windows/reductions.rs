@@ -68,6 +68,54 @@ impl Task<'_> {
         })
     }
 
+    /// As in two shots, one chunk after the other: see [`build_in_step`](super::build_in_step).
+    pub(super) fn all_reduce_in_step(&self, chunk: usize) -> Vec<Step> {
+        let (half, count, to) = (0, self.shape.count(), self.others);
+        let results = What::Results;
+        if count == 0 {
+            return Vec::new();
+        }
+        let mut steps = vec![self.claim(half, self.others)];
+        for index in 0..pieces(count, chunk) {
+            let offset = index * chunk;
+            let slices = self.slices(piece_len(count, chunk, index));
+            // The results lie behind the contributions, so that these may change while those are read.
+            let get = |from: Rank| {
+                let slice = slices[from].clone();
+                Step::Get {
+                    half,
+                    from,
+                    at: chunk + slice.start,
+                    len: slice.len(),
+                    to: Place::Output(offset + slice.start),
+                }
+            };
+            steps.extend(self.put_slices(half, offset, &slices).into_iter().skip(1));
+            for step in self.reduce_slice(half, offset, &slices) {
+                steps.push(match step {
+                    Step::Reduce {
+                        half, at, len, own, ..
+                    } => Step::Reduce {
+                        half,
+                        at,
+                        len,
+                        own,
+                        to: Place::Window(chunk + at),
+                    },
+                    other => other,
+                });
+            }
+            let what = results;
+            steps.push(Step::Publish { half, what, to });
+            steps.push(get(self.shape.rank));
+            let from = self.others;
+            steps.push(Step::Await { half, what, from });
+            steps.extend(self.others.iter().map(get));
+        }
+        steps.push(Step::Release { half, to });
+        steps
+    }
+
     /// Everybody else puts all, the root reduces all.
     pub(super) fn reduce(&self) -> Chunks {
         let (shape, chunk) = (self.shape, self.room.chunk());

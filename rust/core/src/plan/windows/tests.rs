@@ -177,6 +177,69 @@ fn check_all(world: usize, count: usize, room: Room) {
     }
 }
 
+/// Operations in step after others and after each other, in both halves and twice in the same.
+#[test]
+fn ranks_in_step_are_right_and_leave_no_trace() {
+    for world in WORLDS.filter(|world| *world > 1) {
+        for (count, half, align) in [
+            (0, 64, 4),
+            (1, 64, 4),
+            (33, 40, 1),
+            (100, 48, 4),
+            (64, 20, 3),
+        ] {
+            let room = Room { half, align };
+            let cases = cases(world, count);
+            let whole: Vec<_> = cases
+                .iter()
+                .filter(|case| case.collective == Collective::AllReduce)
+                .filter(|case| !case.premultiplied && case.shots == Shots::Two)
+                .collect();
+            for case in whole {
+                let known = lists(case, world);
+                let shapes = || shapes(case, &known);
+                let in_step = |first| Operation {
+                    plans: shapes()
+                        .iter()
+                        .map(|shape| build_in_step(shape, &room).expect("a plan"))
+                        .collect(),
+                    shapes: shapes(),
+                    first,
+                };
+                let usual = |first| operation(case, &known, &room, first);
+                let row = [
+                    in_step(0),
+                    in_step(1),
+                    usual(0),
+                    in_step(1),
+                    in_step(1),
+                    usual(1),
+                ];
+                if let Err(problem) = verify(&row, half) {
+                    panic!("world {world}, count {count}, {room:?}, {case:?}: {problem}");
+                }
+                let others = cases.iter().filter(|other| {
+                    other.collective != Collective::AllReduce && other.shots == Shots::One
+                });
+                for other in others {
+                    let others_known = lists(other, world);
+                    let other_one = |first| operation(other, &others_known, &room, first);
+                    let row = [
+                        in_step(0),
+                        other_one(0),
+                        in_step(1),
+                        other_one(0),
+                        in_step(0),
+                    ];
+                    if let Err(problem) = verify(&row, half) {
+                        panic!("world {world}, count {count}, {room:?}, {other:?}: {problem}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn every_collective_is_right_in_roomy_windows() {
     for world in WORLDS {

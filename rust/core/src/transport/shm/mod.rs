@@ -31,7 +31,7 @@ use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
 use super::{Interest, Lending, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Position, Ticket};
 use crate::error::{Code, Error, Result};
-use crate::heap;
+use crate::heap::{self, Window};
 use crate::reduce::copy_hinted;
 
 /// One end of a link through shared memory.
@@ -64,7 +64,7 @@ enum Terms {
 
 /// How long to wait for a peer that is in the middle of writing to shared memory. It takes microseconds unless the
 /// peer's process is stopped.
-const WRITERS_PATIENCE: Duration = Duration::from_millis(500);
+pub(crate) const WRITERS_PATIENCE: Duration = Duration::from_millis(500);
 
 /// What a sender waits for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -321,6 +321,26 @@ impl Link for ShmLink {
         Ok(lending)
     }
 
+    fn can_show(&mut self, window: &Window) -> Option<bool> {
+        self.control.reaches(window.segment())
+    }
+
+    fn try_show(&mut self, header: &[u8; MESSAGE_HEADER], window: &Window) -> Result<Lending> {
+        if !self.poster.has_room()? {
+            self.lacks.slot = true;
+            return Ok(Lending::NotNow);
+        }
+        let run = Run {
+            segment: window.segment(),
+            at: 0,
+            bytes: window.bytes() as u64,
+            shared: true,
+        };
+        let mut description = [0; slots::ROOM - MESSAGE_HEADER];
+        let length = run.write(&mut description);
+        self.post_loan(header, &description[..length], false)
+    }
+
     fn shared(&mut self) -> Result<Option<Shared>> {
         let Some((run, heap)) = self.borrower.shared().zip(self.control.peer_heap()) else {
             return Ok(None);
@@ -336,14 +356,13 @@ impl Link for ShmLink {
         }
     }
 
-    fn await_writer(&mut self) {
+    fn await_writer(&mut self, until: Instant) {
         let Some((address, bytes)) = self.shared.take() else {
             return;
         };
-        let since = Instant::now();
         // Who has ended writes no more, whatever the flag says.
         while self.lender.is_written() && !matches!(self.control.peer_state(), PeerState::Lost(_)) {
-            if since.elapsed() > WRITERS_PATIENCE {
+            if Instant::now() > until {
                 return heap::detach(address, bytes);
             }
             std::thread::yield_now();
@@ -398,6 +417,10 @@ impl Link for ShmLink {
         if consumer_rung || producer_rung {
             self.control.drain();
         }
+    }
+
+    fn wake(&mut self) {
+        self.control.ring_doorbell();
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
@@ -489,14 +512,22 @@ impl ShmLink {
         {
             return Ok(Lending::Unfit);
         }
+        self.post_loan(header, &description[..length], private > 0)
+    }
+
+    /// Posts the message of a loan, for which there is room.
+    fn post_loan(
+        &mut self,
+        header: &[u8; MESSAGE_HEADER],
+        description: &[u8],
+        private: bool,
+    ) -> Result<Lending> {
         let place = (self.producer.published(), true);
-        let posted = self
-            .poster
-            .post(place, (header, &description[..length]), || {
-                self.control.ring_doorbell();
-            })?;
+        let posted = self.poster.post(place, (header, description), || {
+            self.control.ring_doorbell();
+        })?;
         Ok(if posted {
-            Lending::Lent(self.lender.lend(private > 0))
+            Lending::Lent(self.lender.lend(private))
         } else {
             Lending::NotNow
         })
@@ -506,7 +537,9 @@ impl ShmLink {
 impl Drop for ShmLink {
     fn drop(&mut self) {
         self.lender.revoke();
-        self.await_writer();
+        if self.shared.is_some() {
+            self.await_writer(Instant::now() + WRITERS_PATIENCE);
+        }
     }
 }
 

@@ -23,6 +23,11 @@ impl Shared {
         self.held.len()
     }
 
+    /// The memory, where the peer leaves it for good.
+    pub(crate) fn into_held(self) -> Held {
+        self.held
+    }
+
     /// `bytes` of it from `at` on.
     ///
     /// # Panics

@@ -309,7 +309,7 @@ fn nobody_writes_to_what_was_taken_back() {
     announce(&mut a, &mut b, &memory);
     let (_, mut shared) = share(&mut a, &mut b, &memory);
     abort(&mut a);
-    a.await_writer();
+    a.await_writer(Instant::now() + WRITERS_PATIENCE);
     assert!(!shared.begin());
 }
 
@@ -327,7 +327,7 @@ fn who_takes_back_waits_for_who_writes() {
         assert!(!shared.begin());
     });
     abort(&mut a);
-    a.await_writer();
+    a.await_writer(Instant::now() + WRITERS_PATIENCE);
     assert_eq!(memory[..], [9; 100]);
     writer.join().unwrap();
 }
@@ -342,7 +342,7 @@ fn what_a_stopped_peer_writes_when_it_goes_on_is_lost() {
     let address = memory.as_ptr().addr();
     abort(&mut a);
     let since = Instant::now();
-    a.await_writer();
+    a.await_writer(Instant::now() + WRITERS_PATIENCE);
     assert!(since.elapsed() >= WRITERS_PATIENCE);
     shared.write(0, 10_000).fill(9);
     assert!(memory[..] == [6; 100_000]);

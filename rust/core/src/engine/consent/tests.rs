@@ -1,0 +1,420 @@
+use std::sync::Barrier;
+
+use half::bf16;
+
+use super::*;
+use crate::buffer::{Element, Memory};
+use crate::communicator::{Communicator, Work};
+use crate::config::Config;
+use crate::engine::Request;
+use crate::error::Code;
+use crate::heap::Buffer;
+use crate::types::ReduceOp;
+
+/// Runs `body` as every rank of a group inside this process. However slow the machine, they go through windows.
+fn run(world: usize, algorithm: Option<&str>, body: impl Fn(&Communicator) + Sync) {
+    run_with(world, algorithm, true, body);
+}
+
+fn run_with(
+    world: usize,
+    algorithm: Option<&str>,
+    is_patient: bool,
+    body: impl Fn(&Communicator) + Sync,
+) {
+    let mut config = Config::default();
+    config.set("timeout", "60").unwrap();
+    if let Some(algorithm) = algorithm {
+        config.set("algorithm", algorithm).unwrap();
+    }
+    let ranks = Communicator::local(world, &config).unwrap();
+    std::thread::scope(|scope| {
+        for comm in ranks {
+            let body = &body;
+            comm.group().core.lock().commons.pace.is_patient = is_patient;
+            scope.spawn(move || body(&comm));
+        }
+    });
+}
+
+/// How often operations went that way.
+fn went(comm: &Communicator, way: Way) -> usize {
+    let core = comm.group().core.lock();
+    let ways = core.commons.ways.iter();
+    ways.filter(|taken| **taken == way).count()
+}
+
+fn agreed(comm: &Communicator) -> usize {
+    went(comm, Way::OnePass)
+}
+
+/// Whether an all_reduce of so many bytes goes through windows here.
+fn crosses(world: usize, bytes: usize) -> bool {
+    worth(Collective::AllReduce, world, bytes)
+}
+
+/// Whether a collective on so many bytes per buffer or block does.
+fn worth(collective: Collective, world: usize, count: usize) -> bool {
+    let shape = Shape {
+        collective,
+        rank: 0,
+        world,
+        counts: Counts::Even(count),
+        root: 0,
+        in_place: false,
+        widen: false,
+    };
+    let cores = std::thread::available_parallelism().unwrap().get();
+    crossing::is_worth(&shape, 1, &Topology::one_host(world, cores))
+}
+
+/// Elements of a buffer whose slices are worth a vote, and a few more.
+fn count<T>(world: usize, more: usize) -> usize {
+    world * LEAST_SLICE / size_of::<T>() + more
+}
+
+/// What a rank by rank fold gives.
+fn expected<T: Element + Send>(
+    (world, count): (usize, usize),
+    op: ReduceOp,
+    value: fn(usize, usize) -> T,
+) -> Vec<T> {
+    let found = std::sync::Mutex::new(Vec::new());
+    run(world, Some("direct"), |comm| {
+        let mut data: Vec<T> = (0..count).map(|index| value(comm.rank(), index)).collect();
+        comm.all_reduce(&mut data, op).unwrap();
+        assert_eq!(agreed(comm), 0, "an algorithm that is asked for is used");
+        if comm.rank() == 0 {
+            *found.lock().unwrap() = data;
+        }
+    });
+    found.into_inner().unwrap()
+}
+
+/// What the ranks have afterwards is what a rank by rank fold of private memory gives, bit by bit: in the heap, through
+/// windows in place and, where the input is apart, out of it.
+fn check<T: Element + PartialEq + Send>(op: ReduceOp, value: fn(usize, usize) -> T) {
+    for world in [2, 3, 8] {
+        for more in [0, 1, 5, 200_003, 800_000 / size_of::<T>()] {
+            let count = count::<T>(world, more);
+            let expected = expected((world, count), op, value);
+            run(world, None, |comm| {
+                let input: Vec<T> = (0..count).map(|index| value(comm.rank(), index)).collect();
+                for round in 1..3 {
+                    let what = format!("{op:?}, {world} ranks, {count}, round {round}");
+                    let mut shared = Buffer::from_slice(&input);
+                    comm.all_reduce(&mut shared, op).unwrap();
+                    assert!(shared[..] == expected[..], "in the heap: {what}");
+                    assert_eq!(agreed(comm), round);
+                    let mut private = input.clone();
+                    comm.all_reduce(&mut private, op).unwrap();
+                    let mut apart = vec![value(0, 1); count];
+                    let (from, to) = (Memory::of(&input), Memory::of_mut(&mut apart));
+                    let request = Request::all_reduce(T::DTYPE, op, Some(from), to);
+                    // SAFETY: both live until the operation has been waited for, and are not touched before.
+                    let work = unsafe { comm.start(request, None) }.unwrap();
+                    work.wait(None).unwrap();
+                    if crosses(world, count * size_of::<T>()) {
+                        assert!(private == expected, "in place: {what}");
+                        assert!(apart == expected, "out of place: {what}");
+                        assert_eq!(went(comm, Way::Windows), 2 * round);
+                    } else {
+                        assert!(private == apart, "by a plan: {what}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn sums_have_the_bits_of_rank_order() {
+    check::<f32>(ReduceOp::Sum, |rank, index| {
+        (rank as f32 + 0.1) * (index % 997) as f32
+    });
+}
+
+#[test]
+fn halves_are_rounded_once() {
+    let value = |rank, index| bf16::from_f32(1.0 + (rank * 31 + index % 89) as f32 / 64.0);
+    check::<bf16>(ReduceOp::Sum, value);
+}
+
+#[test]
+fn averages_are_divided_once() {
+    check::<f64>(ReduceOp::Avg, |rank, index| {
+        (rank * 3 + index % 7) as f64 / 3.0
+    });
+}
+
+#[test]
+fn other_operators_and_types() {
+    check::<i64>(ReduceOp::Max, |rank, index| {
+        (index * (rank + 7) % 1009) as i64
+    });
+    check::<u8>(ReduceOp::Bxor, |rank, index| (rank * 37 + index) as u8);
+    check::<i32>(ReduceOp::Prod, |rank, index| (rank + index % 5) as i32);
+}
+
+#[test]
+fn a_factor_is_applied_once() {
+    let op = ReduceOp::PremulSum(0.25);
+    run(3, None, |comm| {
+        for count in [5, 20_000, 300_001] {
+            let mut data: Vec<f32> = (0..count).map(|index| (index % 100) as f32).collect();
+            comm.all_reduce(&mut data, op).unwrap();
+            let mut sums = data.iter().enumerate();
+            assert!(sums.all(|(index, &sum)| sum == 0.75 * (index % 100) as f32));
+            let blocks = vec![4.0_f32; 3 * count];
+            let mut block = vec![0.0; count];
+            comm.reduce_scatter(&blocks, &mut block, op).unwrap();
+            assert!(block.iter().all(|&sum| sum == 3.0));
+        }
+        assert!(went(comm, Way::Windows) > 0);
+    });
+}
+
+/// A buffer that may lie in the heap.
+enum Place {
+    Heap(Buffer<f32>),
+    Private(Vec<f32>),
+}
+
+impl Place {
+    fn new(shared: bool, values: Vec<f32>) -> Self {
+        match shared {
+            true => Self::Heap(Buffer::from_slice(&values)),
+            false => Self::Private(values),
+        }
+    }
+
+    fn data(&mut self) -> &mut [f32] {
+        match self {
+            Self::Heap(buffer) => buffer,
+            Self::Private(vector) => vector,
+        }
+    }
+}
+
+#[test]
+fn one_private_buffer_is_enough_to_go_another_way() {
+    for world in [2, 4] {
+        let count = count::<f32>(world, 11);
+        let crosses = crosses(world, 4 * count);
+        run(world, None, |comm| {
+            let rank = comm.rank();
+            // Without windows votes fail in calls 0, 2 and 6; what is left out between them would have failed too, and the
+            // next vote is in call 14.
+            for call in 0..20 {
+                let shared = call > 8 || rank != 1;
+                let values = (0..count).map(|index| (index % 13 + rank + call) as f32);
+                let mut data = Place::new(shared, values.collect());
+                comm.all_reduce(data.data(), ReduceOp::Sum).unwrap();
+                let ranks = (0..world).sum::<usize>() + world * call;
+                let sum = |index: usize| (world * (index % 13) + ranks) as f32;
+                assert!(
+                    data.data()
+                        .iter()
+                        .enumerate()
+                        .all(|(i, &found)| found == sum(i))
+                );
+                let from = if crosses { 8 } else { 13 };
+                assert_eq!(agreed(comm), call.saturating_sub(from));
+            }
+            let by_windows = if crosses { 9 } else { 0 };
+            assert_eq!(went(comm, Way::Windows), by_windows);
+            // Other sizes are not concerned.
+            let mut data = Buffer::from_slice(&vec![1.0_f32; count + 100]);
+            let before = agreed(comm);
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(agreed(comm), before + 1);
+        });
+    }
+}
+
+/// What is private goes through windows; where all that peers would read lies in the heap they read it there.
+#[test]
+fn other_collectives_go_through_windows_where_memory_is_private() {
+    for world in [2, 3, 5] {
+        for count in [1 << 10, 50_001, 700_003, 2_500_000] {
+            let ways: Vec<(Collective, usize)> = [
+                (Collective::Broadcast, 4),
+                (Collective::Reduce, 4),
+                (Collective::AllGather, 4),
+                (Collective::ReduceScatter, 4),
+            ]
+            .into();
+            let crossing = ways
+                .iter()
+                .filter(|(collective, size)| worth(*collective, world, count * size))
+                .count();
+            run(world, None, |comm| {
+                for (round, shared) in [false, true, false].into_iter().enumerate() {
+                    check_others(comm, count, shared, round);
+                    // Votes for what lies in the heap have another outcome.
+                    if round == 0 {
+                        assert_eq!(went(comm, Way::Windows), crossing, "{world}, {count}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+fn check_others(comm: &Communicator, count: usize, shared: bool, round: usize) {
+    let (rank, world) = (comm.rank(), comm.world_size());
+    let root = (count + round) % world;
+    let value = |rank: usize, index: usize| (index % 1013 + 3 * rank + round) as f32;
+    let own = |rank: usize, count: usize| -> Vec<f32> {
+        (0..count).map(|index| value(rank, index)).collect()
+    };
+    let sum = |index| (0..world).map(|rank| value(rank, index)).sum::<f32>();
+    let sums = |found: &[f32], first: usize| {
+        let mut found = found.iter().enumerate();
+        found.all(|(index, &found)| found == sum(first + index))
+    };
+    let what = format!("rank {rank} of {world}, {count}, in the heap: {shared}");
+
+    let mut data = Place::new(shared, own(rank, count));
+    comm.broadcast(data.data(), root).unwrap();
+    assert!(data.data() == own(root, count), "broadcast: {what}");
+
+    let mut data = Place::new(shared, own(rank, count));
+    comm.reduce(data.data(), ReduceOp::Sum, root).unwrap();
+    match rank == root {
+        true => assert!(sums(data.data(), 0), "reduce: {what}"),
+        false => assert!(data.data() == own(rank, count), "reduce: {what}"),
+    }
+
+    let mut mine = Place::new(shared, own(rank, count));
+    let mut all = Place::new(shared, vec![0.0; world * count]);
+    comm.all_gather(mine.data(), all.data()).unwrap();
+    let blocks = all.data().chunks(count).enumerate();
+    for (from, block) in blocks {
+        assert!(block == own(from, count), "all_gather: {what}");
+    }
+
+    let mut blocks = Place::new(shared, own(rank, world * count));
+    let mut block = Place::new(shared, vec![0.0; count]);
+    let (from, to) = (blocks.data(), block.data());
+    comm.reduce_scatter(from, to, ReduceOp::Sum).unwrap();
+    assert!(sums(block.data(), rank * count), "reduce_scatter: {what}");
+}
+
+/// A list of arrays is as good as one.
+#[test]
+fn what_lies_in_pieces_goes_through_windows() {
+    const WORLD: usize = 3;
+    let lengths = [1, 70_000, 3, 0, 250_000, 17];
+    run(WORLD, None, |comm| {
+        let rank = comm.rank();
+        for _ in 0..3 {
+            let piece = |length: usize| -> Vec<i32> {
+                (0..length)
+                    .map(|index| (index * (rank + 1)) as i32)
+                    .collect()
+            };
+            let mut pieces: Vec<Vec<i32>> = lengths.map(piece).into();
+            let parts = pieces
+                .iter_mut()
+                .map(|piece| (piece.as_mut_ptr().cast::<u8>(), 4 * piece.len()));
+            // SAFETY: the pieces live until the operation has been waited for, and are not touched before.
+            let memory = unsafe { Memory::from_pieces(parts) };
+            let request = Request::all_reduce(i32::DTYPE, ReduceOp::Sum, None, memory);
+            // SAFETY: as above.
+            let work = unsafe { comm.start(request, None) }.unwrap();
+            work.wait(None).unwrap();
+            for piece in &pieces {
+                let sums = piece.iter().enumerate();
+                assert!(
+                    sums.into_iter()
+                        .all(|(index, &sum)| sum == 6 * index as i32)
+                );
+            }
+        }
+        assert_eq!(went(comm, Way::Windows), 3);
+    });
+}
+
+/// Ranks take their steps in different orders, and all count the same votes.
+#[test]
+fn many_operations_at_once_agree() {
+    const WORLD: usize = 3;
+    run_with(WORLD, None, false, |comm| {
+        let rank = comm.rank();
+        for round in 0..10 {
+            let mut places: Vec<Place> = (0..12)
+                .map(|number| {
+                    let shared = number % 3 > 0 || (rank + round) % 2 == 0;
+                    let count = count::<f32>(WORLD, number % 4 * 1000);
+                    Place::new(shared, vec![(rank + number) as f32; count])
+                })
+                .collect();
+            let start = |place: &mut Place| -> Work {
+                let memory = Memory::of_mut(place.data());
+                let request = Request::all_reduce(f32::DTYPE, ReduceOp::Sum, None, memory);
+                // SAFETY: the buffers live until all have been waited for, and are not touched before.
+                unsafe { comm.start(request, None) }.unwrap()
+            };
+            let works: Vec<Work> = places.iter_mut().map(start).collect();
+            for work in &works {
+                work.wait(None).unwrap();
+            }
+            for (number, place) in places.iter_mut().enumerate() {
+                let sum = (0..WORLD).map(|rank| (rank + number) as f32).sum::<f32>();
+                assert!(place.data().iter().all(|&found| found == sum));
+            }
+        }
+        assert!(agreed(comm) > 10);
+    });
+}
+
+#[test]
+fn who_calls_something_else_is_told_of() {
+    for shared in [true, false] {
+        for length in [1, 50, 1000, 100_000] {
+            run(3, None, |comm| {
+                let mut data = Place::new(shared, vec![1.0; count::<f32>(3, 200_000)]);
+                comm.all_reduce(data.data(), ReduceOp::Sum).unwrap();
+                let error = match comm.rank() {
+                    2 => comm.broadcast(&mut vec![1.0_f32; length], 2),
+                    _ => comm.all_reduce(data.data(), ReduceOp::Sum),
+                };
+                // The root may have sent all it had.
+                let Err(error) = error else {
+                    return assert_eq!(comm.rank(), 2);
+                };
+                assert_eq!(error.code, Code::Mismatch, "{error}");
+                assert!(error.to_string().contains("broadcast"), "{error}");
+            });
+        }
+    }
+}
+
+#[test]
+fn an_abort_ends_it_wherever_it_is() {
+    for shared in [true, false] {
+        let together = Barrier::new(3);
+        for turn in 0..20 {
+            run(3, None, |comm| {
+                let mut data = Place::new(shared, vec![1.0; count::<f32>(3, 1 << 20)]);
+                comm.all_reduce(data.data(), ReduceOp::Sum).unwrap();
+                together.wait();
+                if comm.rank() == 1 {
+                    std::thread::sleep(std::time::Duration::from_micros(100 * turn));
+                    comm.abort("enough");
+                }
+                let error = loop {
+                    if let Err(error) = comm.all_reduce(data.data(), ReduceOp::Sum) {
+                        break error;
+                    }
+                };
+                assert!(matches!(error.code, Code::Aborted), "{error}");
+                // Nobody writes to it any more.
+                data.data().fill(0.0);
+                together.wait();
+                assert!(data.data().iter().all(|&element| element == 0.0));
+            });
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Windows: memory of one rank of a group that the other ranks of its host read, apart from the blocks of the heap.
+//!
+//! A window is a segment by itself. It is passed to peers as the heap's segments are, and stays with whoever has mapped
+//! it when its owner has closed it: a rank may leave while others still read what it has left there.
+//!
+//! It begins with words, by which ranks tell each other where they are; the rest is data. The owner alone writes data.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
+
+use parking_lot::Mutex;
+use rustix::fs::{self, FallocateFlags};
+use rustix::mm::{self, MapFlags, ProtFlags};
+
+use super::arena::{next_number, note_retired};
+use super::peer::Held;
+use super::{HEAP, arena, limit, segment};
+use crate::fork;
+
+/// The windows of this process: their numbers, and what peers get as long as there are some to come.
+static OPEN: Mutex<Vec<(u32, Option<OwnedFd>)>> = Mutex::new(Vec::new());
+
+/// Bytes of a word.
+const WORD: usize = size_of::<AtomicU64>();
+
+/// How a window is divided: the same on both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Words, with which it begins.
+    pub words: usize,
+    /// Bytes of data, after a whole number of pages.
+    pub data: usize,
+}
+
+impl Layout {
+    /// Where the data begins.
+    fn head(&self) -> usize {
+        (self.words * WORD).next_multiple_of(arena::PAGE)
+    }
+
+    /// The length in bytes.
+    fn bytes(&self) -> usize {
+        self.head() + self.data
+    }
+
+    fn word(&self, start: NonNull<u8>, index: usize) -> NonNull<u8> {
+        assert!(index < self.words, "word {index} of {}", self.words);
+        // SAFETY: within the mapping that the caller has, of `bytes()` bytes.
+        unsafe { start.add(index * WORD) }
+    }
+
+    fn data(&self, start: NonNull<u8>, at: usize, bytes: usize) -> NonNull<u8> {
+        assert!(
+            at <= self.data && bytes <= self.data - at,
+            "{bytes} bytes from {at} of {}",
+            self.data
+        );
+        // SAFETY: as above.
+        unsafe { start.add(self.head() + at) }
+    }
+}
+
+/// A window of this process's own.
+#[derive(Debug)]
+pub struct Window {
+    number: u32,
+    layout: Layout,
+    start: NonNull<u8>,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, on drop.
+unsafe impl Send for Window {}
+
+impl Window {
+    /// A window in which every byte is zero. `None` where there is no shared heap either, and where the system refuses
+    /// the memory.
+    pub fn create(layout: Layout) -> Option<Self> {
+        fork::watch();
+        if fork::is_child() || HEAP.limit() == 0 {
+            return None;
+        }
+        let file = segment::memory(layout.bytes()).ok()?;
+        if limit::is_strict() {
+            // The system would otherwise notice that there is no memory when it is touched, and end the process.
+            fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, layout.bytes() as u64).ok()?;
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+        let mapped = unsafe {
+            mm::mmap(
+                ptr::null_mut(),
+                layout.bytes(),
+                access,
+                flags,
+                file.as_fd(),
+                0,
+            )
+        };
+        let number = next_number();
+        let window = Self {
+            number,
+            layout,
+            start: NonNull::new(mapped.ok()?.cast())?,
+        };
+        OPEN.lock().push((number, Some(file)));
+        Some(window)
+    }
+
+    /// Everybody who is to have it has mapped it: no descriptor is needed any more.
+    pub fn settle(&self) {
+        let mut open = OPEN.lock();
+        for (_, file) in open.iter_mut().filter(|(of, _)| *of == self.number) {
+            *file = None;
+        }
+    }
+
+    /// Its number among the segments that peers know.
+    pub fn segment(&self) -> u32 {
+        self.number
+    }
+
+    /// The length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.layout.bytes()
+    }
+
+    /// One of the words.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[inline]
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        // SAFETY: aligned, mapped while `self` lives, and used as an atomic on all sides.
+        unsafe { AtomicU64::from_ptr(self.layout.word(self.start, index).as_ptr().cast()) }
+    }
+
+    /// `bytes` bytes of data from `at` on.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[inline]
+    pub fn read(&self, at: usize, bytes: usize) -> &[u8] {
+        let start = self.layout.data(self.start, at, bytes);
+        // SAFETY: mapped while `self` lives. This process writes it through `write` alone, which takes an exclusive
+        // borrow, and peers do not. Should one do so all the same, other numbers are seen; they are used as numbers only.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) }
+    }
+
+    /// As [`Window::read`], to write.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[inline]
+    pub fn write(&mut self, at: usize, bytes: usize) -> &mut [u8] {
+        let start = self.layout.data(self.start, at, bytes);
+        // SAFETY: as in `read`. Peers do not read what has not been published to them since they released it, which
+        // `plan::windows::check` proves of every plan.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) }
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // In a forked child the list may be locked by a thread that is not in this process, and is its parent's.
+        if !fork::is_child() {
+            OPEN.lock().retain(|(number, _)| *number != self.number);
+            note_retired();
+        }
+        // SAFETY: this is the mapping that `create` made, whole, and nothing borrows from it any more.
+        let result = unsafe { mm::munmap(self.start.as_ptr().cast(), self.layout.bytes()) };
+        debug_assert!(result.is_ok());
+    }
+}
+
+/// A peer's window, mapped here.
+#[derive(Debug)]
+pub struct PeerWindow {
+    held: Held,
+    layout: Layout,
+}
+
+impl PeerWindow {
+    /// `held` is all of it. `None` when it is not as long as a window of that layout.
+    pub fn new(held: Held, layout: Layout) -> Option<Self> {
+        (held.len() == layout.bytes()).then_some(Self { held, layout })
+    }
+
+    /// One of the words.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[inline]
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        // SAFETY: aligned, since mappings begin with pages; mapped while `held` lives; and used as an atomic on all
+        // sides.
+        unsafe { AtomicU64::from_ptr(self.layout.word(self.held.start(), index).as_ptr().cast()) }
+    }
+
+    /// `bytes` bytes of data from `at` on.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    #[inline]
+    pub fn read(&self, at: usize, bytes: usize) -> &[u8] {
+        let start = self.layout.data(self.held.start(), at, bytes);
+        // SAFETY: mapped while `held` lives, and never written in this process. The peer does not write what it has
+        // published until this side has released it, which `plan::windows::check` proves of every plan. Should it do so
+        // all the same, other numbers are seen; they are used as numbers only.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) }
+    }
+}
+
+/// The descriptor of window `number` of this process.
+pub(super) fn file(number: u32) -> Option<OwnedFd> {
+    if fork::is_child() {
+        return None;
+    }
+    let open = OPEN.lock();
+    let (_, file) = open.iter().find(|(of, _)| *of == number)?;
+    file.as_ref()?.try_clone().ok()
+}
+
+/// Whether window `number` of this process has not been closed.
+pub(super) fn is_open(number: u32) -> bool {
+    fork::is_child() || OPEN.lock().iter().any(|(of, _)| *of == number)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::heap::{Identity, PeerHeap};
+
+    const LAYOUT: Layout = Layout {
+        words: 3,
+        data: 10_000,
+    };
+
+    fn open(window: &Window) -> PeerWindow {
+        let file = file(window.segment()).unwrap();
+        let mut heap = PeerHeap::default();
+        let identity = Identity::of(window.segment(), &file).unwrap();
+        assert!(heap.admit(identity, Some(file)).unwrap());
+        let held = heap.hold(window.segment(), 0, window.bytes()).unwrap();
+        PeerWindow::new(held.unwrap(), LAYOUT).unwrap()
+    }
+
+    #[test]
+    fn a_window_stays_with_whoever_has_mapped_it() {
+        let mut window = Window::create(LAYOUT).unwrap();
+        let (number, seen) = (window.segment(), open(&window));
+        window.write(9_000, 1_000).fill(7);
+        window.word(2).store(5, Ordering::Release);
+        assert_eq!(seen.word(2).load(Ordering::Acquire), 5);
+        assert!(is_open(number) && crate::heap::is_live(number));
+        window.settle();
+        assert!(is_open(number) && file(number).is_none());
+        let retired = crate::heap::retired();
+        drop(window);
+        assert!(!is_open(number));
+        assert!(crate::heap::retired() > retired);
+        assert!(seen.read(9_000, 1_000).iter().all(|&byte| byte == 7));
+        assert!(seen.read(0, 9_000).iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn a_window_of_another_length_is_none() {
+        let window = Window::create(LAYOUT).unwrap();
+        let file = file(window.segment()).unwrap();
+        let mut heap = PeerHeap::default();
+        let identity = Identity::of(1, &file).unwrap();
+        heap.admit(identity, Some(file)).unwrap();
+        let held = heap.hold(1, 0, window.bytes() - 1).unwrap().unwrap();
+        assert!(PeerWindow::new(held, LAYOUT).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "2 bytes from 9999 of 10000")]
+    fn nothing_is_read_past_the_end() {
+        Window::create(LAYOUT).unwrap().read(9_999, 2);
+    }
+}
