@@ -200,7 +200,7 @@ class Run:
         if any(cell.median("unisono-c") for cell in native):
             texts.append(report.c_table(native))
         if any(cell.bound() for cell in native):
-            texts.append(report.bound_table(native, self.loops))
+            texts.append(report.bound_table(native, self.loops, self.torch))
         if barriers:
             texts.append(report.barrier_table(barriers))
         if self.idle:

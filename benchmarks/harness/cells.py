@@ -32,10 +32,12 @@ class Cell:
     def median(self, peer: str) -> float | None:
         return statistics.median(self.rounds[peer]) if peer in self.rounds else None
 
-    def bound(self) -> float | None:
-        """Return the median of the fastest way to go over the memory."""
-        medians = [self.median(peer) for peer in self.rounds if peer.startswith("bound/")]
-        return min((median for median in medians if median), default=None)
+    def bound(self, family: str = "bound") -> tuple[str, float] | None:
+        """Return the fastest way to go over the memory, by name, and its median."""
+        peers = [peer for peer in self.rounds if peer.startswith(f"{family}/")]
+        medians = [(self.median(peer), peer.removeprefix(f"{family}/")) for peer in peers]
+        best = min(((median, name) for median, name in medians if median), default=None)
+        return (best[1], best[0]) if best else None
 
     def ratio(self, peer: str, reference: str) -> float | None:
         """How many times as long `peer` takes: above 1 the reference is faster."""

@@ -13,8 +13,10 @@ from harness import build
 from harness.build import MissingError
 from harness.jobs import FailedError, Job, Jobs
 
-# The two orders in which an all_reduce on shared buffers can go over memory (ranks/bound.c).
+# The orders in which an all_reduce can go over memory (ranks/bound.c): over shared buffers, and
+# over private ones.
 BOUND_VARIANTS = ("two_pass", "two_pass_streaming", "one_pass", "one_pass_streaming")
+PRIVATE_BOUND_VARIANTS = ("window", "pull")
 
 OPEN_MPI_FLAGS = ["--oversubscribe", "--bind-to", "none"]
 OPEN_MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -78,8 +80,12 @@ def start(
 def peers_of(name: str, job: Job) -> list[Peer]:
     if name == "bound":
         return [
-            Peer(f"bound/{variant}", name, job, only=("all_reduce", variant))
-            for variant in BOUND_VARIANTS
+            Peer(f"{family}/{variant}", name, job, only=("all_reduce", variant))
+            for family, variants in (
+                ("bound", BOUND_VARIANTS),
+                ("private bound", PRIVATE_BOUND_VARIANTS),
+            )
+            for variant in variants
         ]
     prefix = f"{name.removeprefix('torch/')}/" if name.startswith("torch/") else ""
     return [Peer(name, name, job, prefix)]

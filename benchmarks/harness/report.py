@@ -119,33 +119,55 @@ def spread(texts: list[str], widths: tuple[int, ...]) -> str:
     return "".join(f"{text:<{width}}" for text, width in columns).rstrip()
 
 
-def bound_table(cells: list[Cell], loops: dict[int, dict[str, float]]) -> str:
+def bound_table(
+    cells: list[Cell],
+    loops: dict[int, dict[str, float]],
+    torch_cells: dict[tuple[int, str, int], Cell],
+) -> str:
     """How far all_reduce is from what memory allows: unisono's time / the bound's."""
-    lines = [title("The bound: an all_reduce on shared buffers that waits for nobody")]
+    lines = [
+        title("The bound: an all_reduce that waits for nobody, on shared and on private buffers")
+    ]
     for world, rates in loops.items():
         text = ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in rates.items())
         lines.append(f"{world} ranks at once, each: {text} (of 64 MiB results on private memory)")
-    lines.append(
-        f"{'':9}{'size':>9}{'bound':>12}  {'fastest':20}{'private / bound':>20}{'heap / bound':>20}"
-    )
+    head = f"{'':9}{'size':>9}"
+    for memory in ("heap", "private"):
+        head += f"{'bound':>12}  {'fastest':20}{f'{memory} / bound':>18}"
+    lines.append(head)
     for cell in cells:
-        bound = cell.bound()
-        if not bound:
+        if not cell.bound():
             continue
-        variant = min(
-            (peer for peer in cell.rounds if peer.startswith("bound/")),
-            key=lambda peer: cell.median(peer) or 0.0,
-        )
-        line = f"{cell.world} ranks  {size_name(cell.size):>9}{microseconds(bound):>12}  "
-        line += f"{variant.removeprefix('bound/'):20}"
-        for peer in ("unisono", "unisono-heap"):
+        line = f"{cell.world} ranks  {size_name(cell.size):>9}"
+        for family, peer in (("bound", "unisono-heap"), ("private bound", "unisono")):
+            variant, bound = cell.bound(family) or ("-", None)
             seconds = cell.median(peer)
-            text = f"{seconds / bound:.2f}" if seconds else "-"
-            if seconds and peer == "unisono-heap" and cell.world == 2:
+            line += f"{microseconds(bound):>12}  {variant:20}"
+            text = f"{seconds / bound:.2f}" if seconds and bound else "-"
+            if seconds and bound and family == "bound" and cell.world == 2:
                 met = seconds / bound <= marks.MARK_OF_BOUND
                 text += f" ({marks.MARK_OF_BOUND}) {'met' if met else 'MISSED'}"
-            line += f"{text:>20}"
+            line += f"{text:>18}"
         lines.append(line)
+    lines.append(
+        "ratios that a program at the bound would have to gloo and Open MPI, heap and private:"
+    )
+    for cell in cells:
+        bounds = [cell.bound("bound"), cell.bound("private bound")]
+        if not all(bounds):
+            continue
+        through_torch = torch_cells.get((cell.world, "all_reduce", cell.size))
+        theirs = {
+            "gloo": through_torch.median("torch/gloo") if through_torch else None,
+            "Open MPI": cell.median("openmpi"),
+        }
+        texts = [
+            f"{name} {' and '.join(f'{seconds / best[1]:.1f}' for best in bounds if best)}"
+            for name, seconds in theirs.items()
+            if seconds
+        ]
+        if texts:
+            lines.append(f"{cell.world} ranks  {size_name(cell.size):>9}  {', '.join(texts)}")
     return "\n".join(lines)
 
 

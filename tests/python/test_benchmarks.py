@@ -110,9 +110,18 @@ def test_marks_are_held_against_the_right_columns() -> None:
 
 
 def test_the_bound_is_the_fastest_of_its_orders() -> None:
-    measured = cell(2, 4 << 20, unisono=3.0, bound__one_pass=1.5, bound__two_pass=2.0)
-    assert measured.bound() == 1.5
-    assert "2.00" in report.bound_table([measured], {2: {"copy": 5e9}}).splitlines()[-1]
+    orders = {"bound/one_pass": [1.5], "bound/two_pass": [2.0], "private bound/pull": [2.5]}
+    times = {"unisono": [5.0], "unisono-heap": [3.0], "openmpi": [30.0]}
+    rounds = orders | times
+    measured = Cell(2, "all_reduce", 4 << 20, rounds, dict.fromkeys(rounds, 1), {})
+    through_torch = {(2, "all_reduce", 4 << 20): cell(2, 4 << 20, torch__gloo=45.0)}
+    assert measured.bound() == ("one_pass", 1.5)
+    table = report.bound_table([measured], {2: {"copy": 5e9}}, through_torch)
+    row = next(line for line in table.splitlines() if "one_pass" in line)
+    assert row.count("2.00") == 2
+    assert "(1.2) MISSED" in row
+    assert "pull" in row
+    assert "gloo 30.0 and 18.0, Open MPI 20.0 and 12.0" in table
 
 
 def test_what_torch_takes_bounds_every_ratio() -> None:
