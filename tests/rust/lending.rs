@@ -198,7 +198,7 @@ fn who_is_killed_while_others_read_its_memory_is_named() {
     }
 }
 
-/// The others sleep meanwhile, wherever in an operation it stops, and are woken.
+/// Wherever in an operation it stops: the others wait, asleep after some milliseconds, and all have the right sums.
 #[test]
 fn a_rank_that_has_stopped_may_go_on() {
     for mode in [MODES[0], MODES[1], MODES[3]] {

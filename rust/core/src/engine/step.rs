@@ -422,18 +422,12 @@ impl Group {
             *until = Some(until.map_or(deadline, |until| until.min(deadline)));
         }
         let mut ready = self.has_mail();
-        let is_crossing = |operation: &&Operation| {
-            operation.after.is_empty() && operation.execution.is_crossing()
-        };
-        if core
-            .operations
-            .iter()
-            .any(|operation| is_crossing(&operation))
-        {
-            // First of all, and whatever it waits for: what comes between the last look and this rings nobody.
+        let is_crossing = |operation: &Operation| operation.execution.is_crossing();
+        if core.operations.iter().any(is_crossing) {
+            // Before the last look, and whoever was late at the one before: what comes after this rings.
             core.commons.arm();
-            let mut crossing = core.operations.iter().filter(is_crossing);
-            ready |= crossing.any(|operation| operation.execution.may_cross(&core.commons));
+            let may_cross = |operation: &Operation| operation.execution.may_cross(&core.commons);
+            ready |= core.operations.iter().any(may_cross);
         }
         for (_, _, open) in core.links.iter_open() {
             let ended = open.ended.is_some();

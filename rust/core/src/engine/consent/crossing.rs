@@ -16,10 +16,8 @@ use crate::plan::{Buffer, Counts, Shape, Span};
 use crate::reduce::{Source, Streaming, copy_hinted};
 use crate::types::{Collective, Rank};
 
+use super::LINE;
 use super::windows::{CHUNK, HALF, Windows};
-
-/// Slices of a chunk begin at multiples of so many bytes, where windows have cache lines.
-const LINE: usize = 64;
 
 /// Bytes that are worked on between two turns of other operations.
 const TURN: usize = 256 << 10;
