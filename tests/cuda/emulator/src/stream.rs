@@ -215,8 +215,9 @@ impl Queue {
                     context.fail(error);
                 }
             }
-            item.point.reach();
+            // First, so that who has waited for it finds it done in a report.
             UNFINISHED.fetch_sub(1, Ordering::Relaxed);
+            item.point.reach();
         }
     }
 
