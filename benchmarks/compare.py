@@ -4,6 +4,7 @@
     python benchmarks/compare.py --quick     the marks and few other cells, in about three
     python benchmarks/compare.py --parts marks --ranks 2 --sizes 8,64M
     python benchmarks/compare.py --peers openmpi --collectives all_to_all,ping_pong
+    python benchmarks/compare.py --busy 1 --parts collectives --collectives all_reduce
 
 A cell is one collective at one size and world size. The ranks of all peers are alive at the same
 time and are measured in turn, round by round, so that whatever else the machine does meets all
@@ -14,11 +15,14 @@ read the ratios.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness import arguments, marks, report
@@ -49,6 +53,17 @@ HEAP_FROM = 1 << 20
 IDLE_SECONDS = 2.0
 WORTH_SAYING = 0.01  # of the cores' time, which the hypervisor gave to others
 REFERENCES = {"openmpi": "unisono", "unisono": "unisono-c", "torch/gloo": "torch/unisono"}
+
+# What a neighbour does, which ends when this process does, however that ends.
+COMPUTE = """
+import os, threading
+def follow():
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=follow, daemon=True).start()
+while True:
+    sum(range(100_000))
+"""
 
 Key = tuple[int, str, int]
 
@@ -233,7 +248,24 @@ def header(args: argparse.Namespace) -> str:
     crowded = [str(world) for world in args.ranks if world > len(os.sched_getaffinity(0))]
     if crowded:
         text += f"\nwith {' and '.join(crowded)} ranks there are more ranks than cores"
+    if args.busy:
+        text += f"\nbeside {args.busy} processes that do nothing but compute"
     return text
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Keep `count` processes computing meanwhile."""
+    neighbours = [
+        subprocess.Popen([sys.executable, "-c", COMPUTE], stdin=subprocess.PIPE)
+        for _ in range(count)
+    ]
+    try:
+        yield
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -249,6 +281,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--minutes", type=float, help="about how long it may take")
     add("--rounds", type=int, help="measurements of each peer in a cell")
     add("--quick", action="store_true", help="fewer sizes and rounds, within about three minutes")
+    add("--busy", type=int, default=0, metavar="N", help="beside N processes that compute")
     add("--json", type=Path, metavar="FILE", help="write every round's time to FILE")
     add("--csv", type=Path, metavar="FILE", help="write one line for each cell and peer to FILE")
     args = parser.parse_args()
@@ -264,7 +297,8 @@ def main() -> None:
     print(header(args), flush=True)
     run = Run(args)
     try:
-        run.all()
+        with busy(args.busy):
+            run.all()
     except (FailedError, MissingError) as error:
         sys.exit(f"\n{error}")
     print(run.summary())

@@ -13,6 +13,7 @@ use crate::communicator::PointToPoint;
 use crate::error::{Error, Result};
 use crate::types::{Collective, DataType, Rank};
 
+use super::company;
 use super::executor::{Execution, Walked};
 use super::group::{Core, Group};
 use super::matching::{Look, Wanted};
@@ -335,7 +336,9 @@ impl Group {
                     Next::Spin => std::hint::spin_loop(),
                     Next::Yield if yields < YIELDS => {
                         yields += 1;
+                        let given = company::now();
                         std::thread::yield_now();
+                        core.patience.note_yield(given);
                     }
                     Next::Yield | Next::Sleep => return Ok(false),
                 }

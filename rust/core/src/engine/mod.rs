@@ -9,6 +9,7 @@
 mod at_once;
 mod beneath;
 mod calibrate;
+mod company;
 mod completions;
 mod consent;
 mod estimate;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use super::company::{self, Company, Moment};
 use crate::error::{Error, Result};
 
 /// What a waiting thread does next.
@@ -24,13 +25,13 @@ pub(crate) enum Next {
 /// A spin that ends with news doubles the time that the next one may take, one that ends without halves it. So ranks
 /// that sit on cores of their own spin, and a rank whose peer waits for the same core soon gives it away at once.
 ///
-/// Giving the core away goes on for long before the sleep: also beside somebody who computes, who then keeps the core
-/// for a time slice, ranks that only yield come to many messages in the slices that are theirs, and a sleep with its
-/// wake-up at every message costs more than that on average ([`YIELDING`]).
+/// Giving the core away goes on for long before the sleep, as long as it comes back at once. Somebody who computes keeps
+/// it for a time slice, and ranks that yield to him pay one at every message; see [`Company`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     /// There are more ranks than cores.
     crowded: bool,
+    company: Company,
     longest_spin: Duration,
     spin: Duration,
     yields: u32,
@@ -47,9 +48,7 @@ const SPIN: Duration = Duration::from_micros(30);
 /// How often a wait gives its core away before it sleeps, at the least.
 const YIELDS: u32 = 1000;
 
-/// For how long it does, at the least: some slices of the scheduler. Beside somebody who computes, a rank that has slept
-/// gets its core back only when that one's slice ends, and one that waits for it would fall asleep meanwhile, and so on
-/// in turn: what takes microseconds would take a millisecond at every message from then on.
+/// For how long it does, at the least: some slices of the scheduler.
 const YIELDING: Duration = Duration::from_millis(10);
 
 /// How often a wait for a peer that reads what is lent to it gives its core away before it sleeps.
@@ -68,6 +67,7 @@ impl Patience {
         let spin = spin.unwrap_or(usual);
         Self {
             crowded: ranks > cores,
+            company: Company::default(),
             longest_spin: spin,
             spin,
             yields: YIELDS,
@@ -116,11 +116,17 @@ impl Patience {
             self.spin = (self.spin / 2).max(self.longest_spin / 64);
         }
         self.yielded += 1;
-        if self.yielded <= self.yields || self.is_yielding() {
+        let yields = self.company.yields(self.yields, company::now);
+        if self.yielded <= yields || (yields == self.yields && self.is_yielding()) {
             Next::Yield
         } else {
             Next::Sleep
         }
+    }
+
+    /// The core was given away then, and has just come back.
+    pub(crate) fn note_yield(&mut self, given: Moment) {
+        self.company.note(given, company::now());
     }
 
     /// Nothing moved; `is_being_read` tells whether all that is waited for is that peers read what is lent to them.

@@ -6,6 +6,7 @@ use parking_lot::MutexGuard;
 
 use crate::error::{Code, Error, Result};
 
+use super::company;
 use super::group::{Core, Group};
 use super::progress::Found;
 use super::sleep::Next;
@@ -112,7 +113,11 @@ impl Group {
                     std::hint::spin_loop();
                     MutexGuard::bump(core);
                 }
-                Next::Yield => MutexGuard::unlocked(core, std::thread::yield_now),
+                Next::Yield => {
+                    let given = company::now();
+                    MutexGuard::unlocked(core, std::thread::yield_now);
+                    core.patience.note_yield(given);
+                }
                 Next::Sleep => {
                     let mut wake = until;
                     if !self.arm(core, &mut wake) {
