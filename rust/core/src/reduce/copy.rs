@@ -1,14 +1,18 @@
-//! A copy that avoids the slow case of the C library's.
+//! A copy that avoids the slow cases of the C library's.
 //!
-//! For lengths from about 2 KiB to the size of the L2 cache, glibc copies with `rep movsb` where
+//! For lengths from some KiB to the size of the L2 cache, glibc copies with `rep movsb` where
 //! the processor calls it fast. On AMD's Zen 3 and Zen 4 that instruction falls to about 1 GB/s, a
 //! thirtieth, when the destination's place in its page is the source's or a few bytes further on
 //! (glibc bug 30994). Collectives meet this often: a ring begins a page, an array from `malloc` 16
-//! bytes after one. Short pieces go through vector registers instead, at full speed.
+//! bytes after one, and two buffers of a heap both begin pages. Short pieces go through vector registers instead, at full
+//! speed, and between buffers a whole copy does so here: on Intel's Cascade Lake an all_reduce in the heap takes a tenth to a
+//! fifth less time than with pieces. (Into a ring they are as fast.)
 //!
 //! Large copies bypass the caches. The C library would too, but it sees each call alone, while
 //! collectives copy in blocks; and what it takes for the size of the caches in a virtual machine can
 //! be that of the whole host.
+
+use std::ptr;
 
 use super::cache;
 use super::simd::Tier;
@@ -89,20 +93,37 @@ fn copy_long(dst: &mut [u8], src: &[u8], streaming: Streaming) {
 
 /// [`copy`] by ordinary stores.
 pub(super) fn copy_cached(dst: &mut [u8], src: &[u8]) {
-    let piece = piece(dst.as_ptr().addr(), src.as_ptr().addr(), src.len());
-    for (dst, src) in dst.chunks_mut(piece).zip(src.chunks(piece)) {
-        dst.copy_from_slice(src);
+    assert!(dst.len() == src.len(), "a copy between different lengths");
+    let (from, to, len) = (src.as_ptr(), dst.as_mut_ptr(), src.len());
+    // SAFETY: both are as long as that, and a slice to write overlaps no other.
+    unsafe {
+        if !(is_slow(from, to, len) && Tier::best().copy(from, to, len)) {
+            copy_raw(from, to, len);
+        }
     }
 }
 
-/// In pieces of how many bytes to copy `len` bytes between these addresses: all at once, outside
-/// the slow case. Never 0.
-pub(crate) fn piece(dst: usize, src: usize, len: usize) -> usize {
-    let ahead = dst.wrapping_sub(src) % PAGE;
-    if ahead >= NEAR || len <= PIECE || len > LONG {
-        len.max(1)
-    } else {
+/// Whether the C library may be slow.
+#[inline]
+fn is_slow(src: *const u8, dst: *mut u8, len: usize) -> bool {
+    let ahead = dst.addr().wrapping_sub(src.addr()) % PAGE;
+    ahead < NEAR && len > PIECE && len <= LONG
+}
+
+/// Copies `len` bytes by ordinary stores of the C library, in short pieces where it would be slow.
+///
+/// # Safety
+/// As for [`ptr::copy_nonoverlapping`].
+#[inline]
+pub(crate) unsafe fn copy_raw(src: *const u8, dst: *mut u8, len: usize) {
+    let piece = if is_slow(src, dst, len) {
         PIECE
+    } else {
+        len.max(1)
+    };
+    for at in (0..len).step_by(piece) {
+        // SAFETY: a part of what the caller vouches for.
+        unsafe { ptr::copy_nonoverlapping(src.add(at), dst.add(at), piece.min(len - at)) };
     }
 }
 

@@ -37,7 +37,7 @@ mod tests;
 mod workers;
 
 pub(crate) use cache::last_level as last_level_cache;
-pub(crate) use copy::piece;
+pub(crate) use copy::copy_raw;
 pub use copy::{Streaming, copy, copy_hinted};
 pub use many::Source;
 pub use workers::Workers;

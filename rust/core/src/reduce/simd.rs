@@ -2,7 +2,7 @@
 //! running.
 //!
 //! A loop is a value that implements [`Body`]. [`Tier::run`] inlines it into a function that
-//! enables a set of target features, where the compiler vectorises it. By hand there are only the
+//! enables a set of target features, where the compiler vectorises it. By hand there are only copies, the
 //! conversions between float16 and float32 and the stores past the caches ([`Streamer`]), which
 //! have instructions of their own, and sums of halves, which the compiler would not keep in
 //! registers. The compiler never makes one rounding of two by fusing a product
@@ -132,6 +132,26 @@ impl Tier {
                 0
             }
         }
+    }
+
+    /// Copies `len` bytes through registers, at least [`LINE`]. False, and nothing is done, where there are none.
+    ///
+    /// # Safety
+    /// As for [`std::ptr::copy_nonoverlapping`].
+    pub(super) unsafe fn copy(self, src: *const u8, dst: *mut u8, len: usize) -> bool {
+        match self.0 {
+            // SAFETY: the caller's word; and as in `widen_f16`.
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => unsafe { x86::copy_avx2(src, dst, len) },
+            // SAFETY: likewise.
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => unsafe { x86::copy_avx512(src, dst, len) },
+            Set::Plain => {
+                let _ = (src, dst, len);
+                return false;
+            }
+        }
+        true
     }
 
     /// Copies past the caches, for what nobody will read before it is evicted anyway.

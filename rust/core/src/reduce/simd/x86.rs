@@ -4,8 +4,9 @@ use std::arch::x86_64::{
     __m128i, __m256, __m256i, __m512i, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_sfence,
     _mm_storeu_si128, _mm_stream_si128, _mm256_add_ps, _mm256_castsi256_ps, _mm256_cvtepu16_epi32,
     _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_setzero_ps,
-    _mm256_slli_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_stream_si256, _mm512_cvtph_ps,
-    _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_storeu_ps, _mm512_stream_si512,
+    _mm256_slli_epi32, _mm256_store_si256, _mm256_storeu_ps, _mm256_storeu_si256,
+    _mm256_stream_si256, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_store_si512, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_stream_si512,
 };
 
 use super::{Body, LINE};
@@ -129,6 +130,58 @@ sum!(sum_f16, |half| _mm256_cvtph_ps(half));
 sum!(sum_bf16, |half| {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)))
 });
+
+macro_rules! copy {
+    ($name:ident, $features:literal, $register:ty, $load:path, $store:path, $store_aligned:path) => {
+        /// `len` bytes from `src` to `dst`, four registers at a time, into whole lines.
+        ///
+        /// # Safety
+        /// As for [`std::ptr::copy_nonoverlapping`], and `len` is at least [`LINE`].
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn $name(src: *const u8, dst: *mut u8, len: usize) {
+            const WIDTH: usize = size_of::<$register>();
+            const FOUR: usize = 4 * WIDTH;
+            debug_assert!(len >= LINE);
+            // SAFETY: every access is within the `len` bytes. The first and the last registers need no alignment, and may
+            // overlap what is copied beside them, which they copy from the same place; all others are stored to
+            // multiples of their width.
+            unsafe {
+                let last = $load(src.add(len - WIDTH).cast());
+                $store(dst.cast(), $load(src.cast()));
+                let mut at = WIDTH - dst.addr() % WIDTH;
+                while at + FOUR <= len {
+                    let parts = [0, 1, 2, 3].map(|i| $load(src.add(at + i * WIDTH).cast()));
+                    for (i, part) in parts.into_iter().enumerate() {
+                        $store_aligned(dst.add(at + i * WIDTH).cast(), part);
+                    }
+                    at += FOUR;
+                }
+                while at + WIDTH <= len {
+                    $store_aligned(dst.add(at).cast(), $load(src.add(at).cast()));
+                    at += WIDTH;
+                }
+                $store(dst.add(len - WIDTH).cast(), last);
+            }
+        }
+    };
+}
+
+copy!(
+    copy_avx2,
+    "avx2",
+    __m256i,
+    _mm256_loadu_si256,
+    _mm256_storeu_si256,
+    _mm256_store_si256
+);
+copy!(
+    copy_avx512,
+    "avx512f",
+    __m512i,
+    _mm512_loadu_si512,
+    _mm512_storeu_si512,
+    _mm512_store_si512
+);
 
 /// `dst = src` past the caches.
 ///

@@ -21,7 +21,7 @@ use super::page::Page;
 use super::ring::Memory;
 use super::slots::{Board, ROOM, SLOT, SLOTS};
 use crate::error::{Code, Error, Result};
-use crate::reduce::piece;
+use crate::reduce::copy_raw;
 
 /// The smallest ring: an element of 16 bytes fits whatever room the consumer holds back.
 pub const MIN_CAPACITY: usize = 64;
@@ -304,7 +304,7 @@ impl Memory for RingMemory {
     unsafe fn write(&self, at: usize, bytes: &[u8]) {
         // SAFETY: the caller keeps the destination within the ring and on bytes that are not published. The
         // only slices of the ring are those `lend` makes, of published bytes, so `bytes` cannot overlap it.
-        unsafe { copy(bytes.as_ptr(), self.data.add(at).as_ptr(), bytes.len()) }
+        unsafe { copy_raw(bytes.as_ptr(), self.data.add(at).as_ptr(), bytes.len()) }
     }
 
     #[inline]
@@ -312,7 +312,7 @@ impl Memory for RingMemory {
         // SAFETY: the caller keeps the source within the ring; an exclusive slice cannot overlap it. No
         // reference to the peer's bytes is formed. A peer that writes them meanwhile breaks the ring's rules
         // and spoils numbers, nothing else.
-        unsafe { copy(self.data.add(at).as_ptr(), bytes.as_mut_ptr(), bytes.len()) }
+        unsafe { copy_raw(self.data.add(at).as_ptr(), bytes.as_mut_ptr(), bytes.len()) }
     }
 
     #[inline]
@@ -458,19 +458,6 @@ impl Ledger for BoardMemory {
     #[inline]
     fn fence(&self, order: Ordering) {
         fence(order);
-    }
-}
-
-/// Copies `len` bytes, in pieces where the C library would be slow (see [`piece`]).
-///
-/// # Safety
-/// As for [`ptr::copy_nonoverlapping`].
-#[inline]
-unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
-    let piece = piece(dst.addr(), src.addr(), len);
-    for at in (0..len).step_by(piece) {
-        // SAFETY: a part of what the caller vouches for.
-        unsafe { ptr::copy_nonoverlapping(src.add(at), dst.add(at), piece.min(len - at)) };
     }
 }
 
