@@ -17,7 +17,7 @@ use crate::reduce::{Source, Streaming, copy_hinted};
 use crate::types::{Collective, Rank};
 
 use super::LINE;
-use super::windows::{CHUNK, HALF, Windows};
+use super::windows::{CHUNK, Windows};
 
 /// Bytes that are worked on between two turns of other operations.
 const TURN: usize = 256 << 10;
@@ -56,22 +56,33 @@ pub(super) fn is_worth(shape: &Shape, element_size: usize, topology: &Topology) 
         _ => 1,
     };
     let bytes = count.saturating_mul(element_size).saturating_mul(blocks);
-    if (bytes / CHUNK).saturating_mul(shape.world + 8) > MOST_STEPS {
+    if (bytes / chunk(shape.collective, shape.world, topology)).saturating_mul(shape.world + 8)
+        > MOST_STEPS
+    {
         return false;
     }
     let is_crowded = shape.world > topology.cores_per_host;
     least_bytes(shape.collective, shape.world, is_crowded).is_some_and(|least| bytes >= least)
 }
 
-/// The plan of an operation of that shape.
-pub(super) fn plan(shape: &Shape, element_size: usize) -> Option<Plan> {
+/// Bytes of a chunk; the same on all ranks. Of an all_reduce all that is touched is to stay in the caches, and so it is less
+/// where more than two ranks share a core.
+pub(super) fn chunk(collective: Collective, world: usize, topology: &Topology) -> usize {
+    match collective == Collective::AllReduce && world > 2 * topology.cores_per_host {
+        true => CHUNK / 2,
+        false => CHUNK,
+    }
+}
+
+/// The plan of an operation of that shape, in chunks of so many bytes.
+pub(super) fn plan(shape: &Shape, element_size: usize, chunk: usize) -> Option<Plan> {
     let room = |bytes| Room {
         half: bytes / element_size,
         align: LINE / element_size,
     };
     match shape.collective {
-        Collective::AllReduce => build_in_step(shape, &room(HALF)),
-        _ => build(shape, &room(CHUNK), Shots::One, false),
+        Collective::AllReduce => build_in_step(shape, &room(2 * chunk)),
+        _ => build(shape, &room(chunk), Shots::One, false),
     }
 }
 

@@ -139,7 +139,7 @@ impl Commons {
             in_place: key.in_place,
             widen: false,
         };
-        let plan = crossing::plan(&shape, size)
+        let plan = crossing::plan(&shape, size, consent.chunk)
             .map(Arc::new)
             .ok_or_else(|| Error::internal(format!("no way through windows for {shape:?}")))?;
         if plan.steps.len() > KEPT_STEPS / 4 {
@@ -189,6 +189,8 @@ pub(super) struct Consent {
     /// It is large enough to be worked on where it is, and to go through windows.
     may_share: bool,
     may_cross: bool,
+    /// Bytes that go through windows at once.
+    chunk: usize,
     ballot: Ballot,
     /// While windows are being opened.
     own_window: Option<Window>,
@@ -219,6 +221,7 @@ impl Consent {
             in_place: shape.in_place,
             may_share,
             may_cross,
+            chunk: crossing::chunk(shape.collective, shape.world, topology),
             ballot: Ballot::new(shape.world),
             own_window: None,
             way: None,
@@ -495,7 +498,7 @@ impl Consent {
             if let (Some(crossing), Some(windows)) = (&self.crossing, commons.windows()) {
                 windows.release(crossing.halves());
             }
-            let chunks = task.output.len().max(task.input.len()) / windows::CHUNK + 1;
+            let chunks = task.output.len().max(task.input.len()) / self.chunk + 1;
             let taken = self.since.map_or(Duration::ZERO, |since| since.elapsed());
             commons.pace.observe(taken / chunks as u32, task.world);
             self.state = State::Done;
