@@ -325,9 +325,12 @@ impl Group {
             let mut yields = 0;
             loop {
                 match turn(core)? {
-                    Turn::Over(done) => return Ok(done),
+                    Turn::Over(done) => {
+                        core.patience.moved();
+                        return Ok(done);
+                    }
                     Turn::Moved => {
-                        core.patience.reset();
+                        core.patience.moved();
                         continue;
                     }
                     Turn::Idle => {}

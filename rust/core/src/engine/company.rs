@@ -14,9 +14,9 @@
 //! | one, then sleep | 5, 160 | 10, 270 | 1700, 8000 |
 //! | sleep | 60, 700 | 58, 670 | 64, 1200 |
 //!
-//! The mind must be changed by all ranks of a host together: beside those that sleep one that yields has to wait as
-//! beside somebody who computes. So whatever is found is asked again at the turn of a period ([`PERIODS`]) of the
-//! clock that all of them read.
+//! All ranks of a host should be of one mind. One that yields has had its turn, those that sleep have not, so that it has
+//! to wait for its core beside them as beside somebody who computes, and finds what it feared. So all ask again at the
+//! same time, at the turn of a [`PERIOD`] of the clock that all of them read.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -36,9 +36,9 @@ const LONG: u64 = 1_000_000;
 /// No single yield says more than a slice does.
 const SLICE: u64 = 4_000_000;
 
-/// At the turn of which times what was found is asked again: soon, since it may have been somebody's few milliseconds,
-/// and less often where the answer has been the same before, since it costs a slice or two.
-const PERIODS: [u64; 3] = [10_000_000, 40_000_000, 160_000_000];
+/// At the turn of which time what was found is asked again: it may have been somebody's few milliseconds, but to ask
+/// costs a slice or two.
+const PERIOD: u64 = 40_000_000;
 
 /// What a rank has found.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,11 +46,11 @@ pub(super) struct Company {
     kind: Kind,
     /// What it was until it was asked again.
     before: Kind,
-    /// When the newer of them was found, or it was asked again.
-    since: Moment,
-    /// Which of the periods.
-    period: usize,
-    /// How long the core is away in long yields, on average over the last yields: nanoseconds.
+    /// In which period the newer of them was found, or it was asked again.
+    since: u64,
+    /// How long the core was away in the last yield of this wait, if that was long.
+    last: u64,
+    /// The same on average over the last waits: nanoseconds.
     away: u64,
 }
 
@@ -66,11 +66,11 @@ enum Kind {
 }
 
 impl Kind {
-    /// Over how many yields is averaged, and which average says that it is worse: two long ones of many; where a wait
-    /// has one yield only, two of a few.
+    /// Over how many waits is averaged, and which average says that it is worse: three with long yields of many; where a
+    /// wait has one yield only, two of a few.
     const fn limit(self) -> (u64, u64) {
         match self {
-            Self::Ranks => (32, 150_000),
+            Self::Ranks => (32, 300_000),
             Self::Busy | Self::BusyEverywhere => (4, 1_000_000),
         }
     }
@@ -98,10 +98,10 @@ impl Company {
     }
 
     fn ask_again(&mut self, now: Moment) {
-        let period = PERIODS[self.period];
-        if now / period != self.since / period {
-            (self.before, self.kind, self.since) = (self.kind, Kind::Ranks, now);
-            // One long yield tells that it is as before.
+        let period = now / PERIOD;
+        if period != self.since {
+            (self.before, self.kind, self.since) = (self.kind, Kind::Ranks, period);
+            // One wait tells that it is as before.
             self.away = Kind::Ranks.limit().1 / 4 * 3;
         }
     }
@@ -109,31 +109,35 @@ impl Company {
     /// A yield began and ended then.
     #[inline]
     pub(super) fn note(&mut self, given: Moment, now: Moment) {
-        let away = match now.saturating_sub(given) {
+        self.last = match now.saturating_sub(given) {
             short if short < LONG => 0,
             long => long.min(SLICE),
         };
-        if away == 0 && self.away == 0 {
+    }
+
+    /// What was waited for has come, after such a yield. Where it has not come after a long one a peer is late, and may be
+    /// who computes: that nobody gets round.
+    #[inline]
+    pub(super) fn end_wait(&mut self, now: impl FnOnce() -> Moment) {
+        let last = std::mem::take(&mut self.last);
+        if last == 0 && self.away == 0 {
             return;
         }
         let (averaged, most) = self.kind.limit();
-        self.away = (self.away * (averaged - 1) + away) / averaged;
+        self.away = (self.away * (averaged - 1) + last) / averaged;
         if self.away > most {
-            self.grow_worse(now);
+            self.grow_worse(now());
         }
     }
 
     fn grow_worse(&mut self, now: Moment) {
-        let is_as_before =
-            self.before != Kind::Ranks && now.saturating_sub(self.since) < PERIODS[self.period];
-        if is_as_before {
-            self.kind = self.before;
-            self.period = (self.period + 1).min(PERIODS.len() - 1);
-        } else {
-            self.kind = self.kind.worse();
-            self.period = 0;
-        }
-        (self.before, self.since, self.away) = (Kind::Ranks, now, 0);
+        let period = now / PERIOD;
+        self.kind = match self.before {
+            Kind::Ranks => self.kind.worse(),
+            before if period == self.since => before,
+            _ => self.kind.worse(),
+        };
+        (self.before, self.since, self.away) = (Kind::Ranks, period, 0);
     }
 }
 
@@ -162,14 +166,20 @@ mod tests {
             self.company.yields(USUAL, || self.now)
         }
 
+        /// A wait that ends after a yield of that length.
+        fn wait(&mut self, away: Moment) {
+            self.company.note(self.now, self.now + away);
+            self.now += away;
+            self.company.end_wait(|| self.now);
+        }
+
         /// Waits whose first yields are so long, where there are any; how many there were until it changed its mind.
         fn until_other(&mut self, away: Moment) -> usize {
             let before = self.yields();
             (1..)
                 .find(|_| {
                     assert!(self.yields() > 0);
-                    self.company.note(self.now, self.now + away);
-                    self.now += away;
+                    self.wait(away);
                     self.yields() != before
                 })
                 .expect("a number")
@@ -180,31 +190,42 @@ mod tests {
     fn ranks_and_a_single_delay_are_no_company() {
         let mut waits = Waits::new();
         for _ in 0..3 {
-            waits.company.note(waits.now, waits.now + 20 * MILLI);
+            waits.wait(20 * MILLI);
             for _ in 0..1000 {
-                waits.company.note(waits.now, waits.now + LONG - 1);
-                waits.now += LONG;
+                waits.wait(LONG - 1);
                 assert_eq!(waits.yields(), USUAL);
             }
         }
     }
 
     #[test]
+    fn a_late_peer_is_no_company() {
+        let mut waits = Waits::new();
+        for _ in 0..100 {
+            for _ in 0..10 {
+                waits.company.note(waits.now, waits.now + 4 * MILLI);
+            }
+            waits.wait(LONG - 1);
+            assert_eq!(waits.yields(), USUAL);
+        }
+    }
+
+    #[test]
     fn who_loses_the_core_to_others_sleeps_soon_and_then_at_once() {
         let mut waits = Waits::new();
-        assert_eq!(waits.until_other(3 * MILLI), 2);
+        assert_eq!(waits.until_other(3 * MILLI), 4);
         assert_eq!(waits.yields(), 1);
         assert_eq!(waits.until_other(3 * MILLI), 2);
         assert_eq!(waits.yields(), 0);
     }
 
     #[test]
-    fn it_is_asked_again_at_the_same_time_by_all_and_less_often_when_the_answer_is_the_same() {
+    fn it_is_asked_again_at_the_same_time_by_all() {
         let mut waits = Waits::new();
         waits.until_other(3 * MILLI);
         waits.until_other(3 * MILLI);
-        for period in [PERIODS[0], PERIODS[1], PERIODS[2], PERIODS[2]] {
-            let turn = (waits.now / period + 1) * period;
+        for _ in 0..3 {
+            let turn = (waits.now / PERIOD + 1) * PERIOD;
             waits.now = turn - 1;
             assert_eq!(waits.yields(), 0);
             waits.now = turn;
@@ -219,14 +240,14 @@ mod tests {
         let mut waits = Waits::new();
         waits.until_other(3 * MILLI);
         waits.until_other(3 * MILLI);
-        waits.now += PERIODS[0];
+        waits.now += PERIOD;
         for _ in 0..1000 {
             assert_eq!(waits.yields(), USUAL);
-            waits.company.note(waits.now, waits.now + 1000);
+            waits.wait(1000);
         }
         // Much later it is found as at first.
-        waits.now += PERIODS[2];
-        assert_eq!(waits.until_other(3 * MILLI), 2);
+        waits.now += PERIOD;
+        assert_eq!(waits.until_other(3 * MILLI), 4);
         assert_eq!(waits.yields(), 1);
     }
 }

@@ -93,7 +93,17 @@ impl Patience {
         self.crowded
     }
 
-    /// Something moved: start anew.
+    /// Something moved, after a wait or without one.
+    #[inline]
+    pub(crate) fn moved(&mut self) {
+        if self.yielded > 0 {
+            self.company.end_wait(company::now);
+        }
+        self.reset();
+    }
+
+    /// Start anew.
+    #[inline]
     pub(crate) fn reset(&mut self) {
         if self.since.is_some() && self.yielded == 0 {
             self.spin = (self.spin * 2).min(self.longest_spin);

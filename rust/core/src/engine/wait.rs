@@ -89,7 +89,7 @@ impl Group {
         let is_over = || until.is_some_and(|until| Instant::now() >= until);
         while works.iter().all(|work| work.result().is_none()) {
             if self.step(core) {
-                core.patience.reset();
+                core.patience.moved();
                 steps = steps.wrapping_add(1);
                 if steps.is_multiple_of(STEPS_PER_LOOK) {
                     // Others may move without a pause while this operation waits in vain.

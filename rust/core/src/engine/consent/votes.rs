@@ -114,8 +114,8 @@ impl Pace {
 }
 
 /// A chunk takes tens of microseconds, and as many more for each rank on the same core; a time slice some milliseconds.
-const SLOW: Duration = Duration::from_micros(500);
-const SLOW_PER_RANK: Duration = Duration::from_micros(40);
+const SLOW: Duration = Duration::from_micros(200);
+const SLOW_PER_RANK: Duration = Duration::from_micros(20);
 
 #[cfg(test)]
 mod tests {
