@@ -18,15 +18,17 @@
 //! to wait for its core beside them as beside somebody who computes, and finds what it feared. So all ask again at the
 //! same time, at the turn of a [`PERIOD`] of the clock that all of them read.
 
-use rustix::time::{ClockId, clock_gettime};
+use nix::time::{ClockId, clock_gettime};
 
 /// Nanoseconds of the monotonic clock, which all processes of a host read.
 pub(super) type Moment = u64;
 
 /// The time.
 pub(super) fn now() -> Moment {
-    let now = clock_gettime(ClockId::Monotonic);
-    (now.tv_sec as u64) * 1_000_000_000 + now.tv_nsec as u64
+    // There always is one.
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| {
+        (now.tv_sec() as u64) * 1_000_000_000 + now.tv_nsec() as u64
+    })
 }
 
 /// A yield that takes longer has gone to somebody who computes: what ranks do between two yields takes some tens of
