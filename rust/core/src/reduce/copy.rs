@@ -143,6 +143,27 @@ mod tests {
     }
 
     #[test]
+    fn registers_of_every_width_copy_every_byte_and_no_other() {
+        let content: Vec<u8> = (0..1500).map(|i| (i * 31 % 251) as u8).collect();
+        let mut space = vec![0; content.len() + PAGE];
+        for tier in Tier::all() {
+            for offset in [0, 1, 16, 63, 64] {
+                for len in (64..700).chain([1024, 1025, 1499, 1500]) {
+                    space.fill(0xaa);
+                    let (to, from) = (space[offset..].as_mut_ptr(), content.as_ptr());
+                    // SAFETY: both have as many bytes, and do not overlap.
+                    if !unsafe { tier.copy(from, to, len) } {
+                        continue;
+                    }
+                    assert!(space[offset..][..len] == content[..len]);
+                    assert!(space[..offset].iter().all(|b| *b == 0xaa));
+                    assert!(space[offset + len..].iter().all(|b| *b == 0xaa));
+                }
+            }
+        }
+    }
+
+    #[test]
     fn every_byte_arrives_whatever_the_distance() {
         let content: Vec<u8> = (0..3 * PIECE + 7).map(|i| (i * 31 % 251) as u8).collect();
         let mut space = vec![0; content.len() + PAGE];
