@@ -117,10 +117,11 @@ impl Run {
     }
 }
 
-/// How many runs fit into `room` bytes.
-pub(super) const fn most_runs(room: usize) -> usize {
-    room / RUN
-}
+/// The most runs of a loan.
+pub(super) const MOST_RUNS: usize = 22;
+
+/// Bytes of the longest description of a loan.
+pub(super) const DESCRIPTION: usize = MOST_RUNS * RUN;
 
 /// The side that lends.
 pub(super) struct Lender<L> {

@@ -336,7 +336,7 @@ impl Link for ShmLink {
             bytes: window.bytes() as u64,
             shared: true,
         };
-        let mut description = [0; slots::ROOM - MESSAGE_HEADER];
+        let mut description = [0; loans::DESCRIPTION];
         let length = run.write(&mut description);
         self.post_loan(header, &description[..length], false)
     }
@@ -376,7 +376,7 @@ impl Link for ShmLink {
     }
 
     fn most_lent_runs(&self) -> usize {
-        loans::most_runs(slots::ROOM - MESSAGE_HEADER)
+        loans::MOST_RUNS
     }
 
     fn loan(&mut self, ticket: Ticket) -> Result<Loan> {
@@ -487,7 +487,7 @@ impl ShmLink {
             self.lacks.slot = true;
             return Ok(Lending::NotNow);
         }
-        let mut description = [0; slots::ROOM - MESSAGE_HEADER];
+        let mut description = [0; loans::DESCRIPTION];
         let (mut length, mut bytes, mut private) = (0, 0, 0);
         for &(address, run_bytes) in runs {
             let place = heap::locate(std::ptr::without_provenance(address), run_bytes)

@@ -29,7 +29,7 @@ pub const MIN_CAPACITY: usize = 64;
 pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// `unisono` and the version of this layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x06");
+const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x07");
 /// Where the slots begin: after a page for the header and the words of both directions.
 const BOARDS: usize = 4096;
 /// Where the page begins that is not the transport's own ([`Page`]), after the slots of both directions.

@@ -3,7 +3,7 @@
 //! A message in the ring costs its receiver two cache misses, one after the other: the index, then the bytes. A
 //! slot's stamp is on the cache line on which its message begins, so a message of a few words costs one. Stamps
 //! are numbers that grow, at places that nothing else is written to, so a slot is full when it bears the number that
-//! comes next.
+//! comes next. A slot has room for 4 KiB: up to there a message is short enough not to be copied from both ends at once.
 //!
 //! Slots and ring carry one stream of messages. Each post says after how many bytes of the ring it comes
 //! ([`Post::after`]), and is published before any later byte of the ring; so whoever finds bytes in the ring and no
@@ -22,8 +22,8 @@ use crate::error::{Code, Error, Result};
 /// Slots of one direction. The model checker gets by with few.
 pub(super) const SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// Bytes of a slot: nine cache lines.
-pub(super) const SLOT: usize = 576;
+/// Bytes of a slot: 68 cache lines, so that the first ones of different slots share no set of a cache.
+pub(super) const SLOT: usize = 4352;
 
 /// Bytes of a message that a slot holds, beside its stamp and position.
 pub(super) const ROOM: usize = SLOT - 16;
@@ -31,7 +31,7 @@ pub(super) const ROOM: usize = SLOT - 16;
 /// How many messages the receiver takes before it gives the slots back.
 const LAG: u64 = SLOTS.div_ceil(4) as u64;
 
-const LENGTH_BITS: u32 = 12;
+const LENGTH_BITS: u32 = 13;
 const LOAN_BIT: u64 = 1 << LENGTH_BITS;
 const NUMBER_SHIFT: u32 = LENGTH_BITS + 1;
 

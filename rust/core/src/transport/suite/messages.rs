@@ -77,8 +77,8 @@ fn payload(seed: u64, index: usize) -> Vec<u8> {
     let mut random = Random(seed << 32 | index as u64);
     let length = match random.below(10) {
         0..5 => random.below(521),
-        5..7 => random.size(4096),
-        7..9 => 16 * random.size(1 << 12),
+        5..7 => random.below(9000),
+        7..9 => 4096 + 16 * random.size(1 << 12),
         _ => 16 * random.size(1 << 16),
     };
     pattern(seed, index * 31, length)

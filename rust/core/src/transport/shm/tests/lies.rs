@@ -10,7 +10,7 @@ const TAKEN: usize = 4 * 128;
 const RETURNED: usize = 5 * 128;
 
 fn stamp(number: u64, lent: bool, length: u64) -> u64 {
-    number << 13 | u64::from(lent) << 12 | length
+    number << 14 | u64::from(lent) << 13 | length
 }
 
 fn untrusted<T>(result: Result<T>) {
@@ -25,7 +25,7 @@ fn impossible_stamps_are_errors() {
         (stamp(17, false, 40), 0),
         (u64::MAX, 0),
         (stamp(1, false, slots::ROOM as u64 + 1), 0),
-        (stamp(1, true, 4095), 0),
+        (stamp(1, true, 8191), 0),
         // After bytes that are not there.
         (stamp(1, false, 40), 1),
         (stamp(1, false, 40), u64::MAX),
