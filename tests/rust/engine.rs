@@ -52,19 +52,26 @@ fn run_with(
     body: impl Fn(Communicator) + Send + Sync,
 ) {
     let config = config(transport, timeout);
-    let mut local = match transport {
-        Transport::Local => Communicator::local(world, &config).expect("communicators"),
-        _ => Vec::new(),
-    };
+    if transport != Transport::Local {
+        return run_as(&config, world, body);
+    }
+    let ranks = Communicator::local(world, &config).expect("communicators");
+    std::thread::scope(|scope| {
+        for comm in ranks {
+            let body = &body;
+            scope.spawn(move || body(comm));
+        }
+    });
+}
+
+/// The same with settings of its own.
+fn run_as(config: &Config, world: usize, body: impl Fn(Communicator) + Send + Sync) {
     let store = MemoryStore::default();
     std::thread::scope(|scope| {
         for rank in (0..world).rev() {
             let (body, store, config) = (&body, &store, config.clone());
-            let comm = local.pop();
             scope.spawn(move || {
-                body(comm.unwrap_or_else(|| {
-                    Communicator::join(store, rank, world, config).expect("a communicator")
-                }));
+                body(Communicator::join(store, rank, world, config).expect("a communicator"));
             });
         }
     });
@@ -869,6 +876,39 @@ fn exchanges_go_round() {
                 }
             });
         }
+    }
+}
+
+/// Messages that are posted, streamed at once, streamed where the ring has no room for all of them, and offered.
+#[test]
+fn blocking_messages_of_every_length_arrive() {
+    let _others = beside_others();
+    for ring in ["4K", "256K"] {
+        let mut config = config(Transport::Shm, "20");
+        config.set("ring_bytes", ring).expect("a setting");
+        run_as(&config, 2, |comm| {
+            let (rank, other) = (comm.rank(), 1 - comm.rank());
+            for length in [0, 1, 527, 4200, 4304, 4305, 8192, 60_000, 65_536, 65_537] {
+                let message = |from: usize| -> Vec<u8> {
+                    (0..length).map(|at| (at * 7 + from * 3) as u8).collect()
+                };
+                let mut incoming = vec![0; length];
+                for first in [0, 1] {
+                    if rank == first {
+                        comm.send_slice(&message(rank), other, 1).expect("sent");
+                    } else {
+                        comm.receive_slice(&mut incoming, Some(other), 1)
+                            .expect("received");
+                        assert_eq!(incoming, message(other));
+                    }
+                }
+                // Both at once, one as a blocking call.
+                let came = comm
+                    .send_receive_slices((&message(rank), other), (&mut incoming, Some(other)), 2)
+                    .expect("an exchange");
+                assert_eq!((came, &incoming), (other, &message(other)));
+            }
+        });
     }
 }
 

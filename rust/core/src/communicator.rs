@@ -242,7 +242,13 @@ impl Communicator {
         timeout: Option<Duration>,
     ) -> Result<()> {
         device::refuse_memory(&memory, "buffer")?;
-        self.group.send_now(dtype, memory, (to, tag), timeout)
+        let outgoing = Outbound {
+            dtype,
+            memory,
+            to,
+            tag,
+        };
+        self.group.send_now(outgoing, timeout)
     }
 
     /// As [`Communicator::receive`], in the calling thread, until the message has come. Returns the rank it came from.
@@ -260,7 +266,13 @@ impl Communicator {
         timeout: Option<Duration>,
     ) -> Result<Rank> {
         device::refuse_memory(&memory, "buffer")?;
-        self.group.receive_now(dtype, memory, (from, tag), timeout)
+        let incoming = Inbound {
+            dtype,
+            memory,
+            from,
+            tag,
+        };
+        self.group.receive_now(incoming, timeout)
     }
 
     /// Sends `outgoing` to a rank and receives `incoming` from one, the same or another, at the same time and in the

@@ -66,11 +66,6 @@ impl Matching {
         }
     }
 
-    /// Up to which length messages are sent without asking.
-    pub(crate) fn eager_bytes(&self) -> usize {
-        self.eager_bytes
-    }
-
     /// Whether anything is under way that needs links to be driven.
     pub(crate) fn is_busy(&self) -> bool {
         !self.posted.is_empty()
@@ -211,7 +206,7 @@ impl Matching {
             return Ok(false);
         };
         let payload = memory.read(0, bytes);
-        if payload.len() != bytes || HEADER + bytes > open.link.post_limit() {
+        if payload.len() != bytes {
             return Ok(false);
         }
         let frame = Frame {
@@ -221,12 +216,16 @@ impl Matching {
             id: self.next_id,
             bytes: bytes as u64,
         };
-        let posted = open.link.try_post(&frame.encode(), payload)?;
-        if posted {
+        let header = frame.encode();
+        let sent = match HEADER + bytes <= open.post_limit {
+            true => open.link.try_post(&header, payload)?,
+            false => open.link.try_stream(&header, payload)?,
+        };
+        if sent {
             self.next_id += 1;
             peer.in_flight += bytes;
         }
-        Ok(posted)
+        Ok(sent)
     }
 
     /// Whether a receive from `from` may look for its message on the link: no other receive, and nothing that came
@@ -242,7 +241,7 @@ impl Matching {
     pub(crate) fn look(
         &mut self,
         links: &mut LinkTable,
-        wanted: &Wanted<'_>,
+        wanted: &mut Wanted<'_>,
         finished: &mut Finished,
     ) -> Result<Look> {
         let from = wanted.from;
@@ -253,29 +252,74 @@ impl Matching {
         let Some(open) = links.open(Lane::PointToPoint, from) else {
             return Ok(Look::Otherwise);
         };
-        let Some(frame) = take_whole(open, from, &mut self.inbox)? else {
-            let streams = open.header_bytes > 0 || open.link.is_streaming()?;
-            return Ok(if streams {
-                Look::Otherwise
-            } else {
-                Look::Nothing
-            });
-        };
-        let hit = frame.kind == Kind::Eager
-            && frame.tag == wanted.tag
-            && frame.dtype == wanted.dtype as u8
-            && frame.bytes == self.inbox.len() as u64
-            && wanted.memory.len() == self.inbox.len();
-        if !hit {
-            self.take_in(from, frame, &mut *open.link, finished)?;
-            return Ok(Look::Otherwise);
+        if wanted.arrived.is_none() {
+            if let Some(frame) = take_whole(open, from, &mut self.inbox)? {
+                if !wanted.is_met_by(&frame) || wanted.memory.len() != self.inbox.len() {
+                    self.take_in(from, frame, &mut *open.link, finished)?;
+                    return Ok(Look::Otherwise);
+                }
+                fill(wanted.memory, &self.inbox);
+                return self.finish_look(wanted, links, finished);
+            }
+            if open.header_bytes == 0 && !open.link.is_streaming()? {
+                return Ok(Look::Nothing);
+            }
+            if open.post_limit == 0 {
+                // Each look would be a system call.
+                return Ok(Look::Otherwise);
+            }
+            if !open.read_header()? {
+                return Ok(Look::Nothing);
+            }
+            open.header_bytes = 0;
+            let frame = Frame::decode(&open.header, from)?;
+            if !wanted.is_met_by(&frame) {
+                self.accept(from, frame, &mut *open.link, finished)?;
+                return Ok(Look::Otherwise);
+            }
         }
-        fill(wanted.memory, &self.inbox);
+        let (before, length) = (wanted.arrived.unwrap_or(0), wanted.memory.len());
+        let mut arrived = before;
+        while arrived < length {
+            let rest = wanted.memory.write(arrived, length - arrived);
+            match open.link.try_recv(rest)? {
+                0 => break,
+                count => arrived += count,
+            }
+        }
+        wanted.arrived = Some(arrived);
+        if arrived == length {
+            return self.finish_look(wanted, links, finished);
+        }
+        Ok(match arrived > before {
+            true => Look::Some,
+            false => Look::Nothing,
+        })
+    }
+
+    fn finish_look(
+        &mut self,
+        wanted: &Wanted<'_>,
+        links: &mut LinkTable,
+        finished: &mut Finished,
+    ) -> Result<Look> {
+        let from = wanted.from;
         self.peers[from].give_back(wanted.memory.len());
         if !self.peers[from].outgoing.is_empty() {
             self.advance_outgoing(from, links, finished)?;
         }
         Ok(Look::Received)
+    }
+
+    /// Starts the receive of a message whose beginning was found.
+    pub(crate) fn receive_rest(&mut self, wanted: &Wanted<'_>, work: &Arc<WorkState>) {
+        debug_assert!(wanted.arrived.is_some() && self.peers[wanted.from].sink.is_none());
+        self.peers[wanted.from].sink = Some(Sink::Receive {
+            memory: wanted.memory.clone(),
+            work: Arc::clone(work),
+            done: wanted.arrived.unwrap_or(0),
+            eager: true,
+        });
     }
 
     /// Takes in a message that came whole, its payload in the inbox.
@@ -761,11 +805,24 @@ pub(crate) struct Wanted<'a> {
     pub(crate) tag: u64,
     pub(crate) dtype: DataType,
     pub(crate) memory: &'a Memory,
+    /// How much of the payload has come, once the message has begun to.
+    pub(crate) arrived: Option<usize>,
+}
+
+impl Wanted<'_> {
+    fn is_met_by(&self, frame: &Frame) -> bool {
+        frame.kind == Kind::Eager
+            && frame.tag == self.tag
+            && frame.dtype == self.dtype as u8
+            && frame.bytes == self.memory.len() as u64
+    }
 }
 
 /// What such a receive has found.
 pub(crate) enum Look {
     Received,
+    /// A part of the message.
+    Some,
     Nothing,
     /// Something that only a receive that has been started can deal with.
     Otherwise,

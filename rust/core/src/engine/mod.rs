@@ -13,6 +13,7 @@ mod company;
 mod completions;
 mod consent;
 mod estimate;
+mod exchange;
 mod executor;
 mod forming;
 mod group;
@@ -32,8 +33,8 @@ mod wait;
 mod wire;
 mod work;
 
-pub(crate) use at_once::{Inbound, Outbound};
 pub(crate) use beneath::Identity;
+pub(crate) use exchange::{Inbound, Outbound};
 pub(crate) use group::Group;
 pub use request::{Request, Sizes};
 pub use staff::wait_for_threads;

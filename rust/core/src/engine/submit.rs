@@ -270,9 +270,20 @@ impl Group {
         start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<()>,
     ) -> Result<Arc<WorkState>> {
         self.check_alive()?;
-        let timeout = options.timeout.unwrap_or_else(|| self.timeout());
         let mut core = self.core.lock();
         self.check_alive()?;
+        self.start_message(&mut core, (collective, peer, bytes), options, start)
+    }
+
+    /// Makes a send or a receive known, which `start` begins.
+    pub(super) fn start_message(
+        &self,
+        core: &mut Core,
+        (collective, peer, bytes): (Collective, Option<Rank>, usize),
+        options: PointToPoint,
+        start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<()>,
+    ) -> Result<Arc<WorkState>> {
+        let timeout = options.timeout.unwrap_or_else(|| self.timeout());
         let sequence = core.messages + 1;
         let work = Arc::new(WorkState::new(
             collective,
@@ -280,9 +291,9 @@ impl Group {
             timeout,
             options.completion,
         ));
-        if let Err(error) = start(&mut core, &work) {
+        if let Err(error) = start(core, &work) {
             if error.code.is_fatal() {
-                self.fail(&mut core, error.clone());
+                self.fail(core, error.clone());
             }
             return Err(error);
         }
@@ -296,9 +307,9 @@ impl Group {
         // A receive whose message has not come leaves reading to the wait, so that what is sent meanwhile does not come
         // after it.
         if collective == Collective::Send || !core.matching.is_posted(&work) {
-            self.step(&mut core);
+            self.step(core);
         }
-        self.after_submit(&mut core, (!options.blocking).then_some(bytes >= LARGE));
+        self.after_submit(core, (!options.blocking).then_some(bytes >= LARGE));
         Ok(work)
     }
 

@@ -138,6 +138,11 @@ pub trait Link: Send {
         Ok(false)
     }
 
+    /// Sends a message that is too long to be posted, if the stream has room for all of it. False: nothing has been sent.
+    fn try_stream(&mut self, _header: &[u8; MESSAGE_HEADER], _payload: &[u8]) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Lends the next message to `take`, if it was posted or lent and not streamed. Of a posted message that is all of
     /// it; of a lent one it is the header, and [`Link::try_recv`] and [`Link::try_fold`] deliver the payload.
     fn try_take(&mut self, _take: &mut dyn FnMut(&[u8])) -> Result<bool> {

@@ -230,6 +230,17 @@ impl Link for ShmLink {
         Ok(posted)
     }
 
+    fn try_stream(&mut self, header: &[u8; MESSAGE_HEADER], payload: &[u8]) -> Result<bool> {
+        let started = self.lender.begin_filling(payload.len());
+        let wake = || self.control.ring_doorbell();
+        let sent = self.producer.send_whole(header, payload, wake)?;
+        if let Some(started) = started {
+            self.lender
+                .note_filling(if sent { payload.len() } else { 0 }, started);
+        }
+        Ok(sent)
+    }
+
     fn try_take(&mut self, take: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let Some(post) = self.taker.peek()? else {
             return Ok(false);

@@ -228,3 +228,32 @@ fn loom_polling_sees_published_bytes_whole() {
         assert_eq!(sender.join().unwrap(), 3);
     });
 }
+
+#[test]
+fn loom_a_whole_message_comes_from_its_beginning_or_not_at_all() {
+    loom::model(|| {
+        let memory = Cells::new(4);
+        let sender = thread::spawn({
+            let memory = memory.clone();
+            move || {
+                let mut producer = Producer::new(memory);
+                assert!(producer.send_whole(&[1], &[2, 3], || {}).unwrap());
+                producer.send_whole(&[4], &[5], || {}).unwrap()
+            }
+        });
+        let mut consumer = Consumer::new(memory);
+        let (mut bytes, mut count) = ([0; 5], 0);
+        for _ in 0..2 {
+            count += consumer.recv(&mut bytes[count..], || {}).unwrap();
+        }
+        let all = match sender.join().unwrap() {
+            true => 5,
+            false => 3,
+        };
+        while count < all {
+            count += consumer.recv(&mut bytes[count..all], || {}).unwrap();
+        }
+        assert_eq!(bytes[..count], [1, 2, 3, 4, 5][..all]);
+        assert!(!consumer.has_bytes().unwrap());
+    });
+}

@@ -195,6 +195,24 @@ impl<M: Memory> Producer<M> {
         Ok(sent)
     }
 
+    /// Copies both parts in, if there is room for them. The first, which is not published by itself, is short.
+    pub(super) fn send_whole(
+        &mut self,
+        head: &[u8],
+        rest: &[u8],
+        wake: impl FnMut(),
+    ) -> Result<bool> {
+        let bytes = head.len() + rest.len();
+        if rest.is_empty() || self.room(bytes)? < bytes {
+            return Ok(false);
+        }
+        self.write(head);
+        self.tail += head.len() as u64;
+        let sent = self.send(rest, wake)?;
+        debug_assert_eq!(sent, rest.len(), "there was room");
+        Ok(true)
+    }
+
     /// Announces a sleep until there is room. True when there is some already; also when the
     /// indices are corrupt, which the next [`Producer::send`] reports.
     pub(super) fn arm(&mut self) -> bool {

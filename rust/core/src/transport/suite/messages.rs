@@ -238,7 +238,8 @@ impl Sender {
                 }
                 Lending::Unfit => {
                     self.ways.streamed += 1;
-                    self.streaming = Some((kept, 0));
+                    let whole = random.below(2) == 0 && link.try_stream(&header, &kept).unwrap();
+                    self.streaming = (!whole).then_some((kept, 0));
                 }
             }
         }
