@@ -912,6 +912,65 @@ fn blocking_messages_of_every_length_arrive() {
     }
 }
 
+/// Rank 1 waits for rank 2, which waits for rank 0, which sends more than the ring holds behind a message that rank 1 does
+/// not want yet.
+#[test]
+fn an_offer_that_waits_does_not_stop_what_comes_after_it() {
+    let _others = beside_others();
+    let mut config = config(Transport::Shm, "20");
+    config.set("ring_bytes", "64K").expect("a setting");
+    config.set("lend_bytes", "64K").expect("a setting");
+    run_as(&config, 3, |comm| {
+        let long: Vec<u8> = (0..400_000).map(|at| (at % 251) as u8).collect();
+        let short = vec![5_u8; 50_000];
+        // Who has read one message is offered the next.
+        let mut incoming = vec![0; long.len()];
+        if comm.rank() > 0 {
+            comm.receive_slice(&mut incoming, Some(comm.rank() - 1), 0)
+                .expect("received");
+        }
+        if comm.rank() < 2 {
+            comm.send_slice(&long, comm.rank() + 1, 0).expect("sent");
+        }
+        comm.barrier().expect("all have come so far");
+        incoming.fill(0);
+        match comm.rank() {
+            0 => {
+                let options = PointToPoint::default();
+                // SAFETY: the message lives until the wait below has ended.
+                let work = unsafe {
+                    let memory = Memory::from_raw_parts(long.as_ptr().cast_mut(), long.len());
+                    comm.send(DataType::UInt8, memory, 1, 0, options)
+                };
+                let work = work.expect("a send");
+                for _ in 0..20 {
+                    comm.send_slice(&short, 1, 1).expect("sent");
+                }
+                comm.send_slice(&short, 2, 1).expect("sent");
+                work.wait(None).expect("the long message");
+            }
+            1 => {
+                comm.send_slice(&long, 2, 2).expect("sent");
+                let mut one = vec![0; short.len()];
+                for _ in 0..20 {
+                    comm.receive_slice(&mut one, Some(0), 1).expect("received");
+                    assert_eq!(one, short);
+                }
+                comm.receive_slice(&mut incoming, Some(0), 0)
+                    .expect("received");
+                assert_eq!(incoming, long);
+            }
+            _ => {
+                let mut one = vec![0; short.len()];
+                comm.receive_slice(&mut one, Some(0), 1).expect("received");
+                comm.receive_slice(&mut incoming, Some(1), 2)
+                    .expect("received");
+                assert_eq!((incoming, one), (long, short));
+            }
+        }
+    });
+}
+
 #[test]
 fn what_repeats_a_call_is_refused_where_its_buffers_differ() {
     let _others = beside_others();

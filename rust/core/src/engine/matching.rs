@@ -5,8 +5,10 @@
 //! the receiver can read it in the sender's memory: with a receive that waits for it that is all. Else it is declined, or
 //! was announced ([`Kind::Request`]) in the first place, and its payload follows ([`Kind::Data`]) once the receiver is
 //! ready ([`Kind::Ready`]), so that a frame's payload always has a place to go and no message can block another one
-//! behind it. One message at a time is offered to a peer. What a sender
-//! may have kept at the other side is bounded by [`CREDIT`]; beyond it short messages are announced too.
+//! behind it. A receiver that is busy with something else may be about to post the receive: while its thread waits awake
+//! ([`Matching::hold_offers`]), and wants nothing else of that peer, an offer waits as well. One message at a time is
+//! offered to a peer. What a sender may have kept at the other side is bounded by [`CREDIT`]; beyond it short messages
+//! are announced too.
 //!
 //! A message from rank r with tag t meets the first posted receive that asks for r (or for any rank) and t, in the
 //! order of sending; a receive meets the first kept message that fits, in the order of arrival.
@@ -36,6 +38,7 @@ pub(crate) struct Matching {
     kept: VecDeque<Kept>,
     next_id: u64,
     eager_bytes: usize,
+    holds_offers: bool,
     /// The payload of a short message on its way from the link to where it goes.
     inbox: Vec<u8>,
 }
@@ -62,6 +65,7 @@ impl Matching {
             kept: VecDeque::new(),
             next_id: 0,
             eager_bytes,
+            holds_offers: false,
             inbox: Vec::new(),
         }
     }
@@ -76,6 +80,17 @@ impl Matching {
                     || !peer.lent.is_empty()
                     || peer.sink.is_some()
             })
+    }
+
+    /// Whether an offer that no receive waits for is left for a while, in case one will, instead of being declined.
+    pub(crate) fn hold_offers(&mut self, hold: bool) {
+        self.holds_offers = hold;
+    }
+
+    /// No offer is left any more. Returns whether one was.
+    pub(crate) fn release_offers(&mut self) -> bool {
+        self.holds_offers = false;
+        self.peers.iter().any(|peer| peer.held.is_some())
     }
 
     /// Starts a send. To oneself it needs a receive in flight.
@@ -235,6 +250,7 @@ impl Matching {
             && self.posted.is_empty()
             && self.kept.is_empty()
             && self.peers[from].sink.is_none()
+            && self.peers[from].held.is_none()
     }
 
     /// Receives a short message if it is the next that came. Anything else that came is taken in.
@@ -393,12 +409,15 @@ impl Matching {
         finished: &mut Finished,
     ) -> Result<bool> {
         let mut moved = false;
+        // What waits to go comes first: the peer may read it while this rank reads what has come. And what has been read
+        // by the peers may end what the caller waits for, who may then want what has come.
+        for rank in 0..self.peers.len() {
+            if self.has_outgoing(rank) {
+                moved |= self.advance_outgoing(rank, links, finished)?;
+            }
+        }
         for rank in 0..self.peers.len() {
             if links.open(Lane::PointToPoint, rank).is_some() {
-                // What waits to go comes first: the peer may read it while this rank reads what has come.
-                if !self.peers[rank].outgoing.is_empty() {
-                    moved |= self.advance_outgoing(rank, links, finished)?;
-                }
                 moved |= self.advance_incoming(rank, links, finished)?;
                 moved |= self.advance_outgoing(rank, links, finished)?;
             }
@@ -511,22 +530,43 @@ impl Matching {
                 // Whoever waited for what has ended may want the next where it would have to be kept, or declined, now.
                 return Ok(moved);
             }
-            if let Some(frame) = take_whole(open, rank, &mut self.inbox)? {
-                self.take_in(rank, frame, &mut *open.link, finished)?;
-                moved = true;
-                continue;
-            }
-            let before = open.header_bytes;
-            let complete = open.read_header()?;
-            moved |= open.header_bytes > before;
-            if !complete {
+            let frame = if let Some(held) = self.peers[rank].held.take() {
+                held
+            } else if let Some(frame) = take_whole(open, rank, &mut self.inbox)? {
+                if frame.kind != Kind::Offer {
+                    self.take_in(rank, frame, &mut *open.link, finished)?;
+                    moved = true;
+                    continue;
+                }
+                frame
+            } else {
+                let before = open.header_bytes;
+                let complete = open.read_header()?;
+                moved |= open.header_bytes > before;
+                if !complete {
+                    return Ok(moved);
+                }
+                open.header_bytes = 0;
+                Frame::decode(&open.header, rank)?
+            };
+            if self.holds(rank, &frame) {
+                self.peers[rank].held = Some(frame);
                 return Ok(moved);
             }
-            open.header_bytes = 0;
-            let frame = Frame::decode(&open.header, rank)?;
             self.accept(rank, frame, &mut *open.link, finished)?;
             moved = true;
         }
+    }
+
+    /// Whether to leave an offer for now: nothing else is wanted of that peer, so nothing waits for what comes after it.
+    fn holds(&self, rank: Rank, frame: &Frame) -> bool {
+        let peer = &self.peers[rank];
+        let may_meet = |posted: &Posted| posted.from.is_none_or(|from| from == rank);
+        self.holds_offers
+            && frame.kind == Kind::Offer
+            && peer.announced.is_empty()
+            && peer.ready.is_empty()
+            && !self.posted.iter().any(may_meet)
     }
 
     /// Takes in a frame header; afterwards the peer's sink is where its payload goes.
@@ -846,3 +886,6 @@ fn take_whole(open: &mut OpenLink, rank: Rank, inbox: &mut Vec<u8>) -> Result<Op
     })?;
     frame
 }
+
+#[cfg(test)]
+mod tests;

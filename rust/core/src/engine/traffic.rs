@@ -246,6 +246,8 @@ pub(super) struct Peer {
     /// Receives whose message was announced and may now come.
     pub(super) ready: Vec<(u64, Posted)>,
     pub(super) sink: Option<Sink>,
+    /// An offer that a receive may yet be posted for; what the peer sent after it has not been looked at.
+    pub(super) held: Option<Frame>,
     /// Sends whose payload is lent and may be read later than what was sent after it.
     pub(super) lent: VecDeque<(Ticket, Outgoing)>,
     /// A message is offered, or about to be: the next long one is announced.

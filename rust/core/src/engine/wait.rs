@@ -66,7 +66,9 @@ impl Group {
                 continue;
             }
             core.leader = true;
+            core.matching.hold_offers(true);
             self.lead(&mut core, works, until);
+            core.matching.hold_offers(false);
             core.leader = false;
             if core.followers > 0 {
                 self.turn.notify_all();
@@ -118,6 +120,8 @@ impl Group {
                     MutexGuard::unlocked(core, std::thread::yield_now);
                     core.patience.note_yield(given);
                 }
+                // Who sent it may wait for more than this receive.
+                Next::Sleep if core.matching.release_offers() => continue,
                 Next::Sleep => {
                     let mut wake = until;
                     if !self.arm(core, &mut wake) {
