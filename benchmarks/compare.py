@@ -254,18 +254,18 @@ def header(args: argparse.Namespace) -> str:
 
 
 @contextlib.contextmanager
-def busy(count: int) -> Iterator[None]:
-    """Keep `count` processes computing meanwhile."""
+def busy(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Keep `count` processes computing meanwhile, and yield them."""
     neighbours = [
         subprocess.Popen([sys.executable, "-c", COMPUTE], stdin=subprocess.PIPE)
         for _ in range(count)
     ]
     try:
-        yield
+        yield neighbours
     finally:
         for neighbour in neighbours:
             neighbour.kill()
-            neighbour.wait()
+            neighbour.communicate()
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -206,6 +207,29 @@ def test_every_collective_is_right_on_every_peer(tmp_path: Path) -> None:
         assert max(idle) < 0.5, idle
         if missing:
             pytest.skip(f"right on unisono; not tried: {missing}")
+
+
+@needs_cargo
+def test_ranks_do_not_wait_for_time_slices_beside_programs_that_compute() -> None:
+    """Those who yield to such a program get their core back some milliseconds later."""
+    cores = len(os.sched_getaffinity(0))
+    medians = []
+    with compare.busy(cores) as neighbours, Jobs() as jobs:
+        before = [cpu_seconds(neighbour.pid) for neighbour in neighbours]
+        peers, _ = start(["unisono"], 2 * cores, jobs, Options())
+        for _ in range(5):
+            rounds = measure("all_reduce", 8, peers, Effort(0.1, 9)).rounds["unisono"]
+            medians.append(statistics.median(rounds))
+        computed = [cpu_seconds(neighbour.pid) for neighbour in neighbours]
+    assert all(now - then > 0.1 for then, now in zip(before, computed, strict=True))
+    assert all(neighbour.poll() is not None for neighbour in neighbours)
+    # With yields alone it is four milliseconds on two cores.
+    assert min(medians) < 1.5e-3, medians
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @needs_cargo

@@ -4,6 +4,10 @@
 //! it when its owner has closed it: a rank may leave while others still read what it has left there.
 //!
 //! It begins with words, by which ranks tell each other where they are; the rest is data. The owner alone writes data.
+//!
+//! Where data begins in a page differs from rank to rank, and from where buffers usually begin: what is read of all windows
+//! at the same time would otherwise meet in one set of the first cache, and in copies a load would have to wait for the store
+//! of a moment ago whose address ends like its own.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -29,14 +33,16 @@ const WORD: usize = size_of::<AtomicU64>();
 pub struct Layout {
     /// Words, with which it begins.
     pub words: usize,
-    /// Bytes of data, after a whole number of pages.
+    /// Where the data begins in a page: a multiple of a cache line.
+    pub skew: usize,
+    /// Bytes of data.
     pub data: usize,
 }
 
 impl Layout {
     /// Where the data begins.
     fn head(&self) -> usize {
-        (self.words * WORD).next_multiple_of(arena::PAGE)
+        (self.words * WORD).next_multiple_of(arena::PAGE) + self.skew
     }
 
     /// The length in bytes.
@@ -236,6 +242,7 @@ mod tests {
 
     const LAYOUT: Layout = Layout {
         words: 3,
+        skew: 192,
         data: 10_000,
     };
 

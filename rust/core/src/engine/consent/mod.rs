@@ -299,7 +299,7 @@ impl Consent {
             _ => State::Declined,
         };
         if self.state == State::Opening {
-            self.own_window = windows::create(task.world);
+            self.own_window = windows::create(task.rank, task.world);
         }
     }
 

@@ -65,17 +65,25 @@ const fn for_one(peer: Rank) -> usize {
     (2 + peer) * LINE
 }
 
-/// How the windows of a group are divided.
-fn layout(world: usize) -> Layout {
+/// Where the data of the first rank begins in a page: behind its beginning, where long buffers begin.
+const SKEW_OF_FIRST: usize = 256;
+
+/// How much later that of the next one does, and after how many ranks it begins anew.
+const SKEW: usize = 512;
+const SKEWS: usize = 8;
+
+/// How the window of one rank is divided.
+fn layout(rank: Rank, world: usize) -> Layout {
     Layout {
         words: for_one(world),
+        skew: SKEW_OF_FIRST + rank % SKEWS * SKEW,
         data: HALVES * HALF,
     }
 }
 
-/// A new window for a rank of `world`, if it can be had.
-pub(super) fn create(world: usize) -> Option<Window> {
-    Window::create(layout(world))
+/// A new window for a rank, if it can be had.
+pub(super) fn create(rank: Rank, world: usize) -> Option<Window> {
+    Window::create(layout(rank, world))
 }
 
 /// The windows of a group, as one of its ranks sees them.
@@ -103,10 +111,9 @@ impl Windows {
     /// The rank's own one, and those of the peers by rank. `None` when one of them is not as it should be.
     pub(super) fn new(rank: Rank, own: Window, peers: Vec<Option<Held>>) -> Option<Self> {
         let world = peers.len();
-        let layout = layout(world);
-        let peers: Vec<_> = peers
-            .into_iter()
-            .map(|held| PeerWindow::new(held?, layout))
+        let peers: Vec<_> = (0..world)
+            .zip(peers)
+            .map(|(peer, held)| PeerWindow::new(held?, layout(peer, world)))
             .collect();
         let complete = (0..world).all(|peer| peer == rank || peers[peer].is_some());
         own.settle();
