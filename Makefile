@@ -20,6 +20,8 @@ TORCH ?= $(DEFAULT_TORCH)
 VENV ?= $(if $(filter $(DEFAULT_TORCH),$(TORCH)),.venv,.venv-torch$(TORCH))
 # Extra arguments: `make test-python TEST="tests/python/test_ranks.py -k dies"`, `make test-rust TEST=plan::`.
 TEST ?=
+# How long `make fuzz` runs each of its targets.
+SECONDS ?= 20
 # The part of PyTorch's tests that `make conformance` runs.
 SHARD ?= 1/1
 # Where `make install` puts the C library: PREFIX/include, PREFIX/LIBDIR; before both DESTDIR, for packagers.
@@ -89,10 +91,39 @@ test: test-rust test-python ## Run every test
 .PHONY: test-rust
 test-rust: prerequisites ## Run the Rust tests, and loom over what two threads share
 	$(CARGO) test --workspace --exclude unisono-python --target-dir $(TARGET) $(TEST)
-	@if grep -rqs --include='*.rs' 'fn loom_' rust/core/src; then \
-	  echo 'RUSTFLAGS="--cfg loom" $(CARGO) test -p unisono --lib --release loom_'; \
-	  RUSTFLAGS="--cfg loom" $(CARGO) test -p unisono --lib --release --target-dir $(TARGET)/loom loom_; \
-	else echo "loom: no test is named loom_*, skipped"; fi
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p unisono -p unisono-capi --lib --release --target-dir $(TARGET)/loom loom_
+
+# Tests in which threads of one process share memory at the same addresses; what ranks map twice it cannot follow. The
+# standard library is built anew, because all code must be instrumented. Threads that the process ends with are no leak.
+TSAN_TESTS := engine:: heap:: reduce::workers transport::
+override tsan := RUSTFLAGS="-Zsanitizer=thread" TSAN_OPTIONS="halt_on_error=1 report_thread_leaks=0" $(CARGO) +nightly test -Zbuild-std \
+  --target x86_64-unknown-linux-gnu --target-dir $(TARGET)/tsan -p unisono
+.PHONY: test-tsan
+test-tsan: prerequisites ## Run the tests of what threads share under ThreadSanitizer
+	@if ! sysroot=$$(rustc +nightly --print sysroot 2>/dev/null); then \
+	  echo "test-tsan: there is no nightly toolchain, skipped (rustup toolchain install nightly)"; exit 0; fi; \
+	if [ ! -d "$$sysroot/lib/rustlib/src" ]; then \
+	  echo "test-tsan: rust-src is not installed, skipped (rustup component add rust-src --toolchain nightly)"; exit 0; fi; \
+	set -x; $(tsan) --lib -- $(TSAN_TESTS)
+
+# What a target finds goes to fuzz/artifacts, and what it learns to the build folder: fuzz/corpus has the seeds alone.
+FUZZ_TARGETS := $(notdir $(basename $(wildcard fuzz/fuzz_targets/*.rs)))
+override fuzz := $(CARGO) +nightly fuzz
+.PHONY: fuzz
+fuzz: prerequisites ## Fuzz what is parsed from a peer or from the environment, each target for SECONDS=20
+	@if ! $(CARGO) +nightly --version >/dev/null 2>&1; then \
+	  echo "fuzz: there is no nightly toolchain, skipped (rustup toolchain install nightly)"; exit 0; fi; \
+	if ! $(fuzz) --version >/dev/null 2>&1; then \
+	  echo "fuzz: cargo-fuzz is not installed, skipped (cargo install cargo-fuzz)"; exit 0; fi; \
+	unset CARGO_TARGET_DIR; \
+	$(fuzz) build --target-dir $(TARGET)/fuzz; \
+	for target in $(FUZZ_TARGETS); do \
+	  learned=$(TARGET)/fuzz/corpus/$$target; \
+	  mkdir -p $$learned; \
+	  echo "fuzz: $$target, $(SECONDS) s"; \
+	  ASAN_OPTIONS=detect_leaks=0 $(fuzz) run --target-dir $(TARGET)/fuzz $$target $$learned fuzz/corpus/$$target -- \
+	    -max_total_time=$(SECONDS) -max_len=4096 -rss_limit_mb=2048 -timeout=20 -verbosity=0 -print_final_stats=1; \
+	done
 
 # A folder with libcuda.so and libcuda.so.1, which tests put into LD_LIBRARY_PATH.
 override CUDA_EMULATOR := $(TARGET)/cuda-emulator
@@ -154,9 +185,10 @@ bench: setup bench-peers ## Measure beside Open MPI, gloo and the memory, for te
 	$(measure) benchmarks/compare.py --minutes 6 --json $(BENCH_RESULTS)/compare.json --csv $(BENCH_RESULTS)/compare.csv \
 	  | tee $(BENCH_RESULTS)/compare.txt
 	$(measure) benchmarks/ddp.py --json $(BENCH_RESULTS)/ddp.json | tee $(BENCH_RESULTS)/ddp.txt
+	$(measure) benchmarks/failure.py --rounds 5 | tee $(BENCH_RESULTS)/failure.txt
 	$(measure) benchmarks/sweep.py --quick | tee $(BENCH_RESULTS)/sweep.txt
 	$(measure) benchmarks/instructions.py | tee $(BENCH_RESULTS)/instructions.txt
-	@echo "results: $(BENCH_RESULTS)/ (compare, ddp, sweep and instructions .txt; .csv, .json and .png beside them)"
+	@echo "results: $(BENCH_RESULTS)/ (compare, ddp, failure, sweep and instructions .txt; .csv, .json and .png beside them)"
 
 .PHONY: wheel
 wheel: setup c ## Build a wheel for this environment's torch, with the C library, into dist/

@@ -33,7 +33,7 @@ OPERATIONS = {
 }
 RECORD = Path(__file__).with_name("instructions.json")
 CALLS = 9000
-RUNS = 4
+RUNS = 12
 
 
 def count(program: Path, operation: str, calls: int) -> int:

@@ -12,6 +12,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "convert.hpp"
 #include "registry.hpp"
@@ -48,6 +49,12 @@ class TorchStore final : public Store {
  public:
   explicit TorchStore(const c10::intrusive_ptr<c10d::Store>& store)
       : store_(c10::make_intrusive<c10d::PrefixStore>(prefix(), store)) {}
+
+  StoreAddress address() const noexcept override {
+    const auto underlying = store_->getUnderlyingNonPrefixStore();
+    const auto* tcp = dynamic_cast<const c10d::TCPStore*>(underlying.get());
+    return tcp ? StoreAddress{tcp->getHost(), tcp->getPort()} : StoreAddress{};
+  }
 
   Status set(rust::Str key, rust::Slice<const uint8_t> value) const noexcept override {
     try {
@@ -98,7 +105,7 @@ class TorchStore final : public Store {
     return fetched(Status{}, true, std::move(value));
   }
 
-  const c10::intrusive_ptr<c10d::Store> store_;
+  const c10::intrusive_ptr<c10d::PrefixStore> store_;
 };
 
 // Joins the group whose ranks meet through the store of `pg`, and makes it the backend of `pg`.
@@ -167,6 +174,7 @@ void close_all() noexcept {
   }
   // Completions may run Python callbacks; after this the interpreter may go.
   drain_completions(std::chrono::seconds(5));
+  drain_abort_hooks();
 }
 
 rust::String torch_version() noexcept {

@@ -83,8 +83,8 @@ Tensors flatten(const std::vector<Tensors>& lists) {
 }  // namespace
 
 Backend::WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  const at::Tensor& tensor = only(tensors, "tensors");
   check_rank(opts.rootRank, "src");
+  const at::Tensor& tensor = root_tensor(tensors, opts.rootTensor);
   Job job(Collective::Broadcast);
   if (getRank() == opts.rootRank) {
     job.update(tensor, "tensor");
@@ -93,6 +93,7 @@ Backend::WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastO
   }
   job.root(opts.rootRank);
   job.even(tensor.numel());
+  repeat_in_others(job, tensors, opts.rootTensor);
   return launch({OpType::BROADCAST, "unisono:broadcast"}, std::move(job), tensors, tensors,
                 {opts.asyncOp, opts.timeout});
 }
@@ -101,23 +102,36 @@ std::vector<Job> Backend::all_reduce_jobs(const Tensors& tensors, const c10d::Re
   const Reduction how = reduction(op);
   std::vector<Job> jobs;
   std::vector<std::pair<at::ScalarType, int64_t>> counts;
-  for (const at::Tensor& tensor : tensors) {
-    check_tensor(tensor, "tensors");
+  for (const at::Tensor& tensor : tensors) check_tensor(tensor, "tensors");
+  const auto shared = sharing(tensors);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
     const auto same = [&](const auto& entry) { return entry.first == tensor.scalar_type(); };
     const auto at = std::find_if(counts.begin(), counts.end(), same) - counts.begin();
     if (static_cast<size_t>(at) == counts.size()) {
       counts.emplace_back(tensor.scalar_type(), 0);
       jobs.emplace_back(Collective::AllReduce).op(how.op, how.factor);
     }
-    jobs[at].update(tensor, "tensors");
+    if (!shared.empty() && shared[i]) {
+      jobs[at].update_beside(tensor, "tensors");
+    } else {
+      jobs[at].update(tensor, "tensors");
+    }
     jobs[at].even(counts[at].second += tensor.numel());
   }
-  for (const Job& job : jobs) job.check_outputs("tensors");
   return jobs;
 }
 
 Backend::WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  if (only(tensors, "tensors").layout() == at::kSparse) return allreduce_sparse(tensors, opts);
+  if (tensors.empty()) wrong_value("tensors", "no tensor was given");
+  if (tensors.front().defined() && tensors.front().layout() == at::kSparse) {
+    return allreduce_sparse(tensors, opts);
+  }
+  if (tensors.size() > 1) {
+    return launch({OpType::ALLREDUCE, "unisono:all_reduce"},
+                  all_reduce_several_job(tensors, opts.reduceOp), tensors, tensors,
+                  {opts.asyncOp, opts.timeout});
+  }
   return launch({OpType::ALLREDUCE, "unisono:all_reduce"}, all_reduce_jobs(tensors, opts.reduceOp),
                 tensors, tensors, {opts.asyncOp, opts.timeout});
 }
@@ -177,6 +191,11 @@ Job Backend::all_gather_job(const at::Tensor& output, const at::Tensor& input) c
 
 Backend::WorkPointer Backend::allgather(TensorLists& outputs, Tensors& inputs,
                                         const c10d::AllgatherOptions& opts) {
+  if (inputs.size() > 1) {
+    return launch({OpType::ALLGATHER, "unisono:all_gather"},
+                  all_gather_several_job(outputs, inputs), inputs, flatten(outputs),
+                  {opts.asyncOp, opts.timeout});
+  }
   const at::Tensor& input = only(inputs, "input tensors");
   const Tensors& output = only(outputs, "output tensor lists");
   return launch({OpType::ALLGATHER, "unisono:all_gather"}, all_gather_job(output, input), inputs,

@@ -188,6 +188,14 @@ class Backend final : public c10d::Backend {
   std::vector<Job> all_reduce_jobs(const Tensors& tensors, const c10d::ReduceOp& op) const;
   at::Tensor sum_sparse(const at::Tensor& tensor, std::chrono::milliseconds timeout) const;
 
+  // Several tensors for each rank (several.cpp).
+  at::Tensor reduced_here(const Tensors& tensors, const c10d::ReduceOp& op) const;
+  Job all_reduce_several_job(const Tensors& tensors, const c10d::ReduceOp& op) const;
+  Job all_gather_several_job(const TensorLists& outputs, const Tensors& inputs) const;
+  const at::Tensor& root_tensor(const Tensors& tensors, int64_t index) const;
+  // At the end all of the tensors are what the one at `index`, an output of the job, is.
+  void repeat_in_others(Job& job, const Tensors& tensors, int64_t index) const;
+
   const at::Tensor& only(const Tensors& tensors, const char* argument) const;
   const Tensors& only(const TensorLists& lists, const char* argument) const;
   void check_length(size_t length, const char* argument) const;

@@ -49,6 +49,27 @@ rust::Slice<const size_t> slice(const std::vector<size_t>& counts) {
 
 }  // namespace
 
+std::vector<bool> sharing(const Tensors& tensors) {
+  if (tensors.size() < 2) return {};
+  std::vector<std::pair<Piece, size_t>> sorted;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].nbytes() > 0 && is_plain(tensors[i])) sorted.emplace_back(piece(tensors[i]), i);
+  }
+  std::sort(sorted.begin(), sorted.end(),
+            [](const auto& a, const auto& b) { return a.first.address < b.first.address; });
+  std::vector<bool> shared;
+  size_t furthest = 0;  // Of those before the i-th the one that reaches furthest.
+  for (size_t i = 1; i < sorted.size(); ++i) {
+    if (overlap(sorted[furthest].first, sorted[i].first)) {
+      shared.resize(tensors.size());
+      shared[sorted[furthest].second] = shared[sorted[i].second] = true;
+    }
+    const auto end = [&](size_t at) { return sorted[at].first.address + sorted[at].first.bytes; };
+    if (end(i) > end(furthest)) furthest = i;
+  }
+  return shared;
+}
+
 void wrong_value(const char* argument, const std::string& what) {
   C10_THROW_ERROR(ValueError, c10::str("unisono: ", argument, ": ", what));
 }
@@ -64,6 +85,25 @@ void check_tensor(const at::Tensor& tensor, const char* argument) {
   if (tensor.layout() != at::kStrided) {
     C10_THROW_ERROR(TypeError, c10::str("unisono: ", argument, ": the tensor has layout ",
                                         tensor.layout(), ", but must be dense"));
+  }
+}
+
+void check_alike(const Tensors& tensors, const at::Tensor& first, const char* argument) {
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || !first.defined()) {
+      wrong_value(argument, "an undefined tensor was given");
+    }
+    if (tensor.scalar_type() != first.scalar_type() || tensor.layout() != first.layout()) {
+      C10_THROW_ERROR(TypeError,
+                      c10::str("unisono: ", argument, ": a tensor is of type ", tensor.toString(),
+                               " where the first is of ", first.toString(),
+                               "; several tensors of a rank must be of one type"));
+    }
+    if (tensor.device() != first.device() || !tensor.sizes().equals(first.sizes())) {
+      wrong_value(argument, c10::str("a tensor of sizes ", tensor.sizes(), " on ", tensor.device(),
+                                     " was given where the first has ", first.sizes(), " on ",
+                                     first.device(), "; several tensors of a rank must be alike"));
+    }
   }
 }
 
@@ -102,8 +142,12 @@ void Job::write(const at::Tensor& tensor, const char* argument) {
   if (is_plain(tensor)) {
     output_.push_back(piece(tensor));
     kept_.tensors.push_back(tensor);
-    return;
+  } else {
+    write_beside(tensor);
   }
+}
+
+void Job::write_beside(const at::Tensor& tensor) {
   const auto stand_in = beside(tensor);
   output_.push_back(piece(stand_in));
   kept_.copies.emplace_back(tensor, stand_in);
@@ -113,6 +157,18 @@ void Job::update(const at::Tensor& tensor, const char* argument) {
   const auto before = kept_.copies.size();
   write(tensor, argument);
   if (kept_.copies.size() > before) kept_.copies.back().second.copy_(tensor);
+}
+
+void Job::update_beside(const at::Tensor& tensor, const char* argument) {
+  accept(tensor, argument);
+  has_output_ = true;
+  write_beside(tensor);
+  kept_.copies.back().second.copy_(tensor);
+}
+
+void Job::repeat(const at::Tensor& from, const at::Tensor& to, const char* argument) {
+  accept(to, argument);
+  kept_.copies.emplace_back(to, from);
 }
 
 void Job::part_overlap(int block) {

@@ -38,6 +38,11 @@ class Job {
   void write(const at::Tensor& tensor, const char* argument);
   // Read and written: the tensor's own contribution lies in it.
   void update(const at::Tensor& tensor, const char* argument);
+  // The same in a copy, which is put into place at the end: for a tensor that shares memory with
+  // another of the call. Each contributes what it holds now, and the last one's result stays.
+  void update_beside(const at::Tensor& tensor, const char* argument);
+  // At the end `to` gets what `from` has got, one of the outputs so far.
+  void repeat(const at::Tensor& from, const at::Tensor& to, const char* argument);
 
   // If inputs and outputs share bytes, reads the inputs from a copy. With `block`: unless the input
   // is exactly the block-th piece of the output, or begins there when the output is one piece; then
@@ -66,6 +71,7 @@ class Job {
 
  private:
   void accept(const at::Tensor& tensor, const char* argument);
+  void write_beside(const at::Tensor& tensor);
 
   Collective collective_;
   at::ScalarType type_ = at::kByte;
@@ -85,8 +91,15 @@ class Job {
   Kept kept_;
 };
 
+// For each tensor whether it shares bytes with another one; empty when none does. Those that are
+// not contiguous are left out: an operation works on copies of them.
+std::vector<bool> sharing(const Tensors& tensors);
+
 // Refuses a tensor that this backend cannot carry: another device, another layout.
 void check_tensor(const at::Tensor& tensor, const char* argument);
+
+// Refuses tensors that are not like `first` in type, device and sizes.
+void check_alike(const Tensors& tensors, const at::Tensor& first, const char* argument);
 
 [[noreturn]] void wrong_value(const char* argument, const std::string& what);
 

@@ -1,6 +1,7 @@
 // How a backend carries out calls on device memory: each is put into a stream.
 #include <c10/core/StreamGuard.h>
 
+#include <limits>
 #include <utility>
 
 #include "backend.hpp"
@@ -97,18 +98,16 @@ Backend::WorkPointer Backend::exchange_on_device(Label label, Job job, const at:
 
 void Backend::drain(const c10d::BarrierOptions& opts) {
   std::vector<at::Device> devices;
+  // A program may name a device on a host without one; there is nothing to be drained then.
   const auto add = [&](std::optional<at::Device> device) {
-    if (device && device->is_cuda() && device->has_index()) devices.push_back(*device);
+    if (device && is_there(*device)) devices.push_back(*device);
   };
   add(getBoundDeviceId());
   add(opts.device);
-  // Somebody without a device may name one all the same; it has nothing to be drained.
-  if (c10::impl::hasDeviceGuardImpl(at::kCUDA)) {
-    const auto count = c10::impl::getDeviceGuardImpl(at::kCUDA)->deviceCount();
-    for (const int64_t index : opts.device_ids) {
-      if (index >= 0 && index < count)
-        add(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)));
-    }
+  for (const int64_t index : opts.device_ids) {
+    constexpr int64_t most = std::numeric_limits<c10::DeviceIndex>::max();
+    if (index < 0 || index > most) continue;
+    add(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)));
   }
   streams_.drain(devices);
 }
@@ -123,6 +122,8 @@ void Backend::shutdown() {
   // happens on a device only with the group.
   handle_->wait_for_device();
   close();
+  // torch's flight recorder loses its hooks next, and with them what it has not begun to write.
+  drain_abort_hooks();
 }
 
 }  // namespace unisono

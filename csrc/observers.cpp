@@ -1,8 +1,13 @@
 #include "observers.hpp"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
+#include <system_error>
 #include <thread>
+#include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include "unisono/src/torch/bridge.rs.h"
 
 namespace unisono {
 namespace {
@@ -16,6 +21,26 @@ void call(const std::shared_ptr<Hook>& hook, Arguments&&... arguments) noexcept 
     TORCH_WARN("unisono: a hook failed: ", error.what());
   }
 }
+
+// Torch's flight recorder names the frames of Python through its compiler, whose import takes
+// seconds, and gives up on the names if its file takes more than 15. What it has given up on goes
+// on in a thread that nothing waits for, and that ends the process if it meets the interpreter's
+// end. So the import comes before, in a thread that exit waits for.
+void prepare_flight_recorder() try {
+  using c10d::getCvarBool;
+  const bool writes =
+      c10d::getCvarInt({"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}, 2000) > 0 &&
+      getCvarBool({"TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"}, true);
+  if (writes && getCvarBool({"TORCH_INCLUDE_STACK_TRACE"}, true)) import_compiler();
+} catch (const std::exception&) {
+  // A variable that makes no sense, which the recorder itself complains about.
+}
+
+// Threads that run abort hooks, and the process that has them: a forked child does not.
+std::atomic<size_t> abort_threads = 0;
+std::atomic<pid_t> abort_threads_owner = 0;
+// This is one of them. A hook may end its group, which must not wait for the hook.
+thread_local bool runs_abort_hooks = false;
 
 }  // namespace
 
@@ -116,7 +141,7 @@ void Observers::tell(const Ending& ending) {
     hooks = completion_hooks_.all();
     work_hook = work_hook_;
   }
-  if (ending.dead) aborting();
+  if (ending.dead) dead();
   if (ending.failed) return;
   for (const auto& hook : hooks) call(hook, ending.key, ending.milliseconds);
   if (!work_hook) return;
@@ -127,13 +152,37 @@ void Observers::tell(const Ending& ending) {
                       std::chrono::duration_cast<std::chrono::duration<float>>(active)));
 }
 
+std::vector<std::shared_ptr<Observers::AbortHook>> Observers::abort_hooks() {
+  std::lock_guard lock(mutex_);
+  return abort_hooks_.all();
+}
+
 void Observers::aborting() {
-  std::vector<std::shared_ptr<AbortHook>> hooks;
-  {
-    std::lock_guard lock(mutex_);
-    hooks = abort_hooks_.all();
+  told_of_death_ = true;
+  for (const auto& hook : abort_hooks()) call(hook);
+}
+
+void Observers::dead() {
+  auto hooks = abort_hooks();
+  if (hooks.empty() || told_of_death_.exchange(true)) return;
+  const pid_t me = ::getpid();
+  if (abort_threads_owner.exchange(me) != me) abort_threads = 0;
+  abort_threads.fetch_add(1, std::memory_order_relaxed);
+  auto run = [hooks = std::move(hooks)]() mutable {
+    runs_abort_hooks = true;
+    prepare_flight_recorder();
+    for (const auto& hook : hooks) call(hook);
+    // They may hold Python objects, which must go before the interpreter may.
+    hooks.clear();
+    runs_abort_hooks = false;
+    abort_threads.fetch_sub(1, std::memory_order_release);
+  };
+  try {
+    std::thread(run).detach();
+  } catch (const std::system_error&) {
+    // There are no more threads to be had. Late errors are better than no record of the failure.
+    run();
   }
-  for (const auto& hook : hooks) call(hook);
 }
 
 void Observers::silence() {
@@ -150,6 +199,15 @@ void Observers::silence() {
 void Observers::wait_for_all(std::chrono::steady_clock::time_point deadline) {
   // There is no wait for an atomic with a limit.
   while (under_way_.load(std::memory_order_acquire) > 0 &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void drain_abort_hooks() {
+  if (runs_abort_hooks || abort_threads_owner != ::getpid()) return;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (abort_threads.load(std::memory_order_acquire) > 0 &&
          std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -29,8 +29,11 @@ struct Ending {
 
 // Shared by a backend and its works, which may outlive it.
 //
-// Hooks are called without a lock, by the thread that settles the work: one in wait(), or the one
-// that runs completions. While nobody has asked for anything a work costs two atomic operations.
+// Hooks are called without a lock. Those for completions are short, and called by the thread that
+// settles the work: one in wait(), or the one that runs completions. Those for aborts may take
+// seconds: torch's flight recorder writes all it holds to a file. When the group dies they run on a
+// thread of their own, so that no wait and no other completion comes after them. While nothing has
+// been asked for a work costs two atomic operations.
 class Observers {
  public:
   // Hooks by the id they were registered under.
@@ -68,7 +71,7 @@ class Observers {
   }
   // It never started.
   void forget(uint64_t key);
-  // The backend is about to abort.
+  // The backend is about to abort: the abort hooks have returned when this does.
   void aborting();
 
   // Tells nobody from now on.
@@ -91,17 +94,27 @@ class Observers {
   template <typename Hook>
   void remove(Hooks<Hook>& hooks, int64_t id);
   void tell(const Ending& ending);
+  // The group is dead: the abort hooks run beside the caller, once.
+  void dead();
+  std::vector<std::shared_ptr<AbortHook>> abort_hooks();
   // One work fewer is under way.
   void leave();
 
   std::atomic<size_t> under_way_ = 0;
   // Somebody has asked for something that follows.
   std::atomic<bool> asked_ = false;
+  // The abort hooks have been called, or are about to be.
+  std::atomic<bool> told_of_death_ = false;
   std::mutex mutex_;
   Hooks<AbortHook> abort_hooks_;
   Hooks<CompletionHook> completion_hooks_;
   std::shared_ptr<WorkHook> work_hook_;
   std::vector<Extension> extensions_;
 };
+
+// Waits until the abort hooks of every group that has died have returned, before what they look at
+// goes: their groups, or the interpreter. A minute at the most: the flight recorder takes two
+// seconds, and many times that on a host with far more ranks than cores.
+void drain_abort_hooks();
 
 }  // namespace unisono

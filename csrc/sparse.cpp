@@ -1,4 +1,5 @@
-// all_reduce of sparse tensors: gather everybody's entries, add up those at the same place.
+// all_reduce of sparse tensors: gather the entries of all ranks, add up those at the same place. A
+// rank's own tensors, if there are several, are added up before.
 //
 //   1. all_gather of the number of entries and the shape
 //   2. all_gather_v of the indices, 3. of the values
@@ -55,7 +56,8 @@ at::Tensor Backend::sum_sparse(const at::Tensor& tensor, std::chrono::millisecon
 
 Backend::WorkPointer Backend::allreduce_sparse(Tensors& tensors,
                                                const c10d::AllreduceOptions& opts) {
-  const at::Tensor& tensor = only(tensors, "tensors");
+  const at::Tensor& tensor = root_tensor(tensors, 0);
+  check_alike(tensors, tensor, "tensors");
   if (!tensor.device().is_cpu()) {
     wrong_value("tensor", c10::str("the tensor is on ", tensor.device(),
                                    ", but sparse tensors are reduced on the CPU alone; move it "
@@ -78,7 +80,8 @@ Backend::WorkPointer Backend::allreduce_sparse(Tensors& tensors,
   std::exception_ptr error;
   try {
     at::AutoDispatchBelowADInplaceOrView guard;
-    tensor.copy_(sum_sparse(tensor, opts.timeout));
+    const auto sum = sum_sparse(reduced_here(tensors, opts.reduceOp), opts.timeout);
+    for (const at::Tensor& each : tensors) each.copy_(sum);
   } catch (...) {
     error = std::current_exception();
   }

@@ -20,6 +20,11 @@ rust::Box<OwnStream> lease(at::Device device) {
 
 }  // namespace
 
+bool is_there(at::Device device) {
+  return device.is_cuda() && device.has_index() && c10::impl::hasDeviceGuardImpl(at::kCUDA) &&
+         check_device(device.index()).code == 0;
+}
+
 Place place(const c10::Stream& stream) {
   return Place{.device = stream.device_index(),
                .stream = reinterpret_cast<size_t>(stream.native_handle())};
@@ -39,6 +44,7 @@ Streams::Known& Streams::known(at::Device device) {
   const auto same = [&](const Known& known) { return known.device == device; };
   const auto found = std::find_if(known_.begin(), known_.end(), same);
   if (found != known_.end()) return *found;
+  raise(check_device(device.index()));
   return known_.emplace_back(Known{device, c10::Event(device.type()), {}, {}});
 }
 

@@ -48,7 +48,8 @@ class OwnedStream {
 // the device type stands between us and CUDA: nothing here needs CUDA's headers or libraries.
 class Streams {
  public:
-  // The stream that is current on the device, which from now on counts as used.
+  // The stream that is current on the device, which from now on counts as used. Refused for one
+  // that is not there: every later barrier would wait for it.
   c10::Stream current(at::Device device);
   // The backend's own stream. What is put into it from here on comes after what is in `caller` now.
   c10::Stream own(const c10::Stream& caller, Traffic traffic);
@@ -83,6 +84,11 @@ class Streams {
   std::mutex mutex_;
   std::vector<Known> known_;
 };
+
+// Whether there is such a CUDA device. The driver tells, not torch's guard for the device type:
+// FakeTensorMode, on a host without a GPU, registers one that counts eight devices, whose streams
+// have no handles.
+bool is_there(at::Device device);
 
 // A stream as the core knows it.
 Place place(const c10::Stream& stream);

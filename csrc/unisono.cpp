@@ -10,6 +10,7 @@
 #include "life.cpp"
 #include "memory.cpp"
 #include "observers.cpp"
+#include "several.cpp"
 #include "sparse.cpp"
 #include "streams.cpp"
 #include "work.cpp"

@@ -125,6 +125,7 @@ class Options:
         *,
         timeout: _Seconds | str | None = None,
         join_timeout: _Seconds | str | None = None,
+        peer_timeout: int | str | None = None,
         transport: Literal["auto", "shm", "tcp"] | None = None,
         interface: str | None = None,
         host: str | None = None,
@@ -137,6 +138,7 @@ class Options:
         spin_us: int | str | None = None,
         threads: int | str | None = None,
         secret_file: str | PathLike[str] | None = None,
+        encrypt: bool | str | None = None,
         flight_records: int | str | None = None,
         log: str | None = None,
     ) -> Options: ...

@@ -365,6 +365,21 @@ def forked() -> None:
         raise SystemExit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert comm.all_reduce(np.ones(3)).tolist() == [comm.size] * 3
+    # Large arrays of the heap, in which ranks read and write each other's memory.
+    array = unisono.empty(1 << 20, "float32")
+    for closes in (False, True):
+        array[:] = 1
+        assert set(comm.all_reduce(array).tolist()) == {comm.size}
+        child = os.fork()
+        if child == 0:
+            if closes:
+                comm.close()
+            del comm, array
+            gc.collect()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        array[:] = 1
+        assert set(comm.all_reduce(array).tolist()) == {comm.size}
     comm.close()
 
 

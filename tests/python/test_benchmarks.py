@@ -284,6 +284,17 @@ def test_every_algorithm_is_compared(tmp_path: Path) -> None:
     assert all(float(row["choice_to_best"]) > 0 for row in rows)
 
 
+def test_ranks_are_killed_in_turn(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    output = tmp_path / "rounds.json"
+    options = ["--ranks", "2", "--rounds", "1", "--rows", "call", "--json", str(output)]
+    printed = run_python(BENCHMARKS / "failure.py", *options, timeout=150)
+    assert "unisono, blocking call" in printed
+    seconds = json.loads(output.read_text())
+    assert set(seconds) == {"unisono, blocking call", "gloo, blocking call"}
+    assert all(len(rounds) == 1 and rounds[0] > 0 for rounds in seconds.values())
+
+
 def test_ddp_steps_are_compared(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     output = tmp_path / "steps.json"

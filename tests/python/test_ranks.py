@@ -162,7 +162,9 @@ def test_variables_may_differ_by_rank():
 @needs_torch
 def test_torchrun_returns_what_was_printed(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1])\n")
+    script.write_text(
+        "import os, sys\nprint(f\"rank {os.environ['RANK']} {sys.argv[1]}\\n\", end='')\n"
+    )
     output = run_torchrun(script, 2, ["seven"])
     assert "rank 0 seven" in output
     assert "rank 1 seven" in output

@@ -83,7 +83,7 @@ def rank_gives_bad_lists(backend: object, rank: int, world: int) -> None:
         [torch.ones(2), torch.ones(2, dtype=torch.int64)],
     )
     refused(ValueError, "elements", dist.all_gather, [torch.ones(3), torch.ones(3)], one)
-    refused(ValueError, "2 tensors were given", backend.allreduce, [one, one.clone()])
+    refused(ValueError, "2 tensors were given", backend.reduce, [one, one], dist.ReduceOptions())
     if rank == 0:
         with pytest.raises(ValueError, match="gather list"):
             dist.gather(one, [torch.ones(3), torch.ones(3)])

@@ -47,6 +47,11 @@ def test_a_forked_child_ends_by_itself() -> None:
         assert result.value == 0
 
 
+def test_a_forked_child_that_destroys_the_group_leaves_it_to_its_parent() -> None:
+    for result in run_ranks(2, f"{OURS}:destroys_in_a_child", "unisono", torch=True):
+        assert result.value == [0, 0]
+
+
 def test_monitored_barrier_names_every_missing_rank() -> None:
     run_ranks(3, f"{OURS}:misses_a_monitored_barrier", "unisono", torch=True)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from ranks import run_ranks
@@ -225,9 +228,96 @@ def rank_gets_extra_time() -> None:
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match="Timed out"):
             dist.barrier()
+        # The hooks run beside; this waits for them.
+        dist.destroy_process_group()
         assert aborted
     else:
         time.sleep(4)
+
+
+WAITS = {
+    "call": dist.all_reduce,
+    "wait": lambda tensor: dist.all_reduce(tensor, async_op=True).wait(),
+    "future": lambda tensor: dist.all_reduce(tensor, async_op=True).get_future().wait(),
+}
+
+
+@pytest.mark.skipif(not ASKS, reason="torch 2.11 has no such hooks")
+@pytest.mark.parametrize("how", WAITS)
+def test_waits_end_before_abort_hooks(how: str) -> None:
+    results = run_ranks(
+        3, f"{__name__}:rank_loses_a_peer", how, torch=True, timeout=120, check=False
+    )
+    for result in results[:-1]:
+        assert result.ok, result.report()
+
+
+def rank_loses_a_peer(how: str) -> None:
+    rank, world = start()
+    dist.barrier()
+    if rank == world - 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    raised = threading.Event()
+    seen = []
+    # It sees the error raised only if the wait ends without it.
+    backend().register_abort_hook(7, lambda: seen.append(raised.wait(20)))
+    with pytest.raises(RuntimeError, match=f"rank {world - 1} "):
+        WAITS[how](torch.ones(1000))
+    raised.set()
+    # The next call knows what happened, and does not have the hooks run again.
+    with pytest.raises(RuntimeError, match=f"rank {world - 1} "):
+        dist.barrier()
+    dist.destroy_process_group()
+    assert seen == [True]
+
+
+@pytest.mark.skipif(not ASKS, reason="torch 2.11 records only backends of its own")
+def test_a_process_ends_after_its_flight_recorder_has_written(tmp_path: Path) -> None:
+    # The recorder takes a second and more: the last rank has begun to end long before.
+    env = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_")}
+    results = run_ranks(
+        2, f"{__name__}:rank_fails_and_ends", torch=True, env=env, timeout=120, check=False
+    )
+    assert results[0].ok, results[0].report()
+    trace = pickle.loads((tmp_path / "trace_0").read_bytes())
+    failed = trace["entries"][-1]
+    assert failed["profiling_name"] == "unisono:all_reduce"
+    assert failed["state"] == "scheduled"
+    assert any(frame["name"] == "rank_fails_and_ends" for frame in failed["frames"])
+
+
+def rank_fails_and_ends() -> None:
+    rank, _ = start()
+    dist.barrier()
+    if rank == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="rank 1 "):
+        dist.all_reduce(torch.ones(3))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it is about devices that are not there")
+def test_a_barrier_names_a_device_that_is_not_there() -> None:
+    run_ranks(2, f"{__name__}:rank_has_no_device", torch=True)
+
+
+def rank_has_no_device() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    start()
+    dist.barrier(device_ids=[0])
+    # From now on torch has a guard for CUDA, which counts eight devices and does nothing.
+    with FakeTensorMode():
+        fake = torch.empty(3, device="cuda")
+    for devices in ([0], [7], [0, 1, 200], None):
+        dist.barrier(device_ids=devices)
+    # Not through the dispatcher, where torch itself takes care of fake tensors. The device is not
+    # remembered as one that the group has used.
+    with pytest.raises(ValueError, match="CUDA"):
+        backend().allreduce([fake])
+    dist.barrier()
+    dist.barrier(device_ids=[0])
 
 
 def test_options() -> None:

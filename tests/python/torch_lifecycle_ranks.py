@@ -104,6 +104,25 @@ def is_forked(backend: str) -> int:
     return 0
 
 
+def destroys_in_a_child(backend: str) -> list[int]:
+    """A child that destroys its copy of the group takes nothing back that its parent lends."""
+    dist.init_process_group(backend, timeout=timedelta(seconds=30))
+    group = dist.distributed_c10d._get_default_group()
+    ours = group._get_backend(torch.device("cpu"))
+    tensor = ours.allocate_tensor(1 << 20, dtype=torch.float32, device=torch.device("cpu"))
+    codes = []
+    for _ in range(2):
+        dist.all_reduce(tensor.fill_(1))
+        child = os.fork()
+        if child == 0:
+            dist.destroy_process_group()
+            os._exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        dist.all_reduce(tensor.fill_(1))
+        assert float(tensor.sum()) == dist.get_world_size() * (1 << 20)
+    return codes
+
+
 # monitored_barrier
 
 

@@ -17,8 +17,8 @@ use unisono::heap::Buffer;
 use unisono::rendezvous::store::Store;
 use unisono::rendezvous::tcp_server::TcpStoreServer;
 use unisono::rendezvous::tcp_store::TcpStore;
-use unisono::types::ReduceOp;
-use unisono::{Communicator, PointToPoint};
+use unisono::types::{DataType, ReduceOp};
+use unisono::{Communicator, PointToPoint, Request, Sizes};
 
 const RANK: &str = "UNISONO_TEST_RANK";
 const WORLD: &str = "UNISONO_TEST_WORLD";
@@ -226,9 +226,16 @@ fn a_rank_that_has_stopped_may_go_on() {
 /// A rank that stops while it works on the others' memory, and goes on when they have given up and use that again.
 #[test]
 fn what_a_stopped_rank_still_writes_reaches_nobody() {
-    for milliseconds in [0, 5, 20] {
+    let tasks = [
+        "reduce until one stops",
+        "gather and reduce until one stops",
+    ];
+    for (task, milliseconds) in tasks
+        .iter()
+        .flat_map(|task| [0, 5, 20].map(|ms| (task, ms)))
+    {
         let store = TcpStoreServer::start("127.0.0.1:0").expect("a store");
-        let mut ranks = start("reduce until one stops", MODES[0], 3, &store);
+        let mut ranks = start(task, MODES[0], 3, &store);
         let address = store.own_address().to_string();
         let client = TcpStore::connect(&address, PATIENCE).expect("a store");
         let started = client.wait("started", PATIENCE);
@@ -237,7 +244,7 @@ fn what_a_stopped_rank_still_writes_reaches_nobody() {
         signal(&ranks[1], libc::SIGSTOP);
         let others_gave_up = [0, 2].map(|rank| client.wait(&format!("over {rank}"), PATIENCE));
         signal(&ranks[1], libc::SIGCONT);
-        let what = format!("stopped after {milliseconds} ms");
+        let what = format!("{task}, stopped after {milliseconds} ms");
         end(&mut ranks[1], &what);
         client.set("gone", b"").expect("a store");
         for (rank, gave_up) in [0, 2].into_iter().zip(others_gave_up) {
@@ -249,6 +256,22 @@ fn what_a_stopped_rank_still_writes_reaches_nobody() {
             gave_up.expect("an end");
             assert!(status.success(), "{what}, rank {rank}: {status}");
         }
+    }
+}
+
+/// A forked child that drops its copy of a communicator, in whatever state, takes nothing back that its parent lends.
+#[test]
+fn what_a_forked_child_drops_stays_its_parents() {
+    for mode in [MODES[0], MODES[1], MODES[3]] {
+        run("reduce around forks", mode, 2);
+    }
+}
+
+/// Ranks that could read each other's memory are denied it in the middle, while messages are under way.
+#[test]
+fn memory_that_is_out_of_reach_later_is_copied() {
+    for world in [2, 3] {
+        run("collectives, then denied", MODES[1], world);
     }
 }
 
@@ -277,7 +300,8 @@ fn a_rank() {
     {
         std::process::exit(SKIPPED);
     }
-    let stops = task == "reduce until one stops";
+    let stops = task.ends_with("until one stops");
+    let two = task == "gather and reduce until one stops";
     let mut config = Config::default();
     for (name, value) in [
         ("timeout", if stops { "3" } else { "60" }),
@@ -294,8 +318,20 @@ fn a_rank() {
         check_collectives(&comm, &Maker { mode }).expect("collectives");
         return;
     }
+    if task == "reduce around forks" {
+        return reduce_around_forks(comm, &Maker { mode });
+    }
+    if task == "collectives, then denied" {
+        check_collectives(&comm, &Maker { mode }).expect("collectives");
+        if !answer_readv_with(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32) {
+            std::process::exit(SKIPPED);
+        }
+        check_collectives(&comm, &Maker { mode }).expect("collectives");
+        return;
+    }
     let count = if stops { 8 << 20 } else { 1 << 20 };
     let mut data = Maker { mode }.zeroed::<i64>(rank, count);
+    let mut beside = Maker { mode }.zeroed::<i64>(rank, if two { count } else { 0 });
     if task == "reduce for a while" {
         return reduce_for_a_while(&comm, &store, &mut data);
     }
@@ -304,7 +340,10 @@ fn a_rank() {
     let mut started = false;
     // Rank 1 may be killed when rank 0 has ended the first operation and another rank has not.
     let error = loop {
-        let reduced = comm.all_reduce(&mut data, ReduceOp::Sum);
+        let reduced = match two {
+            true => gather_and_reduce(&comm, &mut beside, &mut data),
+            false => comm.all_reduce(&mut data, ReduceOp::Sum),
+        };
         // What is not reduced goes another way where memory is private.
         let done = reduced.and_then(|()| match stops {
             true => Ok(()),
@@ -326,10 +365,28 @@ fn a_rank() {
     if rank != 1 {
         assert_eq!(error.code, Code::Timeout, "{error}");
         data.fill(0);
+        beside.fill(0);
         store.set(&format!("over {rank}"), b"").expect("a store");
         store.wait("gone", PATIENCE).expect("a store");
-        assert!(data.iter().all(|&element| element == 0), "written late");
+        let mut all = data.iter().chain(beside.iter());
+        assert!(all.all(|&element| element == 0), "written late");
     }
+}
+
+/// Two operations at the same time: what one lends comes back while the other shares its memory.
+fn gather_and_reduce(comm: &Communicator, gathered: &mut [i64], sum: &mut [i64]) -> Result<()> {
+    let count = gathered.len() / comm.world_size();
+    // SAFETY: the memory is borrowed until both have ended, below.
+    let works = unsafe {
+        let memory = |data: *mut i64, count| Memory::from_raw_parts(data.cast(), 8 * count);
+        let all = memory(gathered.as_mut_ptr(), count * comm.world_size());
+        let gather = Request::all_gather(DataType::Int64, None, all, Sizes::Even(count));
+        let sum = memory(sum.as_mut_ptr(), sum.len());
+        let reduce = Request::all_reduce(DataType::Int64, ReduceOp::Sum, None, sum);
+        [gather, reduce].map(|request| comm.start(request, None))
+    };
+    let ends = works.map(|work| work.and_then(|work| work.wait(None)));
+    ends.into_iter().collect()
 }
 
 /// All ranks end after the same operation, when there is `enough`.
@@ -346,6 +403,37 @@ fn reduce_for_a_while(comm: &Communicator, store: &TcpStore, data: &mut [i64]) {
         }
         comm.broadcast(&mut enough, 0).expect("a word");
         is_over = enough[0] == 1;
+    }
+}
+
+fn reduce_around_forks(comm: Communicator, maker: &Maker) {
+    let mut data = maker.zeroed::<i64>(comm.rank(), 1 << 20);
+    let mut reduce = |comm: &Communicator| {
+        data.fill(1);
+        comm.all_reduce(&mut data, ReduceOp::Sum).expect("a sum");
+        assert!(data.iter().all(|&element| element == 2));
+    };
+    reduce(&comm);
+    for closes in [false, true] {
+        // SAFETY: the child has this thread alone. It drops what is tested here, for which it needs the allocator, whose
+        // locks a fork leaves free; and ends without running anything else.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let refused = comm.barrier().is_err() && comm.recent_operations().is_empty();
+            if closes {
+                comm.close();
+            }
+            drop(comm);
+            // SAFETY: as above.
+            unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+        }
+        let mut status = -1;
+        // SAFETY: the child is this process's own and is waited for once.
+        let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
+        for _ in 0..3 {
+            reduce(&comm);
+        }
     }
 }
 

@@ -1,16 +1,13 @@
 //! Making a communicator, asking it, and leaving it.
 
 use std::ffi::c_char;
-use std::process;
-use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use unisono::config::Config;
 use unisono::cuda;
 use unisono::error::{Error, Result};
-use unisono::rendezvous::store::Store;
-use unisono::rendezvous::{self, launcher, unique_id};
+use unisono::rendezvous::{self, Meeting, launcher, unique_id};
 
 use crate::config::{self, Settings};
 use crate::error::{Status, output};
@@ -37,12 +34,9 @@ pub struct UniqueId {
 /// The color that stands for none.
 pub const NO_COLOR: i64 = i64::MIN;
 
-/// How long rank 0 keeps serving the store for ranks that came but have not said that they are done with it.
-const FAREWELL: Duration = Duration::from_secs(3);
-
 pub(crate) static COMMUNICATORS: Table<Joined> = Table::new(1, "a communicator");
 
-/// A group and the store that its ranks met at.
+/// A group, and on the rank that serves it the store that the others may still need to join.
 pub(crate) struct Joined {
     pub(crate) comm: unisono::Communicator,
     meeting: Mutex<Option<Meeting>>,
@@ -55,47 +49,15 @@ impl Joined {
     }
 }
 
-/// The store while somebody may need it: on rank 0 it may be a server that others are still reading from.
-struct Meeting {
-    store: Option<Arc<dyn Store>>,
-    rank: usize,
-    world: usize,
-    process: u32,
-}
-
-impl Drop for Meeting {
-    fn drop(&mut self) {
-        let Some(store) = self.store.take() else {
-            return;
-        };
-        if process::id() != self.process {
-            // Ending a server means to wait for its thread, which a forked child does not have.
-            std::mem::forget(store);
-        } else if store.address().is_some() {
-            // Only what is served over the network ends with this process.
-            rendezvous::leave(&*store, self.rank, self.world, FAREWELL);
-        }
-    }
-}
-
 /// The group of `world` ranks that meet at what `open` opens, as `config` says.
 fn join(
     config: Config,
     (rank, world): (usize, usize),
-    open: impl FnOnce(Duration) -> Result<Arc<dyn Store>>,
+    open: impl FnOnce(&Config) -> Result<Meeting>,
 ) -> Result<*mut Communicator> {
-    let store = open(config.join_timeout.duration())?;
-    let mut meeting = Some(Meeting {
-        store: Some(Arc::clone(&store)),
-        rank,
-        world,
-        process: process::id(),
-    });
-    let comm = unisono::Communicator::join(&*store, rank, world, config)?;
-    if rank != 0 {
-        meeting = None;
-    }
-    register(comm, meeting)
+    let meeting = open(&config)?;
+    let comm = unisono::Communicator::join(meeting.store(), rank, world, config)?;
+    register(comm, meeting.joined())
 }
 
 fn register(comm: unisono::Communicator, meeting: Option<Meeting>) -> Result<*mut Communicator> {
@@ -134,8 +96,8 @@ pub unsafe extern "C" fn unisono_communicator_from_environment(
         let place = output("comm", comm)?;
         let config = settings(config)?;
         let launch = launcher::detect()?;
-        let joined = join(config, (launch.rank, launch.world), |patience| {
-            rendezvous::open_launch(&launch, patience)
+        let joined = join(config, (launch.rank, launch.world), |config| {
+            rendezvous::open_launch(&launch, config)
         })?;
         place.write(joined);
         Ok(())
@@ -156,8 +118,8 @@ pub unsafe extern "C" fn unisono_communicator_from_url(
         let url = unsafe { string("url", url)? };
         let (rank, world) = place(rank, world_size)?;
         let config = settings(config)?;
-        let joined = join(config, (rank, world), |patience| {
-            rendezvous::open_url(url, rank, world, patience)
+        let joined = join(config, (rank, world), |config| {
+            rendezvous::open_url(url, rank, world, config)
         })?;
         target.write(joined);
         Ok(())
@@ -196,7 +158,9 @@ pub unsafe extern "C" fn unisono_communicator_from_id(
         let id = unique_id::UniqueId::from_bytes(unsafe { (*id).bytes })?;
         let (rank, world) = place(rank, world_size)?;
         let config = settings(config)?;
-        let joined = join(config, (rank, world), |patience| id.open(rank, patience))?;
+        let joined = join(config, (rank, world), |config| {
+            id.open(rank, world, config.join_timeout.duration())
+        })?;
         target.write(joined);
         Ok(())
     })
@@ -214,10 +178,10 @@ pub unsafe extern "C" fn unisono_communicator_from_store(
         let target = output("comm", comm)?;
         // SAFETY: the header asks for a struct of the size that it says.
         let store = unsafe { store::Callbacks::new(store)? };
-        let place = place(rank, world_size)?;
+        let (rank, world) = place(rank, world_size)?;
         let config = settings(config)?;
-        let joined = join(config, place, |_| Ok(Arc::new(store)))?;
-        target.write(joined);
+        let comm = unisono::Communicator::join(&store, rank, world, config)?;
+        target.write(register(comm, None)?);
         Ok(())
     })
 }

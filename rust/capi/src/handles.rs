@@ -28,16 +28,64 @@ const GENERATION: u64 = 1 << GENERATION_SHIFT;
 const DOOMED: u64 = 1 << 27;
 const INSIDE: u64 = DOOMED - 1;
 /// Slots of the first chunk; each further chunk is twice as long.
-const FIRST: usize = 64;
+const FIRST: usize = if cfg!(loom) { 1 } else { 64 };
 const CHUNKS: usize = 18;
 const MOST: usize = FIRST * ((1 << CHUNKS) - 1);
 
+/// The state of a slot. Tests model-check the same code with loom's word in its place.
+pub(crate) trait Word: Default + Send + Sync + 'static {
+    fn load(&self, order: Ordering) -> u64;
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64;
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> std::result::Result<u64, u64>;
+}
+
+macro_rules! word {
+    ($atomic:ty) => {
+        impl Word for $atomic {
+            #[inline]
+            fn load(&self, order: Ordering) -> u64 {
+                self.load(order)
+            }
+
+            #[inline]
+            fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+                self.fetch_add(value, order)
+            }
+
+            #[inline]
+            fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+                self.fetch_sub(value, order)
+            }
+
+            #[inline]
+            fn compare_exchange(
+                &self,
+                current: u64,
+                new: u64,
+                success: Ordering,
+                failure: Ordering,
+            ) -> std::result::Result<u64, u64> {
+                self.compare_exchange(current, new, success, failure)
+            }
+        }
+    };
+}
+
+word!(AtomicU64);
+
 /// What the handles of one kind stand for.
-pub(crate) struct Table<T: 'static> {
+pub(crate) struct Table<T: 'static, W: Word = AtomicU64> {
     kind: u64,
     /// What it is called in errors, with its article.
     name: &'static str,
-    chunks: [AtomicPtr<Slot<T>>; CHUNKS],
+    chunks: [AtomicPtr<Slot<T, W>>; CHUNKS],
     free: Mutex<Free>,
 }
 
@@ -46,23 +94,23 @@ struct Free {
     made: usize,
 }
 
-struct Slot<T> {
-    state: AtomicU64,
+struct Slot<T, W> {
+    state: W,
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
 // SAFETY: the value is shared between the calls inside, for which it must be `Sync`, and taken out by the last of them
 // on any thread, for which it must be `Send`. Nothing but `Table` reaches it.
-unsafe impl<T: Send + Sync> Sync for Slot<T> {}
+unsafe impl<T: Send + Sync, W: Word> Sync for Slot<T, W> {}
 
 /// A value that a call uses. It lives at least as long as this.
-pub(crate) struct Held<T: Send + Sync + 'static> {
-    table: &'static Table<T>,
-    slot: &'static Slot<T>,
+pub(crate) struct Held<T: Send + Sync + 'static, W: Word = AtomicU64> {
+    table: &'static Table<T, W>,
+    slot: &'static Slot<T, W>,
     index: usize,
 }
 
-impl<T: Send + Sync> Table<T> {
+impl<T: Send + Sync, W: Word> Table<T, W> {
     pub(crate) const fn new(kind: u64, name: &'static str) -> Self {
         Self {
             kind,
@@ -96,7 +144,7 @@ impl<T: Send + Sync> Table<T> {
     /// # Errors
     /// `InvalidArgument` when it is none of this kind, or was given back.
     #[inline]
-    pub(crate) fn find<H>(&'static self, handle: *const H) -> Result<Held<T>> {
+    pub(crate) fn find<H>(&'static self, handle: *const H) -> Result<Held<T, W>> {
         self.enter(handle.addr() as u64)
             .ok_or_else(|| self.refuse(handle.addr() as u64))
     }
@@ -105,23 +153,23 @@ impl<T: Send + Sync> Table<T> {
     ///
     /// # Errors
     /// As [`Table::find`]; so of two who give one back at once the second fails.
-    pub(crate) fn remove<H>(&'static self, handle: *const H) -> Result<Held<T>> {
+    pub(crate) fn remove<H>(&'static self, handle: *const H) -> Result<Held<T, W>> {
         let held = self.find(handle)?;
         let generation = handle.addr() as u64 >> GENERATION_SHIFT;
-        let given_back =
-            held.slot
-                .state
-                .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |state| {
-                    (state >> GENERATION_SHIFT == generation).then(|| (state + GENERATION) | DOOMED)
-                });
-        match given_back {
-            Ok(_) => Ok(held),
-            Err(_) => Err(self.refuse(handle.addr() as u64)),
+        let state_of = &held.slot.state;
+        let mut state = state_of.load(Ordering::Relaxed);
+        while state >> GENERATION_SHIFT == generation {
+            let doomed = (state + GENERATION) | DOOMED;
+            match state_of.compare_exchange(state, doomed, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return Ok(held),
+                Err(now) => state = now,
+            }
         }
+        Err(self.refuse(handle.addr() as u64))
     }
 
     /// Everything that has a handle now.
-    pub(crate) fn all(&'static self) -> Vec<Held<T>> {
+    pub(crate) fn all(&'static self) -> Vec<Held<T, W>> {
         let made = self.free.lock().made;
         let handle_of = |index| {
             let generation = self.slot(index)?.state.load(Ordering::Relaxed) >> GENERATION_SHIFT;
@@ -136,7 +184,7 @@ impl<T: Send + Sync> Table<T> {
     }
 
     #[inline]
-    fn enter(&'static self, handle: u64) -> Option<Held<T>> {
+    fn enter(&'static self, handle: u64) -> Option<Held<T, W>> {
         if handle & ((1 << KIND_BITS) - 1) != self.kind {
             return None;
         }
@@ -157,7 +205,7 @@ impl<T: Send + Sync> Table<T> {
     }
 
     #[inline]
-    fn slot(&self, index: usize) -> Option<&'static Slot<T>> {
+    fn slot(&self, index: usize) -> Option<&'static Slot<T, W>> {
         let nth = index / FIRST + 1;
         let chunk = nth.ilog2() as usize;
         let start = self.chunks.get(chunk)?.load(Ordering::Acquire);
@@ -171,6 +219,8 @@ impl<T: Send + Sync> Table<T> {
     }
 
     fn take_index(&self) -> Result<usize> {
+        // In a forked child the lock may be taken for ever.
+        unisono::check_process()?;
         let mut free = self.free.lock();
         if let Some(index) = free.indices.pop() {
             return Ok(index);
@@ -184,7 +234,7 @@ impl<T: Send + Sync> Table<T> {
         }
         let chunk = (index / FIRST + 1).ilog2() as usize;
         if self.chunks[chunk].load(Ordering::Relaxed).is_null() {
-            let slots: Box<[Slot<T>]> = (0..FIRST << chunk).map(|_| Slot::empty()).collect();
+            let slots: Box<[Slot<T, W>]> = (0..FIRST << chunk).map(|_| Slot::empty()).collect();
             self.chunks[chunk].store(Box::leak(slots).as_mut_ptr(), Ordering::Release);
         }
         free.made += 1;
@@ -203,16 +253,16 @@ impl<T: Send + Sync> Table<T> {
     }
 }
 
-impl<T> Slot<T> {
+impl<T, W: Word> Slot<T, W> {
     fn empty() -> Self {
         Self {
-            state: AtomicU64::new(0),
+            state: W::default(),
             value: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
 }
 
-impl<T: Send + Sync> Deref for Held<T> {
+impl<T: Send + Sync, W: Word> Deref for Held<T, W> {
     type Target = T;
 
     #[inline]
@@ -223,7 +273,7 @@ impl<T: Send + Sync> Deref for Held<T> {
     }
 }
 
-impl<T: Send + Sync> Drop for Held<T> {
+impl<T: Send + Sync, W: Word> Drop for Held<T, W> {
     #[inline]
     fn drop(&mut self) {
         // Release, so that what this call did with the value comes before its end.
@@ -234,7 +284,7 @@ impl<T: Send + Sync> Drop for Held<T> {
     }
 }
 
-impl<T: Send + Sync> Held<T> {
+impl<T: Send + Sync, W: Word> Held<T, W> {
     /// Takes the value out, if nobody came in since `state` was seen: who did, does it in turn.
     #[cold]
     fn bury(&self, state: u64) {
@@ -251,9 +301,15 @@ impl<T: Send + Sync> Held<T> {
         let value = unsafe { (*self.slot.value.get()).assume_init_read() };
         // Outside every fence: a panic has nowhere to go.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
-        self.table.free.lock().indices.push(self.index);
+        // In a forked child the lock may be taken for ever, and the handles are its parent's.
+        if unisono::check_process().is_ok() {
+            self.table.free.lock().indices.push(self.index);
+        }
     }
 }
+
+#[cfg(all(test, loom))]
+mod model;
 
 #[cfg(test)]
 mod tests {

@@ -69,8 +69,8 @@ pub(crate) struct Callbacks {
     ) -> Status,
 }
 
-// SAFETY: a group uses its store in the thread that joins, while it joins; `join` of this crate makes it there and drops
-// it there. The bounds are the trait's, for stores that are shared.
+// SAFETY: a group uses its store in the thread that joins, while it joins; it is made there and dropped there. The
+// bounds are the trait's, for stores that are shared.
 unsafe impl Send for Callbacks {}
 // SAFETY: as above.
 unsafe impl Sync for Callbacks {}

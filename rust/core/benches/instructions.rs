@@ -37,9 +37,8 @@ fn call(operation: &str, comm: &Communicator, data: &mut [f32; 2]) -> Result<()>
 
 fn rank(rank: usize, url: &str, operation: &str, calls: usize) -> Result<()> {
     let config = Config::from_env()?;
-    let timeout = config.join_timeout.duration();
-    let store = rendezvous::open_url(url, rank, 2, timeout)?;
-    let comm = Communicator::join(&*store, rank, 2, config)?;
+    let meeting = rendezvous::open_url(url, rank, 2, &config)?;
+    let comm = Communicator::join(meeting.store(), rank, 2, config)?;
     let mut data = [0.0; 2];
     (0..calls).try_for_each(|_| call(operation, &comm, &mut data))?;
     comm.barrier()

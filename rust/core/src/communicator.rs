@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::device::{self, DeviceGroup, Devices};
 use crate::engine::{Completion, Group, Inbound, Outbound, Request, WorkState};
 use crate::error::{Error, Result};
-use crate::fork;
+use crate::fork::{self, Own};
 use crate::heap;
 use crate::rendezvous::store::Store;
 use crate::types::{Collective, DataType, DeviceStream, Rank};
@@ -26,12 +26,12 @@ const TURN: Duration = Duration::from_micros(200);
 /// Dropping the communicator closes it in good order.
 #[derive(Debug)]
 pub struct Communicator {
-    group: Arc<Group>,
-    devices: Devices,
+    group: Own<Arc<Group>>,
+    devices: Own<Devices>,
 }
 
 impl Communicator {
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn group(&self) -> &Group {
         &self.group
     }
@@ -60,8 +60,8 @@ impl Communicator {
 
     fn new(group: Arc<Group>) -> Self {
         Self {
-            devices: Devices::new(&group),
-            group,
+            devices: Own::new(Devices::new(&group)),
+            group: Own::new(group),
         }
     }
 
@@ -138,7 +138,7 @@ impl Communicator {
 
     fn on_host(&self, state: Arc<WorkState>) -> Work {
         Work {
-            group: Arc::clone(&self.group),
+            group: self.group.clone(),
             device: None,
             state,
         }
@@ -146,8 +146,8 @@ impl Communicator {
 
     fn on_device(&self, (device, state): device::Started) -> Work {
         Work {
-            group: Arc::clone(&self.group),
-            device: Some(device),
+            group: self.group.clone(),
+            device: Some(Own::new(device)),
             state,
         }
     }
@@ -412,9 +412,9 @@ pub struct PointToPoint {
 /// An operation under way. Dropping it does not end the operation.
 #[derive(Clone, Debug)]
 pub struct Work {
-    group: Arc<Group>,
+    group: Own<Arc<Group>>,
     /// Of an operation on device memory.
-    device: Option<Arc<DeviceGroup>>,
+    device: Option<Own<Arc<DeviceGroup>>>,
     state: Arc<WorkState>,
 }
 
@@ -428,6 +428,7 @@ impl Work {
     pub fn result(&self) -> Option<Result<()>> {
         if self.state.result().is_none()
             && let Some(device) = &self.device
+            && fork::check().is_ok()
         {
             device.settle();
         }

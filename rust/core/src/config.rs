@@ -17,9 +17,12 @@ use crate::plan::Algorithm;
 /// The beginning of every environment variable that unisono reads.
 const PREFIX: &str = "UNISONO_";
 
-/// Environment variables with our prefix that are not settings: the build's, and the test suite's.
+/// The variable by which `unisono launch` gives its ranks a secret. It is no setting, and is never shown.
+pub(crate) const LAUNCH_SECRET: &str = "UNISONO_LAUNCH_SECRET";
+
+/// Environment variables with our prefix that are not settings: the launcher's, the build's, and the test suite's.
 fn is_foreign(variable: &str) -> bool {
-    variable == "UNISONO_TORCH_DIR" || variable.starts_with("UNISONO_TEST_")
+    matches!(variable, LAUNCH_SECRET | "UNISONO_TORCH_DIR") || variable.starts_with("UNISONO_TEST_")
 }
 
 /// One row of the table of settings.
@@ -99,6 +102,8 @@ settings! {
         "An operation that is not complete after this many seconds fails and names the rank it waited for.";
     join_timeout: Timeout, "UNISONO_JOIN_TIMEOUT", "300", "seconds > 0, or none", false,
         "A group that is not complete after this many seconds fails and names the ranks that did not come.";
+    peer_timeout: PeerTimeout, "UNISONO_PEER_TIMEOUT", "10", "whole seconds, 2 to 3600, or none", false,
+        "A rank whose host has not answered for this long over TCP is lost; one that is only slow or stopped is not.";
     transport: TransportChoice, "UNISONO_TRANSPORT", "auto", "auto, shm or tcp", true,
         "auto uses shared memory inside a host and TCP between hosts; shm or tcp uses that one alone.";
     interface: Option<String>, "UNISONO_INTERFACE", "auto", "auto, an interface (eth0) or an address", false,
@@ -123,7 +128,9 @@ settings! {
     threads: Threads, "UNISONO_THREADS", "1", "1 to 64", true,
         "So many threads of each rank share large reductions and copies: more than one pays with cores to spare.";
     secret_file: Option<PathBuf>, "UNISONO_SECRET_FILE", "auto", "auto, or the path of a file", false,
-        "Only processes with the same file can join; auto trusts whoever can reach the rendezvous.";
+        "Only processes with the same file can join; auto trusts what can write to the rendezvous's store.";
+    encrypt: Switch, "UNISONO_ENCRYPT", "off", "on or off", true,
+        "on: what goes over TCP between ranks can be neither read nor altered on the way, at the cost of a core's work.";
     flight_records: usize, "UNISONO_FLIGHT_RECORDS", "256", "a count", false,
         "So many of the last operations are kept to be reported when one fails.";
     log: LogLevel, "UNISONO_LOG", "warn", "off, error, warn, info or debug", false,
@@ -267,6 +274,32 @@ impl Value for Timeout {
     }
 }
 
+/// How long a host may be silent: whole seconds, 2 to 3600, since the kernel counts in such. `None` for any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerTimeout(Option<u32>);
+
+impl PeerTimeout {
+    /// The limit, if there is one.
+    pub fn seconds(self) -> Option<u32> {
+        self.0
+    }
+}
+
+impl Value for PeerTimeout {
+    fn parse(text: &str) -> Option<Self> {
+        if text == "none" {
+            return Some(Self(None));
+        }
+        let seconds = text.parse().ok()?;
+        (2..=3600).contains(&seconds).then_some(Self(Some(seconds)))
+    }
+
+    fn show(&self) -> String {
+        self.0
+            .map_or_else(|| "none".to_owned(), |seconds| seconds.to_string())
+    }
+}
+
 /// A size in bytes, written as a number or with a suffix K, M or G (powers of 1024).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes(pub usize);
@@ -313,6 +346,24 @@ impl Value for LendBytes {
             Self::None => "none".to_owned(),
             Self::From(bytes) => bytes.to_string(),
         }
+    }
+}
+
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch(pub bool);
+
+impl Value for Switch {
+    fn parse(text: &str) -> Option<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "on" | "true" | "yes" | "1" => Some(Self(true)),
+            "off" | "false" | "no" | "0" => Some(Self(false)),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> String {
+        if self.0 { "on" } else { "off" }.to_owned()
     }
 }
 
@@ -507,7 +558,7 @@ mod tests {
 
     #[test]
     fn the_table_is_small_and_consistent() {
-        assert!(TABLE.len() <= 16);
+        assert!(TABLE.len() <= 18);
         let config = Config::default();
         for row in Config::table() {
             assert_eq!(row.variable, format!("{PREFIX}{}", row.name.to_uppercase()));
@@ -582,6 +633,9 @@ mod tests {
             ("timeout", "nan"),
             ("timeout", "inf"),
             ("timeout", "soon"),
+            ("peer_timeout", "1"),
+            ("peer_timeout", "3601"),
+            ("peer_timeout", "2.5"),
             ("ring_bytes", "5000"),
             ("ring_bytes", "2048"),
             ("ring_bytes", "128M"),
@@ -611,6 +665,7 @@ mod tests {
                 "ring_bytes" => "4K",
                 "log" => "off",
                 "threads" => "3",
+                "encrypt" => "on",
                 _ => "77",
             };
             other.set(row.name, value).expect("valid");

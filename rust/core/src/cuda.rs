@@ -3,7 +3,7 @@
 //! a [`DeviceStream`](crate::types::DeviceStream) of them with it.
 
 use crate::error::Result;
-use crate::transport::cuda::driver::Stream;
+use crate::transport::cuda::driver::{Driver, Stream};
 pub use crate::transport::cuda::driver::{
     LentStream, device_if_in_use, device_of, device_of_stream, look_again, may_be_in_use, order,
 };
@@ -16,4 +16,12 @@ use crate::types::DeviceStream;
 /// while another one is being captured.
 pub fn is_capturing(stream: DeviceStream) -> Result<bool> {
     Stream::of(stream)?.is_capturing()
+}
+
+/// Checks that this process sees the device of this number, as the driver counts them.
+///
+/// # Errors
+/// `Unsupported` without CUDA's driver or without any device; `InvalidArgument` when there is no such device.
+pub fn check_device(number: u32) -> Result<()> {
+    Driver::load()?.check(number)
 }

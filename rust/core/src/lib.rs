@@ -25,8 +25,10 @@
 //!
 //! let config = Config::from_env()?;
 //! let launch = rendezvous::launcher::detect()?;
-//! let store = rendezvous::open_launch(&launch, config.join_timeout.duration())?;
-//! let comm = Communicator::join(&*store, launch.rank, launch.world, config)?;
+//! let meeting = rendezvous::open_launch(&launch, &config)?;
+//! let comm = Communicator::join(meeting.store(), launch.rank, launch.world, config)?;
+//! // Rank 0 serves the store until all have joined.
+//! let _meeting = meeting.joined();
 //! let mut gradients = vec![1.0_f32; 1024];
 //! comm.all_reduce(&mut gradients, unisono::types::ReduceOp::Sum)?;
 //! # Ok::<(), unisono::error::Error>(())
@@ -40,9 +42,13 @@ mod device;
 mod engine;
 pub mod error;
 mod fork;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod health;
 pub mod heap;
 pub mod plan;
+mod rarely;
 pub mod reduce;
 pub mod rendezvous;
 mod slices;

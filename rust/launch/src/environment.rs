@@ -9,24 +9,35 @@ use std::{env, thread};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
+/// The variable with the secret of the job.
+///
+/// A variable, and not an inherited memfd: programs between the launcher and a rank, such as shells and Python's
+/// `subprocess`, hand variables on and close descriptors. Only the same user and root can read the variables of a
+/// process, as they can its memory. A launcher gives it to the ranks alone and does not have it itself.
+const SECRET: &str = "UNISONO_LAUNCH_SECRET";
+
 /// What all ranks of a job share.
-#[derive(Debug)]
 pub(crate) struct Environment {
     world: u16,
     port: u16,
+    /// Known to the ranks of this job alone; never shown.
+    secret: String,
     /// How many threads a rank may have without taking another's core.
     threads: usize,
 }
 
 impl Environment {
-    pub(crate) fn new(world: u16, port: u16) -> Self {
+    pub(crate) fn new(world: u16, port: u16) -> io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = (cores / usize::from(world)).max(1);
-        Self {
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(|cause| io::Error::other(cause.to_string()))?;
+        Ok(Self {
             world,
             port,
+            secret: secret.iter().map(|byte| format!("{byte:02x}")).collect(),
             threads,
-        }
+        })
     }
 
     /// Gives `rank` its variables.
@@ -34,8 +45,10 @@ impl Environment {
         let Self {
             world,
             port,
+            secret,
             threads,
         } = self;
+        command.env(SECRET, secret);
         for (name, value) in [
             ("RANK", rank.into()),
             ("WORLD_SIZE", (*world).into()),
@@ -139,13 +152,8 @@ mod tests {
     #[test]
     fn variables_of_a_rank() {
         let mut command = Command::new("true");
-        Environment::new(4, 1234).set(2, &mut command);
-        let set = |wanted: &str| {
-            let found = command.get_envs().find(|(name, _)| *name == wanted);
-            found
-                .and_then(|(_, value)| value?.to_str())
-                .map(str::to_owned)
-        };
+        let environment = Environment::new(4, 1234).expect("random bytes");
+        environment.set(2, &mut command);
         for (name, value) in [
             ("RANK", "2"),
             ("WORLD_SIZE", "4"),
@@ -154,7 +162,27 @@ mod tests {
             ("MASTER_ADDR", "127.0.0.1"),
             ("MASTER_PORT", "1234"),
         ] {
-            assert_eq!(set(name).as_deref(), Some(value), "{name}");
+            assert_eq!(variable(&command, name).as_deref(), Some(value), "{name}");
         }
+    }
+
+    fn variable(command: &Command, wanted: &str) -> Option<String> {
+        let mut variables = command.get_envs();
+        let (_, value) = variables.find(|(name, _)| *name == wanted)?;
+        value?.to_str().map(str::to_owned)
+    }
+
+    #[test]
+    fn the_ranks_of_a_job_have_a_secret_and_other_jobs_another() {
+        let secret = |environment: &Environment, rank| {
+            let mut command = Command::new("true");
+            environment.set(rank, &mut command);
+            variable(&command, SECRET).expect("a secret")
+        };
+        let jobs = [(); 2].map(|()| Environment::new(2, 1234).expect("random bytes"));
+        assert_eq!(secret(&jobs[0], 0), secret(&jobs[0], 1));
+        assert_eq!(secret(&jobs[0], 0).len(), 64);
+        assert_ne!(secret(&jobs[0], 0), secret(&jobs[1], 0));
+        assert!(std::env::var_os(SECRET).is_none());
     }
 }

@@ -110,7 +110,7 @@ impl<'a> Keeper<'a> {
         mut outputs: Outputs,
     ) -> std::io::Result<()> {
         let world = self.options.world;
-        let environment = Environment::new(world, self._port.port);
+        let environment = Environment::new(world, self._port.port)?;
         for number in 0..world {
             let mut command = again(door, STARTER);
             command.args(program).process_group(0);

@@ -71,7 +71,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 const MORE: &str = "\
-Every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun. Where \
+Every rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun, and \
+UNISONO_LAUNCH_SECRET, a new secret by which the ranks keep other processes out. Where \
 they are not set, OMP_NUM_THREADS is its share of this machine's cores, so that ranks do not crowd each other out, and \
 PYTHONUNBUFFERED is 1, so that Python's output comes as it is printed.
 

@@ -9,9 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use unisono::config::Config;
 use unisono::error::Error;
-use unisono::rendezvous;
 use unisono::rendezvous::launcher::{self, Launch};
-use unisono::rendezvous::store::Store;
+use unisono::rendezvous::{self, Meeting};
 
 use crate::errors::{exception, guard, invalid};
 use crate::running::{Call, Seconds, elsewhere, finish, run, start};
@@ -21,7 +20,7 @@ use crate::work::Work;
 /// The source of a receive that takes a message from any rank.
 pub(crate) const ANY_SOURCE: i64 = -1;
 
-/// How long rank 0 keeps serving the store for ranks that came but have not said that they are done with it.
+/// How long the interpreter's end waits for what is under way on devices.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// The communicators of this process that are not closed, to be closed when the interpreter ends.
@@ -38,7 +37,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// A group and the store that its ranks met at.
+/// A group, and on the rank that serves it the store that the others may still need to join.
 pub(crate) struct Shared {
     pub(crate) comm: unisono::Communicator,
     meeting: Mutex<Option<Meeting>>,
@@ -73,25 +72,6 @@ impl Drop for Shared {
         if process::id() == self.process {
             // Calls on devices have returned, and are taken for done. Not while the interpreter goes away.
             Python::try_attach(|py| py.detach(|| guard(|| self.comm.finish(None))).ok());
-        } else if let Some(meeting) = self.meeting.get_mut().take() {
-            // Ending a server means to wait for its thread, which a forked child does not have.
-            std::mem::forget(meeting);
-        }
-    }
-}
-
-/// The store while somebody may need it: on rank 0 it may be a server that others are still reading from.
-struct Meeting {
-    store: Arc<dyn Store>,
-    rank: usize,
-    world: usize,
-}
-
-impl Drop for Meeting {
-    fn drop(&mut self) {
-        // Only what is served over the network ends with this process.
-        if self.store.address().is_some() {
-            rendezvous::leave(&*self.store, self.rank, self.world, FAREWELL);
         }
     }
 }
@@ -99,6 +79,10 @@ impl Drop for Meeting {
 /// Closes what the program left open, and waits for the threads.
 #[pyfunction]
 fn close_all(py: Python<'_>) {
+    if unisono::check_process().is_err() {
+        // What a forked child has is its parent's, and the list may be locked by a thread that is not here.
+        return;
+    }
     let open = std::mem::take(&mut *OPEN.lock());
     py.detach(|| {
         for shared in open.iter().filter_map(Weak::upgrade) {
@@ -169,22 +153,13 @@ fn init(
     let url = url.filter(|url| url != "env://");
     let launch = identify(url.is_some(), rank, world_size).map_err(fail)?;
     let join = move || {
-        let patience = config.join_timeout.duration();
         let (rank, world) = (launch.rank, launch.world);
-        let store = match &url {
-            Some(url) => rendezvous::open_url(url, rank, world, patience)?,
-            None => rendezvous::open_launch(&launch, patience)?,
+        let meeting = match &url {
+            Some(url) => rendezvous::open_url(url, rank, world, &config)?,
+            None => rendezvous::open_launch(&launch, &config)?,
         };
-        let mut meeting = Some(Meeting {
-            store: Arc::clone(&store),
-            rank,
-            world,
-        });
-        let comm = unisono::Communicator::join(&*store, rank, world, config)?;
-        if rank != 0 {
-            meeting = None;
-        }
-        Ok(Shared::register(comm, meeting))
+        let comm = unisono::Communicator::join(meeting.store(), rank, world, config)?;
+        Ok(Shared::register(comm, meeting.joined()))
     };
     Ok(Communicator {
         shared: elsewhere(py, join, || {})?,
@@ -238,6 +213,7 @@ fn identify(
             local_world: None,
             master: None,
             job: String::new(),
+            secret: None,
             source: "the arguments of init",
         });
     }

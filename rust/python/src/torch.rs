@@ -4,6 +4,7 @@
 //! and one call comes up when it ends. Codes and numbers cross instead of exceptions, because cxx keeps only the
 //! text of an error; a panic becomes an `Internal` error in [`guard`], since it would otherwise end the process.
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use unisono::buffer::Memory;
 use unisono::config::Config;
 use unisono::cuda::LentStream;
 use unisono::error::{Code, Error, Result};
+use unisono::rendezvous::launcher;
+use unisono::rendezvous::secret::Secret;
 use unisono::rendezvous::store::Store;
 use unisono::types::{Collective, DataType, DeviceStream, ReduceOp};
 use unisono::{Communicator, Completion, PointToPoint, Request, Sizes, Work};
@@ -38,6 +41,12 @@ fn close_torch_groups(py: Python<'_>) {
     });
 }
 
+/// Imports the part of torch by which its flight recorder names the frames of Python.
+fn import_compiler() {
+    // At the end of the interpreter, and where torch lacks its compiler, the recorder does without as well.
+    let _ = Python::try_attach(|py| py.import("torch._inductor.codecache").map(drop));
+}
+
 /// How long a group that is closed waits for what is under way on devices.
 const FAREWELL: Duration = Duration::from_secs(3);
 
@@ -57,7 +66,8 @@ fn join(store: &ffi::Store, rank: usize, world: usize, settings: &[ffi::Setting]
             config.set(&setting.name, &setting.value)?;
         }
         crate::log::start(&config);
-        Communicator::join(&TorchStore(store), rank, world, config)
+        let store = TorchStore { store, world };
+        Communicator::join(&store, rank, world, config)
     });
     as_joined(joined.map(Some))
 }
@@ -178,6 +188,15 @@ unsafe fn receive(
                 options,
             )
         }
+    }))
+}
+
+/// Success if this process sees the device, which torch's word does not prove.
+fn check_device(device: i32) -> ffi::Status {
+    outcome(guard(|| {
+        let device = u32::try_from(device)
+            .map_err(|_| Error::invalid(format!("there is no device {device}")))?;
+        unisono::cuda::check_device(device)
     }))
 }
 
@@ -317,7 +336,11 @@ impl Operation {
 }
 
 /// torch's store as the core sees it.
-struct TorchStore<'a>(&'a ffi::Store);
+struct TorchStore<'a> {
+    store: &'a ffi::Store,
+    /// How many ranks the group has that meets through it.
+    world: usize,
+}
 
 // SAFETY: the adapter in attach.cpp holds a `c10d::Store` and nothing else; c10d's stores take a lock of their own
 // in every operation, and torch itself shares one between threads.
@@ -327,19 +350,32 @@ unsafe impl Sync for TorchStore<'_> {}
 
 impl Store for TorchStore<'_> {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        result(self.0.set(key, value))
+        result(self.store.set(key, value))
     }
 
     fn wait(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         // A century, which C++ can still count in nanoseconds.
         let milliseconds = timeout.as_millis().min(100 * 365 * 86_400_000) as u64;
-        let fetched = self.0.wait(key, milliseconds);
+        let fetched = self.store.wait(key, milliseconds);
         result(fetched.status).map(|()| fetched.value)
     }
 
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        let fetched = self.0.fetch(key);
+        let fetched = self.store.fetch(key);
         result(fetched.status).map(|()| fetched.found.then_some(fetched.value))
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        let at = self.store.address();
+        if at.host.is_empty() {
+            return None;
+        }
+        (at.host.as_str(), at.port).to_socket_addrs().ok()?.next()
+    }
+
+    /// torch's store knows none, but `unisono launch` gave one to its ranks.
+    fn secret(&self) -> Option<Secret> {
+        launcher::secret(self.world)
     }
 }
 

@@ -47,9 +47,8 @@ pub(crate) fn serve(arguments: &Arguments) -> Result<(), String> {
 
 fn join(rank: usize, arguments: &Arguments) -> unisono::error::Result<Communicator> {
     let (world, config) = (arguments.world, Config::from_env()?);
-    let timeout = config.join_timeout.duration();
-    let store = rendezvous::open_url(&arguments.store, rank, world, timeout)?;
-    Communicator::join(&*store, rank, world, config)
+    let meeting = rendezvous::open_url(&arguments.store, rank, world, &config)?;
+    Communicator::join(meeting.store(), rank, world, config)
 }
 
 type Channel = (Box<dyn BufRead>, Box<dyn Write>);

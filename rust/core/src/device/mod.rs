@@ -74,8 +74,12 @@ impl Devices {
         Ok(group)
     }
 
+    /// None in a forked child, in which the lock may be taken for ever.
     fn all(&self) -> Vec<Arc<DeviceGroup>> {
-        self.groups.lock().all.clone()
+        match crate::fork::check() {
+            Ok(()) => self.groups.lock().all.clone(),
+            Err(_) => Vec::new(),
+        }
     }
 
     /// Enqueues a collective.
@@ -143,7 +147,7 @@ impl Devices {
 
     /// Whether no device was used.
     pub(crate) fn is_empty(&self) -> bool {
-        self.groups.lock().all.is_empty()
+        crate::fork::check().is_err() || self.groups.lock().all.is_empty()
     }
 
     /// Collectives on all devices.

@@ -4,19 +4,18 @@
 //! read and nobody else learns of the operation. It becomes one that others can drive as soon as it has to wait for
 //! longer, and from the start where the group has other operations under way.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::Collective;
 
 use super::company;
+use super::defects::contained;
 use super::executor::{Execution, Walked};
 use super::group::{Core, Group};
 use super::request::Request;
 use super::sleep::Next;
-use super::step::PANICKED;
 use super::work::WorkState;
 
 /// How often a call that nobody else knows of gives its core away before it becomes known. The group stays locked
@@ -118,7 +117,7 @@ impl Group {
         core: &mut Core,
         mut turn: impl FnMut(&mut Core) -> Result<Turn>,
     ) -> Result<bool> {
-        let run = catch_unwind(AssertUnwindSafe(|| {
+        contained(|| {
             core.patience.reset();
             let mut yields = 0;
             loop {
@@ -144,8 +143,7 @@ impl Group {
                     Next::Yield | Next::Sleep => return Ok(false),
                 }
             }
-        }));
-        run.unwrap_or_else(|_| Err(Error::internal(PANICKED)))
+        })?
     }
 }
 

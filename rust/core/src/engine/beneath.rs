@@ -20,7 +20,7 @@ pub(crate) type Identity = [u8; 16];
 
 impl Group {
     pub(crate) fn identity(&self) -> Identity {
-        self.membership.key.id
+        self.membership.key.id()
     }
 
     /// The page shared with `peer`, once the link to it is open and if it has one.
@@ -50,7 +50,7 @@ impl Group {
                 PeerState::Present => continue,
                 // Left to the group as well, should it be waiting.
                 PeerState::Aborted(_) => {}
-                _ => open.ended = Some(state.clone()),
+                _ => open.end(state.clone()),
             }
             if state == PeerState::Left && !needs(peer) {
                 continue;

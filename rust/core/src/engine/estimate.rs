@@ -75,7 +75,9 @@ impl Group {
     /// What the group holds on this rank, by name: links by kind, bytes of memory in them and kept for reuse,
     /// operations and plans.
     pub(crate) fn memory(&self) -> Vec<(&'static str, u64)> {
-        let mut core = self.core.lock();
+        let Some(mut core) = self.lock_here() else {
+            return Vec::new();
+        };
         let (mut links, mut link_bytes) = (0, 0);
         for (_, _, open) in core.links.iter_open() {
             links += 1;

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::types::{Collective, DataType, Rank};
 
 use super::at_once::Turn;
+use super::defects::contained;
 use super::group::{Core, Group};
 use super::matching::{Look, Wanted};
 use super::submit::check_elements;
@@ -129,7 +130,9 @@ impl Group {
             matching, links, ..
         } = &mut *core;
         let place = (outgoing.to, outgoing.tag);
-        match matching.send_at_once(links, outgoing.dtype, &outgoing.memory, place) {
+        let sent =
+            contained(|| matching.send_at_once(links, outgoing.dtype, &outgoing.memory, place));
+        match sent.flatten() {
             Ok(sent) => {
                 if sent {
                     self.note_message(&mut core, Collective::Send);
@@ -269,7 +272,7 @@ mod tests {
     fn sides() -> (Matching, LinkTable, impl Link) {
         let (ours, theirs) = local::pair(1 << 18).unwrap();
         let mut links = LinkTable::new(2);
-        links.establish(Lane::PointToPoint, 1, Box::new(ours));
+        links.establish(Lane::PointToPoint, 1, Box::new(ours), "rank 1".to_owned());
         (Matching::new(0, 2, EAGER), links, theirs)
     }
 

@@ -266,6 +266,7 @@ impl Execution {
     }
 
     /// Carries out the same operation once more, on other memory.
+    #[inline(always)]
     pub(crate) fn repeat(&mut self, request: &mut Request, sequence: u64) {
         self.task.input = request.input.take().unwrap_or(Memory::empty());
         self.task.output = request.output.take().unwrap_or(Memory::empty());
@@ -422,6 +423,7 @@ impl Execution {
 
     /// Does one step after the other, as far as that goes now, without looking further ahead. For executions whose
     /// messages are short, and that are the only one of their group.
+    #[inline(always)]
     pub(crate) fn walk(&mut self, links: &mut LinkTable) -> Result<Walked> {
         let steps = &self.prepared.plan.steps;
         let mut walked = Walked::Nowhere;

@@ -10,10 +10,12 @@ use crate::communicator::PointToPoint;
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
 use crate::plan::select::Topology;
-use crate::rendezvous::handshake::GroupKey;
+use crate::rendezvous::launcher;
 use crate::rendezvous::roster::{self, Introduction};
+use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::Store;
 use crate::transport::endpoint::{Address, Endpoint, EndpointOptions, Gate, Lane, Verdict};
+use crate::transport::keys::GroupKey;
 use crate::transport::{Link, local};
 use crate::types::{DataType, Rank};
 
@@ -46,11 +48,12 @@ impl Group {
             host: config.host.clone(),
             interface: config.interface.clone(),
             towards: store.address(),
-            several_hosts: false,
+            one_host: world == 1 || launcher::is_one_host(world),
             ring_bytes: config.ring_bytes.bytes(),
         })?;
         let address = endpoint.address();
         let mut me = Introduction::new(rank, world, address.to_bytes(), &config)?;
+        me.secret = secret(store, &config)?;
         // What rank 0 says of this holds for all, so that all make the same choices.
         if rank == 0 && world > 1 {
             me.costs = calibrate::costs().rounded(cores());
@@ -77,7 +80,7 @@ impl Group {
             .collect();
         let membership = Membership {
             members,
-            key: GroupKey::from_bytes(roster.secret),
+            key: roster.key,
             endpoint: Mutex::new(Some(endpoint)),
             topology: Topology::from_hosts(&hosts, roster.costs.cores()),
             costs: roster.costs.costs(),
@@ -102,7 +105,7 @@ impl Group {
 
     /// One group per rank, all in this process.
     pub(crate) fn local(world: usize, config: &Config) -> Result<Vec<Arc<Self>>> {
-        let key = GroupKey::random()?;
+        let key = GroupKey::unconnected()?;
         let costs = calibrate::costs().rounded(cores());
         let nursery = Arc::new(Nursery::default());
         let groups = (0..world)
@@ -195,7 +198,7 @@ impl Group {
                 .iter()
                 .map(|rank| self.membership.members[*rank].clone())
                 .collect(),
-            key: self.membership.key.derive(label),
+            key: self.membership.key.subset(label, ranks),
             endpoint: Mutex::new(endpoint),
             topology: self.membership.topology.subset(ranks),
             costs: self.membership.costs,
@@ -270,6 +273,15 @@ impl Group {
         self.fail(&mut self.core.lock(), error.clone());
         Err(error)
     }
+}
+
+/// What only the ranks of this job know: the store's secret and the one of the user's file, as far as there are such.
+fn secret(store: &dyn Store, config: &Config) -> Result<Option<Secret>> {
+    let file = config.secret_file.as_deref().map(Secret::read_file);
+    Ok(match (file.transpose()?, store.secret()) {
+        (Some(file), Some(store)) => Some(file.mix(&store)),
+        (file, store) => file.or(store),
+    })
 }
 
 /// Cores that this process may use.

@@ -1,11 +1,11 @@
 //! A group of ranks: its links and operations behind one lock, and how callers submit and wait.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use crate::buffer::Scratch;
@@ -16,13 +16,14 @@ use crate::plan::cost::Costs;
 use crate::plan::select::{Topology, select};
 use crate::plan::{Algorithm, Shape};
 use crate::reduce::Workers;
-use crate::rendezvous::handshake::GroupKey;
 use crate::transport::endpoint::{Address, Endpoint, Lane};
+use crate::transport::keys::GroupKey;
 use crate::transport::{Link, Notice, WRITERS_PATIENCE};
 use crate::types::{Collective, DataType, Rank};
 
 use super::beneath::Nursery;
 use super::consent::Commons;
+use super::defects::contained;
 use super::executor::{Execution, Likeness, Prepared};
 use super::links::LinkTable;
 use super::matching::{Finished, Matching};
@@ -85,6 +86,8 @@ pub(crate) enum Mail {
 pub(crate) struct Group {
     pub(super) rank: Rank,
     pub(super) world: usize,
+    /// Its number among the groups of this process.
+    pub(super) number: u32,
     pub(super) membership: Membership,
     pub(super) config: Config,
     pub(super) core: Mutex<Core>,
@@ -125,6 +128,8 @@ pub(crate) struct Core {
     pub(super) watched: bool,
     /// Operations were handed to it since it last looked.
     pub(super) handed_over: bool,
+    /// When to ask next whether the peers that are waited for run.
+    pub(super) next_question: Option<Instant>,
     /// How the leader waits.
     pub(super) patience: Patience,
     pub(super) sequence: u64,
@@ -159,6 +164,8 @@ pub(super) struct PlanKey {
     pub(super) widen: bool,
 }
 
+static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
+
 impl Group {
     pub(super) fn assemble(
         rank: Rank,
@@ -184,6 +191,7 @@ impl Group {
             followers: 0,
             watched: false,
             handed_over: false,
+            next_question: None,
             patience: Patience::new(neighbours, cores, spin),
             sequence: 0,
             messages: 0,
@@ -197,6 +205,7 @@ impl Group {
         Ok(Arc::new_cyclic(|this| Self {
             rank,
             world,
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             membership,
             timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, milliseconds)),
             workers: (config.threads.0 > 1).then(|| Arc::new(Workers::new(config.threads.0))),
@@ -245,16 +254,24 @@ impl Group {
     }
 
     pub(crate) fn sequence(&self) -> u64 {
-        self.core.lock().sequence
+        self.lock_here().map_or(0, |core| core.sequence)
     }
 
     /// What operations under way wait for, in words.
     pub(crate) fn waits(&self) -> String {
-        self.describe_waits(&self.core.lock())
+        self.lock_here()
+            .map_or_else(String::new, |core| self.describe_waits(&core))
     }
 
     pub(crate) fn recent_operations(&self) -> Vec<String> {
-        self.core.lock().recorder.lines()
+        self.lock_here()
+            .map_or_else(Vec::new, |core| core.recorder.lines())
+    }
+
+    /// The lock, for what may also be asked in a forked child: there it may be taken for ever, and is left alone.
+    pub(super) fn lock_here(&self) -> Option<MutexGuard<'_, Core>> {
+        super::forming::check_process().ok()?;
+        Some(self.core.lock())
     }
 
     /// `rank 3 (host node7, pid 4321)`.
@@ -334,13 +351,14 @@ impl Group {
             return;
         }
         tracing::info!(rank = self.rank, error = %error, "the group has failed");
-        // First of all: it revokes what is lent, before the memory of the operations can be used for anything else.
+        // First of all: it revokes what is lent, before the memory of the operations can be used for anything else. A
+        // link that panics keeps neither the others from it nor the operations from their end.
         for (_, _, open) in core.links.iter_open() {
-            open.link.send_abort(notice);
+            let _ = contained(|| open.link.send_abort(notice));
         }
         let until = Instant::now() + WRITERS_PATIENCE;
         for (_, _, open) in core.links.iter_open() {
-            open.link.await_writer(until);
+            let _ = contained(|| open.link.await_writer(until));
         }
         // Each operation's error names the operation itself.
         let each = Error {
@@ -354,7 +372,7 @@ impl Group {
             core.finished.push((work, Err(each.clone())));
         }
         // Links that are new hear of it as they are read.
-        self.read_mail(core);
+        let _ = contained(|| self.read_mail(core));
         self.settle(core);
         self.sleeper.ring();
     }
@@ -381,7 +399,7 @@ impl Group {
             return;
         }
         if let Some(endpoint) = self.membership.endpoint() {
-            endpoint.unregister(&self.membership.key.id, self.rank);
+            endpoint.unregister(&self.membership.key.id(), self.rank);
         }
         let mut core = self.core.lock();
         if core.has_unfinished() {
@@ -400,6 +418,7 @@ impl Group {
         drop(core);
         // The progress thread may hold the group still.
         self.sleeper.ring();
+        self.staff.progress.forget(self.number);
         let endpoint = self.membership.endpoint.lock().take();
         let stay = self.stay.lock().take();
         drop((endpoint, stay));

@@ -1,11 +1,13 @@
 //! The links of a group: opened when first needed, by whichever side needs them first.
 
-use std::time::Instant;
+use std::ops::{Deref, DerefMut};
+use std::time::{Duration, Instant};
 
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
+use crate::heap::Window;
 use crate::transport::endpoint::Lane;
-use crate::transport::{Interest, Link, PeerState};
+use crate::transport::{Interest, Lending, Link, Loan, MESSAGE_HEADER, PeerState, Shared, Ticket};
 use crate::types::Rank;
 
 use super::wire::HEADER;
@@ -24,7 +26,7 @@ pub(crate) enum Slot {
 
 /// A link in use.
 pub(crate) struct OpenLink {
-    pub(crate) link: Box<dyn Link>,
+    pub(crate) link: PeerLink,
     /// The longest message, with its header, that the link carries whole.
     pub(crate) post_limit: usize,
     /// The header of the message now arriving, as far as it has come.
@@ -34,10 +36,12 @@ pub(crate) struct OpenLink {
     pub(crate) interest: Interest,
     /// The peer's state when last looked at, while it was not `Present`.
     pub(crate) ended: Option<PeerState>,
+    /// Since when.
+    ended_since: Option<Instant>,
 }
 
 impl OpenLink {
-    fn new(link: Box<dyn Link>) -> Self {
+    fn new(link: PeerLink) -> Self {
         Self {
             post_limit: link.post_limit(),
             link,
@@ -45,7 +49,21 @@ impl OpenLink {
             header_bytes: 0,
             interest: Interest::default(),
             ended: None,
+            ended_since: None,
         }
+    }
+
+    /// The peer's state is this and not `Present`, for good.
+    pub(crate) fn end(&mut self, state: PeerState) {
+        self.ended = Some(state);
+        self.ended_since = Some(Instant::now());
+    }
+
+    /// The peer has been lost for long enough for any link to arrive that it had opened before.
+    fn is_long_lost(&self) -> bool {
+        const LONG: Duration = Duration::from_secs(2);
+        matches!(self.ended, Some(PeerState::Lost(_)))
+            && self.ended_since.is_some_and(|since| since.elapsed() > LONG)
     }
 
     /// Reads on until the header of a streamed message is complete.
@@ -60,6 +78,73 @@ impl OpenLink {
             }
         }
         Ok(true)
+    }
+}
+
+/// A link that knows whose it is: what can fail names the peer. The rest is as [`Link`] has it.
+pub(crate) struct PeerLink {
+    link: Box<dyn Link>,
+    peer: Rank,
+    name: String,
+}
+
+/// Methods of [`Link`] that can fail, under their own names.
+macro_rules! named {
+    ($($method:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        impl PeerLink {
+            $(
+                #[inline]
+                pub(crate) fn $method(&mut self, $($argument: $type),*) -> Result<$result> {
+                    match self.link.$method($($argument),*) {
+                        Ok(result) => Ok(result),
+                        Err(error) => Err(self.blame(error)),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+named! {
+    try_send(bytes: &[u8]) -> usize;
+    try_recv(bytes: &mut [u8]) -> usize;
+    try_recv_by(copy: &dyn Fn(&mut [u8], &[u8]), bytes: &mut [u8]) -> usize;
+    try_fold(max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> usize;
+    try_post(header: &[u8; MESSAGE_HEADER], payload: &[u8]) -> bool;
+    try_stream(header: &[u8; MESSAGE_HEADER], payload: &[u8]) -> bool;
+    try_take(take: &mut dyn FnMut(&[u8])) -> bool;
+    is_streaming() -> bool;
+    try_lend(header: &[u8; MESSAGE_HEADER], runs: &[(usize, usize)]) -> Lending;
+    try_offer(header: &[u8; MESSAGE_HEADER], runs: &[(usize, usize)]) -> Lending;
+    try_share(header: &[u8; MESSAGE_HEADER], place: (usize, usize)) -> Lending;
+    try_show(header: &[u8; MESSAGE_HEADER], window: &Window) -> Lending;
+    shared() -> Option<Shared>;
+    loan(ticket: Ticket) -> Loan;
+}
+
+impl PeerLink {
+    /// The error with its peer, in words too.
+    #[cold]
+    pub(crate) fn blame(&self, error: Error) -> Error {
+        let (name, message) = (&self.name, &error.message);
+        let message = format!("on the link to {name}: {message}");
+        Error { message, ..error }.with_peer(self.peer)
+    }
+}
+
+impl Deref for PeerLink {
+    type Target = dyn Link;
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        &*self.link
+    }
+}
+
+impl DerefMut for PeerLink {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut *self.link
     }
 }
 
@@ -88,8 +173,28 @@ impl LinkTable {
         }
     }
 
-    /// Puts an established link in its place.
-    pub(crate) fn establish(&mut self, lane: Lane, peer: Rank, link: Box<dyn Link>) {
+    /// As [`LinkTable::open`], to look at.
+    pub(crate) fn peek(&self, lane: Lane, peer: Rank) -> Option<&OpenLink> {
+        match &self.slots[lane as usize][peer] {
+            Slot::Open(open) => Some(open),
+            _ => None,
+        }
+    }
+
+    /// How `peer` was lost, where its link of the other lane has shown that for a while and the one of this lane is not there:
+    /// the end of a process or host is that of all of its links.
+    pub(crate) fn lost_elsewhere(&self, lane: Lane, peer: Rank) -> Option<&PeerState> {
+        let other = match lane {
+            Lane::Collective => Lane::PointToPoint,
+            Lane::PointToPoint => Lane::Collective,
+        };
+        let open = self.peek(other, peer)?;
+        open.ended.as_ref().filter(|_| open.is_long_lost())
+    }
+
+    /// Puts an established link in its place. `name`: the peer's, for errors.
+    pub(crate) fn establish(&mut self, lane: Lane, peer: Rank, link: Box<dyn Link>, name: String) {
+        let link = PeerLink { link, peer, name };
         *self.slot(lane, peer) = Slot::Open(OpenLink::new(link));
     }
 
@@ -172,5 +277,136 @@ impl Runs {
 
     pub(super) fn as_slice(&self) -> &[(usize, usize)] {
         &self.runs[..self.count]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+
+    use super::*;
+    use crate::transport::{Notice, Position};
+
+    /// A link on which everything fails that can.
+    struct Broken;
+
+    fn fault<T>() -> Result<T> {
+        Err(Error::new(Code::Untrusted, "impossible words"))
+    }
+
+    impl Link for Broken {
+        fn try_send(&mut self, _: &[u8]) -> Result<usize> {
+            fault()
+        }
+
+        fn try_recv(&mut self, _: &mut [u8]) -> Result<usize> {
+            fault()
+        }
+
+        fn try_fold(&mut self, _: usize, _: usize, _: &mut dyn FnMut(&[u8])) -> Result<usize> {
+            fault()
+        }
+
+        fn try_post(&mut self, _: &[u8; MESSAGE_HEADER], _: &[u8]) -> Result<bool> {
+            fault()
+        }
+
+        fn try_stream(&mut self, _: &[u8; MESSAGE_HEADER], _: &[u8]) -> Result<bool> {
+            fault()
+        }
+
+        fn try_take(&mut self, _: &mut dyn FnMut(&[u8])) -> Result<bool> {
+            fault()
+        }
+
+        fn is_streaming(&mut self) -> Result<bool> {
+            fault()
+        }
+
+        fn try_lend(&mut self, _: &[u8; MESSAGE_HEADER], _: &[(usize, usize)]) -> Result<Lending> {
+            fault()
+        }
+
+        fn try_offer(&mut self, _: &[u8; MESSAGE_HEADER], _: &[(usize, usize)]) -> Result<Lending> {
+            fault()
+        }
+
+        fn try_share(&mut self, _: &[u8; MESSAGE_HEADER], _: (usize, usize)) -> Result<Lending> {
+            fault()
+        }
+
+        fn shared(&mut self) -> Result<Option<Shared>> {
+            fault()
+        }
+
+        fn loan(&mut self, _: Ticket) -> Result<Loan> {
+            fault()
+        }
+
+        fn arm(&mut self, _: Interest) -> bool {
+            false
+        }
+
+        fn disarm(&mut self) {}
+
+        fn fds(&self) -> Vec<BorrowedFd<'_>> {
+            Vec::new()
+        }
+
+        fn peer_state(&mut self) -> PeerState {
+            PeerState::Present
+        }
+
+        fn send_abort(&mut self, _: &Notice) {}
+
+        fn send_farewell(&mut self) {}
+
+        fn send_position(&mut self, _: &Position) {}
+
+        fn take_position(&mut self) -> Option<Position> {
+            None
+        }
+
+        fn memory(&self) -> usize {
+            0
+        }
+
+        fn describe(&self) -> String {
+            "broken".to_owned()
+        }
+    }
+
+    #[test]
+    fn whatever_fails_on_a_link_names_its_peer() {
+        let mut links = LinkTable::new(4);
+        let name = "rank 3 (host node7, pid 4321)";
+        links.establish(Lane::Collective, 3, Box::new(Broken), name.to_owned());
+        let link = &mut links.open(Lane::Collective, 3).expect("a link").link;
+        let header = [0; MESSAGE_HEADER];
+        let ticket = Ticket {
+            number: 1,
+            proven: true,
+        };
+        let errors = [
+            link.try_send(&[]).err(),
+            link.try_recv(&mut []).err(),
+            link.try_recv_by(&|_, _| (), &mut []).err(),
+            link.try_fold(0, 1, &mut |_| ()).err(),
+            link.try_post(&header, &[]).err(),
+            link.try_stream(&header, &[]).err(),
+            link.try_take(&mut |_| ()).err(),
+            link.is_streaming().err(),
+            link.try_lend(&header, &[]).err(),
+            link.try_offer(&header, &[]).err(),
+            link.try_share(&header, (0, 0)).err(),
+            link.shared().err(),
+            link.loan(ticket).err(),
+        ];
+        for error in errors {
+            let error = error.expect("an error");
+            assert_eq!((error.code, error.peer), (Code::Untrusted, Some(3)));
+            assert!(error.message.contains(name), "{error}");
+            assert!(error.message.contains("impossible words"), "{error}");
+        }
     }
 }

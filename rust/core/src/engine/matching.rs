@@ -18,11 +18,11 @@ use std::sync::Arc;
 
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
+use crate::transport::Loan;
 use crate::transport::endpoint::Lane;
-use crate::transport::{Link, Loan};
 use crate::types::{DataType, Rank};
 
-use super::links::{LinkTable, OpenLink};
+use super::links::{LinkTable, OpenLink, PeerLink};
 use super::task::TURN;
 use super::traffic::{
     Announced, CREDIT, Frame, HEADER, Kept, Kind, Outgoing, Peer, Posted, Sent, Sink, corrupt,
@@ -271,7 +271,7 @@ impl Matching {
         if wanted.arrived.is_none() {
             if let Some(frame) = take_whole(open, from, &mut self.inbox)? {
                 if !wanted.is_met_by(&frame) || wanted.memory.len() != self.inbox.len() {
-                    self.take_in(from, frame, &mut *open.link, finished)?;
+                    self.take_in(from, frame, &mut open.link, finished)?;
                     return Ok(Look::Otherwise);
                 }
                 fill(wanted.memory, &self.inbox);
@@ -290,7 +290,7 @@ impl Matching {
             open.header_bytes = 0;
             let frame = Frame::decode(&open.header, from)?;
             if !wanted.is_met_by(&frame) {
-                self.accept(from, frame, &mut *open.link, finished)?;
+                self.accept(from, frame, &mut open.link, finished)?;
                 return Ok(Look::Otherwise);
             }
         }
@@ -343,7 +343,7 @@ impl Matching {
         &mut self,
         from: Rank,
         frame: Frame,
-        link: &mut dyn Link,
+        link: &mut PeerLink,
         finished: &mut Finished,
     ) -> Result<()> {
         self.accept(from, frame, link, finished)?;
@@ -434,11 +434,11 @@ impl Matching {
         let Some(open) = links.open(Lane::PointToPoint, rank) else {
             return Ok(false);
         };
-        let mut moved = self.look_at_loans(rank, &mut *open.link, finished)?;
+        let mut moved = self.look_at_loans(rank, &mut open.link, finished)?;
         let peer = &mut self.peers[rank];
         while let Some(frame) = peer.outgoing.front_mut() {
             let before = frame.sent;
-            let sent = frame.advance(&mut *open.link)?;
+            let sent = frame.advance(&mut open.link)?;
             moved |= frame.sent != before || sent != Sent::NotNow;
             match sent {
                 Sent::NotNow => return Ok(moved),
@@ -470,7 +470,7 @@ impl Matching {
     fn look_at_loans(
         &mut self,
         rank: Rank,
-        link: &mut dyn Link,
+        link: &mut PeerLink,
         finished: &mut Finished,
     ) -> Result<bool> {
         let peer = &mut self.peers[rank];
@@ -479,7 +479,7 @@ impl Matching {
             let loan = link.loan(*ticket)?;
             match loan {
                 Loan::Out => break,
-                Loan::Declined if !frame.offered => return Err(declined().with_peer(rank)),
+                Loan::Declined if !frame.offered => return Err(link.blame(declined())),
                 _ => {}
             }
             let (_, frame) = peer.lent.pop_front().expect("the loan just looked at");
@@ -534,7 +534,7 @@ impl Matching {
                 held
             } else if let Some(frame) = take_whole(open, rank, &mut self.inbox)? {
                 if frame.kind != Kind::Offer {
-                    self.take_in(rank, frame, &mut *open.link, finished)?;
+                    self.take_in(rank, frame, &mut open.link, finished)?;
                     moved = true;
                     continue;
                 }
@@ -553,7 +553,7 @@ impl Matching {
                 self.peers[rank].held = Some(frame);
                 return Ok(moved);
             }
-            self.accept(rank, frame, &mut *open.link, finished)?;
+            self.accept(rank, frame, &mut open.link, finished)?;
             moved = true;
         }
     }
@@ -574,7 +574,7 @@ impl Matching {
         &mut self,
         rank: Rank,
         frame: Frame,
-        link: &mut dyn Link,
+        link: &mut PeerLink,
         finished: &mut Finished,
     ) -> Result<()> {
         let length = usize::try_from(frame.bytes).unwrap_or(usize::MAX);

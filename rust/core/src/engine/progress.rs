@@ -5,31 +5,30 @@
 //! it. So the thread does not go to sleep as soon as callers drive their groups themselves: for a few milliseconds it
 //! naps, and looks around every fraction of one. Meanwhile short operations are handed to it without waking it; most of
 //! them are waited for, and done, before it looks.
+//!
+//! It also attends to the links on which peers ask whether this process runs, whatever the groups do: see `questions`.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
 use crate::error::Result;
+use crate::transport::endpoint::Lane;
+use crate::types::Rank;
 
+use super::entrance::{Entrance, Look};
 use super::group::Group;
 use super::sleep::{Next, Patience, Sleeper};
 
 /// The process's progress thread, seen from outside.
 pub(crate) struct Progress {
-    entrance: Mutex<Entrance>,
+    entrance: Entrance<Arc<Group>>,
     sleeper: Sleeper,
-    stopping: AtomicBool,
-}
-
-/// Where groups are handed to the thread.
-#[derive(Default)]
-struct Entrance {
-    groups: Vec<Arc<Group>>,
-    /// The thread comes to look without being woken.
-    is_attended: bool,
+    /// By their numbers, those with links that the thread attends to.
+    attended: Mutex<FxHashMap<u32, Weak<Group>>>,
 }
 
 /// What the thread found in a group.
@@ -55,19 +54,16 @@ const NAPS: u32 = 16;
 impl Progress {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
-            entrance: Mutex::default(),
+            entrance: Entrance::new(),
             sleeper: Sleeper::new()?,
-            stopping: AtomicBool::new(false),
+            attended: Mutex::default(),
         })
     }
 
     /// Hands a group with operations under way to the thread, which looks at it soon, or `at_once`. The caller holds the
     /// group's lock and has marked it as watched; the group is open, so the thread has not been told to end.
     pub(super) fn adopt(&self, group: Arc<Group>, at_once: bool) {
-        let mut entrance = self.entrance.lock();
-        entrance.groups.push(group);
-        if at_once || !entrance.is_attended {
-            drop(entrance);
+        if self.entrance.hand_over(group) || at_once {
             self.sleeper.ring();
         }
     }
@@ -77,9 +73,42 @@ impl Progress {
         self.sleeper.ring();
     }
 
+    /// Has the thread read what comes over the link with these descriptors, `(group, peer, lane)`, when something does.
+    pub(super) fn attend(
+        &self,
+        questions: BorrowedFd<'_>,
+        (number, peer, lane): (u32, Rank, Lane),
+        group: Weak<Group>,
+    ) {
+        self.attended.lock().insert(number, group);
+        let key = (u64::from(number) << 32) | ((peer as u64) << 1) | lane as u64;
+        // Without memory for the entry, questions wait for a step of the group.
+        let _ = self.sleeper.watch_as(questions, key);
+    }
+
+    /// A group has been closed.
+    pub(super) fn forget(&self, number: u32) {
+        self.attended.lock().remove(&number);
+    }
+
+    /// Something has come over links with these keys.
+    fn hear(&self, keys: Vec<u64>) {
+        for key in keys {
+            let number = (key >> 32) as u32;
+            let group = self.attended.lock().get(&number).and_then(Weak::upgrade);
+            let lane = match key & 1 {
+                0 => Lane::Collective,
+                _ => Lane::PointToPoint,
+            };
+            if let Some(group) = group {
+                group.attend(lane, (key as u32 >> 1) as Rank);
+            }
+        }
+    }
+
     /// Every group has been closed: the thread ends when it has let go of them.
     pub(super) fn stop(&self) {
-        self.stopping.store(true, Ordering::Release);
+        self.entrance.stop();
         self.sleeper.ring();
     }
 
@@ -93,6 +122,9 @@ impl Progress {
             // Also while one group moves without a pause: the waits of the others may be in vain.
             rounds = rounds.wrapping_add(1);
             let look_around = rounds.is_multiple_of(ROUNDS_PER_LOOK);
+            if look_around {
+                self.hear(self.sleeper.clear());
+            }
             let mut all = Found::default();
             for group in &groups {
                 let found = group.drive(look_around);
@@ -113,7 +145,7 @@ impl Progress {
                         patience.reset();
                     }
                 }
-            } else if naps < NAPS && !self.is_stopping() {
+            } else if naps < NAPS && !self.entrance.is_stopping() {
                 naps += 1;
                 patience.reset();
                 self.sleeper.nap(NAP);
@@ -126,26 +158,20 @@ impl Progress {
     /// Takes in what was handed over. Sleeps while there is nothing to do; returns false when that is for good.
     fn admit(&self, groups: &mut Vec<Arc<Group>>, naps: &mut u32) -> bool {
         loop {
-            let mut entrance = self.entrance.lock();
-            if !entrance.groups.is_empty() {
-                *naps = 0;
-                groups.append(&mut entrance.groups);
+            match self.entrance.look(groups) {
+                Look::Groups { newly } => {
+                    if newly {
+                        *naps = 0;
+                    }
+                    return true;
+                }
+                Look::Over => return false,
+                Look::Nothing => {
+                    let keys = self.sleeper.sleep_forever();
+                    self.hear(keys);
+                }
             }
-            entrance.is_attended = !groups.is_empty();
-            if entrance.is_attended {
-                return true;
-            }
-            drop(entrance);
-            // Before this flag was set, every group that was ever handed over had been.
-            if self.is_stopping() && self.entrance.lock().groups.is_empty() {
-                return false;
-            }
-            self.sleeper.sleep_forever();
         }
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
     }
 
     /// Sleeps until something happens to one of the groups that nobody else drives.
@@ -157,19 +183,14 @@ impl Progress {
             self.sleeper.watch_set(group.sleeper());
             ready |= group.prepare_sleep(&mut until);
         }
-        if !ready && self.stop_attending() {
-            self.sleeper.sleep(until);
+        let mut keys = Vec::new();
+        if !ready && self.entrance.stop_attending() {
+            keys = self.sleeper.sleep(until);
         }
         for group in &*groups {
             group.finish_sleep();
             self.sleeper.forget_set(group.sleeper());
         }
-    }
-
-    /// From now on whoever hands a group over wakes the thread. False when somebody has, meanwhile.
-    fn stop_attending(&self) -> bool {
-        let mut entrance = self.entrance.lock();
-        entrance.is_attended = !entrance.groups.is_empty();
-        !entrance.is_attended
+        self.hear(keys);
     }
 }

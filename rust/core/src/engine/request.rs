@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Counts, Shape};
 use crate::types::{Collective, DataType, DeviceStream, Rank, ReduceOp};
 
-use super::wire::Fingerprint;
+use super::wire::{Fingerprint, digest};
 
 /// How many elements each rank contributes or gets; the owned form of [`Counts`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -366,18 +366,18 @@ impl Request {
 
     /// What it is compared by with the calls of other ranks.
     pub(crate) fn fingerprint(&self, sequence: u64, algorithm: u8) -> Fingerprint {
-        let count = match &self.sizes {
-            Sizes::Even(count) => *count,
-            // Everybody knows all counts of these; of the others each rank knows its own only.
+        let (count, counts) = match &self.sizes {
+            Sizes::Even(count) => (*count, 0),
+            // Every rank knows all counts of these; of the others each rank knows its own only.
             Sizes::PerRank(counts)
                 if matches!(
                     self.collective,
                     Collective::AllGather | Collective::ReduceScatter
                 ) =>
             {
-                counts.iter().sum()
+                (counts.iter().sum(), digest(counts))
             }
-            _ => 0,
+            _ => (0, 0),
         };
         Fingerprint {
             sequence,
@@ -387,6 +387,7 @@ impl Request {
             algorithm,
             root: self.root as u32,
             count: count as u64,
+            counts,
             length: 0,
         }
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
 
 use super::company::{self, Company, Moment};
 use crate::error::{Error, Result};
@@ -180,6 +181,9 @@ pub(crate) struct Sleeper {
 }
 
 impl Sleeper {
+    /// Smaller ones stand for what is not reported.
+    pub(crate) const FIRST_KEY: u64 = 1 << 32;
+
     pub(crate) fn new() -> Result<Self> {
         let make = || -> rustix::io::Result<Self> {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -195,10 +199,20 @@ impl Sleeper {
         make().map_err(|error| Error::system("make a set of descriptors to wait on", error))
     }
 
-    /// Watches `fd` for every change. A closed descriptor leaves the set by itself.
+    /// Watches `fd` for every change. A closed descriptor leaves the set by itself. One that is in it already, as a
+    /// process that several links lead to, stays.
     pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-        epoll::add(&self.epoll, fd, EventData::new_u64(1), flags)
+        match epoll::add(&self.epoll, fd, EventData::new_u64(1), flags) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(Error::system("watch a link", error)),
+        }
+    }
+
+    /// Watches `fd` for what arrives there, which a sleep reports as `key`: see [`Sleeper::FIRST_KEY`].
+    pub(crate) fn watch_as(&self, fd: BorrowedFd<'_>, key: u64) -> Result<()> {
+        let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+        epoll::add(&self.epoll, fd, EventData::new_u64(key), flags)
             .map_err(|error| Error::system("watch a link", error))
     }
 
@@ -234,36 +248,42 @@ impl Sleeper {
 
     /// Sleeps until something changes, at most until `until` and never longer than a second, so that what nobody
     /// rings for is seen in the end.
-    pub(crate) fn sleep(&self, until: Option<Instant>) {
+    ///
+    /// Returns the keys of what has arrived.
+    pub(crate) fn sleep(&self, until: Option<Instant>) -> Vec<u64> {
         const LONGEST: Duration = Duration::from_secs(1);
         let left = until.map_or(LONGEST, |until| {
             until.saturating_duration_since(Instant::now())
         });
-        self.wait(left.min(LONGEST));
+        self.wait(left.min(LONGEST))
     }
 
-    /// Takes note of everything that changed, without sleeping.
-    pub(crate) fn clear(&self) {
-        self.wait(Duration::ZERO);
+    /// Takes note of everything that changed, without sleeping. Returns the keys of what has arrived.
+    pub(crate) fn clear(&self) -> Vec<u64> {
+        self.wait(Duration::ZERO)
     }
 
-    /// Sleeps until something changes.
-    pub(crate) fn sleep_forever(&self) {
-        self.collect(None);
+    /// Sleeps until something changes. Returns the keys of what has arrived.
+    pub(crate) fn sleep_forever(&self) -> Vec<u64> {
+        self.collect(None)
     }
 
-    fn wait(&self, time: Duration) {
+    fn wait(&self, time: Duration) -> Vec<u64> {
         let time = Timespec {
             tv_sec: time.as_secs() as i64,
             tv_nsec: i64::from(time.subsec_nanos()),
         };
-        self.collect(Some(&time));
+        self.collect(Some(&time))
     }
 
-    fn collect(&self, time: Option<&Timespec>) {
+    fn collect(&self, time: Option<&Timespec>) -> Vec<u64> {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 16];
         // Interrupted or not, the caller looks again.
-        let _ = epoll::wait(self.epoll.as_fd(), &mut events, time);
+        let Ok((events, _)) = epoll::wait(self.epoll.as_fd(), &mut events, time) else {
+            return Vec::new();
+        };
+        let keys = events.iter().map(|event| event.data.u64());
+        keys.filter(|key| *key >= Self::FIRST_KEY).collect()
     }
 }
 

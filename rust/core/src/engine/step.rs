@@ -1,6 +1,5 @@
 //! One step of a group: what can be moved now is moved, what has ended is noticed.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -20,22 +19,14 @@ const CONCURRENT: usize = 64;
 /// How long to wait for the link that a peer is making before trying to make one ourselves.
 const PEER_CONNECTS_WITHIN: Duration = Duration::from_secs(2);
 
-/// What is said of a panic under the group's lock.
-pub(super) const PANICKED: &str =
-    "a step of the group panicked; the panic's message is on standard error";
-
 /// Waits named in a report, beyond which only their number is given.
 const WAITS_NAMED: usize = 4;
 
 impl Group {
-    /// Moves every byte that can be moved now. Returns whether anything moved. A panic on the way is a defect, and the
-    /// end of the group: no operation may go on, nor its memory be used, after its caller has been unwound.
+    /// Moves every byte that can be moved now. Returns whether anything moved, also when that was the group's end.
     pub(super) fn step(&self, core: &mut Core) -> bool {
-        let stepped = catch_unwind(AssertUnwindSafe(|| self.step_once(core)));
-        stepped.unwrap_or_else(|_| {
-            self.fail(core, Error::internal(PANICKED));
-            true
-        })
+        self.guarded(core, |core| self.step_once(core))
+            .unwrap_or(true)
     }
 
     fn step_once(&self, core: &mut Core) -> bool {
@@ -132,11 +123,14 @@ impl Group {
                     LendBytes::None => link.lend_private_from(usize::MAX),
                     LendBytes::From(bytes) => link.lend_private_from(bytes),
                 }
+                link.lose_silent_host_after(self.config.peer_timeout.seconds());
                 if core.patience.is_crowded() {
                     link.expect_a_crowd();
                 }
                 tracing::debug!(rank = self.rank, peer, lane = ?lane, via = %link.describe(), "link open");
-                core.links.establish(lane, peer, link);
+                let name = self.name_of(peer);
+                core.links.establish(lane, peer, link, name);
+                self.answer_questions_of(lane, peer, &core.links);
             }
             Mail::Awaited { lane, peer } => {
                 let slot = core.links.slot(lane, peer);
@@ -206,6 +200,11 @@ impl Group {
 
     /// Looks at what the hot path does not: deadlines, the peers' state, links that could not be opened.
     pub(super) fn look_around(&self, core: &mut Core) {
+        // A panic is the end of the group; its error reaches the callers.
+        let _ = self.guarded(core, |core| self.look_around_once(core));
+    }
+
+    fn look_around_once(&self, core: &mut Core) {
         if !core.is_busy() {
             return;
         }
@@ -219,7 +218,7 @@ impl Group {
                 match state {
                     PeerState::Present => continue,
                     PeerState::Aborted(notice) => aborted = Some(notice),
-                    state => open.ended = Some(state),
+                    state => open.end(state),
                 }
             }
             someone_left |= open.ended.is_some();
@@ -241,6 +240,7 @@ impl Group {
             }
         }
         self.tell_positions(core);
+        self.ask_for_life(core);
         // What arrived before the end still counts: only when nothing moves any more is a wait in vain.
         if !someone_left || !self.step(core) {
             if let Some(error) = self.in_vain(core) {
@@ -306,7 +306,10 @@ impl Group {
                     false => Some(error),
                 }
             }
-            Slot::Closed | Slot::Opening { .. } => None,
+            Slot::Closed | Slot::Opening { .. } => {
+                let state = links.lost_elsewhere(lane, peer)?;
+                loss(state, peer, &self.membership.members[peer].label)
+            }
         }
     }
 
@@ -376,10 +379,9 @@ impl Group {
             text.push_str(&format!("; and {more} more"));
         }
         if text.is_empty() {
-            "nothing is under way".into()
-        } else {
-            text
+            return "nothing is under way".into();
         }
+        text + &self.stalls(core)
     }
 
     /// Announces on the links that matter that this thread is about to sleep, and moves `until` forward to the next

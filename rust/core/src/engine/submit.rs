@@ -291,7 +291,8 @@ impl Group {
             timeout,
             options.completion,
         ));
-        if let Err(error) = start(core, &work) {
+        let started = self.guarded(core, |core| start(core, &work));
+        if let Err(error) = started.flatten() {
             if error.code.is_fatal() {
                 self.fail(core, error.clone());
             }

@@ -255,7 +255,7 @@ impl Task {
                     progress.done = true;
                     return Ok(());
                 }
-                Loan::Declined => return Err(declined()),
+                Loan::Declined => return Err(open.link.blame(declined())),
                 Loan::Refused => {
                     // The header has come with the loan; the payload is streamed.
                     progress.bytes = HEADER;
@@ -440,7 +440,7 @@ impl Task {
     }
 
     /// The same for a message that was posted or lent; `None` while there is none.
-    #[inline]
+    #[inline(always)]
     fn take_whole(
         &self,
         open: &mut OpenLink,

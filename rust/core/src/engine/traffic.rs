@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
-use crate::transport::{Lending, Link, Loan, Ticket};
+use crate::transport::{Lending, Loan, Ticket};
 use crate::types::{DataType, Rank};
 
-use super::links::Runs;
+use super::links::{PeerLink, Runs};
 use super::wire::{u32_at, u64_at};
 use super::work::WorkState;
 
@@ -124,7 +124,7 @@ pub(super) enum Sent {
 
 impl Outgoing {
     /// Sends as much as goes now.
-    pub(super) fn advance(&mut self, link: &mut dyn Link) -> Result<Sent> {
+    pub(super) fn advance(&mut self, link: &mut PeerLink) -> Result<Sent> {
         if self.offered {
             return self.offer(link);
         }
@@ -132,7 +132,7 @@ impl Outgoing {
             match link.loan(ticket)? {
                 Loan::Out => return Ok(Sent::NotNow),
                 Loan::Returned => return Ok(Sent::Whole),
-                Loan::Declined => return Err(declined()),
+                Loan::Declined => return Err(link.blame(declined())),
                 Loan::Refused => {
                     (self.loan, self.lendable) = (None, false);
                     self.sent = HEADER;
@@ -166,7 +166,7 @@ impl Outgoing {
         self.stream(link)
     }
 
-    fn offer(&self, link: &mut dyn Link) -> Result<Sent> {
+    fn offer(&self, link: &mut PeerLink) -> Result<Sent> {
         let length = self.payload.len();
         let mut runs = Runs::default();
         if length < link.lends_from() || !runs.fill(&self.payload, 0, length, link.most_lent_runs())
@@ -180,7 +180,7 @@ impl Outgoing {
         })
     }
 
-    fn stream(&mut self, link: &mut dyn Link) -> Result<Sent> {
+    fn stream(&mut self, link: &mut PeerLink) -> Result<Sent> {
         let total = HEADER + self.payload.len();
         while self.sent < total {
             let sent = if self.sent < HEADER {

@@ -7,6 +7,7 @@ use parking_lot::MutexGuard;
 use crate::error::{Code, Error, Result};
 
 use super::company;
+use super::defects::contained;
 use super::group::{Core, Group};
 use super::progress::Found;
 use super::sleep::Next;
@@ -67,7 +68,10 @@ impl Group {
             }
             core.leader = true;
             core.matching.hold_offers(true);
-            self.lead(&mut core, works, until);
+            if let Err(error) = contained(|| self.lead(&mut core, works, until)) {
+                core.sleeping = false;
+                self.fail(&mut core, error);
+            }
             core.matching.hold_offers(false);
             core.leader = false;
             if core.followers > 0 {
@@ -180,15 +184,20 @@ impl Group {
             // It sleeps on the same descriptors, and its announcements are not ours to change.
             return true;
         }
+        let prepared = self.guarded(&mut core, |core| self.prepare(core, until));
+        prepared.unwrap_or(true)
+    }
+
+    fn prepare(&self, core: &mut Core, until: &mut Option<Instant>) -> bool {
         // What is forgotten here is looked at afterwards.
         self.sleeper().clear();
-        self.look_around(&mut core);
+        self.look_around(core);
         // It may have read what an operation was waiting for.
-        if self.step(&mut core) || !core.is_busy() {
+        if self.step(core) || !core.is_busy() {
             return true;
         }
         core.dozing = true;
-        self.arm(&mut core, until)
+        self.arm(core, until)
     }
 
     /// The progress thread is awake again.
@@ -196,7 +205,7 @@ impl Group {
         let mut core = self.core.lock();
         core.dozing = false;
         if !core.leader {
-            self.disarm(&mut core);
+            let _ = self.guarded(&mut core, |core| self.disarm(core));
             self.look_around(&mut core);
         }
     }

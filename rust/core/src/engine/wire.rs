@@ -12,6 +12,10 @@ pub(crate) const HEADER: usize = MESSAGE_HEADER;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"UNI1");
 
+/// Fields that may differ, as errors name them.
+const COUNT: &str = "count";
+const LENGTH: &str = "message length";
+
 /// What a message belongs to. Both sides compute it; a difference is an error on both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fingerprint {
@@ -25,6 +29,8 @@ pub(crate) struct Fingerprint {
     pub(crate) root: u32,
     /// Elements of the operation where all ranks know them, else 0.
     pub(crate) count: u64,
+    /// Of the counts per rank, where all ranks know them: a [`digest`], else 0.
+    pub(crate) counts: u32,
     /// Bytes of this message's payload.
     pub(crate) length: u64,
 }
@@ -41,6 +47,7 @@ impl Fingerprint {
         out[16..24].copy_from_slice(&self.count.to_le_bytes());
         out[24..32].copy_from_slice(&self.length.to_le_bytes());
         out[32..36].copy_from_slice(&self.root.to_le_bytes());
+        out[36..40].copy_from_slice(&self.counts.to_le_bytes());
         out
     }
 
@@ -79,6 +86,7 @@ impl Fingerprint {
             count: u64_at(bytes, 16),
             length: u64_at(bytes, 24),
             root: u32_at(bytes, 32),
+            counts: u32_at(bytes, 36),
         })
     }
 
@@ -95,7 +103,8 @@ impl Fingerprint {
     }
 
     /// The operation in words: `all_reduce #5 (float32, 1024 elements, sum)`.
-    fn describe(&self, with_length: bool) -> String {
+    /// What is zero is named where it is the `field` that differs.
+    fn describe(&self, field: &str) -> String {
         let name = Collective::from_number(self.collective).map_or("unknown", Collective::name);
         let mut parts = Vec::new();
         if let Some(dtype) = DataType::from_number(self.dtype)
@@ -103,7 +112,7 @@ impl Fingerprint {
         {
             parts.push(dtype.name().to_owned());
         }
-        if self.count > 0 {
+        if self.count > 0 || field == COUNT {
             parts.push(format!("{} elements", self.count));
         }
         if self.op > 0 {
@@ -113,13 +122,25 @@ impl Fingerprint {
         if rooted {
             parts.push(format!("root {}", self.root));
         }
-        if with_length {
-            parts.push(format!("message of {} bytes", self.length));
+        if field == LENGTH {
+            parts.push(self.describe_length());
         }
         if parts.is_empty() {
             return format!("{name} #{}", self.sequence);
         }
         format!("{name} #{} ({})", self.sequence, parts.join(", "))
+    }
+
+    /// `message of 3 elements, 12 bytes`. A reduction may send elements of a wider type; there it is bytes alone.
+    fn describe_length(&self) -> String {
+        let bytes = self.length;
+        let size = DataType::from_number(self.dtype).map_or(0, DataType::size) as u64;
+        match size {
+            1.. if self.op == 0 && bytes.is_multiple_of(size) => {
+                format!("message of {} elements, {bytes} bytes", bytes / size)
+            }
+            _ => format!("message of {bytes} bytes"),
+        }
     }
 
     /// The error of a receiver `rank` that expected `self` and got `theirs` from `peer`.
@@ -135,24 +156,36 @@ impl Fingerprint {
         } else if self.root != theirs.root {
             "root"
         } else if self.count != theirs.count {
-            "count"
-        } else if self.algorithm != theirs.algorithm {
+            COUNT
+        } else if self.counts != theirs.counts && self.length == theirs.length {
+            "distribution of the counts over the ranks"
+        } else if self.counts == theirs.counts && self.algorithm != theirs.algorithm {
             "algorithm"
         } else {
-            "message length"
+            LENGTH
         };
-        let with_length = field == "message length";
         Error::new(
             Code::Mismatch,
             format!(
                 "the {field} differs: rank {rank} called {} but rank {peer} called {}; every rank must call the same \
                  operations in the same order with matching arguments",
-                self.describe(with_length),
-                theirs.describe(with_length)
+                self.describe(field),
+                theirs.describe(field)
             ),
         )
         .with_peer(peer)
     }
+}
+
+/// A number that differs where two lists of counts do, but for one pair in four thousand million.
+pub(crate) fn digest(counts: &[usize]) -> u32 {
+    // FNV-1a over whole numbers, whose upper half depends on all of them.
+    let mixed = counts
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, count| {
+            (hash ^ *count as u64).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+    (mixed ^ mixed >> 32) as u32
 }
 
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -176,6 +209,7 @@ mod tests {
             algorithm: 1,
             root: 0,
             count: 1024,
+            counts: 7,
             length: 4096,
         }
     }

@@ -22,13 +22,13 @@ use super::limit;
 use super::places::Places;
 use super::region::{CHUNK, Region};
 use super::segment::Segment;
+use super::{IsOver, page};
 use crate::fork;
 
 /// Blocks begin at multiples of this: two blocks never share a cache line.
 pub(super) const GRAIN: usize = 64;
-pub(super) const PAGE: usize = 4096;
 /// Blocks from this size on consist of whole pages.
-const LARGE: usize = 16 * PAGE;
+const LARGE: usize = 64 << 10;
 /// The size of a small segment.
 const LEAST: usize = 64 << 20;
 /// The size up to which segments grow with the heap.
@@ -106,7 +106,9 @@ struct State {
     /// The region's chunks.
     chunks: Option<Places>,
     /// Bytes of segments that peers do not share any more.
-    detached: Vec<(u32, Range<usize>)>,
+    detached: Vec<Detached>,
+    /// Blocks that were freed and lie in them.
+    withheld: Vec<Held>,
     /// Empty segments.
     idle: usize,
     in_use: usize,
@@ -120,8 +122,28 @@ struct Held {
     segment: u32,
     offset: usize,
     bytes: usize,
-    /// It stays in use for ever.
-    withheld: bool,
+}
+
+/// Bytes that were taken away from a peer that may still be writing there.
+struct Detached {
+    segment: u32,
+    /// Whole pages.
+    bytes: Range<usize>,
+    is_over: IsOver,
+    /// The pages are of this process's own; else the system refused them.
+    is_private: bool,
+}
+
+impl Detached {
+    fn overlaps(&self, segment: u32, bytes: &Range<usize>) -> bool {
+        self.segment == segment && self.bytes.start < bytes.end && bytes.start < self.bytes.end
+    }
+}
+
+impl Held {
+    fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.bytes
+    }
 }
 
 impl Arena {
@@ -138,6 +160,7 @@ impl Arena {
                 blocks: None,
                 chunks: None,
                 detached: Vec::new(),
+                withheld: Vec::new(),
                 idle: 0,
                 in_use: 0,
                 peak: 0,
@@ -160,6 +183,7 @@ impl Arena {
         let mut retired = Vec::new();
         let block = {
             let mut state = self.state.lock();
+            self.reclaim(&mut state);
             let block = match state.take(bytes, align) {
                 Some(block) => Ok(block),
                 None => self
@@ -188,6 +212,7 @@ impl Arena {
         let found = {
             let mut state = self.state.lock();
             let found = state.put(address);
+            self.reclaim(&mut state);
             self.retire_idle(&mut state, &mut retired);
             found
         };
@@ -195,9 +220,9 @@ impl Arena {
         found
     }
 
-    /// Takes `address..address + bytes` away from the peers: what they write there is not seen any more. The blocks in
-    /// which it lies are not handed out again, and no peer is told of it.
-    pub(super) fn detach(&self, address: usize, bytes: usize) {
+    /// Takes `address..address + bytes` away from the peers: what they write there is not seen any more, and no peer is
+    /// told of it. What lies in these pages is not handed out again before it `is_over`.
+    pub(super) fn detach(&self, address: usize, bytes: usize, is_over: IsOver) {
         if fork::is_child() {
             return;
         }
@@ -208,15 +233,11 @@ impl Arena {
             return;
         };
         let mut state = self.state.lock();
-        let end = first + bytes;
-        for held in state.blocks.iter_mut().flat_map(HashMap::values_mut) {
-            let overlaps = held.offset < end && first < held.offset + held.bytes;
-            held.withheld |= held.segment == segment && overlaps;
-        }
-        match state.detach(segment, first..end) {
+        match state.detach(segment, first..first + bytes, &is_over) {
             Ok(()) => tracing::warn!(
                 bytes,
-                "a peer has stopped while it was writing to shared memory, which it loses; the block is not shared again"
+                "a peer has stopped while it was writing to shared memory, which it loses; what is freed there is used \
+                 again when that peer goes on or ends"
             ),
             Err(errno) => tracing::warn!(
                 bytes,
@@ -248,10 +269,18 @@ impl Arena {
     fn is_detached(&self, segment: u32, offset: usize, bytes: usize) -> bool {
         self.has_detached.load(Ordering::Acquire) && {
             let state = self.state.lock();
-            let overlaps = |(of, range): &(u32, Range<usize>)| {
-                *of == segment && range.start < offset + bytes && offset < range.end
-            };
-            state.detached.iter().any(overlaps)
+            let bytes = offset..offset + bytes;
+            let mut detached = state.detached.iter();
+            detached.any(|detached| detached.overlaps(segment, &bytes))
+        }
+    }
+
+    /// Takes back what no peer can be writing to any more.
+    fn reclaim(&self, state: &mut State) {
+        if !state.detached.is_empty() {
+            state.reclaim();
+            let has_detached = !state.detached.is_empty();
+            self.has_detached.store(has_detached, Ordering::Release);
         }
     }
 
@@ -342,11 +371,11 @@ impl Arena {
         retired: &mut Vec<Segment>,
     ) -> Result<(), String> {
         let limit = self.limit();
-        let least = bytes.next_multiple_of(PAGE);
+        let least = bytes.next_multiple_of(page());
         if state.reserved + least > limit {
             state.retire(retired, |_| true);
         }
-        let room = limit.saturating_sub(state.reserved) / PAGE * PAGE;
+        let room = limit.saturating_sub(state.reserved) / page() * page();
         if least > room {
             let reserved = state.reserved;
             return Err(format!(
@@ -431,7 +460,6 @@ impl State {
             segment: segment.number,
             offset,
             bytes,
-            withheld: false,
         };
         self.blocks.as_mut()?.insert(address.addr().get(), held);
         self.in_use += bytes;
@@ -445,36 +473,83 @@ impl State {
 
     /// Gives this process pages of its own where `bytes` of a segment lie. Those that it has already stay: they would be
     /// lost for what the file holds.
-    fn detach(&mut self, number: u32, bytes: Range<usize>) -> Result<(), Errno> {
+    fn detach(&mut self, number: u32, bytes: Range<usize>, is_over: &IsOver) -> Result<(), Errno> {
         let Some(segment) = self.segments.get(&number) else {
             return Ok(());
         };
-        let before = self.detached.iter().filter(|(of, _)| *of == number);
-        let mut before: Vec<Range<usize>> = before.map(|(_, range)| range.clone()).collect();
+        let mut before: Vec<Range<usize>> = Vec::new();
+        for detached in &self.detached {
+            if detached.segment == number && detached.is_private {
+                before.push(detached.bytes.clone());
+            }
+        }
         before.sort_by_key(|range| range.start);
-        let end = bytes.end.next_multiple_of(PAGE).min(segment.length());
-        let mut at = bytes.start / PAGE * PAGE;
+        let end = bytes.end.next_multiple_of(page()).min(segment.length());
+        let start = bytes.start / page() * page();
+        let (mut at, mut result) = (start, Ok(()));
         for range in before.into_iter().chain(std::iter::once(end..end)) {
             let gap = at..range.start.min(end);
             if !gap.is_empty() {
-                segment.detach(gap.clone())?;
-                self.detached.push((number, gap));
+                let detached = segment.detach(gap.clone());
+                self.detached.push(Detached {
+                    segment: number,
+                    bytes: gap,
+                    is_over: Arc::clone(is_over),
+                    is_private: detached.is_ok(),
+                });
+                result = result.and(detached);
             }
             at = at.max(range.end);
         }
-        Ok(())
+        // This peer, too, may be writing to what was taken away from another.
+        for detached in &mut self.detached {
+            if detached.overlaps(number, &(start..end)) && !Arc::ptr_eq(&detached.is_over, is_over)
+            {
+                let (one, other) = (Arc::clone(&detached.is_over), Arc::clone(is_over));
+                detached.is_over = Arc::new(move || one() && other());
+            }
+        }
+        result
+    }
+
+    /// Shares again what was taken away from peers that can write no more, where no block is in use any more, and frees
+    /// the blocks that had to wait for it.
+    fn reclaim(&mut self) {
+        let Self {
+            segments,
+            blocks,
+            detached,
+            ..
+        } = self;
+        let is_used = |detached: &Detached| {
+            let mut blocks = blocks.iter().flat_map(HashMap::values);
+            blocks.any(|held| detached.overlaps(held.segment, &held.range()))
+        };
+        detached.retain(|detached| {
+            if is_used(detached) || !(detached.is_over)() {
+                return true;
+            }
+            let segment = segments.get(&detached.segment);
+            // SAFETY: no block lies there.
+            let attach = |segment: &Segment| unsafe { segment.attach(detached.bytes.clone()) };
+            segment.is_some_and(|segment| detached.is_private && attach(segment).is_err())
+        });
+        for held in std::mem::take(&mut self.withheld) {
+            self.put_back(held);
+        }
     }
 
     fn put(&mut self, address: NonNull<u8>) -> bool {
-        let Some(held) = self
-            .blocks
-            .as_mut()
-            .and_then(|blocks| blocks.remove(&address.addr().get()))
-        else {
-            return false;
-        };
-        if held.withheld {
-            return true;
+        let blocks = self.blocks.as_mut();
+        let held = blocks.and_then(|blocks| blocks.remove(&address.addr().get()));
+        held.inspect(|held| self.put_back(*held)).is_some()
+    }
+
+    /// Frees a block that is in use no more, or withholds it.
+    fn put_back(&mut self, held: Held) {
+        let mut detached = self.detached.iter();
+        if detached.any(|detached| detached.overlaps(held.segment, &held.range())) {
+            return self.withheld.push(held);
         }
         self.in_use -= held.bytes;
         if let Some(segment) = self.segments.get_mut(&held.segment) {
@@ -484,7 +559,6 @@ impl State {
                 self.idle += 1;
             }
         }
-        true
     }
 
     /// Takes the empty segments out of the table whose time of becoming so is `due`.
@@ -520,7 +594,7 @@ fn rounded(bytes: usize, align: usize) -> Option<(usize, usize)> {
         return None;
     }
     Some(if bytes >= LARGE {
-        (bytes.next_multiple_of(PAGE), align.max(PAGE))
+        (bytes.next_multiple_of(page()), align.max(page()))
     } else {
         (bytes.max(1).next_multiple_of(GRAIN), align.max(GRAIN))
     })

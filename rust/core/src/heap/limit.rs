@@ -20,7 +20,7 @@ pub(super) fn from_environment() -> usize {
 
 /// Half of the memory that this process can have, in whole pages.
 pub(super) fn half() -> usize {
-    of_the_machine() / 2 / 4096 * 4096
+    of_the_machine() / 2 / super::page() * super::page()
 }
 
 /// The memory of the machine, or of the container when that is limited.

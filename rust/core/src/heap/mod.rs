@@ -26,6 +26,7 @@ mod window;
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use self::arena::Arena;
 pub use self::arena::{Block, Place, Statistics};
@@ -64,10 +65,18 @@ pub unsafe fn free(address: NonNull<u8>) -> bool {
     unsafe { HEAP.free(address) }
 }
 
-/// Takes `address..address + bytes` away from the peers, who may be writing to it: it stays as it is, in memory of this
-/// process's own. It is not located any more, and its block is never handed out again.
-pub(crate) fn detach(address: usize, bytes: usize) {
-    HEAP.detach(address, bytes);
+/// Whether a peer that has stopped in the middle of writing can write no more: it has gone on, or ended.
+pub(crate) type IsOver = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// Takes `address..address + bytes` away from a peer that may be writing to it: it stays as it is, in memory of this
+/// process's own. It is not located any more, and its block, when it is freed, is not handed out again before it `is_over`.
+pub(crate) fn detach(address: usize, bytes: usize, is_over: IsOver) {
+    HEAP.detach(address, bytes, is_over);
+}
+
+/// Bytes of a page of memory here: 4,096 on most systems.
+pub(crate) fn page() -> usize {
+    rustix::param::page_size()
 }
 
 /// Where `address..address + bytes` lies, for peers. `None` when it is not, as a whole, in a segment of the heap. For

@@ -1,4 +1,5 @@
-//! A peer's heap as this side sees it: its segments, mapped to read what the peer lends, and to write where it shares.
+//! A peer's heap as this side sees it: its segments, mapped to read what the peer lends, and to write where it shares. One
+//! that its owner has sealed against writing is mapped to be read alone.
 //!
 //! What a peer announces is checked against what the kernel says of the descriptor that came with it: that it is a
 //! memfd of that length, sealed against changing it, and the very file that was meant. An announcement that a member
@@ -14,11 +15,12 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use rustix::fs;
+use rustix::fs::{self, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
-use super::segment::SEALS;
+use super::segment::{READ_ONLY, SEALS};
 use crate::error::{Code, Error, Result};
+use crate::fork::Home;
 
 /// More segments than any heap has: 64 of them hold 64 GiB.
 const MOST_SEGMENTS: usize = 4096;
@@ -209,6 +211,11 @@ impl Held {
         self.bytes
     }
 
+    /// Whether this side can write them at all.
+    pub fn is_writable(&self) -> bool {
+        self.mapping.is_writable
+    }
+
     /// Where they begin in this process.
     pub(super) fn start(&self) -> NonNull<u8> {
         self.start
@@ -231,25 +238,27 @@ impl Held {
     /// As [`Held::read`], to write.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are not so many, or they [cannot be written](Held::is_writable).
     ///
     /// # Safety
     /// The peer shares these bytes and leaves them alone while the slice lives. Should it break the link's protocol, it
     /// finds other numbers in its memory than it expects.
     pub unsafe fn write(&mut self, at: usize, bytes: usize) -> &mut [u8] {
-        assert!(at <= self.bytes && bytes <= self.bytes - at);
+        assert!(at <= self.bytes && bytes <= self.bytes - at && self.mapping.is_writable);
         debug_assert!(self.start >= self.mapping.base);
         // SAFETY: as in `read`; the exclusive borrow keeps other slices of this process away.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(at), bytes) }
     }
 }
 
-/// A segment of another process's heap, mapped to read and write.
+/// A segment of another process's heap, mapped to read, and to write unless it is sealed against that.
 #[derive(Debug)]
 struct Mapping {
     base: NonNull<u8>,
     length: usize,
+    is_writable: bool,
     inode: u64,
+    home: Home,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, on drop.
@@ -275,17 +284,15 @@ impl Mapping {
             )
         };
         let length = usize::try_from(identity.bytes).map_err(|cause| refused(&cause))?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
-        let mapped = unsafe {
-            mm::mmap(
-                ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                file,
-                0,
-            )
+        let seals = fs::fcntl_get_seals(file).map_err(|errno| refused(&errno))?;
+        let is_writable = !seals.intersects(READ_ONLY | SealFlags::WRITE);
+        let access = match is_writable {
+            true => ProtFlags::READ | ProtFlags::WRITE,
+            false => ProtFlags::READ,
         };
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+        let mapped =
+            unsafe { mm::mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file, 0) };
         let base = mapped.map_err(|errno| refused(&errno))?;
         let base =
             NonNull::new(base.cast::<u8>()).ok_or_else(|| refused(&"mapped at address zero"))?;
@@ -294,7 +301,9 @@ impl Mapping {
         let mapping = Arc::new(Self {
             base,
             length,
+            is_writable,
             inode: identity.inode,
+            home: Home::here(),
         });
         mappings.push((identity.inode, Arc::downgrade(&mapping)));
         Ok(mapping)
@@ -311,6 +320,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            // The list may be locked by a thread that is not in this process. The mapping goes with the process.
+            return;
+        }
         let this: *const Self = self;
         MAPPINGS
             .lock()
@@ -326,7 +339,7 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
-    use rustix::fs::{MemfdFlags, SealFlags};
+    use rustix::fs::MemfdFlags;
 
     use super::*;
 

@@ -11,9 +11,10 @@ use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
+use super::page;
+
 /// Where a segment may begin; also the largest alignment a block can have.
 pub(super) const CHUNK: usize = 64 << 20;
-pub(super) const PAGE: usize = 4096;
 /// The least that is worth reserving.
 const FEWEST: usize = 4;
 
@@ -138,14 +139,14 @@ impl Region {
         at: usize,
         length: usize,
     ) -> Result<(), Errno> {
-        assert!(at.is_multiple_of(PAGE) && length <= self.length() - at);
+        assert!(at.is_multiple_of(page()) && length <= self.length() - at);
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         let place = self.address(at).as_ptr();
         // SAFETY: a mapping of the same bytes of the same file takes the place of the one that is there, in one step: who
         // reads finds what was there, and who writes, writes.
         unsafe { mm::mmap(place.cast(), length, access, flags, file, start) }?;
-        for page in (0..length).step_by(PAGE) {
+        for page in (0..length).step_by(page()) {
             // SAFETY: within what has just been mapped. Other threads may be using the byte in whatever way; it is
             // replaced by itself, or was just written by somebody else.
             let byte = unsafe { AtomicU8::from_ptr(place.add(page)) };
@@ -155,6 +156,26 @@ impl Region {
             let _ = byte.compare_exchange(held, held, Ordering::AcqRel, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Undoes [`Region::detach`]: the bytes are the file's again, and what was written to the pages meanwhile is gone.
+    ///
+    /// # Safety
+    /// The memory is in no block: nobody in this process uses it.
+    pub(super) unsafe fn attach(
+        &self,
+        file: BorrowedFd<'_>,
+        start: u64,
+        at: usize,
+        length: usize,
+    ) -> Result<(), Errno> {
+        assert!(at.is_multiple_of(page()) && length <= self.length() - at);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let place = self.address(at).as_ptr();
+        // SAFETY: a mapping of the same bytes of the same file takes the place of the one that is there, whose contents
+        // nobody needs, as the caller promises.
+        unsafe { mm::mmap(place.cast(), length, access, flags, file, start) }.map(drop)
     }
 
     /// Undoes [`Region::map`]: the addresses are reserved as before.
@@ -212,28 +233,33 @@ mod tests {
 
     #[test]
     fn what_is_detached_keeps_its_contents_to_itself() {
+        let pages = page();
         let region = Region::reserve(4 * CHUNK).unwrap();
-        let file = file(4 * PAGE);
-        region.map(3, file.as_fd(), 0, 4 * PAGE).unwrap();
+        let file = file(4 * pages);
+        region.map(3, file.as_fd(), 0, 4 * pages).unwrap();
         let byte = |page: usize| {
             // SAFETY: mapped above and in use by this thread alone.
-            unsafe { AtomicU8::from_ptr(region.address(page * PAGE + 7).as_ptr()) }
+            unsafe { AtomicU8::from_ptr(region.address(page * pages + 7).as_ptr()) }
         };
         (0..4).for_each(|page| byte(page).store(page as u8 + 1, Ordering::Relaxed));
         region
-            .detach(file.as_fd(), PAGE as u64, PAGE, 2 * PAGE)
+            .detach(file.as_fd(), pages as u64, pages, 2 * pages)
             .unwrap();
         let file = std::fs::File::from(file);
         for page in 0..4 {
             use std::os::unix::fs::FileExt;
 
             assert_eq!(byte(page).load(Ordering::Relaxed), page as u8 + 1);
-            file.write_all_at(&[99], (page * PAGE) as u64 + 7).unwrap();
+            file.write_all_at(&[99], (page * pages) as u64 + 7).unwrap();
         }
         let seen: Vec<u8> = (0..4)
             .map(|page| byte(page).load(Ordering::Relaxed))
             .collect();
         assert_eq!(seen, [99, 2, 3, 99]);
+        // SAFETY: this thread alone uses it, as numbers.
+        unsafe { region.attach(file.as_fd(), pages as u64, pages, pages) }.unwrap();
+        assert_eq!(byte(1).load(Ordering::Relaxed), 99);
+        assert_eq!(byte(2).load(Ordering::Relaxed), 3);
     }
 
     #[test]

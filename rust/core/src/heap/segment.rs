@@ -1,7 +1,11 @@
 //! One memfd of the heap, mapped by the process that owns it.
 //!
-//! It is sealed against changing its size, so that a peer that maps it cannot fault on it whatever its owner does; the
-//! seal against writing is out of place, since the owner writes on. Memory is committed page by page as it is touched.
+//! It is sealed against changing its size, so that a peer that maps it cannot fault on it whatever its owner does. Memory is
+//! committed page by page as it is touched.
+//!
+//! Peers may write to it: an all_reduce in one pass stores each sum to the buffers of all ranks. That is a right to a whole
+//! segment, of which a peer that keeps the protocol uses what is shared with it. What peers only read lies elsewhere, in
+//! windows (`window.rs`), which the kernel keeps them from writing.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -47,6 +51,7 @@ impl Segment {
         strict: bool,
     ) -> Result<Self, Errno> {
         let file = memory(length)?;
+        seal(&file, SealFlags::empty())?;
         region.map(number, file.as_fd(), at, length)?;
         Ok(Self {
             number,
@@ -84,6 +89,19 @@ impl Segment {
             .detach(file, bytes.start as u64, at, bytes.len())
     }
 
+    /// Undoes [`Segment::detach`]: see [`Region::attach`].
+    ///
+    /// # Safety
+    /// No block lies in these bytes.
+    pub(super) unsafe fn attach(&self, bytes: Range<usize>) -> Result<(), Errno> {
+        let (file, at) = (self.file.as_fd(), self.at + bytes.start);
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.region
+                .attach(file, bytes.start as u64, at, bytes.len())
+        }
+    }
+
     /// Makes sure that there is memory for a block, where the system would otherwise notice only when it is touched,
     /// and then end the process. False when there is none.
     pub(super) fn commit(&self, offset: usize, bytes: usize) -> bool {
@@ -93,7 +111,15 @@ impl Segment {
     }
 }
 
-/// A sealed memfd of `length` bytes, all zero.
+/// Nobody but its owner writes to a segment that is sealed against this: not by mappings made later, nor in any other way.
+pub(super) const READ_ONLY: SealFlags = SealFlags::FUTURE_WRITE;
+
+/// Seals what [`memory`] made with `seals` against all further seals.
+pub(super) fn seal(file: &OwnedFd, seals: SealFlags) -> Result<(), Errno> {
+    fs::fcntl_add_seals(file, seals | SealFlags::SEAL)
+}
+
+/// A memfd of `length` bytes, all zero, which keeps that length. To be [sealed](seal).
 pub(super) fn memory(length: usize) -> Result<OwnedFd, Errno> {
     // A file beyond this limit is not refused: the process gets a signal that ends it.
     if getrlimit(Resource::Fsize)
@@ -105,7 +131,7 @@ pub(super) fn memory(length: usize) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = fs::memfd_create("unisono heap", flags)?;
     fs::ftruncate(&file, length as u64)?;
-    fs::fcntl_add_seals(&file, SEALS)?;
+    fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
     Ok(file)
 }
 

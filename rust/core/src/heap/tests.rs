@@ -1,4 +1,6 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -316,4 +318,45 @@ proptest! {
         let rest = arena.statistics();
         prop_assert_eq!((rest.reserved, rest.in_use, rest.blocks, rest.segments), (0, 0, 0, 0));
     }
+}
+
+#[test]
+fn what_a_stopped_peer_may_write_is_withheld_until_it_can_no_more() {
+    let arena = heap(64 << 20);
+    let taken = || arena.allocate(1 << 20, 64).unwrap();
+    let (first, beside) = (taken(), taken());
+    let address = first.address.addr().get();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&is_over);
+    arena.detach(
+        address + 5000,
+        100,
+        Arc::new(move || seen.load(Ordering::Relaxed)),
+    );
+    assert!(arena.locate(first.address.as_ptr(), 1 << 20).is_none());
+    assert!(arena.locate(beside.address.as_ptr(), 1 << 20).is_some());
+    // SAFETY: nobody uses it any more.
+    assert!(unsafe { arena.free(first.address) });
+    assert_ne!(taken().address, first.address);
+    is_over.store(true, Ordering::Relaxed);
+    let again = taken();
+    assert_eq!(again.address, first.address);
+    assert!(arena.locate(again.address.as_ptr(), 1 << 20).is_some());
+    assert_eq!(arena.statistics().in_use, 3 << 20);
+}
+
+#[test]
+fn what_is_in_use_stays_private_after_the_peer_has_gone_on() {
+    let arena = heap(64 << 20);
+    let block = arena.allocate(1 << 20, 64).unwrap();
+    arena.detach(block.address.addr().get(), 100, Arc::new(|| true));
+    // SAFETY: this test's block.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(block.address.as_ptr(), 100) };
+    bytes.fill(7);
+    assert!(arena.allocate(64, 64).is_some());
+    assert_eq!(bytes, [7; 100]);
+    assert!(arena.locate(block.address.as_ptr(), 1).is_none());
+    // SAFETY: nobody uses it any more.
+    assert!(unsafe { arena.free(block.address) });
+    assert!(arena.locate(block.address.as_ptr(), 1).is_some());
 }

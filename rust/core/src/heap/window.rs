@@ -3,7 +3,8 @@
 //! A window is a segment by itself. It is passed to peers as the heap's segments are, and stays with whoever has mapped
 //! it when its owner has closed it: a rank may leave while others still read what it has left there.
 //!
-//! It begins with words, by which ranks tell each other where they are; the rest is data. The owner alone writes data.
+//! It begins with words, by which ranks tell each other where they are; the rest is data. The owner alone writes, which the
+//! kernel sees to: once the owner has mapped it, it is sealed against all further writing.
 //!
 //! Where data begins in a page differs from rank to rank, and from where buffers usually begin: what is read of all windows
 //! at the same time would otherwise meet in one set of the first cache, and in copies a load would have to wait for the store
@@ -11,15 +12,15 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rustix::fs::{self, FallocateFlags};
+use rustix::fs::{self, FallocateFlags, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::arena::{next_number, note_retired};
 use super::peer::Held;
-use super::{HEAP, arena, limit, segment};
+use super::{HEAP, limit, page, segment};
 use crate::fork;
 
 /// The windows of this process: their numbers, and what peers get as long as there are some to come.
@@ -40,14 +41,18 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Where the data begins.
+    /// Where the data begins, in a layout that has a [length](Layout::bytes).
     fn head(&self) -> usize {
-        (self.words * WORD).next_multiple_of(arena::PAGE) + self.skew
+        (self.words * WORD).next_multiple_of(page()) + self.skew
     }
 
-    /// The length in bytes.
-    fn bytes(&self) -> usize {
-        self.head() + self.data
+    /// The length in bytes. `None`: there is no such length.
+    fn bytes(&self) -> Option<usize> {
+        let words = self.words.checked_mul(WORD)?;
+        let head = words
+            .checked_next_multiple_of(page())?
+            .checked_add(self.skew)?;
+        head.checked_add(self.data)
     }
 
     fn word(&self, start: NonNull<u8>, index: usize) -> NonNull<u8> {
@@ -72,6 +77,7 @@ impl Layout {
 pub struct Window {
     number: u32,
     layout: Layout,
+    bytes: usize,
     start: NonNull<u8>,
 }
 
@@ -79,37 +85,52 @@ pub struct Window {
 unsafe impl Send for Window {}
 
 impl Window {
-    /// A window in which every byte is zero. `None` where there is no shared heap either, and where the system refuses
-    /// the memory.
+    /// A window in which every byte is zero. `None` where there is no shared heap either, where the system refuses the
+    /// memory, and for a layout of more bytes than there are addresses.
     pub fn create(layout: Layout) -> Option<Self> {
+        match HEAP.limit() {
+            0 => None,
+            _ => Self::open(layout),
+        }
+    }
+
+    /// A window for `bytes` bytes of data, also where there is no shared heap.
+    pub(crate) fn holding(bytes: usize) -> Option<Self> {
+        Self::open(Layout {
+            words: 0,
+            skew: 0,
+            data: bytes,
+        })
+    }
+
+    fn open(layout: Layout) -> Option<Self> {
         fork::watch();
-        if fork::is_child() || HEAP.limit() == 0 {
+        if fork::is_child() {
             return None;
         }
-        let file = segment::memory(layout.bytes()).ok()?;
+        let bytes = layout.bytes()?;
+        let file = segment::memory(bytes).ok()?;
         if limit::is_strict() {
             // The system would otherwise notice that there is no memory when it is touched, and end the process.
-            fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, layout.bytes() as u64).ok()?;
+            fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes as u64).ok()?;
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
-        let mapped = unsafe {
-            mm::mmap(
-                ptr::null_mut(),
-                layout.bytes(),
-                access,
-                flags,
-                file.as_fd(),
-                0,
-            )
-        };
+        let mapped = unsafe { mm::mmap(ptr::null_mut(), bytes, access, flags, file.as_fd(), 0) };
         let number = next_number();
+        let start = NonNull::new(mapped.ok()?.cast())?;
         let window = Self {
             number,
             layout,
-            start: NonNull::new(mapped.ok()?.cast())?,
+            bytes,
+            start,
         };
+        // After the mapping, which stays as it is. Where the kernel has no such seal (before Linux 5.1) peers could write.
+        let sealed = segment::seal(&file, segment::READ_ONLY);
+        sealed
+            .or_else(|_| segment::seal(&file, SealFlags::empty()))
+            .ok()?;
         OPEN.lock().push((number, Some(file)));
         Some(window)
     }
@@ -129,7 +150,7 @@ impl Window {
 
     /// The length in bytes.
     pub fn bytes(&self) -> usize {
-        self.layout.bytes()
+        self.bytes
     }
 
     /// One of the words.
@@ -175,7 +196,7 @@ impl Drop for Window {
             note_retired();
         }
         // SAFETY: this is the mapping that `create` made, whole, and nothing borrows from it any more.
-        let result = unsafe { mm::munmap(self.start.as_ptr().cast(), self.layout.bytes()) };
+        let result = unsafe { mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(result.is_ok());
     }
 }
@@ -190,18 +211,22 @@ pub struct PeerWindow {
 impl PeerWindow {
     /// `held` is all of it. `None` when it is not as long as a window of that layout.
     pub fn new(held: Held, layout: Layout) -> Option<Self> {
-        (held.len() == layout.bytes()).then_some(Self { held, layout })
+        (layout.bytes() == Some(held.len())).then_some(Self { held, layout })
     }
 
-    /// One of the words.
+    /// One of the words, to be looked at: the mapping may be one that cannot be written.
     ///
     /// # Panics
     /// If there are not so many.
     #[inline]
-    pub fn word(&self, index: usize) -> &AtomicU64 {
+    pub fn word(&self, index: usize) -> u64 {
         // SAFETY: aligned, since mappings begin with pages; mapped while `held` lives; and used as an atomic on all
         // sides.
-        unsafe { AtomicU64::from_ptr(self.layout.word(self.held.start(), index).as_ptr().cast()) }
+        let word: &AtomicU64 = unsafe {
+            AtomicU64::from_ptr(self.layout.word(self.held.start(), index).as_ptr().cast())
+        };
+        // Acquire: what the owner did before it wrote this is done.
+        word.load(Ordering::Acquire)
     }
 
     /// `bytes` bytes of data from `at` on.
@@ -235,8 +260,6 @@ pub(super) fn is_open(number: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
     use crate::heap::{Identity, PeerHeap};
 
@@ -261,7 +284,7 @@ mod tests {
         let (number, seen) = (window.segment(), open(&window));
         window.write(9_000, 1_000).fill(7);
         window.word(2).store(5, Ordering::Release);
-        assert_eq!(seen.word(2).load(Ordering::Acquire), 5);
+        assert_eq!(seen.word(2), 5);
         assert!(is_open(number) && crate::heap::is_live(number));
         window.settle();
         assert!(is_open(number) && file(number).is_none());
@@ -274,6 +297,21 @@ mod tests {
     }
 
     #[test]
+    fn the_kernel_keeps_peers_from_writing_to_a_window() {
+        let window = Window::create(LAYOUT).unwrap();
+        let file = file(window.segment()).unwrap();
+        let seals = fs::fcntl_get_seals(&file).unwrap();
+        assert!(seals.contains(segment::SEALS | segment::READ_ONLY));
+        assert!(rustix::io::write(&file, &[1]).is_err());
+        // A member that lies: it shares what cannot be written.
+        let mut heap = PeerHeap::default();
+        let identity = Identity::of(window.segment(), &file).unwrap();
+        heap.admit(identity, Some(file)).unwrap();
+        let held = heap.hold(window.segment(), 0, window.bytes()).unwrap();
+        assert!(!held.unwrap().is_writable());
+    }
+
+    #[test]
     fn a_window_of_another_length_is_none() {
         let window = Window::create(LAYOUT).unwrap();
         let file = file(window.segment()).unwrap();
@@ -282,6 +320,36 @@ mod tests {
         heap.admit(identity, Some(file)).unwrap();
         let held = heap.hold(1, 0, window.bytes() - 1).unwrap().unwrap();
         assert!(PeerWindow::new(held, LAYOUT).is_none());
+    }
+
+    #[test]
+    fn a_layout_longer_than_memory_has_no_window() {
+        let window = Window::create(LAYOUT).unwrap();
+        let file = file(window.segment()).unwrap();
+        let mut heap = PeerHeap::default();
+        let identity = Identity::of(1, &file).unwrap();
+        heap.admit(identity, Some(file)).unwrap();
+        for layout in [
+            // Each wraps round to the window's own length.
+            Layout {
+                words: LAYOUT.words + (1 << 61),
+                ..LAYOUT
+            },
+            Layout {
+                words: usize::MAX / WORD,
+                skew: page() + WORD - 1 + page() + LAYOUT.skew,
+                ..LAYOUT
+            },
+            Layout {
+                skew: usize::MAX,
+                data: LAYOUT.data + LAYOUT.skew + 1,
+                ..LAYOUT
+            },
+        ] {
+            assert!(Window::create(layout).is_none());
+            let held = heap.hold(1, 0, window.bytes()).unwrap().unwrap();
+            assert!(PeerWindow::new(held, layout).is_none());
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ fn distances(world: usize) -> impl Iterator<Item = usize> {
 /// After the round at distance d, rank r has heard from the 2d ranks that end with itself. A signal waits for
 /// the signals that were to come before it, see [`super::Step::must_follow`].
 pub(super) fn barrier(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     for distance in distances(shape.world) {
         steps.signal(shape.after(distance));
         steps.await_signal(shape.before(distance));
@@ -39,7 +39,7 @@ pub(super) fn barrier(shape: &Shape) -> Plan {
 /// Blocks lie in their places in `Output` from the start, so nothing is rotated at the end; a run that passes
 /// the end of the world is sent as two messages instead.
 pub(super) fn all_gather(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let world = shape.world;
     let blocks = Blocks::of_shape(shape);
     let output = Span::new(Buffer::Output, 0, blocks.total());
@@ -65,7 +65,7 @@ pub(super) fn all_gather(shape: &Shape) -> Plan {
 /// i, at last the one from rank - i. The round at distance d packs the blocks with the bit d in i, which lie
 /// in runs of d, sends them d places on and puts those that arrive in their stead.
 pub(super) fn all_to_all(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let (world, block) = (shape.world, shape.count());
     let blocks =
         |span: Span, first: usize, len: usize| span.part(first * block..(first + len) * block);

@@ -8,12 +8,35 @@ use crate::types::{Collective, Rank};
 
 /// A plan being written. Steps over empty spans are left out here, once for all algorithms: sender and
 /// receiver know the same length, so both leave out the same messages.
-#[derive(Default)]
+///
+/// That they know the same is not certain where ranks were given counts of their own, and one that was given none at
+/// all would have no part in the operation. There the first message of each link direction is sent also when it is
+/// empty: its fingerprint shows both sides whether they agree. Algorithms ask for a message at least once in each
+/// direction that they use.
 pub(super) struct Steps {
     plan: Plan,
+    first: Option<First>,
+}
+
+/// The peers that nothing has been sent to yet, and those that nothing has been received from.
+struct First {
+    to: Vec<bool>,
+    from: Vec<bool>,
 }
 
 impl Steps {
+    /// No steps yet, of a plan for `shape`.
+    pub(super) fn of(shape: &Shape) -> Self {
+        let agreed = matches!(shape.counts, Counts::Even(1..));
+        Self {
+            plan: Plan::default(),
+            first: (!agreed).then(|| First {
+                to: vec![true; shape.world],
+                from: vec![true; shape.world],
+            }),
+        }
+    }
+
     /// The finished plan.
     pub(super) fn done(self) -> Plan {
         self.plan
@@ -28,23 +51,29 @@ impl Steps {
 
     /// Sends `src`.
     pub(super) fn send(&mut self, to: Rank, src: Span) {
-        if src.len > 0 {
+        if self.is_first(|first| &mut first.to[to]) || src.len > 0 {
             self.plan.steps.push(Step::Send { to, src });
         }
     }
 
     /// Receives into `dst`.
     pub(super) fn recv(&mut self, from: Rank, dst: Span, wire: Wire) {
-        if dst.len > 0 {
+        if self.is_first(|first| &mut first.from[from]) || dst.len > 0 {
             self.plan.steps.push(Step::Recv { from, dst, wire });
         }
     }
 
     /// `dst = dst op incoming`.
     pub(super) fn fold(&mut self, from: Rank, dst: Span, wire: Wire) {
-        if dst.len > 0 {
+        if self.is_first(|first| &mut first.from[from]) || dst.len > 0 {
             self.plan.steps.push(Step::Fold { from, dst, wire });
         }
+    }
+
+    /// Whether this is the first message in its direction, and goes also when it is empty.
+    fn is_first(&mut self, direction: impl FnOnce(&mut First) -> &mut bool) -> bool {
+        let first = self.first.as_mut().map(direction);
+        first.is_some_and(std::mem::take)
     }
 
     /// `dst = src`, unless it is the same place.
@@ -70,7 +99,7 @@ impl Steps {
 
     /// Tells `to` that this rank has come, and all it has heard from.
     pub(super) fn signal(&mut self, to: Rank) {
-        let src = Span::new(Buffer::Input, 0, 0);
+        let src = Span::new(Buffer::Scratch, 0, 0);
         self.plan.steps.push(Step::Send { to, src });
     }
 
@@ -78,8 +107,8 @@ impl Steps {
     pub(super) fn await_signal(&mut self, from: Rank) {
         self.plan.steps.push(Step::Recv {
             from,
-            dst: Span::new(Buffer::Output, 0, 0),
-            wire: Wire::Element,
+            dst: Span::new(Buffer::Scratch, 0, 0),
+            wire: Wire::Partial,
         });
     }
 }
@@ -106,6 +135,11 @@ impl Span {
         let start = self.len.min(index * chunk);
         self.part(start..self.len.min(start + chunk))
     }
+}
+
+/// How many pieces of `chunk` elements `len` elements make. At least one, which may be empty.
+pub(super) fn pieces(len: usize, chunk: usize) -> usize {
+    len.div_ceil(chunk).max(1)
 }
 
 /// Consecutive blocks of a span, by their boundaries.

@@ -19,13 +19,13 @@
 //! rank 3:            0-3  1-3  2-3
 //! ```
 
-use super::builder::{Blocks, Steps};
+use super::builder::{Blocks, Steps, pieces};
 use super::{Buffer, Counts, Plan, Shape, Span, Wire};
 use crate::types::{Collective, Rank};
 
 /// Any collective in a world of one.
 pub(super) fn alone(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     match shape.collective {
         Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
             let len = Blocks::of_shape(shape).total();
@@ -72,7 +72,7 @@ struct Folding {
 
 impl Folding {
     fn pieces(&self) -> usize {
-        self.longest.div_ceil(self.chunk)
+        pieces(self.longest, self.chunk)
     }
 
     /// Where the sums of two neighbouring pieces grow, if not in the result.
@@ -137,7 +137,7 @@ fn fold_piece(
 /// In place the output cannot be the sum, because it is still being sent when the first peer's elements
 /// arrive; rank 0 of two ranks can wait for its one send instead.
 pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let (own, result) = (shape.contribution(), shape.output());
     let overwrites_own = shape.in_place && (shape.rank, shape.world) != (0, 2);
     let folding = Folding {
@@ -156,7 +156,7 @@ pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
 /// Both go on at the same time, piece by piece: a piece is sent on when the next one has been folded, while it is still
 /// in the cache, and nobody waits for a sum that others have only just begun.
 pub(super) fn all_reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let slices = Blocks::split(shape.count(), shape.world);
     let output = shape.output();
     let result = output.part(slices.range(shape.rank));
@@ -179,9 +179,7 @@ pub(super) fn all_reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
             share(&mut steps, index - 1);
         }
     }
-    if folding.pieces() > 0 {
-        share(&mut steps, folding.pieces() - 1);
-    }
+    share(&mut steps, folding.pieces() - 1);
     steps.done()
 }
 
@@ -234,10 +232,10 @@ fn exchange(
 
 /// Everybody sends all they have to the root, which folds it in rank order.
 pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let (own, result) = (shape.contribution(), shape.output());
     if shape.rank != shape.root {
-        for index in 0..own.len.div_ceil(chunk) {
+        for index in 0..pieces(own.len, chunk) {
             steps.send(shape.root, own.piece(index, chunk));
         }
         return steps.done();
@@ -256,7 +254,7 @@ pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
 
 /// First shot: rank r folds slice r of everybody. Second shot: everybody sends their slice to the root.
 pub(super) fn reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let slices = Blocks::split(shape.count(), shape.world);
     let own_slice = slices.range(shape.rank);
     if shape.rank != shape.root {
@@ -277,7 +275,7 @@ pub(super) fn reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
 
 /// The root sends to everybody.
 pub(super) fn broadcast(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     if shape.rank == shape.root {
         for distance in 1..shape.world {
             steps.send(shape.after(distance), shape.output());
@@ -291,7 +289,7 @@ pub(super) fn broadcast(shape: &Shape) -> Plan {
 /// First shot: the root sends slice r to rank r. Second shot: everybody sends their slice to all but the
 /// root, which has it.
 pub(super) fn broadcast_two_shot(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let slices = Blocks::split(shape.count(), shape.world);
     let slice = |rank: Rank| shape.output().part(slices.range(rank));
     if shape.rank == shape.root {
@@ -315,7 +313,7 @@ pub(super) fn broadcast_two_shot(shape: &Shape) -> Plan {
 
 /// Everybody sends their block to all.
 pub(super) fn all_gather(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let output = Span::new(Buffer::Output, 0, blocks.total());
     let place = |rank| output.part(blocks.range(rank));
@@ -341,7 +339,7 @@ pub(super) fn own_block(steps: &mut Steps, shape: &Shape, blocks: &Blocks) -> Sp
 
 /// Rank r folds block r of everybody, in rank order.
 pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let input = Span::new(Buffer::Input, 0, blocks.total());
     let own = input.part(blocks.range(shape.rank));
@@ -360,7 +358,7 @@ pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
 
 /// The root receives everybody's block. The others use only their own count.
 pub(super) fn gather(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let own = blocks.range(shape.rank);
     let input = Span::new(Buffer::Input, 0, own.len());
@@ -379,7 +377,7 @@ pub(super) fn gather(shape: &Shape) -> Plan {
 
 /// The root sends everybody their block. The others use only their own count.
 pub(super) fn scatter(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let own = blocks.range(shape.rank);
     let output = Span::new(Buffer::Output, 0, own.len());
@@ -398,7 +396,7 @@ pub(super) fn scatter(shape: &Shape) -> Plan {
 
 /// Pairwise exchange: in step k, send to rank + k and receive from rank - k.
 pub(super) fn all_to_all(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let (sent, received) = match shape.counts {
         Counts::PerPair { send, recv } => (
             Blocks::of(send.iter().copied()),
@@ -418,7 +416,7 @@ pub(super) fn all_to_all(shape: &Shape) -> Plan {
 /// Everybody reports to rank 0, which has heard from all when it answers. Two messages deep at any world
 /// size.
 pub(super) fn barrier(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     if shape.rank == 0 {
         (1..shape.world).for_each(|peer| steps.await_signal(peer));
         (1..shape.world).for_each(|peer| steps.signal(peer));

@@ -86,7 +86,7 @@ impl Core {
 
 /// Everybody ends with everything after log2(n) exchanges of everything.
 pub(super) fn all_reduce(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let core = Core::of(shape.world);
     let (own, output) = (shape.contribution(), shape.output());
     let Some(member) = core.member(shape.rank) else {
@@ -142,7 +142,7 @@ pub(super) fn all_reduce(shape: &Shape) -> Plan {
 
 /// In the exchange at distance d, partners swap the d blocks of their groups. For powers of two only.
 pub(super) fn all_gather(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let output = Span::new(Buffer::Output, 0, blocks.total());
     let own = own_block(&mut steps, shape, &blocks);

@@ -19,7 +19,7 @@
 
 use std::ops::Range;
 
-use super::builder::{Blocks, Steps, wire_from};
+use super::builder::{Blocks, Steps, pieces, wire_from};
 use super::doubling::Core;
 use super::{Buffer, Plan, Shape, Span, Wire};
 
@@ -74,11 +74,11 @@ fn halve(
 /// every member with up to `chunk` elements: a stretch is collected when the next one has been halved, while what there
 /// is to send of it is still in the cache.
 pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let core = Core::of(shape.world);
     let (own, output) = (shape.contribution(), shape.output());
     let stretch = chunk.saturating_mul(shape.world);
-    let stretches = output.len.div_ceil(stretch);
+    let stretches = pieces(output.len, stretch);
     let sum = if shape.widen && core.member(shape.rank).is_some() {
         steps.scratch(output.len)
     } else {
@@ -95,9 +95,7 @@ pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
             on(index - 1).collect(&mut steps, shape, &core);
         }
     }
-    if stretches > 0 {
-        on(stretches - 1).collect(&mut steps, shape, &core);
-    }
+    on(stretches - 1).collect(&mut steps, shape, &core);
     steps.done()
 }
 
@@ -169,7 +167,7 @@ impl Stretch {
 /// Halve along the boundaries of the ranks' blocks, farthest partners first, so that what a member is left
 /// with is its own block and its guest's.
 pub(super) fn reduce_scatter(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let core = Core::of(shape.world);
     let blocks = Blocks::of_shape(shape);
     let own = Span::new(Buffer::Input, 0, blocks.total());

@@ -20,7 +20,13 @@
 //! # Making one
 //!
 //! [`select::select`] names the algorithm that [`cost::predict`] finds cheapest, [`build`] makes this rank's
-//! plan by it; [`check::verify`] proves a new algorithm. Zero-length messages are left out on both sides, except in a barrier, which has no others.
+//! plan by it; [`check::verify`] proves a new algorithm.
+//!
+//! # Messages of no elements
+//!
+//! They are left out on both sides, except in a barrier, which has no others. But sender and receiver leave out the same
+//! only if they were given the same counts, and a rank that leaves out all of its messages never learns that it was not.
+//! So where counts are per rank or pair, or zero, the first message in each direction of each link is always sent.
 #![forbid(unsafe_code)]
 
 mod bruck;
@@ -184,9 +190,9 @@ impl Step {
     ///
     /// - both use the same direction of the same link, or
     /// - one writes bytes that the other reads or writes, or
-    /// - this is a `Send` of no elements and `earlier` a `Recv` of none. Such messages carry no bytes to tell
-    ///   that one depends on the other, and a barrier consists of them: "I have heard from ..." is what they
-    ///   say.
+    /// - this is a `Send` of no elements of `Scratch` and `earlier` a `Recv` of none into it. Such messages carry
+    ///   no bytes to tell that one depends on the other, and a barrier consists of them: "I have heard from ..."
+    ///   is what they say.
     pub fn must_follow(&self, earlier: &Self) -> bool {
         self.shares_link(earlier) || self.depends_on(earlier)
     }
@@ -206,8 +212,8 @@ impl Step {
     /// The others.
     pub fn depends_on(&self, earlier: &Self) -> bool {
         if let (Self::Send { src, .. }, Self::Recv { dst, .. }) = (self, earlier)
-            && src.len == 0
-            && dst.len == 0
+            && (src.len, src.buffer) == (0, Buffer::Scratch)
+            && (dst.len, dst.buffer) == (0, Buffer::Scratch)
         {
             return true;
         }
@@ -286,6 +292,9 @@ impl Ranges {
     }
 
     fn add(&mut self, span: &Span) {
+        if span.len == 0 {
+            return;
+        }
         let (mut start, mut end) = (span.offset, span.offset + span.len);
         while let Some((&from, &to)) = self.0.range(..=end).next_back()
             && to >= start

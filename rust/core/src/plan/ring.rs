@@ -19,7 +19,7 @@
 //!
 //! A block is completed by one rank, in one order, so all ranks get the same bits.
 
-use super::builder::{Blocks, Steps, wire_from};
+use super::builder::{Blocks, Steps, pieces, wire_from};
 use super::direct::own_block;
 use super::{Buffer, Plan, Shape, Span, Wire};
 use crate::types::{Collective, Rank};
@@ -74,7 +74,7 @@ fn reduce_blocks(
         let taken = (shape.rank + 2 * shape.world - 2 - round) % shape.world;
         let sum = accumulator.place(blocks, taken, round, round + 1 == rounds);
         let own = contribution.part(blocks.range(taken));
-        for index in 0..given.len.max(sum.len).div_ceil(chunk) {
+        for index in 0..pieces(given.len.max(sum.len), chunk) {
             let sum = sum.piece(index, chunk);
             steps.copy(own.piece(index, chunk), sum);
             steps.send(right, given.piece(index, chunk));
@@ -99,7 +99,7 @@ fn share_blocks(steps: &mut Steps, shape: &Shape, blocks: &Blocks, own: Span, ch
     let mut given = own;
     for round in 0..shape.world - 1 {
         let taken = output.part(blocks.range(shape.before(round + 1)));
-        for index in 0..given.len.max(taken.len).div_ceil(chunk) {
+        for index in 0..pieces(given.len.max(taken.len), chunk) {
             steps.send(shape.after(1), given.piece(index, chunk));
             steps.recv(shape.before(1), taken.piece(index, chunk), Wire::Element);
         }
@@ -109,7 +109,7 @@ fn share_blocks(steps: &mut Steps, shape: &Shape, blocks: &Blocks, own: Span, ch
 
 /// Reduce the blocks, then share them.
 pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let blocks = Blocks::split(shape.count(), shape.world);
     let own = shape.contribution();
     let accumulator = if shape.widen {
@@ -125,7 +125,7 @@ pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
 
 /// Reduce the blocks.
 pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let own = Span::new(Buffer::Input, 0, blocks.total());
     let output = Span::new(Buffer::Output, 0, blocks.range(shape.rank).len());
@@ -138,7 +138,7 @@ pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
 
 /// Reduce the blocks, then everybody sends theirs to the root.
 pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let blocks = Blocks::split(shape.count(), shape.world);
     let own = shape.contribution();
     let accumulator = Accumulator::alternating(&mut steps, &blocks, None);
@@ -160,7 +160,7 @@ pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
 /// Share the blocks.
 pub(super) fn all_gather(shape: &Shape, chunk: usize) -> Plan {
     debug_assert_eq!(shape.collective, Collective::AllGather);
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let own = own_block(&mut steps, shape, &blocks);
     share_blocks(&mut steps, shape, &blocks, own, chunk);
@@ -172,23 +172,23 @@ pub(super) fn all_gather(shape: &Shape, chunk: usize) -> Plan {
 /// Each link carries the elements once and the root sends them once, half of what scattering and then sharing
 /// blocks would cost it; the first piece needs n-1 hops, so the buffer should be many pieces long.
 pub(super) fn broadcast(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let (left, right) = (shape.before(1), shape.after(1));
     let output = shape.output();
-    let piece = |start: usize| output.part(start..output.len.min(start + chunk));
+    let pieces = pieces(output.len, chunk);
     let is_first = shape.rank == shape.root;
     let is_last = right == shape.root;
 
     // Receive piece i+1 while piece i is sent on.
-    if !is_first && output.len > 0 {
-        steps.recv(left, piece(0), Wire::Element);
+    if !is_first {
+        steps.recv(left, output.piece(0, chunk), Wire::Element);
     }
-    for start in (0..output.len).step_by(chunk) {
+    for index in 0..pieces {
         if !is_last {
-            steps.send(right, piece(start));
+            steps.send(right, output.piece(index, chunk));
         }
-        if !is_first && start + chunk < output.len {
-            steps.recv(left, piece(start + chunk), Wire::Element);
+        if !is_first && index + 1 < pieces {
+            steps.recv(left, output.piece(index + 1, chunk), Wire::Element);
         }
     }
     steps.done()

@@ -429,20 +429,67 @@ fn volumes_equal_theory() {
     }
 }
 
+/// The directed links over which messages go: from, to.
+fn links(plans: &[Plan]) -> std::collections::BTreeSet<(Rank, Rank)> {
+    let sends = |(from, plan): (Rank, &Plan)| {
+        let to = plan.steps.iter().filter_map(|step| match step {
+            Step::Send { to, .. } => Some(*to),
+            _ => None,
+        });
+        to.map(|to| (from, to)).collect::<Vec<_>>()
+    };
+    plans.iter().enumerate().flat_map(sends).collect()
+}
+
+/// A rank whose counts are all zero hears of it from the same peers as any other.
 #[test]
-fn nothing_is_sent_for_nothing() {
-    for collective in PLANNED
-        .into_iter()
-        .filter(|&one| one != Collective::Barrier)
-    {
-        for algorithm in Algorithm::ALL {
-            for plan in Request::even(collective, 5, 0)
-                .plans(algorithm, 1)
-                .into_iter()
-                .flatten()
-            {
-                assert_eq!(plan, Plan::default(), "{collective} by {algorithm}");
+fn counts_of_zero_use_the_same_links_as_others() {
+    let world = 6;
+    for collective in PLANNED {
+        let mut pairs = vec![(AllCounts::Even(0), AllCounts::Even(world))];
+        let per_rank = |counts: &[usize]| AllCounts::PerRank(counts.to_vec());
+        let per_pair = |counts: &[usize]| AllCounts::PerPair(vec![counts.to_vec(); world]);
+        let sparse = [&[0; 6], &[0, 0, 0, 9, 0, 0], &[5, 0, 1, 0, 0, 2]];
+        match uneven(collective, world, 0) {
+            Some(AllCounts::PerRank(_)) => {
+                pairs.extend(sparse.map(|counts| (per_rank(counts), per_rank(&[1; 6]))));
             }
+            Some(_) => pairs.extend(sparse.map(|counts| (per_pair(counts), per_pair(&[1; 6])))),
+            None => {}
+        }
+        for (counts, others) in pairs {
+            for request in variants(collective, world, &counts) {
+                let full = Request {
+                    counts: others.clone(),
+                    ..request.clone()
+                };
+                for algorithm in Algorithm::ALL {
+                    let (plans, full) = (request.plans(algorithm, 2), full.plans(algorithm, 2));
+                    let (Some(plans), Some(full)) = (plans, full) else {
+                        continue;
+                    };
+                    assert_eq!(links(&plans), links(&full), "{algorithm}: {request:?}");
+                }
+            }
+        }
+    }
+}
+
+/// What is known everywhere is not sent: a few elements in slices for many ranks.
+#[test]
+fn empty_slices_of_a_buffer_are_left_out() {
+    for algorithm in [Algorithm::Ring, Algorithm::TwoShot, Algorithm::Halving] {
+        for plan in Request::even(Collective::AllReduce, 7, 3)
+            .plans(algorithm, 1)
+            .into_iter()
+            .flatten()
+        {
+            let is_empty = |step: &Step| match step {
+                Step::Send { src, .. } => src.len == 0,
+                Step::Recv { dst, .. } | Step::Fold { dst, .. } => dst.len == 0,
+                _ => false,
+            };
+            assert!(!plan.steps.iter().any(is_empty), "{algorithm}: {plan:?}");
         }
     }
 }

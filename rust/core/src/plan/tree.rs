@@ -37,7 +37,7 @@
 
 use std::ops::Range;
 
-use super::builder::{Steps, wire_from};
+use super::builder::{Steps, pieces, wire_from};
 use super::{Buffer, Plan, Shape, Span, Wire};
 use crate::types::Rank;
 
@@ -150,7 +150,7 @@ impl Pieces {
 
     /// The number of pieces of the longer half.
     fn len(&self) -> usize {
-        self.halves[0].len().div_ceil(self.chunk)
+        pieces(self.halves[0].len(), self.chunk)
     }
 
     /// Piece `index` of a tree; empty when that half has none left.
@@ -183,7 +183,7 @@ impl<'a> Climber<'a> {
     /// Gives this rank memory for partial sums, if it adds any in either tree.
     fn with_slots(mut self, steps: &mut Steps) -> Self {
         let forwards = self.trees.iter().any(|tree| !tree.children.is_empty());
-        if forwards && self.pieces.len() > 0 {
+        if forwards {
             self.slots = Some(steps.scratch(2 * SLOTS * self.pieces.chunk));
         }
         self
@@ -239,7 +239,7 @@ impl<'a> Climber<'a> {
 
 /// Up to rank 0 and down again.
 pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let mut climber = Climber::new(shape, chunk);
     let mut inner = wire_from(Buffer::Output);
     if shape.widen {
@@ -261,7 +261,7 @@ pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
 
 /// Up to the root. Only the root has an output to accumulate in.
 pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let mut climber = Climber::new(shape, chunk);
     if shape.widen || shape.rank != shape.root {
         climber = climber.with_slots(&mut steps);
@@ -274,7 +274,7 @@ pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
 
 /// Down from the root.
 pub(super) fn broadcast(shape: &Shape, chunk: usize) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let climber = Climber::new(shape, chunk);
     for index in 0..climber.pieces.len() {
         climber.down(&mut steps, index);
@@ -351,7 +351,7 @@ impl Binomial {
 
 /// Up the binomial tree: each rank collects the blocks of its subtree.
 pub(super) fn gather(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let (tree, block) = (Binomial::of(shape), shape.count());
     let input = Span::new(Buffer::Input, 0, block);
     if tree.number == 0 {
@@ -406,7 +406,7 @@ fn wire_of_subtree(run: &Range<usize>) -> Wire {
 /// Down the binomial tree: each rank gets the blocks of its subtree and passes on all but its own. The
 /// largest subtrees are served first, they have the longest way to go.
 pub(super) fn scatter(shape: &Shape) -> Plan {
-    let mut steps = Steps::default();
+    let mut steps = Steps::of(shape);
     let (tree, block) = (Binomial::of(shape), shape.count());
     let output = Span::new(Buffer::Output, 0, block);
     if tree.number == 0 {

@@ -13,6 +13,10 @@
 //! pass over it, and the next writer cuts it off. The check in the record's head tells this case from a damaged
 //! length, which is an error like all other damage: nothing is guessed.
 //!
+//! **Whose file it is.** In a shared directory such as /tmp another user may have put a file of that name first, or a
+//! link to somewhere else. So the path itself must be a regular file, which belongs to this process's user and which
+//! no other can write; links are not followed, pipes and devices not waited for.
+//!
 //! **A file left over from an earlier job.** The header names the process that made the file (kernel boot, process
 //! namespace, process id, start time). If that process is known to be gone when the file is opened, no job of which
 //! it was a member can still form, and the file is started anew. If it cannot be known (another host made it), the
@@ -22,7 +26,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -58,20 +62,14 @@ impl FileStore {
     /// Opens the store at `path`, making the file when it does not exist. An empty file is taken over.
     ///
     /// # Errors
-    /// `System` when the file cannot be opened or locked, `Untrusted` when it is something else or is damaged.
+    /// `System` when the file cannot be opened or locked, `Untrusted` when it is something else or is damaged, or when
+    /// another user owns it or can write to it.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_as(path.as_ref(), &creator())
     }
 
     fn open_as(path: &Path, creator: &str) -> Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)
-            .map_err(|cause| Error::system(format!("open store file {}", path.display()), cause))?;
+        let file = open_own(path)?;
         let mut log = Log {
             file,
             path: path.to_owned(),
@@ -121,6 +119,73 @@ impl Store for FileStore {
         log.refresh()?;
         Ok(log.values.get(key).cloned())
     }
+}
+
+/// Opens or makes the file at `path`, which no other user may have put there or can change.
+fn open_own(path: &Path) -> Result<File> {
+    // Between the two attempts of a round another rank may make the file, or remove it.
+    for _ in 0..100 {
+        for makes in [false, true] {
+            let opened = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(makes)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY)
+                .open(path);
+            match (opened, makes) {
+                (Ok(file), _) => return check_owner(&file, path).map(|()| file),
+                (Err(cause), false) if cause.kind() == io::ErrorKind::NotFound => {}
+                (Err(cause), true) if cause.kind() == io::ErrorKind::AlreadyExists => {}
+                (Err(cause), _) if cause.raw_os_error() == Some(libc::ELOOP) => {
+                    return Err(untrusted(path, "is a link; give the path that it leads to"));
+                }
+                // A pipe that is not read.
+                (Err(cause), _) if cause.raw_os_error() == Some(libc::ENXIO) => {
+                    return Err(untrusted(path, "is no regular file"));
+                }
+                (Err(cause), _) => {
+                    let doing = format!("open store file {}", path.display());
+                    return Err(Error::system(doing, cause));
+                }
+            }
+        }
+    }
+    let doing = format!("open store file {}", path.display());
+    Err(Error::system(doing, "it comes and goes"))
+}
+
+/// Refuses a file that another user could have written. The open file is looked at, since the path may lead elsewhere
+/// a moment later.
+fn check_owner(file: &File, path: &Path) -> Result<()> {
+    let about = file
+        .metadata()
+        .map_err(|cause| Error::system(format!("look at store file {}", path.display()), cause))?;
+    if !about.is_file() {
+        return Err(untrusted(path, "is no regular file"));
+    }
+    let user = rustix::process::geteuid().as_raw();
+    if about.uid() != user {
+        let why = format!(
+            "belongs to user {}, not to user {user}, who runs this process; remove it or use another path, best in a \
+             directory of your own",
+            about.uid()
+        );
+        return Err(untrusted(path, &why));
+    }
+    if about.mode() & 0o022 != 0 {
+        let why = format!(
+            "has mode {:04o}, so that other users can write to it; `chmod 600` it, or remove it",
+            about.mode() & 0o7777
+        );
+        return Err(untrusted(path, &why));
+    }
+    Ok(())
+}
+
+fn untrusted(path: &Path, why: &str) -> Error {
+    let message = format!("store file {} {why}", path.display());
+    Error::new(Code::Untrusted, message)
 }
 
 /// The open file and what of it has been read.
@@ -464,6 +529,8 @@ fn is_gone(creator: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use proptest::prelude::*;
@@ -502,6 +569,60 @@ mod tests {
         let path = Temporary::new();
         File::create(&path.0).expect("create");
         suite::run(|| FileStore::open(&path.0).expect("open"));
+    }
+
+    fn refused(path: &Path) -> String {
+        let error = FileStore::open(path).expect_err("refused");
+        assert_eq!(error.code, Code::Untrusted, "{error}");
+        error.message
+    }
+
+    #[test]
+    fn links_pipes_and_devices_are_refused_at_once() {
+        let (target, link) = (Temporary::new(), Temporary::new());
+        fs::write(&target.0, "precious").expect("write");
+        symlink(&target.0, &link.0).expect("a link");
+        assert!(refused(&link.0).contains("is a link"));
+        fs::remove_file(&target.0).expect("remove");
+        // Nor is what it leads to made.
+        assert!(refused(&link.0).contains("is a link"));
+        assert!(!target.0.exists());
+        let pipe = Temporary::new();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe.0, mode).expect("a pipe");
+        assert!(refused(&pipe.0).contains("no regular file"));
+        assert!(refused(Path::new("/dev/null")).contains("no regular file"));
+    }
+
+    #[test]
+    fn a_file_that_others_can_write_is_refused_with_what_to_do() {
+        for mode in [0o620, 0o602, 0o666] {
+            let path = Temporary::new();
+            fs::write(&path.0, "").expect("write");
+            fs::set_permissions(&path.0, Permissions::from_mode(mode)).expect("a mode");
+            let message = refused(&path.0);
+            assert!(
+                message.contains(&format!("has mode {mode:04o}")),
+                "{message}"
+            );
+            assert!(message.contains("chmod 600"), "{message}");
+            assert_eq!(fs::read(&path.0).expect("read"), b"");
+        }
+        let path = Temporary::new();
+        FileStore::open(&path.0).expect("open");
+        assert_eq!(fs::metadata(&path.0).expect("made").mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_refused() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: only root can give a file to another user");
+            return;
+        }
+        let path = Temporary::new();
+        FileStore::open(&path.0).expect("open");
+        chown(&path.0, Some(65534), None).expect("give away");
+        assert!(refused(&path.0).contains("belongs to user 65534"));
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! What a rank says about itself when it joins a group, and where that comes from.
 
 use std::fmt;
-use std::path::Path;
+use std::sync::Arc;
 
-use super::records::{Entry, MAX_ADDRESS, MAX_TEXT, Seal, Uuid};
+use parking_lot::Mutex;
+
+use super::records::{Entry, MAX_ADDRESS, MAX_TEXT, Row, Seal, Uuid};
+use super::secret::Secret;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::cost::{Costs, Rounded};
+use crate::transport::keys::{KeyPair, random_bytes};
 use crate::types::Rank;
 
 /// What a rank says about itself to join a group.
@@ -30,16 +34,22 @@ pub struct Introduction {
     pub costs: Rounded,
     /// The version of unisono.
     pub version: String,
-    /// The user's secret, if there is one.
-    pub secret: Option<Vec<u8>>,
+    /// What it proves itself with to the other members.
+    pub key: Arc<KeyPair>,
+    /// What only the ranks of the job know, if there is such.
+    pub secret: Option<Secret>,
+    /// Whether what goes over TCP is encrypted.
+    pub encrypts: bool,
+    /// Tells this process from all others, also where both say the same of themselves.
+    pub(super) process: Uuid,
 }
 
 impl Introduction {
     /// This process as rank `rank` of `world`, reachable at `address`, with the settings of `config`, on a machine of
-    /// typical costs with one core.
+    /// typical costs with one core. It has a new key pair, and no secret.
     ///
     /// # Errors
-    /// As [`read_secret`], when the configuration names a secret file.
+    /// `System` when the operating system gives no random bytes.
     pub fn new(rank: Rank, world: usize, address: Vec<u8>, config: &Config) -> Result<Self> {
         let settings = config.agreed().into_iter();
         Ok(Self {
@@ -54,14 +64,17 @@ impl Introduction {
                 .collect(),
             costs: Costs::TYPICAL.rounded(1),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            secret: config.secret_file.as_deref().map(read_secret).transpose()?,
+            key: Arc::new(KeyPair::random()?),
+            secret: None,
+            encrypts: config.encrypt.0,
+            process: this_process()?,
         })
     }
 
     pub(super) fn seal(&self) -> Seal<'_> {
         Seal {
             version: &self.version,
-            secret: self.secret.as_deref(),
+            key: self.secret.as_ref().map(|secret| secret.derive(b"records")),
         }
     }
 
@@ -91,23 +104,25 @@ impl Introduction {
     }
 
     pub(super) fn entry(&self) -> Result<Entry> {
-        let mut uuid = Uuid::default();
-        fill_random(&mut uuid)?;
         Ok(Entry {
             rank: self.rank as u32,
             world: self.world as u32,
-            uuid,
-            pid: self.pid,
-            host: self.host.clone(),
-            hostname: self.hostname.clone(),
-            address: self.address.clone(),
+            process: self.process,
+            row: Row {
+                uuid: random_bytes()?,
+                key: self.key.public(),
+                pid: self.pid,
+                host: self.host.clone(),
+                hostname: self.hostname.clone(),
+                address: self.address.clone(),
+            },
             settings: self.settings.clone(),
         })
     }
 }
 
 impl fmt::Debug for Introduction {
-    /// Everything but the secret.
+    /// Everything but what is secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Introduction")
             .field("rank", &self.rank)
@@ -123,31 +138,29 @@ impl fmt::Debug for Introduction {
     }
 }
 
-/// The user's secret in the file at `path`, without white space at its end.
-///
-/// # Errors
-/// `System` when it cannot be read, `InvalidArgument` when it is shorter than 16 bytes.
-pub fn read_secret(path: &Path) -> Result<Vec<u8>> {
-    let bytes = std::fs::read(path)
-        .map_err(|cause| Error::system(format!("read secret file {}", path.display()), cause))?;
-    let secret = bytes.trim_ascii_end();
-    if secret.len() < 16 {
-        return Err(Error::invalid(format!(
-            "secret file {} holds {} bytes, but 16 or more random ones are needed, such as those of \
-             `openssl rand -hex 32`",
-            path.display(),
-            secret.len()
-        )));
+/// A number that this process has drawn; a forked child draws its own.
+fn this_process() -> Result<Uuid> {
+    static DRAWN: Mutex<Option<(u32, Uuid)>> = Mutex::new(None);
+    let mut drawn = DRAWN.lock();
+    let pid = std::process::id();
+    match *drawn {
+        Some((owner, uuid)) if owner == pid => Ok(uuid),
+        _ => {
+            let uuid = random_bytes()?;
+            *drawn = Some((pid, uuid));
+            Ok(uuid)
+        }
     }
-    Ok(secret.to_vec())
 }
 
-/// The label of the host that this process runs on: the running kernel, told by its boot id. Containers of one
-/// host have the same; whether their ranks can share memory they find out by trying.
+/// The label of the host that this process runs on: the running kernel, told by its boot id, and the user, since users of
+/// one host do not share memory. Containers of one host have the same; whether their ranks can share memory they find out
+/// by trying.
 pub fn host_label() -> String {
+    let user = rustix::process::geteuid().as_raw();
     match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
-        Ok(id) if !id.trim().is_empty() => id.trim().to_owned(),
-        _ => hostname(),
+        Ok(id) if !id.trim().is_empty() => format!("{} user {user}", id.trim()),
+        _ => format!("{} user {user}", hostname()),
     }
 }
 
@@ -158,31 +171,4 @@ pub fn hostname() -> String {
         .to_string_lossy()
         .into_owned();
     name.chars().take(64).collect()
-}
-
-pub(super) fn fill_random(bytes: &mut [u8]) -> Result<()> {
-    getrandom::fill(bytes).map_err(|cause| Error::system("read random bytes", cause))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Code;
-
-    #[test]
-    fn a_secret_file_is_read_and_a_short_one_refused() {
-        let path = std::env::temp_dir().join(format!("unisono-secret-{}", std::process::id()));
-        std::fs::write(&path, "0123456789abcdef\n").expect("write");
-        assert_eq!(
-            read_secret(&path).expect("long enough"),
-            b"0123456789abcdef"
-        );
-        std::fs::write(&path, "short\n").expect("write");
-        assert_eq!(
-            read_secret(&path).expect_err("short").code,
-            Code::InvalidArgument
-        );
-        std::fs::remove_file(&path).expect("remove");
-        assert_eq!(read_secret(&path).expect_err("gone").code, Code::System);
-    }
 }

@@ -12,6 +12,8 @@ use std::env;
 
 use sha2::{Digest, Sha256};
 
+use super::secret::Secret;
+use crate::config::LAUNCH_SECRET;
 use crate::error::{Error, Result};
 use crate::types::Rank;
 
@@ -19,6 +21,9 @@ use crate::types::Rank;
 const DEFAULT_PORT: u16 = 29500;
 /// How many ports may be tried for the store, beginning with the master's.
 const CANDIDATES: u16 = 16;
+
+/// As many characters has a launch's secret at least.
+const SHORTEST_SECRET: usize = 32;
 
 /// What the launcher says about this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +40,8 @@ pub struct Launch {
     pub master: Option<Master>,
     /// What distinguishes this job from others that meet at neighbouring ports.
     pub job: String,
+    /// What the launcher told its ranks alone, if it did.
+    pub secret: Option<Secret>,
     /// The launcher, in words.
     pub source: &'static str,
 }
@@ -48,6 +55,12 @@ pub struct Master {
     pub port: u16,
     /// Whether the launcher itself serves at that port, so that ours must be another one.
     pub is_taken: bool,
+}
+
+impl Launch {
+    fn is_one_host(&self, world: usize) -> bool {
+        world <= self.world && self.local_world == Some(self.world)
+    }
 }
 
 impl Master {
@@ -77,6 +90,18 @@ pub fn detect() -> Result<Launch> {
         &|name| env::var(name).ok(),
         std::os::unix::process::parent_id(),
     )
+}
+
+/// Whether the launcher says that all its ranks are on this host, and a group of `world` ranks is not more than those.
+pub fn is_one_host(world: usize) -> bool {
+    detect().is_ok_and(|launch| launch.is_one_host(world))
+}
+
+/// The secret that the launcher gave to its ranks, for a group of `world` ranks that meets through a store of other
+/// making: `None` where the launcher gave none, or the group has more ranks than it started.
+pub fn secret(world: usize) -> Option<Secret> {
+    let launch = detect().ok()?;
+    launch.secret.filter(|_| world <= launch.world)
 }
 
 /// As [`detect`], from the variables that `lookup` gives and the id of the parent process.
@@ -198,6 +223,7 @@ impl Launcher {
             world,
             local_rank,
             local_world,
+            secret: variables.secret()?,
             job: format!("{} {} {port}", self.name, job.unwrap_or_default()),
             master,
             source: self.name,
@@ -294,6 +320,21 @@ impl Variables<'_> {
         (self.lookup)(name)
             .map(|value| value.trim().to_owned())
             .filter(|value| !value.is_empty())
+    }
+
+    /// The secret of `unisono launch`, unless torchrun runs inside it: torchrun's ranks may be on other hosts as well,
+    /// which do not have it.
+    fn secret(&self) -> Result<Option<Secret>> {
+        match self.text(LAUNCH_SECRET) {
+            Some(_) if self.text("TORCHELASTIC_RUN_ID").is_some() => Ok(None),
+            Some(text) if text.len() >= SHORTEST_SECRET => {
+                Ok(Some(Secret::from_bytes(text.as_bytes())))
+            }
+            Some(_) => Err(Error::invalid(format!(
+                "{LAUNCH_SECRET} was changed on its way: it is set by `unisono launch`, for its ranks"
+            ))),
+            None => Ok(None),
+        }
     }
 
     fn number(&self, name: &str) -> Result<Option<usize>> {
@@ -421,6 +462,29 @@ mod tests {
         let mut in_slurm = TORCHRUN.to_vec();
         in_slurm.extend([("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")]);
         assert_eq!(detect(&in_slurm).expect("complete").rank, 3);
+    }
+
+    #[test]
+    fn the_secret_of_a_launch_is_its_ranks_alone() {
+        let secret = "0123456789abcdef0123456789abcdef";
+        let mut variables = TORCHRUN[..6].to_vec();
+        variables.push((LAUNCH_SECRET, secret));
+        let launch = detect(&variables).expect("complete");
+        assert_eq!(launch.secret, Some(Secret::from_bytes(secret.as_bytes())));
+        assert!(!format!("{launch:?}").contains(secret));
+        // Not those that torchrun started inside it.
+        let mut inside = TORCHRUN.to_vec();
+        inside.push((LAUNCH_SECRET, secret));
+        assert_eq!(detect(&inside).expect("complete").secret, None);
+        // An error does not show it.
+        variables[0].1 = "9";
+        let error = detect(&variables).expect_err("a wrong rank");
+        assert!(!error.message.contains(secret), "{error}");
+        variables[0].1 = "3";
+        variables[6].1 = "0123";
+        let error = detect(&variables).expect_err("cut off");
+        assert!(error.message.contains("was changed"), "{error}");
+        assert!(!error.message.contains("0123"), "{error}");
     }
 
     #[test]

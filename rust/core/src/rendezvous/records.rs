@@ -1,13 +1,14 @@
 //! What the ranks write into the store while a group forms, as bytes: entries, and one verdict.
 //!
 //! Every record begins the same way in every version of unisono, so that different versions can say so to each
-//! other; the rest is read only by the same version. With a user's secret every record ends with its HMAC under
-//! that secret. Numbers are little-endian; a text or a run of bytes has its length before it (2 bytes).
+//! other; the rest is read only by the same version. Where the job has a secret every record ends with its HMAC under
+//! a key derived from it. Numbers are little-endian; a text or a run of bytes has its length before it (2 bytes).
 //!
 //! ```text
 //! record:   magic (4)  flags (1: authenticated)  version  content  [HMAC-SHA256 of all before (32)]
-//! entry:    rank (4)  world (4)  uuid (16)  pid (4)  host  hostname  address  count (2)  {name  value}
-//! table:    0 (1)  nonce (32)  costs (5)  count (4)  {uuid (16)  pid (4)  host  hostname  address}
+//! entry:    rank (4)  world (4)  process (16)  member  count (2)  {name  value}
+//! table:    0 (1)  costs (5)  count (4)  {member}
+//! member:   uuid (16)  public key (32)  pid (4)  host  hostname  address
 //! failure:  1 (1)  code (1)  peer (4, all ones: none)  message
 //! ```
 //!
@@ -19,6 +20,7 @@ use sha2::Sha256;
 
 use crate::error::{Code, Error};
 use crate::plan::cost::Rounded;
+use crate::transport::keys::PublicKey;
 use crate::types::Rank;
 
 /// The longest text (host label, host name, setting, version).
@@ -30,7 +32,7 @@ const MAX_MESSAGE: usize = 8192;
 /// The most settings of an entry.
 const MAX_SETTINGS: usize = 64;
 /// The smallest member of a table: what a hostile count is checked against.
-const MIN_MEMBER: usize = 16 + 4 + 3 * 2;
+const MIN_MEMBER: usize = 16 + 32 + 4 + 3 * 2;
 
 const ENTRY: &[u8; 4] = b"uniE";
 const VERDICT: &[u8; 4] = b"uniV";
@@ -46,11 +48,9 @@ pub(super) type Uuid = [u8; 16];
 pub(super) struct Entry {
     pub(super) rank: u32,
     pub(super) world: u32,
-    pub(super) uuid: Uuid,
-    pub(super) pid: u32,
-    pub(super) host: String,
-    pub(super) hostname: String,
-    pub(super) address: Vec<u8>,
+    /// The same in all groups that its process joins.
+    pub(super) process: Uuid,
+    pub(super) row: Row,
     pub(super) settings: Vec<(String, String)>,
 }
 
@@ -58,7 +58,6 @@ pub(super) struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Table {
-        nonce: [u8; 32],
         /// By which all ranks choose algorithms.
         costs: Rounded,
         rows: Vec<Row>,
@@ -69,7 +68,9 @@ pub(super) enum Verdict {
 /// One rank in the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
+    /// Drawn for this attempt to join.
     pub(super) uuid: Uuid,
+    pub(super) key: PublicKey,
     pub(super) pid: u32,
     pub(super) host: String,
     pub(super) hostname: String,
@@ -83,17 +84,17 @@ pub(super) enum Refused {
     Malformed,
     /// It was written by this other version.
     Version(String),
-    /// The writer has a user's secret and this rank has none (true), or the other way round (false).
+    /// The writer has a secret and this rank has none (true), or the other way round (false).
     SecretUse(bool),
-    /// The writer has another user's secret.
+    /// The writer has another secret.
     SecretDiffers,
 }
 
-/// Seals and opens records: the version and the user's secret of this rank.
+/// Seals and opens records: the version of this rank, and the key that comes from the job's secret.
 #[derive(Clone, Copy)]
 pub(super) struct Seal<'a> {
     pub(super) version: &'a str,
-    pub(super) secret: Option<&'a [u8]>,
+    pub(super) key: Option<[u8; 32]>,
 }
 
 impl Seal<'_> {
@@ -101,11 +102,8 @@ impl Seal<'_> {
         let mut bytes = self.begin(ENTRY);
         bytes.extend(entry.rank.to_le_bytes());
         bytes.extend(entry.world.to_le_bytes());
-        bytes.extend(entry.uuid);
-        bytes.extend(entry.pid.to_le_bytes());
-        put(&mut bytes, entry.host.as_bytes());
-        put(&mut bytes, entry.hostname.as_bytes());
-        put(&mut bytes, &entry.address);
+        bytes.extend(entry.process);
+        put_row(&mut bytes, &entry.row);
         bytes.extend((entry.settings.len() as u16).to_le_bytes());
         for (name, value) in &entry.settings {
             put(&mut bytes, name.as_bytes());
@@ -123,17 +121,12 @@ impl Seal<'_> {
     pub(super) fn write_verdict(self, verdict: &Verdict) -> Vec<u8> {
         let mut bytes = self.begin(VERDICT);
         match verdict {
-            Verdict::Table { nonce, costs, rows } => {
+            Verdict::Table { costs, rows } => {
                 bytes.push(0);
-                bytes.extend(nonce);
                 bytes.extend(costs.to_bytes());
                 bytes.extend((rows.len() as u32).to_le_bytes());
                 for row in rows {
-                    bytes.extend(row.uuid);
-                    bytes.extend(row.pid.to_le_bytes());
-                    put(&mut bytes, row.host.as_bytes());
-                    put(&mut bytes, row.hostname.as_bytes());
-                    put(&mut bytes, &row.address);
+                    put_row(&mut bytes, row);
                 }
             }
             Verdict::Failure(error) => {
@@ -157,18 +150,14 @@ impl Seal<'_> {
 
     fn begin(self, magic: &[u8; 4]) -> Vec<u8> {
         let mut bytes = magic.to_vec();
-        bytes.push(if self.secret.is_some() {
-            AUTHENTICATED
-        } else {
-            0
-        });
+        bytes.push(if self.key.is_some() { AUTHENTICATED } else { 0 });
         put(&mut bytes, self.version.as_bytes());
         bytes
     }
 
     fn end(self, mut bytes: Vec<u8>) -> Vec<u8> {
-        if let Some(secret) = self.secret {
-            let tag = keyed(secret, &[&bytes]);
+        if let Some(key) = &self.key {
+            let tag = mac(key, &bytes).finalize().into_bytes();
             bytes.extend(tag);
         }
         bytes
@@ -185,16 +174,16 @@ impl Seal<'_> {
         if version != self.version {
             return Err(Refused::Version(version));
         }
-        match (flags, self.secret) {
+        match (flags, &self.key) {
             (0, None) => Ok(reader),
             (AUTHENTICATED, None) => Err(Refused::SecretUse(true)),
             (0, Some(_)) => Err(Refused::SecretUse(false)),
-            (AUTHENTICATED, Some(secret)) => {
+            (AUTHENTICATED, Some(key)) => {
                 let Some(length) = reader.rest.len().checked_sub(TAG) else {
                     return Err(Refused::Malformed);
                 };
                 let (signed, tag) = bytes.split_at(bytes.len() - TAG);
-                let verified = mac(secret, &[signed]).verify_slice(tag);
+                let verified = mac(key, signed).verify_slice(tag);
                 verified.map_err(|_| Refused::SecretDiffers)?;
                 reader.rest = &reader.rest[..length];
                 Ok(reader)
@@ -204,16 +193,9 @@ impl Seal<'_> {
     }
 }
 
-/// HMAC-SHA256 of `parts`, one after the other, under `key`.
-pub(super) fn keyed(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
-    mac(key, parts).finalize().into_bytes().into()
-}
-
-fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
+fn mac(key: &[u8; 32], bytes: &[u8]) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
-    for part in parts {
-        mac.update(part);
-    }
+    mac.update(bytes);
     mac
 }
 
@@ -221,11 +203,8 @@ fn read_entry(reader: &mut Reader<'_>) -> Option<Entry> {
     Some(Entry {
         rank: reader.u32()?,
         world: reader.u32()?,
-        uuid: reader.array()?,
-        pid: reader.u32()?,
-        host: reader.text(MAX_TEXT)?,
-        hostname: reader.text(MAX_TEXT)?,
-        address: reader.bytes(MAX_ADDRESS)?.to_vec(),
+        process: reader.array()?,
+        row: read_row(reader)?,
         settings: {
             let count = usize::from(reader.u16()?);
             if count > MAX_SETTINGS {
@@ -240,24 +219,15 @@ fn read_entry(reader: &mut Reader<'_>) -> Option<Entry> {
 fn read_verdict(reader: &mut Reader<'_>) -> Option<Verdict> {
     match reader.array::<1>()?[0] {
         0 => {
-            let nonce = reader.array()?;
             let costs = Rounded::from_bytes(reader.array()?)?;
             let count = reader.u32()? as usize;
             // So many members cannot be there: do not even make room for them.
             if count > reader.rest.len() / MIN_MEMBER {
                 return None;
             }
-            let row = |_| {
-                Some(Row {
-                    uuid: reader.array()?,
-                    pid: reader.u32()?,
-                    host: reader.text(MAX_TEXT)?,
-                    hostname: reader.text(MAX_TEXT)?,
-                    address: reader.bytes(MAX_ADDRESS)?.to_vec(),
-                })
-            };
-            let rows = (0..count).map(row).collect::<Option<_>>()?;
-            Some(Verdict::Table { nonce, costs, rows })
+            let rows = (0..count).map(|_| read_row(reader));
+            let rows = rows.collect::<Option<_>>()?;
+            Some(Verdict::Table { costs, rows })
         }
         1 => {
             let code = Code::from_number(reader.array::<1>()?[0])?;
@@ -268,6 +238,26 @@ fn read_verdict(reader: &mut Reader<'_>) -> Option<Verdict> {
         }
         _ => None,
     }
+}
+
+fn read_row(reader: &mut Reader<'_>) -> Option<Row> {
+    Some(Row {
+        uuid: reader.array()?,
+        key: reader.array()?,
+        pid: reader.u32()?,
+        host: reader.text(MAX_TEXT)?,
+        hostname: reader.text(MAX_TEXT)?,
+        address: reader.bytes(MAX_ADDRESS)?.to_vec(),
+    })
+}
+
+fn put_row(to: &mut Vec<u8>, row: &Row) {
+    to.extend(row.uuid);
+    to.extend(row.key);
+    to.extend(row.pid.to_le_bytes());
+    put(to, row.host.as_bytes());
+    put(to, row.hostname.as_bytes());
+    put(to, &row.address);
 }
 
 /// The beginning of `text`, at most `most` bytes of it.
@@ -341,11 +331,11 @@ mod tests {
 
     const OPEN: Seal<'static> = Seal {
         version: "1.2.3",
-        secret: None,
+        key: None,
     };
     const CLOSED: Seal<'static> = Seal {
         version: "1.2.3",
-        secret: Some(b"only members know this"),
+        key: Some([3; 32]),
     };
 
     fn text() -> impl Strategy<Value = String> {
@@ -353,17 +343,27 @@ mod tests {
     }
 
     prop_compose! {
-        fn entry()(
-            rank in any::<u32>(),
-            world in any::<u32>(),
+        fn row()(
             uuid in any::<Uuid>(),
+            key in any::<PublicKey>(),
             pid in any::<u32>(),
             host in text(),
             hostname in text(),
             address in prop::collection::vec(any::<u8>(), 0..100),
+        ) -> Row {
+            Row { uuid, key, pid, host, hostname, address }
+        }
+    }
+
+    prop_compose! {
+        fn entry()(
+            rank in any::<u32>(),
+            world in any::<u32>(),
+            process in any::<Uuid>(),
+            row in row(),
             settings in prop::collection::vec((text(), text()), 0..5),
         ) -> Entry {
-            Entry { rank, world, uuid, pid, host, hostname, address, settings }
+            Entry { rank, world, process, row, settings }
         }
     }
 
@@ -380,17 +380,10 @@ mod tests {
     }
 
     fn verdict() -> impl Strategy<Value = Verdict> {
-        let row = entry().prop_map(|entry| Row {
-            uuid: entry.uuid,
-            pid: entry.pid,
-            host: entry.host,
-            hostname: entry.hostname,
-            address: entry.address,
-        });
         let failure = (0..Code::ALL.len(), prop::option::of(0..1000_usize), text());
         prop_oneof![
-            (any::<[u8; 32]>(), costs(), prop::collection::vec(row, 0..6))
-                .prop_map(|(nonce, costs, rows)| Verdict::Table { nonce, costs, rows }),
+            (costs(), prop::collection::vec(row(), 0..6))
+                .prop_map(|(costs, rows)| Verdict::Table { costs, rows }),
             failure.prop_map(|(code, peer, message)| {
                 let mut error = Error::new(Code::ALL[code], message);
                 error.peer = peer;
@@ -461,7 +454,7 @@ mod tests {
             ..OPEN
         };
         let other = Seal {
-            secret: Some(b"another one"),
+            key: Some([4; 32]),
             ..OPEN
         };
         let read = |by: Seal<'_>, from: Seal<'_>| by.read_verdict(&from.write_verdict(&failure));
@@ -476,7 +469,6 @@ mod tests {
         let table = |costs: [u8; Rounded::LENGTH]| {
             let mut bytes = OPEN.begin(VERDICT);
             bytes.push(0);
-            bytes.extend([0; 32]);
             bytes.extend(costs);
             bytes.extend(0_u32.to_le_bytes());
             OPEN.read_verdict(&bytes)
@@ -497,7 +489,6 @@ mod tests {
     fn a_hostile_count_makes_no_room() {
         let mut bytes = OPEN.begin(VERDICT);
         bytes.push(0);
-        bytes.extend([0; 32]);
         bytes.extend(Costs::TYPICAL.rounded(1).to_bytes());
         bytes.extend(u32::MAX.to_le_bytes());
         assert_eq!(OPEN.read_verdict(&bytes), Err(Refused::Malformed));

@@ -6,21 +6,24 @@
 //! conflict (its number is taken, its settings are not rank 0's) says so under `trouble`, which rank 0 looks at while
 //! it waits; so all ranks hear of it within about a second instead of at the timeout.
 //!
-//! **Who is believed.** Without a user's secret, whoever can write to the store can join: the store is the trust,
-//! and the group's secret, made by rank 0, keeps out those who can reach the ranks but not the store. With one,
-//! every record is authenticated with it, and the group's secret is derived from it, so that reading and writing
-//! the store alone gives nothing but the power to disturb.
+//! **Which process is believed.** An entry has the public key of its rank, and every connection proves that both ends
+//! hold the keys of the table ([`crate::transport::handshake`]). So a process that can only read the store gets nowhere.
+//! Without a secret of the job, a process that can write to the store can join, or take the place of a rank that has not
+//! come yet: then the store is the trust. With one, every record is authenticated with it and it is mixed into every
+//! handshake, so that reading and writing the store gives nothing but the power to disturb.
+//!
+//! **Again.** A process that has joined in a store may do so again when its group has ended, or beside it: it finds its
+//! own entry there, and goes on to the next round, whose keys have a prefix. All its ranks do so equally often.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::introduction::fill_random;
-pub use super::introduction::{Introduction, host_label, hostname, read_secret};
-use super::records::{Entry, Refused, Row, Seal, Verdict, keyed};
-use super::store::{MAX_VALUE, Store};
+pub use super::introduction::{Introduction, host_label, hostname};
+use super::records::{Entry, Refused, Row, Seal, Verdict};
+use super::store::{MAX_VALUE, PrefixStore, Store};
 use crate::error::{Code, Error, Result};
 use crate::plan::cost::Rounded;
+use crate::transport::keys::GroupKey;
 use crate::types::Rank;
 
 /// How long rank 0 waits for entries between two looks at `trouble`.
@@ -53,27 +56,22 @@ pub struct Member {
     pub address: Vec<u8>,
 }
 
-/// The group: all ranks in order, and what only they know.
-#[derive(Clone, PartialEq, Eq)]
+/// The group: all ranks in order, and how they prove themselves to each other.
+#[derive(Clone, Debug)]
 pub struct Roster {
     /// The members, by rank.
     pub members: Vec<Member>,
     /// What things cost, as rank 0 said: the same on all members.
     pub costs: Rounded,
-    /// The same on all members, and different for every group that ever formed. Not secret.
-    pub id: [u8; 16],
-    /// Known to the members alone.
-    pub secret: [u8; 32],
+    /// This rank's.
+    pub key: GroupKey,
 }
 
 impl Roster {
-    fn new(rows: Vec<Row>, costs: Rounded, nonce: &[u8; 32], user_secret: Option<&[u8]>) -> Self {
-        let secret = keyed(
-            user_secret.unwrap_or_default(),
-            &[b"unisono group secret", nonce],
-        );
-        let mut id = [0; 16];
-        id.copy_from_slice(&keyed(&secret, &[b"unisono group id"])[..16]);
+    fn new(rows: Vec<Row>, costs: Rounded, me: &Introduction) -> Self {
+        let shared = me.secret.as_ref();
+        let shared = shared.map_or([0; 32], |secret| secret.derive(b"links"));
+        let keys = rows.iter().map(|row| row.key).collect();
         let members = rows.into_iter().enumerate().map(|(rank, row)| Member {
             rank,
             host: row.host,
@@ -84,24 +82,13 @@ impl Roster {
         Self {
             members: members.collect(),
             costs,
-            id,
-            secret,
+            key: GroupKey::new(me.key.clone(), keys, shared, me.encrypts),
         }
     }
 }
 
-impl fmt::Debug for Roster {
-    /// Everything but the secret.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Roster")
-            .field("members", &self.members)
-            .field("costs", &self.costs)
-            .field("id", &self.id)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Joins the group that forms in `store`. A group needs a store, or a prefix in one, of its own.
+/// Joins the group that forms in `store`. Groups that form at the same time each need a store, or a prefix in one, of
+/// their own; a process may join in the same store again and again.
 ///
 /// # Errors
 /// `Timeout` naming the ranks that did not come; `Mismatch` when ranks differ in world size, settings, version or
@@ -109,6 +96,43 @@ impl fmt::Debug for Roster {
 /// the store holds what no rank would write; `System` when it cannot be reached.
 pub fn join(store: &dyn Store, me: &Introduction, timeout: Duration) -> Result<Roster> {
     me.check()?;
+    let seal = me.seal();
+    match round(store, me, seal)? {
+        0 => join_round(store, me, timeout),
+        round => join_round(
+            &PrefixStore::new(format!("again{round}"), store),
+            me,
+            timeout,
+        ),
+    }
+}
+
+/// How often this process has joined in `store` as this rank before.
+fn round(store: &dyn Store, me: &Introduction, seal: Seal<'_>) -> Result<u32> {
+    let Some(first) = store.get(&entry_key(me.rank))? else {
+        return Ok(0);
+    };
+    let is_own = seal
+        .read_entry(&first)
+        .is_ok_and(|entry| entry.process == me.process);
+    if !is_own {
+        // The check of the first round says what is wrong.
+        return Ok(0);
+    }
+    let count = format!("again/{}", me.rank);
+    let before = match store.get(&count)? {
+        None => 0,
+        Some(bytes) => bytes.try_into().map(u32::from_le_bytes).map_err(|_| {
+            let what = format!("the store's key {count} is not what a rank would write");
+            Error::new(Code::Untrusted, what)
+        })?,
+    };
+    let round = before.saturating_add(1);
+    store.set(&count, &round.to_le_bytes())?;
+    Ok(round)
+}
+
+fn join_round(store: &dyn Store, me: &Introduction, timeout: Duration) -> Result<Roster> {
     let joining = Joining {
         store,
         me,
@@ -141,7 +165,7 @@ impl Joining<'_> {
         let key = entry_key(self.me.rank);
         if let Some(taken) = self.store.get(&key)? {
             return Err(self.in_trouble(match self.read(self.me.rank, &taken) {
-                Ok(other) => self.claimed_twice(other.pid, &other.hostname),
+                Ok(other) => self.claimed_twice(&other.row),
                 Err(refused) => refused,
             }));
         }
@@ -159,10 +183,8 @@ impl Joining<'_> {
     /// Rank 0: collects all entries and publishes the verdict.
     fn lead(&self) -> Result<Roster> {
         let verdict = self.collect().and_then(|rows| {
-            let mut nonce = [0; 32];
-            fill_random(&mut nonce)?;
             let costs = self.me.costs;
-            let table = Verdict::Table { nonce, costs, rows };
+            let table = Verdict::Table { costs, rows };
             let bytes = self.seal.write_verdict(&table);
             if bytes.len() > MAX_VALUE {
                 return Err(Error::unsupported(format!(
@@ -175,9 +197,7 @@ impl Joining<'_> {
             Ok(table)
         });
         match verdict {
-            Ok(Verdict::Table { nonce, costs, rows }) => {
-                Ok(Roster::new(rows, costs, &nonce, self.me.secret.as_deref()))
-            }
+            Ok(Verdict::Table { costs, rows }) => Ok(Roster::new(rows, costs, self.me)),
             Ok(Verdict::Failure(error)) => Err(error),
             Err(error) => {
                 self.publish(VERDICT, &error);
@@ -188,7 +208,7 @@ impl Joining<'_> {
 
     /// Waits for the entries of all ranks and checks them. Returns the rows of the table.
     fn collect(&self) -> Result<Vec<Row>> {
-        let mut rows = BTreeMap::from([(0, row(self.entry.clone()))]);
+        let mut rows = BTreeMap::from([(0, self.entry.row.clone())]);
         let mut report = self.begun + REPORT;
         while rows.len() < self.me.world {
             let glance = Instant::now() + GLANCE.min(self.left());
@@ -247,7 +267,7 @@ impl Joining<'_> {
     fn accept(&self, rank: Rank, bytes: &[u8]) -> Result<Row> {
         let entry = self.read(rank, bytes)?;
         self.compare(&entry)?;
-        Ok(row(entry))
+        Ok(entry.row)
     }
 
     /// Two processes that claim one rank at the same moment both find it free; the store knows who came last.
@@ -256,8 +276,8 @@ impl Joining<'_> {
             return Ok(());
         };
         let entry = self.read(self.me.rank, &bytes)?;
-        if entry.uuid != self.entry.uuid {
-            return Err(self.claimed_twice(entry.pid, &entry.hostname));
+        if entry.row.uuid != self.entry.row.uuid {
+            return Err(self.claimed_twice(&entry.row));
         }
         Ok(())
     }
@@ -297,19 +317,18 @@ impl Joining<'_> {
     /// Takes the verdict, if this rank is part of it.
     fn conclude(&self, verdict: &[u8]) -> Result<Roster> {
         let verdict = self.seal.read_verdict(verdict);
-        let (nonce, costs, rows) = match verdict.map_err(|why| self.refusal(0, why))? {
-            Verdict::Table { nonce, costs, rows } => (nonce, costs, rows),
+        let (costs, rows) = match verdict.map_err(|why| self.refusal(0, why))? {
+            Verdict::Table { costs, rows } => (costs, rows),
             Verdict::Failure(error) => return Err(self.as_seen_here(error)),
         };
         if rows.len() != self.me.world {
             return Err(self.wrong_world(0, rows.len()));
         }
         let mine = &rows[self.me.rank];
-        if mine.uuid != self.entry.uuid {
-            return Err(self.claimed_twice(mine.pid, &mine.hostname));
+        if mine.uuid != self.entry.row.uuid {
+            return Err(self.claimed_twice(mine));
         }
-        let secret = self.me.secret.as_deref();
-        Ok(Roster::new(rows, costs, &nonce, secret))
+        Ok(Roster::new(rows, costs, self.me))
     }
 
     /// The error of a rank whose time is over without a verdict: who has not come?
@@ -370,7 +389,7 @@ impl Joining<'_> {
                     shown(mine),
                     self.me.rank,
                     shown(theirs),
-                    other.hostname
+                    other.row.hostname
                 );
                 return Err(Error::new(Code::Mismatch, message).with_peer(rank));
             }
@@ -402,7 +421,7 @@ impl Joining<'_> {
             ),
             Err(_) => Error::new(
                 Code::Mismatch,
-                "a rank with another version of unisono or another secret file reported that it cannot join",
+                "a rank with another version of unisono or another secret reported that it cannot join",
             ),
         }
     }
@@ -432,13 +451,17 @@ impl Joining<'_> {
                 (
                     Code::Mismatch,
                     format!(
-                        "rank {with} has a secret_file, but rank {without} has none: give all ranks the same"
+                        "rank {with} has a secret (of its secret_file or its launcher), but rank {without} has none: give all \
+                         ranks the same secret_file, or start all of them by one launcher"
                     ),
                 )
             }
             Refused::SecretDiffers => (
                 Code::Mismatch,
-                format!("the secret_file of rank {rank} differs from the one of rank {me}"),
+                format!(
+                    "the secret of rank {rank} differs from the one of rank {me}: give all ranks the same secret_file, \
+                     and start all of them by one launcher"
+                ),
             ),
         };
         Error::new(code, message).with_peer(rank)
@@ -452,7 +475,8 @@ impl Joining<'_> {
         Error::new(Code::Mismatch, message).with_peer(rank)
     }
 
-    fn claimed_twice(&self, pid: u32, hostname: &str) -> Error {
+    fn claimed_twice(&self, other: &Row) -> Error {
+        let Row { pid, hostname, .. } = other;
         let Introduction {
             rank,
             pid: my_pid,
@@ -494,16 +518,6 @@ impl Joining<'_> {
             list(&came)
         );
         Error::new(Code::Timeout, message).with_peer(missing.first().copied().unwrap_or_default())
-    }
-}
-
-fn row(entry: Entry) -> Row {
-    Row {
-        uuid: entry.uuid,
-        pid: entry.pid,
-        host: entry.host,
-        hostname: entry.hostname,
-        address: entry.address,
     }
 }
 

@@ -9,6 +9,7 @@ use crate::plan::cost::Costs;
 use crate::rendezvous::file_store::FileStore;
 use crate::rendezvous::memory::MemoryStore;
 use crate::rendezvous::records::MAX_TEXT;
+use crate::rendezvous::secret::Secret;
 use crate::rendezvous::tcp_server::TcpStoreServer;
 use crate::rendezvous::tcp_store::TcpStore;
 
@@ -22,6 +23,16 @@ fn someone(rank: Rank, world: usize) -> Introduction {
         costs: Costs::TYPICAL.rounded(rank + 3),
         ..Introduction::new(rank, world, vec![rank as u8; 5], &Config::default())
             .expect("no secret")
+    }
+}
+
+/// As [`someone`], but in another process on another host.
+fn another(rank: Rank, world: usize) -> Introduction {
+    Introduction {
+        hostname: "elsewhere".to_owned(),
+        pid: 77,
+        process: [7; 16],
+        ..someone(rank, world)
     }
 }
 
@@ -53,8 +64,8 @@ fn forms(store: &dyn Store, world: usize) {
         .map(|result| result.expect("a group"))
         .collect();
     for roster in &rosters {
-        assert_eq!(roster, &rosters[0]);
-        assert_ne!(roster.secret, [0; 32]);
+        assert_eq!(roster.members, rosters[0].members);
+        assert_eq!(roster.key.id(), rosters[0].key.id());
         assert_eq!(roster.members.len(), world);
         assert_eq!(roster.costs, people[0].costs, "rank 0's hold for all");
         for (rank, member) in roster.members.iter().enumerate() {
@@ -89,12 +100,36 @@ fn a_group_forms_in_a_file() {
 }
 
 #[test]
-fn secrets_and_ids_differ_from_group_to_group() {
+fn ids_differ_from_group_to_group() {
     let make = || join(&MemoryStore::default(), &someone(0, 1), LONG).expect("alone");
     let (one, two) = (make(), make());
-    assert_ne!(one.secret, two.secret);
-    assert_ne!(one.id, two.id);
-    assert!(!format!("{one:?}").contains("secret"));
+    assert_ne!(one.key.id(), two.key.id());
+}
+
+#[test]
+fn the_same_processes_join_in_one_store_again_and_again() {
+    let store = MemoryStore::default();
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        let people = [someone(0, 2), someone(1, 2)];
+        let rosters = join_all(&store, &people, LONG);
+        let mut formed: Vec<_> = rosters
+            .into_iter()
+            .map(|roster| roster.expect("a group").key.id())
+            .collect();
+        formed.dedup();
+        assert_eq!(formed.len(), 1, "one group");
+        ids.extend(formed);
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 4, "four groups");
+    // Another process is told by whom its rank is taken, also then.
+    let error = join(&store, &another(0, 2), SHORT).expect_err("taken");
+    assert!(
+        error.message.contains("two processes claim rank 0"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -154,8 +189,7 @@ fn several_missing_ranks_are_listed() {
 fn two_processes_with_one_rank_are_both_named() {
     for rank in [0, 1] {
         let store = Arc::new(MemoryStore::default());
-        let mut other = someone(rank, 3);
-        (other.pid, other.hostname) = (77, "elsewhere".to_owned());
+        let other = another(rank, 3);
         let people = [someone(0, 3), someone(1, 3), other];
         let begun = Instant::now();
         let errors = errors(&store, &people, LONG);
@@ -182,9 +216,8 @@ fn two_processes_with_one_rank_are_both_named() {
 fn the_table_shows_who_lost_a_race_for_a_rank() {
     // Two entries for rank 1, set at the same moment: the first is overwritten after both had looked.
     let store = MemoryStore::default();
-    let (me, other) = (someone(1, 2), someone(1, 2));
-    let mut winner = other.entry().expect("random");
-    (winner.pid, winner.hostname) = (77, "elsewhere".to_owned());
+    let (me, other) = (someone(1, 2), another(1, 2));
+    let winner = other.entry().expect("random");
     thread::scope(|scope| {
         let loser = scope.spawn(|| join(&store, &me, LONG));
         store.wait("rank/1", LONG).expect("introduced");
@@ -256,18 +289,24 @@ fn differing_versions_are_named() {
 #[test]
 fn a_shared_secret_forms_a_group_and_another_does_not() {
     let with = |rank, secret: Option<&[u8]>| Introduction {
-        secret: secret.map(<[u8]>::to_vec),
+        secret: secret.map(Secret::from_bytes),
         ..someone(rank, 2)
     };
-    let ours: &[u8] = b"sixteen and more bytes";
+    let ours: &[u8] = b"ours";
     let store = MemoryStore::default();
     for result in join_all(&store, &[with(0, Some(ours)), with(1, Some(ours))], LONG) {
-        // What the store holds does not give the secret away.
-        let secret = result.expect("a group").secret;
-        let table = store.get(VERDICT).expect("get").expect("set");
-        assert!(!table.windows(32).any(|window| window == secret));
+        result.expect("a group");
     }
-    for theirs in [None, Some(&b"another secret of theirs"[..])] {
+    // The store holds no key that comes from the secret.
+    let secret = Secret::from_bytes(ours);
+    for key in ["rank/0", "rank/1", VERDICT] {
+        let record = store.get(key).expect("get").expect("set");
+        for label in [&b"links"[..], b"records"] {
+            let derived = secret.derive(label);
+            assert!(!record.windows(32).any(|window| window == derived));
+        }
+    }
+    for theirs in [None, Some(&b"theirs"[..])] {
         let people = [with(0, Some(ours)), with(1, theirs)];
         for error in errors(&MemoryStore::default(), &people, LONG) {
             assert_eq!(error.code, Code::Mismatch);

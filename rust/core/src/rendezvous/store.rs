@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::secret::Secret;
 use crate::error::{Error, Result};
 
 /// The longest key that the built-in stores take, in bytes.
@@ -40,6 +41,11 @@ pub trait Store: Send + Sync {
     fn address(&self) -> Option<SocketAddr> {
         None
     }
+
+    /// What only the processes that could open this store know, if it was opened with a secret.
+    fn secret(&self) -> Option<Secret> {
+        None
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -57,6 +63,32 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn address(&self) -> Option<SocketAddr> {
         (**self).address()
+    }
+
+    fn secret(&self) -> Option<Secret> {
+        (**self).secret()
+    }
+}
+
+impl<S: Store + ?Sized> Store for &S {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        (**self).set(key, value)
+    }
+
+    fn wait(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        (**self).wait(key, timeout)
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        (**self).get(key)
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        (**self).address()
+    }
+
+    fn secret(&self) -> Option<Secret> {
+        (**self).secret()
     }
 }
 
@@ -96,6 +128,10 @@ impl<S: Store> Store for PrefixStore<S> {
 
     fn address(&self) -> Option<SocketAddr> {
         self.store.address()
+    }
+
+    fn secret(&self) -> Option<Secret> {
+        self.store.secret()
     }
 }
 

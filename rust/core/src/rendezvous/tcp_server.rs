@@ -3,27 +3,29 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::tcp_service::Server;
-use super::tcp_store::{identity, split_address};
+use super::tcp_service::{Control, Expected, Server};
+use super::tcp_store::split_address;
+use super::tcp_wire::StoreKey;
 use crate::error::{Error, Result};
+use crate::fork::{self, Home};
 
-/// A running store server. It ends, with its thread, when dropped.
+/// A running store server. It ends, with its thread, when dropped, or when the meeting that it was started for is over.
 #[derive(Debug)]
 pub struct TcpStoreServer {
     address: SocketAddr,
-    identity: [u8; 32],
-    stop: Arc<AtomicBool>,
-    wake: Arc<OwnedFd>,
+    key: StoreKey,
+    control: Arc<Control>,
     thread: Option<JoinHandle<()>>,
+    home: Home,
 }
 
 impl TcpStoreServer {
@@ -37,20 +39,20 @@ impl TcpStoreServer {
     /// `System` when the port is taken or the name unknown, `InvalidArgument` for an address that is none.
     pub fn start(address: &str) -> Result<Self> {
         let (host, port) = split_address(address)?;
-        Self::start_any(host, &[port], "")
+        Self::start_any(host, &[port], &StoreKey::new("", None))
     }
 
-    /// Serves the job called `job` at the first of `ports` of `host` that is free.
+    /// Serves those who have `key` at the first of `ports` of `host` that is free.
     ///
     /// # Errors
     /// As [`TcpStoreServer::start`].
-    pub fn start_any(host: &str, ports: &[u16], job: &str) -> Result<Self> {
+    pub fn start_any(host: &str, ports: &[u16], key: &StoreKey) -> Result<Self> {
         let mut last = io::Error::from(ErrorKind::InvalidInput);
         // A client that probes a port may hold it for a moment by connecting to itself, so try twice.
         for pause in [Some(Duration::from_millis(150)), None] {
             for &port in ports {
                 match listen(host, port) {
-                    Ok(listener) => return Self::run(listener, identity(job)),
+                    Ok(listener) => return Self::run(listener, key.clone()),
                     Err(cause) => last = cause,
                 }
             }
@@ -71,26 +73,38 @@ impl TcpStoreServer {
         ))
     }
 
-    fn run(listener: TcpListener, identity: [u8; 32]) -> Result<Self> {
+    fn run(listener: TcpListener, key: StoreKey) -> Result<Self> {
         let failed = |cause: io::Error| Error::system("start the store server", cause);
         let address = listener.local_addr().map_err(failed)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|cause| failed(cause.into()))?;
-        let wake = Arc::new(wake);
-        let stop = Arc::new(AtomicBool::new(false));
-        let server = Server::new(listener, identity, Arc::clone(&wake), Arc::clone(&stop))
-            .map_err(failed)?;
+        let control = Arc::new(Control {
+            stop: AtomicBool::new(false),
+            wake,
+            meeting: Mutex::new(None),
+        });
+        let server = Server::new(listener, key.clone(), Arc::clone(&control)).map_err(failed)?;
         let thread = thread::Builder::new()
             .name("unisono-store".to_owned())
             .spawn(move || server.serve())
             .map_err(failed)?;
         Ok(Self {
             address,
-            identity,
-            stop,
-            wake,
+            key,
+            control,
             thread: Some(thread),
+            home: Home::here(),
         })
+    }
+
+    /// From now on the server ends when all of `world` ranks have left the meeting, and `patience` after rank 0 has.
+    pub(super) fn end_with_meeting(&self, world: usize, patience: Duration) {
+        *self.control.meeting.lock() = Some(Expected { world, patience });
+    }
+
+    /// Whether the server has ended by itself.
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// The address by which this process reaches the server.
@@ -105,19 +119,24 @@ impl TcpStoreServer {
         address
     }
 
-    pub(super) fn identity(&self) -> [u8; 32] {
-        self.identity
+    pub(super) fn key(&self) -> &StoreKey {
+        &self.key
     }
 }
 
 impl Drop for TcpStoreServer {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        // An eventfd that is full wakes as well.
-        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        if !self.home.is_here() {
+            // The parent's server goes on, and there is no thread here to wait for or to let go.
+            return std::mem::forget(thread);
         }
+        self.control.stop.store(true, Ordering::Release);
+        // An eventfd that is full wakes as well.
+        let _ = rustix::io::write(&self.control.wake, &1_u64.to_ne_bytes());
+        let _ = thread.join();
     }
 }
 
@@ -156,11 +175,9 @@ fn listen_everywhere(port: u16) -> io::Result<TcpListener> {
 }
 
 fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM.nonblocking().cloexec(),
-        Some(Protocol::TCP),
-    )?;
+    let domain = Domain::for_address(address);
+    let kind = Type::STREAM.nonblocking().cloexec();
+    let socket = fork::make_private(|| Socket::new(domain, kind, Some(Protocol::TCP)))?;
     socket.set_reuse_address(true)?;
     if address.is_ipv6() && address.ip().is_unspecified() {
         socket.set_only_v6(false)?;

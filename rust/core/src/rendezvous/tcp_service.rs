@@ -1,155 +1,176 @@
 //! What the thread of the [TCP store's server](super::tcp_server) does.
 //!
-//! One thread over one epoll, so that thousands of ranks cost no thread each. Everything that arrives is bounded
-//! before it is kept: lengths, connections, stored bytes. Who breaks the protocol is disconnected, and so is who
-//! does not finish its hello in time; a mistake of one client never costs another.
+//! One thread over one epoll, so that thousands of ranks cost no thread each. A mistake of one client never costs
+//! another, and everything that a client can make this process keep has a bound:
+//!
+//! | what | bound |
+//! |---|---|
+//! | connections, of all stores of the process | half of the descriptors that the process may have, at most 16,384 |
+//! | those of them that have proved nothing yet | a quarter of that, at most 256 |
+//! | time to say hello, and to prove that the hello was one's own | 10 s each |
+//! | time without a request, for a request and for taking a reply | 60 s each |
+//! | bytes kept for parts of requests and of replies, and keys that are waited for | 40 KiB each, and 64 MiB together beyond that |
+//! | keys and values, also replaced ones while a reply has them | 256 MiB |
+//! | waits | one for each connection |
+//! | lines in the log | 5, and then one in 10 s with the number of those left out |
+//!
+//! A reply costs no copy: it refers to the value, and is sealed by the frame as the client takes it; the client's next
+//! request is not read before.
+//!
+//! **When there are too many connections**, the oldest of those that have proved nothing is closed, so that strangers
+//! who say nothing, or anything, keep out no member: members say hello at once. Each has a moment for that; until it is
+//! over, further ones wait in the kernel's queue, where they cost no descriptor. If all others are members, the one
+//! that has been quiet for longest is closed. A client that is closed comes again when it needs to, see
+//! [`tcp_store`](super::tcp_store), so more ranks than connections can meet, only slower.
 
-use std::collections::{BTreeSet, HashMap};
-use std::io::{self, ErrorKind, Read, Write};
-use std::mem;
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io::{self, ErrorKind};
+use std::mem::size_of;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use socket2::SockRef;
 
-use super::store::{MAX_KEY, MAX_VALUE};
-use super::tcp_store::{ABSENT, FULL, GET, HELLO, MAGIC, OK, REQUEST_HEAD, SET, WAIT, hello};
+use super::LEFT;
+use super::tcp_bounds::{Bounds, Budget};
+use super::tcp_connection::{Close, Connection, Stage, Value};
+use super::tcp_wire::{ABSENT, FRAME_CONTENT, FULL, OK, Request, StoreKey};
+use crate::fork;
+use crate::rarely::Rarely;
+use crate::types::Rank;
 
-/// More connections than this are turned away.
-const MAX_CONNECTIONS: usize = 1 << 16;
 /// Keys and values together may take this many bytes.
-const MAX_STORED: usize = 1 << 30;
-const MAX_REQUEST: usize = REQUEST_HEAD + MAX_KEY + MAX_VALUE;
-/// A connection that has not said hello by then is closed.
-const HELLO_TIME: Duration = Duration::from_secs(10);
+const MOST_STORED: usize = 256 << 20;
+/// What connections may make the server keep, together.
+const MOST_KEPT: usize = 64 << 20;
+/// What a key costs beside its bytes and its value's.
+const KEY_COST: usize = size_of::<(String, Arc<Value>, Value)>() + 64;
 /// How long a server that ends goes on delivering replies.
 const FAREWELL_TIME: Duration = Duration::from_secs(1);
+/// How long the server accepts nothing after it could not.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// So many connections are accepted before the others are looked at again.
+const ACCEPTED_AT_ONCE: usize = 64;
 
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
 
-/// What a connection is in.
-enum Stage {
-    /// Its hello has not come yet.
-    Greeting,
-    /// The next request may come.
-    Ready,
-    /// It waits for this key; the next request may not come before the reply.
-    Waiting(String),
-}
+/// Those connections that may be closed to make room for others, in this order, once they have been in their stage for
+/// so long: strangers that have not said hello, those that have not proved it, and members.
+const CLASSES: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(250),
+    Duration::from_secs(1),
+];
+const MEMBERS: usize = 2;
 
-struct Connection {
-    stream: TcpStream,
-    stage: Stage,
-    input: Vec<u8>,
-    output: Vec<u8>,
-    /// When `Greeting` or `Waiting` ends.
-    deadline: Option<Instant>,
-}
-
-/// A connection that is to be closed: it ended, failed, or broke the protocol.
-struct Close;
-
-/// A request, parsed and bounded.
-enum Request {
-    Set(String, Vec<u8>),
-    Get(String),
-    Wait(String, Duration),
-}
-
-impl Request {
-    /// Parses the request that `input` begins with. `Ok(None)`: it is not complete yet.
-    fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, Close> {
-        let Some(head) = input.get(..REQUEST_HEAD) else {
-            return Ok(None);
-        };
-        let key = usize::from(u16::from_le_bytes([head[2], head[3]]));
-        let value = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
-        let operation = head[0];
-        let known = matches!(operation, SET | GET | WAIT);
-        if !known || key > MAX_KEY || value > MAX_VALUE || (operation != SET && value != 0) {
-            return Err(Close);
-        }
-        let length = REQUEST_HEAD + key + value;
-        let Some(body) = input.get(REQUEST_HEAD..length) else {
-            return Ok(None);
-        };
-        let name = std::str::from_utf8(&body[..key])
-            .map_err(|_| Close)?
-            .to_owned();
-        let mut milliseconds = [0; 8];
-        milliseconds.copy_from_slice(&head[8..16]);
-        let request = match operation {
-            SET => Self::Set(name, body[key..].to_vec()),
-            GET => Self::Get(name),
-            _ => Self::Wait(
-                name,
-                Duration::from_millis(u64::from_le_bytes(milliseconds)),
-            ),
-        };
-        Ok(Some((request, length)))
+fn class(stage: &Stage) -> usize {
+    match stage {
+        Stage::Greeting => 0,
+        Stage::Answered => 1,
+        Stage::Ready | Stage::Waiting(_) | Stage::Replying => MEMBERS,
     }
+}
+
+/// What the thread and its owner share.
+#[derive(Debug)]
+pub(super) struct Control {
+    pub(super) stop: AtomicBool,
+    pub(super) wake: OwnedFd,
+    /// The group that meets here, if the server is to end with the meeting.
+    pub(super) meeting: Mutex<Option<Expected>>,
+}
+
+/// The group that meets at a store.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    pub(super) world: usize,
+    /// How long the others may take after rank 0 has joined.
+    pub(super) patience: Duration,
 }
 
 /// The state of the thread.
 pub(super) struct Server {
-    listener: TcpListener,
+    /// Until the server ends.
+    listener: Option<TcpListener>,
     epoll: OwnedFd,
-    wake: Arc<OwnedFd>,
-    stop: Arc<AtomicBool>,
-    identity: [u8; 32],
+    control: Arc<Control>,
+    key: StoreKey,
+    bounds: Bounds,
     connections: HashMap<u64, Connection>,
     next: u64,
-    values: HashMap<String, Vec<u8>>,
-    stored: usize,
+    values: HashMap<String, Arc<Value>>,
+    stored: Budget,
+    kept: Budget,
     /// Who waits for a key.
-    waiters: HashMap<String, Vec<u64>>,
+    waiters: HashMap<String, BTreeSet<u64>>,
+    /// The connections of each class by the time when they entered their stage.
+    classes: [BTreeSet<(Instant, u64)>; CLASSES.len()],
     /// The deadlines of all connections that have one.
     deadlines: BTreeSet<(Instant, u64)>,
+    /// Nothing is accepted before.
+    accepts_from: Option<Instant>,
+    /// The ranks that need the store no longer.
+    left: HashSet<Rank>,
+    /// When the server ends at the latest, once rank 0 has left.
+    ends: Option<Instant>,
+    /// When a server that ends stops delivering replies.
+    farewell: Option<Instant>,
+    strangers: Rarely,
+    failures: Rarely,
+    scratch: Box<[u8]>,
 }
 
 impl Server {
     pub(super) fn new(
         listener: TcpListener,
-        identity: [u8; 32],
-        wake: Arc<OwnedFd>,
-        stop: Arc<AtomicBool>,
+        key: StoreKey,
+        control: Arc<Control>,
     ) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &*wake, EventData::new_u64(WAKE), EventFlags::IN)?;
-        epoll::add(
-            &epoll,
-            &listener,
-            EventData::new_u64(LISTENER),
-            EventFlags::IN,
-        )?;
+        for (data, source) in [
+            (WAKE, rustix::fd::AsFd::as_fd(&control.wake)),
+            (LISTENER, rustix::fd::AsFd::as_fd(&listener)),
+        ] {
+            epoll::add(&epoll, source, EventData::new_u64(data), EventFlags::IN)?;
+        }
         Ok(Self {
-            listener,
+            listener: Some(listener),
             epoll,
-            wake,
-            stop,
-            identity,
+            control,
+            key,
+            bounds: Bounds::here(),
             connections: HashMap::new(),
             next: FIRST_CONNECTION,
             values: HashMap::new(),
-            stored: 0,
+            stored: Budget::new(MOST_STORED),
+            kept: Budget::new(MOST_KEPT),
             waiters: HashMap::new(),
+            classes: Default::default(),
             deadlines: BTreeSet::new(),
+            accepts_from: None,
+            left: HashSet::new(),
+            ends: None,
+            farewell: None,
+            strangers: Rarely::strangers(),
+            failures: Rarely::strangers(),
+            scratch: vec![0; FRAME_CONTENT].into(),
         })
     }
 
-    /// Serves until `stop` is set and `wake` written.
+    /// Serves until it is told to stop, or the meeting has ended and the last replies have been taken.
     pub(super) fn serve(mut self) {
         let mut events: Vec<Event> = Vec::with_capacity(256);
-        while !self.stop.load(Ordering::Acquire) {
-            let timeout = self.deadlines.first().map(|(deadline, _)| {
+        while !self.has_ended() {
+            let timeout = self.next_deadline().map(|deadline| {
                 // No longer than a minute, which every kernel's timeout can express.
                 let left = deadline.saturating_duration_since(Instant::now());
                 let left = left.min(Duration::from_secs(60));
@@ -168,288 +189,362 @@ impl Server {
             }
             for event in &events {
                 match event.data.u64() {
-                    WAKE => {}
+                    WAKE => {
+                        let mut count = [0; 8];
+                        let _ = rustix::io::read(&self.control.wake, &mut count[..]);
+                    }
                     LISTENER => self.accept(),
                     id => self.service(id),
                 }
             }
             self.expire();
         }
-        self.say_farewell();
-        drop(self.wake);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let first = self.deadlines.first().map(|(deadline, _)| *deadline);
+        [first, self.accepts_from, self.ends, self.farewell]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Whether all is over. Begins the farewell when it is time for that.
+    fn has_ended(&mut self) -> bool {
+        if self.farewell.is_none() {
+            let is_over = self.control.stop.load(Ordering::Acquire) || self.meeting_is_over();
+            if !is_over {
+                return false;
+            }
+            self.farewell = Some(Instant::now() + FAREWELL_TIME);
+            if let Some(listener) = self.listener.take() {
+                // A forked child may have a copy, which would go on listening.
+                let _ = epoll::delete(&self.epoll, &listener);
+                let _ = SockRef::from(&listener).shutdown(Shutdown::Both);
+            }
+            self.accepts_from = None;
+            let ids: Vec<u64> = self.connections.keys().copied().collect();
+            for id in ids {
+                if self.connections[&id].stage != Stage::Replying {
+                    self.close(id);
+                }
+            }
+        }
+        self.connections.is_empty() || self.farewell.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// Whether all ranks of the group have said that they need the store no longer, or had their time to say so.
+    fn meeting_is_over(&self) -> bool {
+        let expected = *self.control.meeting.lock();
+        let all = expected.is_some_and(|group| self.left.len() >= group.world);
+        all || self.ends.is_some_and(|end| Instant::now() >= end)
     }
 
     fn accept(&mut self) {
-        loop {
-            let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(cause) => {
-                    match cause.kind() {
-                        ErrorKind::WouldBlock => return,
-                        ErrorKind::Interrupted | ErrorKind::ConnectionAborted => continue,
-                        _ => {}
-                    }
-                    // Out of descriptors or memory: the listener stays readable, so do not come back at once.
-                    tracing::warn!(%cause, "the store server cannot accept a connection");
-                    thread::sleep(Duration::from_millis(50));
-                    return;
-                }
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let now = Instant::now();
+            let wait = self.make_room(now);
+            if !wait.is_zero() {
+                return self.pause_accepting(now + wait);
+            }
+            let Some(listener) = &self.listener else {
+                return;
             };
-            if self.connections.len() >= MAX_CONNECTIONS {
-                continue;
-            }
-            let id = self.next;
-            let ready = stream
-                .set_nonblocking(true)
-                .and_then(|()| stream.set_nodelay(true))
-                .and_then(|()| {
-                    let data = EventData::new_u64(id);
-                    Ok(epoll::add(&self.epoll, &stream, data, EventFlags::IN)?)
-                });
-            if ready.is_err() {
-                continue;
-            }
-            self.next += 1;
-            let deadline = Instant::now() + HELLO_TIME;
-            self.deadlines.insert((deadline, id));
-            self.connections.insert(
-                id,
-                Connection {
-                    stream,
-                    stage: Stage::Greeting,
-                    input: Vec::new(),
-                    output: Vec::new(),
-                    deadline: Some(deadline),
+            match listener.accept() {
+                Ok((stream, from)) => {
+                    fork::keep_private(&stream);
+                    self.welcome(stream, from, now);
+                }
+                Err(cause) => match cause.kind() {
+                    ErrorKind::WouldBlock => return,
+                    ErrorKind::Interrupted | ErrorKind::ConnectionAborted => {}
+                    // Out of descriptors or memory: the listener stays readable, so do not come back at once.
+                    _ => {
+                        if let Some(suppressed) = self.failures.line() {
+                            tracing::warn!(%cause, suppressed, "the store server cannot accept a connection");
+                        }
+                        self.evict(now, CLASSES.len());
+                        return self.pause_accepting(now + ACCEPT_PAUSE);
+                    }
                 },
-            );
+            }
+        }
+    }
+
+    /// How long it takes until there is room for another connection: nothing, if there is now.
+    fn make_room(&mut self, now: Instant) -> Duration {
+        let unproven = self.classes[..MEMBERS]
+            .iter()
+            .map(BTreeSet::len)
+            .sum::<usize>();
+        let classes = if unproven >= self.bounds.unproven {
+            MEMBERS
+        } else if self.bounds.are_reached(self.connections.len()) {
+            CLASSES.len()
+        } else {
+            return Duration::ZERO;
+        };
+        self.evict(now, classes)
+    }
+
+    /// Closes the connection that has the least claim to stay among the first `classes`. Returns how long it takes
+    /// until there is one, if there is none now.
+    fn evict(&mut self, now: Instant, classes: usize) -> Duration {
+        let mut wait = ACCEPT_PAUSE;
+        for (class, age) in CLASSES.iter().enumerate().take(classes) {
+            let Some(&(since, id)) = self.classes[class].first() else {
+                continue;
+            };
+            let left = age.saturating_sub(now.saturating_duration_since(since));
+            if left.is_zero() {
+                if class < MEMBERS
+                    && let Some(suppressed) = self.strangers.line()
+                {
+                    tracing::info!(
+                        suppressed,
+                        "the store closes connections that say nothing, to make room"
+                    );
+                }
+                self.close(id);
+                return Duration::ZERO;
+            }
+            wait = wait.min(left);
+        }
+        wait
+    }
+
+    fn pause_accepting(&mut self, until: Instant) {
+        self.accepts_from = Some(until);
+        self.listen_for(EventFlags::empty());
+    }
+
+    fn resume_accepting(&mut self) {
+        if self.accepts_from.take().is_some() {
+            self.listen_for(EventFlags::IN);
+        }
+    }
+
+    fn listen_for(&self, interest: EventFlags) {
+        if let Some(listener) = &self.listener {
+            let data = EventData::new_u64(LISTENER);
+            if let Err(cause) = epoll::modify(&self.epoll, listener, data, interest) {
+                tracing::error!(%cause, "the store server accepts no more connections");
+            }
+        }
+    }
+
+    fn welcome(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
+        let id = self.next;
+        self.next += 1;
+        let ready = Connection::new(stream, &self.kept, now).and_then(|connection| {
+            let data = EventData::new_u64(id);
+            epoll::add(&self.epoll, connection.stream(), data, connection.interest)?;
+            Ok(connection)
+        });
+        match ready {
+            // Its hello has often arrived with it.
+            Ok(connection) => self.proceed(id, connection),
+            Err(cause) => tracing::debug!(%cause, %from, "the store cannot serve a connection"),
         }
     }
 
     /// Reads, answers and writes what connection `id` is ready for.
     fn service(&mut self, id: u64) {
-        let Some(connection) = self.connections.get_mut(&id) else {
-            return;
-        };
-        let result = receive(connection)
-            .and_then(|()| self.advance(id))
-            .and_then(|()| self.flush(id));
-        if result.is_err() {
-            self.close(id);
+        if let Some(connection) = self.take(id) {
+            self.proceed(id, connection);
         }
     }
 
-    /// Answers what has arrived completely on connection `id`.
-    fn advance(&mut self, id: u64) -> Result<(), Close> {
-        let connection = self.connections.get_mut(&id).ok_or(Close)?;
-        match connection.stage {
-            Stage::Waiting(_) if connection.input.is_empty() => return Ok(()),
-            Stage::Waiting(_) => return Err(Close),
-            Stage::Greeting => {
-                let Some(greeting) = connection.input.get(..HELLO) else {
-                    let known = connection.input.len().min(MAGIC.len());
-                    let fits = MAGIC.starts_with(&connection.input[..known]);
-                    return if fits { Ok(()) } else { Err(Close) };
-                };
-                if greeting[..8] != *MAGIC {
-                    return Err(Close);
+    /// Does with a connection what can be done now, and keeps it unless it is to be closed.
+    fn proceed(&mut self, id: u64, mut connection: Connection) {
+        match self.advance(id, &mut connection) {
+            Ok(()) => self.put(id, connection),
+            Err(Close::Ended) => self.forget(id, &connection),
+            Err(Close::Stranger) => {
+                if let Some(suppressed) = self.strangers.line() {
+                    let from = connection.stream().peer_addr().ok();
+                    tracing::info!(
+                        ?from,
+                        suppressed,
+                        "the store refused a process of another job, or with another secret or version"
+                    );
                 }
-                let answer = hello(&self.identity);
-                if greeting != answer {
-                    // A client of another job: it learns so, and goes on probing elsewhere.
-                    let _ = connection.stream.write(&answer);
-                    let _ = connection.stream.shutdown(Shutdown::Write);
-                    return Err(Close);
-                }
-                connection.input.drain(..HELLO);
-                connection.output.extend(answer);
-                connection.stage = Stage::Ready;
-                if let Some(deadline) = connection.deadline.take() {
-                    self.deadlines.remove(&(deadline, id));
-                }
+                self.forget(id, &connection);
             }
-            Stage::Ready => {}
         }
-        let Some((request, length)) = Request::parse(&connection.input)? else {
-            return Ok(());
-        };
-        // One request at a time: nothing may follow it before the reply.
-        if mem::take(&mut connection.input).len() != length {
-            return Err(Close);
+    }
+
+    fn advance(&mut self, id: u64, connection: &mut Connection) -> Result<(), Close> {
+        if connection.stage != Stage::Replying
+            && connection.receive(&self.key, &mut self.scratch)?
+        {
+            let bytes = connection.take_request();
+            // It was parsed before.
+            let request = Request::read(&bytes).ok().flatten().ok_or(Close::Ended)?;
+            self.answer(id, connection, &request)?;
         }
-        self.answer(id, request);
+        if connection.stage == Stage::Replying && connection.flush()? && self.farewell.is_some() {
+            return Err(Close::Ended);
+        }
         Ok(())
     }
 
-    fn answer(&mut self, id: u64, request: Request) {
-        match request {
+    fn answer(
+        &mut self,
+        id: u64,
+        connection: &mut Connection,
+        request: &Request<'_>,
+    ) -> Result<(), Close> {
+        match *request {
             Request::Set(key, value) => {
-                let replaced = self.values.get(&key).map_or(0, |old| old.len() + key.len());
-                let stored = self.stored - replaced + key.len() + value.len();
-                if stored > MAX_STORED {
-                    return self.reply(id, FULL, &[]);
-                }
-                self.stored = stored;
-                for waiter in self.waiters.remove(&key).unwrap_or_default() {
-                    self.end_wait(waiter, OK, &value);
-                }
-                self.values.insert(key, value);
-                self.reply(id, OK, &[]);
+                let status = self.set(key, value);
+                connection.reply(status, None);
             }
-            Request::Get(key) => match self.values.get(&key).cloned() {
-                Some(value) => self.reply(id, OK, &value),
-                None => self.reply(id, ABSENT, &[]),
+            Request::Get(key) => match self.values.get(key) {
+                Some(value) => connection.reply(OK, Some(Arc::clone(value))),
+                None => connection.reply(ABSENT, None),
             },
-            Request::Wait(key, timeout) => {
-                if let Some(value) = self.values.get(&key).cloned() {
-                    return self.reply(id, OK, &value);
+            Request::Wait(key, time) => match self.values.get(key) {
+                Some(value) => connection.reply(OK, Some(Arc::clone(value))),
+                None if time.is_zero() => connection.reply(ABSENT, None),
+                None => {
+                    connection.wait_for(key.to_owned(), time)?;
+                    self.waiters.entry(key.to_owned()).or_default().insert(id);
                 }
-                if timeout.is_zero() {
-                    return self.reply(id, ABSENT, &[]);
-                }
-                let Some(connection) = self.connections.get_mut(&id) else {
-                    return;
-                };
-                // A deadline that the clock cannot express is no deadline.
-                connection.deadline = Instant::now().checked_add(timeout);
-                if let Some(deadline) = connection.deadline {
-                    self.deadlines.insert((deadline, id));
-                }
-                connection.stage = Stage::Waiting(key.clone());
-                self.waiters.entry(key).or_default().push(id);
-            }
+            },
         }
+        Ok(())
     }
 
-    /// Queues a reply on connection `id`.
-    fn reply(&mut self, id: u64, status: u8, value: &[u8]) {
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.output.extend([status, 0, 0, 0]);
-            connection.output.extend((value.len() as u32).to_le_bytes());
-            connection.output.extend(value);
+    /// Sets a value and answers those who wait for it. Returns the status for the reply.
+    fn set(&mut self, key: &str, value: &[u8]) -> u8 {
+        let mut share = self.stored.share();
+        if share.resize(KEY_COST + key.len() + value.len()).is_err() {
+            return FULL;
+        }
+        let value = Value::new(value, share);
+        self.values.insert(key.to_owned(), Arc::clone(&value));
+        for waiter in self.waiters.remove(key).unwrap_or_default() {
+            self.end_wait(waiter, OK, Some(&value));
+        }
+        if let Some(rank) = key.strip_prefix(LEFT).and_then(|rank| rank.parse().ok()) {
+            self.note_leaving(rank, &value.bytes);
+        }
+        OK
+    }
+
+    /// Rank `rank` of as many as `world` says needs the store no longer.
+    fn note_leaving(&mut self, rank: Rank, world: &[u8]) {
+        let mut meeting = self.control.meeting.lock();
+        if meeting.is_none() {
+            // The process that made a unique id need not be one of the group.
+            let world = std::str::from_utf8(world)
+                .ok()
+                .and_then(|text| text.parse().ok());
+            *meeting = world.map(|world| Expected {
+                world,
+                patience: Duration::MAX,
+            });
+        }
+        let Some(group) = meeting.filter(|group| rank < group.world) else {
+            return;
+        };
+        self.left.insert(rank);
+        if rank == 0 {
+            self.ends = Instant::now().checked_add(group.patience);
         }
     }
 
     /// Ends the wait of connection `id`, which is no longer among the waiters of its key.
-    fn end_wait(&mut self, id: u64, status: u8, value: &[u8]) {
-        let Some(connection) = self.connections.get_mut(&id) else {
-            return;
-        };
-        connection.stage = Stage::Ready;
-        if let Some(deadline) = connection.deadline.take() {
-            self.deadlines.remove(&(deadline, id));
+    fn end_wait(&mut self, id: u64, status: u8, value: Option<&Arc<Value>>) {
+        if let Some(mut connection) = self.take(id) {
+            connection.reply(status, value.map(Arc::clone));
+            self.proceed(id, connection);
         }
-        self.reply(id, status, value);
-        if self.flush(id).is_err() {
-            self.close(id);
-        }
-    }
-
-    /// Writes what connection `id` takes now, and asks to be told when it takes more.
-    fn flush(&mut self, id: u64) -> Result<(), Close> {
-        let connection = self.connections.get_mut(&id).ok_or(Close)?;
-        let mut sent = 0;
-        while sent < connection.output.len() {
-            match connection.stream.write(&connection.output[sent..]) {
-                Ok(0) => return Err(Close),
-                Ok(n) => sent += n,
-                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
-                Err(cause) if cause.kind() == ErrorKind::WouldBlock => break,
-                Err(_) => return Err(Close),
-            }
-        }
-        let blocked = sent < connection.output.len();
-        if blocked {
-            connection.output.drain(..sent);
-        } else {
-            connection.output = Vec::new();
-        }
-        let interest = if blocked {
-            EventFlags::IN | EventFlags::OUT
-        } else {
-            EventFlags::IN
-        };
-        let data = EventData::new_u64(id);
-        epoll::modify(&self.epoll, &connection.stream, data, interest).map_err(|_| Close)
     }
 
     /// Ends what has run out of time.
     fn expire(&mut self) {
         let now = Instant::now();
+        if self.accepts_from.is_some_and(|from| from <= now) {
+            self.resume_accepting();
+        }
         while let Some(&(deadline, id)) = self.deadlines.first() {
             if deadline > now {
                 return;
             }
-            self.deadlines.remove(&(deadline, id));
-            let key = match self
+            let stage = self
                 .connections
-                .get_mut(&id)
-                .map(|c| (&c.stage, &mut c.deadline))
-            {
-                Some((Stage::Waiting(key), deadline)) => {
-                    *deadline = None;
-                    key.clone()
+                .get(&id)
+                .map(|connection| &connection.stage);
+            match stage {
+                Some(Stage::Waiting(key)) => {
+                    let key = key.clone();
+                    self.forget_waiter(&key, id);
+                    self.end_wait(id, ABSENT, None);
                 }
-                _ => {
-                    self.close(id);
-                    continue;
-                }
-            };
-            self.forget_waiter(&key, id);
-            self.end_wait(id, ABSENT, &[]);
+                _ => self.close(id),
+            }
         }
     }
 
     fn forget_waiter(&mut self, key: &str, id: u64) {
         if let Some(waiters) = self.waiters.get_mut(key) {
-            waiters.retain(|&waiter| waiter != id);
+            waiters.remove(&id);
             if waiters.is_empty() {
                 self.waiters.remove(key);
             }
         }
     }
 
-    fn close(&mut self, id: u64) {
-        let Some(connection) = self.connections.remove(&id) else {
-            return;
-        };
+    /// Takes connection `id` out of all lists.
+    fn take(&mut self, id: u64) -> Option<Connection> {
+        let connection = self.connections.remove(&id)?;
+        self.classes[class(&connection.stage)].remove(&(connection.since, id));
         if let Some(deadline) = connection.deadline {
             self.deadlines.remove(&(deadline, id));
         }
+        Some(connection)
+    }
+
+    /// Puts a connection into the lists of its stage, and waits for what it needs.
+    fn put(&mut self, id: u64, mut connection: Connection) {
+        let interest = match connection.stage {
+            Stage::Replying => EventFlags::OUT,
+            _ => EventFlags::IN,
+        };
+        if connection.interest != interest {
+            connection.interest = interest;
+            let data = EventData::new_u64(id);
+            if epoll::modify(&self.epoll, connection.stream(), data, interest).is_err() {
+                return self.forget(id, &connection);
+            }
+        }
+        let class = class(&connection.stage);
+        self.classes[class].insert((connection.since, id));
+        if let Some(deadline) = connection.deadline {
+            self.deadlines.insert((deadline, id));
+        }
+        self.connections.insert(id, connection);
+        if class == MEMBERS {
+            // One fewer that has proved nothing.
+            self.resume_accepting();
+        }
+    }
+
+    fn close(&mut self, id: u64) {
+        if let Some(connection) = self.take(id) {
+            self.forget(id, &connection);
+        }
+    }
+
+    /// What is left to do for a connection that is in no list and goes.
+    fn forget(&mut self, id: u64, connection: &Connection) {
+        // Its end alone would leave it there while a forked child has a copy.
+        let _ = epoll::delete(&self.epoll, connection.stream());
         if let Stage::Waiting(key) = &connection.stage {
             self.forget_waiter(key, id);
         }
-        // Closing the stream takes it out of the epoll as well.
+        self.resume_accepting();
     }
-
-    /// Delivers the replies that are still queued, within a short time.
-    fn say_farewell(&mut self) {
-        let deadline = Instant::now() + FAREWELL_TIME;
-        for connection in self.connections.values_mut() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if connection.output.is_empty() || left.is_zero() {
-                continue;
-            }
-            let stream = &mut connection.stream;
-            let _ = stream
-                .set_nonblocking(false)
-                .and_then(|()| stream.set_write_timeout(Some(left)))
-                .and_then(|()| stream.write_all(&connection.output));
-        }
-    }
-}
-
-/// Reads what has arrived, up to one request. An end of the stream closes the connection.
-fn receive(connection: &mut Connection) -> Result<(), Close> {
-    let mut chunk = [0; 16 << 10];
-    while connection.input.len() <= MAX_REQUEST {
-        match connection.stream.read(&mut chunk) {
-            Ok(0) => return Err(Close),
-            Ok(n) => connection.input.extend_from_slice(&chunk[..n]),
-            Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
-            Err(cause) if cause.kind() == ErrorKind::WouldBlock => return Ok(()),
-            Err(_) => return Err(Close),
-        }
-    }
-    // More than any request, without a pause: not one request at a time.
-    Err(Close)
 }

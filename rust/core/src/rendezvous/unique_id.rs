@@ -1,8 +1,8 @@
 //! An id by which the ranks of one group find each other, made by one process and passed to the others by whatever
 //! means there are.
 //!
-//! The id says where the process that made it serves a [TCP store](super::tcp_store), and names the job with a random
-//! secret that a client has to know before the server listens to it. It is 128 bytes, so that it can be broadcast as
+//! The id says where the process that made it serves a [TCP store](super::tcp_store), and has the random secret that a
+//! client must know before the server listens to it. It is 128 bytes, so that it can be broadcast as
 //! it is:
 //!
 //! ```text
@@ -13,19 +13,19 @@
 //! The check tells an id that was truncated, or never filled in, from one that nobody answers at.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
-use super::handshake::{Hex, random_bytes};
-use super::store::Store;
+use super::meeting::Meeting;
+use super::secret::Secret;
 use super::tcp_server::TcpStoreServer;
-use super::tcp_store::TcpStore;
+use super::tcp_store::{StoreKey, TcpStore};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::transport::endpoint;
+use crate::transport::keys::random_bytes;
 use crate::types::Rank;
 
 /// The length of an id in bytes.
@@ -35,7 +35,8 @@ const MAGIC: &[u8; 8] = b"unisono\x01";
 const CHECKED: usize = BYTES - 8;
 const SECRET: std::ops::Range<usize> = 28..60;
 
-/// The stores that this process serves for ids it has made, until rank 0 joins here, or else until it ends.
+/// The stores that this process serves for ids it has made, until rank 0 joins here; else until all ranks have joined, or
+/// this process ends.
 static SERVED: Mutex<Vec<(UniqueId, TcpStoreServer)>> = Mutex::new(Vec::new());
 
 /// Where, and as members of what, the ranks of one group meet. It holds a secret: who sees it can join.
@@ -52,14 +53,18 @@ impl UniqueId {
     /// `InvalidArgument` for an interface that is not there, `System` when no port can be had.
     pub fn create(config: &Config) -> Result<Self> {
         crate::fork::check()?;
-        let address = endpoint::own_address(config.interface.as_deref())?;
+        // How many ranks will come it does not know: all that were launched with this one.
+        let one_host = super::launcher::is_one_host(0);
+        let address = endpoint::own_address(config.interface.as_deref(), one_host)?;
         let secret = random_bytes()?;
-        let server = TcpStoreServer::start_any(&address.to_string(), &[0], &job(&secret))?;
+        let server = TcpStoreServer::start_any(&address.to_string(), &[0], &key(&secret))?;
         let id = Self::new(
             SocketAddr::new(address, server.own_address().port()),
             &secret,
         );
-        SERVED.lock().push((id, server));
+        let mut served = SERVED.lock();
+        served.retain(|(_, server)| !server.has_ended());
+        served.push((id, server));
         Ok(id)
     }
 
@@ -113,22 +118,23 @@ impl UniqueId {
         SocketAddr::new(ip, port)
     }
 
-    /// Opens the store at which the ranks meet. On rank 0, if it made the id, the store ends with what is returned;
-    /// in another process it is served for as long as that lives.
+    /// Opens the store at which the `world` ranks meet; `patience` is the time that each has to join. The process that
+    /// made the id serves the store until all have joined.
     ///
     /// # Errors
-    /// `Timeout` when the process that made the id does not answer within `timeout`.
-    pub fn open(&self, rank: Rank, timeout: Duration) -> Result<Arc<dyn Store>> {
-        if rank == 0
-            && let Some(server) = self.take_server()
-        {
-            return Ok(Arc::new(TcpStore::own(server)?));
-        }
-        let address = self.address();
-        let job = job(&self.bytes[SECRET]);
-        let store =
-            TcpStore::connect_any(&address.ip().to_string(), &[address.port()], &job, timeout)?;
-        Ok(Arc::new(store))
+    /// `Timeout` when the process that made the id does not answer within `patience`.
+    pub fn open(&self, rank: Rank, world: usize, patience: Duration) -> Result<Meeting> {
+        let own = (rank == 0).then(|| self.take_server()).flatten();
+        let store = match own {
+            Some(server) => TcpStore::own(server)?,
+            None => {
+                let address = self.address();
+                let key = key(&self.bytes[SECRET]);
+                let host = address.ip().to_string();
+                TcpStore::connect_any(&host, &[address.port()], &key, patience)?
+            }
+        };
+        Ok(Meeting::over_tcp(store, rank, world, patience))
     }
 
     fn take_server(&self) -> Option<TcpStoreServer> {
@@ -148,9 +154,9 @@ impl std::fmt::Debug for UniqueId {
     }
 }
 
-/// The name of the job with this secret.
-fn job(secret: &[u8]) -> String {
-    format!("id {}", Hex(secret))
+/// The key to the store of an id with this secret.
+fn key(secret: &[u8]) -> StoreKey {
+    StoreKey::new("unique id", Some(Secret::from_bytes(secret)))
 }
 
 #[cfg(test)]
@@ -165,15 +171,18 @@ mod tests {
         let id = UniqueId::create(&Config::default()).expect("an id");
         let copy = UniqueId::from_bytes(id.to_bytes()).expect("the same");
         let other = std::thread::spawn(move || {
-            let store = copy.open(1, SOON).expect("rank 1");
-            store.wait("key", SOON).expect("a value")
+            let meeting = copy.open(1, 2, SOON).expect("rank 1");
+            let value = meeting.store().wait("key", SOON).expect("a value");
+            (value, meeting.store().secret())
         });
-        let store = id.open(0, SOON).expect("rank 0");
-        store.set("key", b"value").expect("set");
-        assert_eq!(other.join().expect("no panic"), b"value");
+        let meeting = id.open(0, 2, SOON).expect("rank 0");
+        meeting.store().set("key", b"value").expect("set");
+        let (value, secret) = other.join().expect("no panic");
+        assert_eq!(value, b"value");
+        assert!(secret.is_some() && secret == meeting.store().secret());
 
         let stranger = UniqueId::new(id.address(), &[7; 32]);
-        let refused = stranger.open(1, Duration::from_millis(100)).err();
+        let refused = stranger.open(1, 2, Duration::from_millis(100)).err();
         assert_eq!(refused.expect("another secret").code, Code::Timeout);
     }
 

@@ -7,9 +7,14 @@
 //! [`cuda`] is no link: it is what operations on device memory are made of, between ranks whose links tell of each
 //! other's end.
 
+pub mod cipher;
 pub mod control;
 pub mod cuda;
 pub mod endpoint;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
+pub mod handshake;
+pub mod keys;
 pub mod local;
 pub mod shm;
 pub mod tcp;
@@ -171,6 +176,10 @@ pub trait Link: Send {
     /// Ranks of this host share cores: it costs the peer more to find a message half there than to wait for it.
     fn expect_a_crowd(&mut self) {}
 
+    /// The peer is lost when its host has not answered for this many seconds; where the peer is on another host. What is
+    /// only slow, or stopped, is not lost.
+    fn lose_silent_host_after(&mut self, _seconds: Option<u32>) {}
+
     /// Sends a message by its header and the place of its payload, `(address, bytes)` piece by piece. The memory must
     /// stay as it is until [`Link::loan`] says that it is back, or [`Link::send_abort`] or the end of the link has
     /// revoked it.
@@ -254,6 +263,13 @@ pub trait Link: Send {
     /// The descriptors to watch edge-triggered (readable, writable and hang-up) while armed.
     fn fds(&self) -> Vec<BorrowedFd<'_>>;
 
+    /// The pidfd of the peer's process, which becomes readable when that ends, whoever keeps its sockets open. `None` where
+    /// the peer is on another host or in this process, or cannot be named here. All links to one process have the same
+    /// descriptor, which is closed with the last of them.
+    fn peer_pidfd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Reads the control channel and says how the peer is. Cheap enough to call on every pass of a wait loop
     /// that found nothing else to do; not on the hot path.
     fn peer_state(&mut self) -> PeerState;
@@ -271,6 +287,20 @@ pub trait Link: Send {
 
     /// What the peer last said it is in, once; [`Link::peer_state`] reads it in.
     fn take_position(&mut self) -> Option<Position>;
+
+    /// Asks the peer's process for a sign of life, unless it owes one. [`Link::peer_state`] reads the answer in.
+    fn ask(&mut self) {}
+
+    /// The descriptor on which the peer's questions come, where somebody must call [`Link::peer_state`] to answer them
+    /// also while this side does nothing with the link.
+    fn questions(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Why a peer that is [`PeerState::Present`] does not seem to run, in words that follow its name, if it does not.
+    fn stall(&self) -> Option<String> {
+        None
+    }
 
     /// A page of memory that both ends have mapped, where the transport has such; the same on every call.
     fn page(&self) -> Option<Page> {

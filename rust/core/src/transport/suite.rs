@@ -556,3 +556,20 @@ impl Sleeper {
         link.disarm();
     }
 }
+
+/// Has a forked child drop its copy of `value`.
+pub(super) fn drop_in_child<T>(value: T) -> T {
+    // SAFETY: the child has this thread alone. It needs the allocator, whose locks a fork leaves free, and ends without
+    // running anything else.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(value);
+        // SAFETY: as above.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = -1;
+    // SAFETY: the child is this process's own and is waited for once.
+    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+    assert_eq!((waited, status), (child, 0));
+    value
+}

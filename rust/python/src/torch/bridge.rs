@@ -2,8 +2,8 @@
 
 use super::heap::{heap_allocate, heap_enabled, heap_free};
 use super::{
-    Group, Operation, OwnStream, estimate, estimate_message, is_capturing, join, lend_stream,
-    receive, run, send, start, subgroup,
+    Group, Operation, OwnStream, check_device, estimate, estimate_message, import_compiler,
+    is_capturing, join, lend_stream, receive, run, send, start, subgroup,
 };
 
 #[cxx::bridge(namespace = "unisono")]
@@ -19,6 +19,12 @@ pub(super) mod ffi {
         status: Status,
         found: bool,
         value: Vec<u8>,
+    }
+
+    /// Where a store is served; an empty host: nowhere that is known.
+    struct StoreAddress {
+        host: String,
+        port: u16,
     }
 
     /// A setting by name.
@@ -200,6 +206,9 @@ pub(super) mod ffi {
         fn abort(self: &Group, reason: &str);
         fn close(self: &Group);
 
+        fn import_compiler();
+
+        fn check_device(device: i32) -> Status;
         fn is_capturing(place: Place) -> bool;
         fn lend_stream(device: i32) -> Lent;
         fn handle(self: &OwnStream) -> usize;
@@ -225,6 +234,7 @@ pub(super) mod ffi {
         fn set(self: &Store, key: &str, value: &[u8]) -> Status;
         fn wait(self: &Store, key: &str, timeout_ms: u64) -> Fetched;
         fn fetch(self: &Store, key: &str) -> Fetched;
+        fn address(self: &Store) -> StoreAddress;
 
         fn torch_version() -> String;
         fn close_all();

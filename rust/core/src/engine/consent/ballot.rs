@@ -1,13 +1,13 @@
 //! One message from each rank to each other, in which it offers memory or says in a word what it would have.
 
 use crate::engine::executor::{Direction, Waiting};
-use crate::engine::links::{LinkTable, OpenLink};
+use crate::engine::links::{LinkTable, OpenLink, PeerLink};
 use crate::engine::task::{Task, difference, no_message};
 use crate::engine::wire::{Fingerprint, HEADER};
 use crate::error::{Error, Result};
 use crate::heap::Held;
 use crate::transport::endpoint::Lane;
-use crate::transport::{Lending, Link, Loan, Shared, Ticket};
+use crate::transport::{Lending, Loan, Shared, Ticket};
 use crate::types::Rank;
 
 /// Whether all operations before this one are done with a direction of a link.
@@ -76,7 +76,7 @@ impl Ballot {
         links: &mut LinkTable,
         free: Free<'_>,
         yes: Voice,
-        mut ask: impl FnMut(&mut dyn Link) -> Option<bool>,
+        mut ask: impl FnMut(&mut PeerLink) -> Option<bool>,
     ) {
         let mut can = Some(true);
         for peer in peers(task) {
@@ -85,7 +85,7 @@ impl Ballot {
                 return;
             };
             // All are asked at the same time.
-            let here = ask(&mut *open.link);
+            let here = ask(&mut open.link);
             can = can.zip(here).map(|(can, here)| can && here);
         }
         self.voice = can.map(|can| if can { yes } else { Voice::Plain });
@@ -97,7 +97,7 @@ impl Ballot {
         task: &Task,
         links: &mut LinkTable,
         header: impl Fn(Rank) -> [u8; HEADER],
-        offer: impl Fn(&mut dyn Link, Rank, &[u8; HEADER]) -> Result<Lending>,
+        offer: impl Fn(&mut PeerLink, Rank, &[u8; HEADER]) -> Result<Lending>,
     ) -> Result<bool> {
         let Some(voice) = self.voice else {
             return Ok(false);
@@ -113,7 +113,7 @@ impl Ballot {
                 Fingerprint::write_length(&mut header, mark);
             }
             if voice == Voice::Offer {
-                match offer(&mut *open.link, peer, &header)? {
+                match offer(&mut open.link, peer, &header)? {
                     Lending::Lent(ticket) => (partner.ticket, partner.told) = (Some(ticket), true),
                     Lending::NotNow => {}
                     Lending::Unfit => {
@@ -205,12 +205,12 @@ impl Ballot {
         self.return_by(links, |link| link.decline());
     }
 
-    fn return_by(&mut self, links: &mut LinkTable, give: impl Fn(&mut dyn Link)) {
+    fn return_by(&mut self, links: &mut LinkTable, give: impl Fn(&mut PeerLink)) {
         for (peer, partner) in self.partners.iter_mut().enumerate() {
             if partner.offered.take().is_some()
                 && let Some(open) = links.open(Lane::Collective, peer)
             {
-                give(&mut *open.link);
+                give(&mut open.link);
             }
         }
     }
@@ -241,7 +241,8 @@ impl Ballot {
                 other => {
                     return Err(Error::internal(format!(
                         "rank {peer} has counted other votes: {other:?}"
-                    )));
+                    ))
+                    .with_peer(peer));
                 }
             }
         }

@@ -22,6 +22,7 @@
 mod ballot;
 mod crossing;
 mod one_pass;
+mod semaphores;
 #[cfg(test)]
 mod tests;
 mod votes;
@@ -33,12 +34,12 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use crate::buffer::Memory;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::heap::Window;
 use crate::plan::select::Topology;
 use crate::plan::windows::Plan;
 use crate::plan::{Counts, Shape};
-use crate::transport::Loan;
+use crate::transport::{Loan, Shared};
 use crate::types::{Collective, Rank};
 
 use self::ballot::{Ballot, Free, Voice};
@@ -397,12 +398,15 @@ impl Consent {
         )?;
         moved |= self.ballot.hear(task, links, free, &expected)?;
         let own = slice(task.rank).bytes;
-        if self
-            .ballot
-            .offered()
-            .any(|(_, shared)| shared.bytes() != own)
-        {
-            return Err(Error::internal("a peer shares a slice of another length"));
+        let unfit =
+            |(_, shared): &(Rank, &mut Shared)| shared.bytes() != own || !shared.is_writable();
+        if let Some((peer, shared)) = self.ballot.offered().find(unfit) {
+            let what = match shared.is_writable() {
+                true => format!("{} bytes where this rank's slice has {own}", shared.bytes()),
+                false => "memory that cannot be written".to_owned(),
+            };
+            let error = Error::new(Code::Untrusted, format!("rank {peer} shares {what}"));
+            return Err(error.with_peer(peer));
         }
         if self.ballot.is_complete(task) {
             self.decide(task, links, commons);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-
+use crate::transport::Link;
 use crate::transport::local;
 use crate::types::Collective;
 
@@ -21,7 +21,7 @@ struct Side<L> {
 fn side() -> Side<impl Link> {
     let (ours, theirs) = local::pair(1 << 18).unwrap();
     let mut links = LinkTable::new(2);
-    links.establish(Lane::PointToPoint, 1, Box::new(ours));
+    links.establish(Lane::PointToPoint, 1, Box::new(ours), "rank 1".to_owned());
     Side {
         matching: Matching::new(0, 2, 64 << 10),
         links,

@@ -10,11 +10,12 @@ pub const MAX_MESSAGE: usize = 4096;
 pub(super) const DOORBELL: u8 = 1;
 pub(super) const ABORT: u8 = 2;
 pub(super) const FAREWELL: u8 = 3;
-pub(super) const HEARTBEAT: u8 = 4;
+pub(super) const QUESTION: u8 = 4;
 pub(super) const POSITION: u8 = 5;
 pub(super) const SEGMENT: u8 = 6;
 pub(super) const SEGMENT_ANSWER: u8 = 7;
 pub(super) const SEGMENT_GONE: u8 = 8;
+pub(super) const ANSWER: u8 = 9;
 
 /// Kind and length.
 const HEADER: usize = 3;
@@ -31,9 +32,10 @@ pub enum Frame {
     Abort(Notice),
     /// The sender closes in good order and will send no more.
     Farewell,
-    /// The sender is alive. Nothing sends it yet; it is accepted so that older ranks understand
-    /// newer ones.
-    Heartbeat,
+    /// The sender waits for the receiver, and asks whether its process runs.
+    Question,
+    /// It does: the answer to [`Frame::Question`].
+    Answer,
     /// What the sender is in and waits for us with.
     Position(Position),
     /// A segment of the sender's heap, for the receiver to map. Its descriptor travels with the first byte.
@@ -59,14 +61,15 @@ impl Frame {
         let kind = match bytes.first() {
             None => return Ok(None),
             Some(&DOORBELL) => return Ok(Some((Self::Doorbell, 1))),
-            Some(&kind @ ABORT..=SEGMENT_GONE) => kind,
+            Some(&kind @ ABORT..=ANSWER) => kind,
             Some(kind) => return Err(format!("unknown frame kind {kind:#04x}")),
         };
         let &[_, low, high, ref rest @ ..] = bytes else {
             return Ok(None);
         };
         let length = usize::from(u16::from_le_bytes([low, high]));
-        if length > MAX_PAYLOAD || (kind == FAREWELL && length != 0) {
+        let is_bare = matches!(kind, FAREWELL | QUESTION | ANSWER);
+        if length > MAX_PAYLOAD || (is_bare && length != 0) {
             return Err(format!("frame kind {kind:#04x} of {length} bytes"));
         }
         let Some(payload) = rest.get(..length) else {
@@ -82,7 +85,8 @@ impl Frame {
             ),
             SEGMENT | SEGMENT_ANSWER | SEGMENT_GONE => parse_segment(kind, payload)
                 .ok_or_else(|| format!("frame kind {kind:#04x} of {length} bytes"))?,
-            _ => Self::Heartbeat,
+            QUESTION => Self::Question,
+            _ => Self::Answer,
         };
         Ok(Some((frame, HEADER + length)))
     }
@@ -92,7 +96,8 @@ impl Frame {
         match self {
             Self::Doorbell => out.push(DOORBELL),
             Self::Farewell => out.extend_from_slice(&[FAREWELL, 0, 0]),
-            Self::Heartbeat => out.extend_from_slice(&[HEARTBEAT, 0, 0]),
+            Self::Question => out.extend_from_slice(&[QUESTION, 0, 0]),
+            Self::Answer => out.extend_from_slice(&[ANSWER, 0, 0]),
             Self::Position(position) => {
                 out.push(POSITION);
                 out.extend_from_slice(&(position.len() as u16).to_le_bytes());

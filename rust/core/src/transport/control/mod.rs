@@ -22,7 +22,9 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recv, recvmsg,
@@ -30,12 +32,17 @@ use rustix::net::{
 
 use self::outbound::Outbound;
 use self::segments::Segments;
+use super::cipher::{Cipher, Failure, Sealed};
 use super::{PeerState, Position};
+use crate::fork::{self, Home};
 
 pub use self::frame::{Frame, MAX_MESSAGE};
 
 /// How many reads one call makes at most, so that a flooding peer cannot hold its caller.
 const MAX_READS: usize = 16;
+
+/// What is said of a process whose end no socket shows.
+const ITS_PIDFD: &str = "its pidfd says so";
 
 /// This side's end of a control channel.
 #[derive(Debug)]
@@ -46,6 +53,10 @@ pub struct Control {
     /// Frames that the socket has not taken yet.
     outbound: Outbound,
     state: PeerState,
+    /// Since when the peer owes an answer.
+    asked: Option<Instant>,
+    /// This side owes one.
+    owes: bool,
     /// The last position the peer sent and nobody has taken.
     position: Option<Position>,
     /// Nothing more will be read: the peer's end closed, failed, or sent what no member sends.
@@ -54,6 +65,9 @@ pub struct Control {
     news: bool,
     /// On a channel that passes them.
     segments: Option<Segments>,
+    /// What seals the frames, where they are encrypted.
+    sealed: Option<Box<Sealed>>,
+    home: Home,
 }
 
 impl Control {
@@ -68,13 +82,25 @@ impl Control {
         Self::over(socket.into(), Some(Segments::new()))
     }
 
+    /// The channel with all its frames encrypted. It passes no segments, and nothing has been sent on it.
+    #[must_use]
+    pub fn encrypted(mut self, cipher: Cipher) -> Self {
+        self.sealed = Some(Box::new(Sealed::new(cipher)));
+        self
+    }
+
     fn over(socket: OwnedFd, segments: Option<Segments>) -> Self {
+        fork::keep_private(&socket);
         Self {
             socket,
             segments,
+            sealed: None,
+            home: Home::here(),
             inbound: Vec::new(),
             outbound: Outbound::default(),
             state: PeerState::Present,
+            asked: None,
+            owes: false,
             position: None,
             ended: false,
             news: false,
@@ -107,9 +133,47 @@ impl Control {
         self.state.clone()
     }
 
+    /// Asks whether the peer's process runs, unless it has not answered yet.
+    pub fn ask(&mut self) {
+        if self.asked.is_none() && !self.ended {
+            self.asked = Some(Instant::now());
+            self.send(&Frame::Question);
+        }
+    }
+
+    /// How long the peer's process has owed an answer, as far as has been read.
+    pub fn silence(&self) -> Option<Duration> {
+        self.asked.map(|asked| asked.elapsed())
+    }
+
     /// What the peer last said it is in, if that has not been taken yet.
     pub fn take_position(&mut self) -> Option<Position> {
         self.position.take()
+    }
+
+    /// As [`Control::peer_state`], where `pidfd` becomes readable when the peer's process ends: the socket stays open
+    /// for as long as any process has a copy of it.
+    pub fn peer_state_beside(&mut self, pidfd: BorrowedFd<'_>) -> PeerState {
+        self.retract_segments();
+        self.flush();
+        if !self.ended {
+            let wanted = PollFlags::IN | PollFlags::RDHUP;
+            let mut fds = [
+                PollFd::new(&self.socket, wanted),
+                PollFd::from_borrowed_fd(pidfd, PollFlags::IN),
+            ];
+            // It fails only for want of the kernel's memory, and then the next look tells.
+            let looked = poll(&mut fds, Some(&Timespec::default()));
+            let ready = looked.map(|_| fds.map(|fd| !fd.revents().is_empty()));
+            let [speaks, gone] = ready.unwrap_or_default();
+            // What it had said before its end counts.
+            let all = (speaks || gone) && self.drain();
+            if gone && all {
+                self.end(ITS_PIDFD.to_owned());
+            }
+        }
+        self.news = false;
+        self.state.clone()
     }
 
     /// Whether the last [`Control::drain`] learned something that [`Control::peer_state`] has not
@@ -118,31 +182,52 @@ impl Control {
         self.news
     }
 
-    /// Reads what has arrived, doorbells included.
-    pub fn drain(&mut self) {
+    /// Reads what has arrived, doorbells included, and answers a question. Returns whether that was all: of a flood it
+    /// reads a part.
+    pub fn drain(&mut self) -> bool {
+        let all = self.read();
+        // One answer for any number of questions: a peer that does not read them cannot pile them up.
+        if std::mem::take(&mut self.owes) && self.outbound.len() == 0 {
+            self.send(&Frame::Answer);
+        }
+        all
+    }
+
+    fn read(&mut self) -> bool {
         let mut chunk = [0; 1024];
         for _ in 0..MAX_READS {
             if self.ended {
-                return;
+                return true;
             }
             match self.receive(&mut chunk) {
                 Ok((0, _)) => self.end("connection closed".to_owned()),
                 Ok((count, more)) => {
+                    // Whatever it says, it runs.
+                    self.asked = None;
                     self.take(&chunk[..count]);
                     if count < chunk.len() && !more {
-                        return;
+                        return true;
                     }
                 }
-                Err(Errno::AGAIN) => return,
-                Err(Errno::INTR) => {}
-                Err(errno) => self.end(describe(errno)),
+                Err(Failure::Socket(Errno::AGAIN)) => return true,
+                Err(Failure::Socket(Errno::INTR)) => {}
+                Err(Failure::Socket(errno)) => self.end(describe(errno)),
+                Err(Failure::Forged) => self.end(
+                    "the control channel's bytes were changed, repeated or left out on the way"
+                        .to_owned(),
+                ),
             }
         }
+        false
     }
 
     /// Receives into `chunk`, and descriptors to `segments`. Says how many bytes came, and whether more may be there
     /// although they do not fill the chunk: the kernel ends a read after the bytes that came with a descriptor.
-    fn receive(&mut self, chunk: &mut [u8]) -> Result<(usize, bool), Errno> {
+    fn receive(&mut self, chunk: &mut [u8]) -> Result<(usize, bool), Failure> {
+        if let Some(sealed) = &mut self.sealed {
+            let count = sealed.receive(self.socket.as_fd(), chunk)?;
+            return Ok((count, sealed.is_ready()));
+        }
         let Some(segments) = &mut self.segments else {
             let (_, count) = recv(&self.socket, chunk, RecvFlags::DONTWAIT)?;
             return Ok((count, false));
@@ -202,6 +287,10 @@ impl Control {
                 self.news = true;
                 return;
             }
+            Frame::Question => {
+                self.owes = true;
+                return;
+            }
             Frame::Segment(identity) => return self.admit(identity),
             Frame::SegmentAnswer { segment, mapped } => return self.answered(segment, mapped),
             Frame::SegmentGone(segment) => return self.forget(segment),
@@ -221,13 +310,23 @@ impl Control {
 
     /// Sends what is waiting. True when nothing is left.
     fn flush(&mut self) -> bool {
-        self.outbound.flush(self.socket.as_fd())
+        self.outbound
+            .flush(self.socket.as_fd(), self.sealed.as_deref_mut())
+    }
+}
+
+impl AsFd for Control {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd()
     }
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
-        self.flush();
+        // What waits in a forked child's copy is its parent's to send.
+        if self.home.is_here() {
+            self.flush();
+        }
     }
 }
 

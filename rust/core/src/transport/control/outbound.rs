@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 
 use super::Frame;
+use crate::transport::cipher::Sealed;
 
 /// A queue of frames.
 #[derive(Debug, Default)]
@@ -37,9 +38,17 @@ impl Outbound {
     }
 
     /// Sends as much as the socket takes. True when nothing is left.
-    pub(super) fn flush(&mut self, socket: BorrowedFd<'_>) -> bool {
+    pub(super) fn flush(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        mut sealed: Option<&mut Sealed>,
+    ) -> bool {
         while !self.bytes.is_empty() {
-            match self.transmit(socket) {
+            let sent = match &mut sealed {
+                None => self.transmit(socket),
+                Some(sealed) => sealed.send(socket, &self.bytes),
+            };
+            match sent {
                 Ok(count) => self.sent(count),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return false,

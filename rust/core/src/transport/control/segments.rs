@@ -86,7 +86,9 @@ impl Control {
         }
         match self.segments.as_ref()?.told.get(&segment) {
             Some(Some(mapped)) => return Some(*mapped),
-            Some(None) => self.drain(),
+            Some(None) => {
+                self.drain();
+            }
             None => {
                 if let Some(file) = heap::segment_file(segment) {
                     self.announce(segment, file);

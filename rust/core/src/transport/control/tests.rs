@@ -1,10 +1,14 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 
 use proptest::prelude::*;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::frame::{ABORT, DOORBELL, FAREWELL, HEARTBEAT, SEGMENT, SEGMENT_ANSWER, SEGMENT_GONE};
+use super::frame::{
+    ABORT, ANSWER, DOORBELL, FAREWELL, QUESTION, SEGMENT, SEGMENT_ANSWER, SEGMENT_GONE,
+};
 use super::*;
 use crate::error::Code;
 use crate::heap::{self, Buffer, Identity};
@@ -36,7 +40,8 @@ fn pair() -> (Control, UnixStream) {
 fn frames_survive_the_trip_byte_by_byte() {
     let frames = [
         Frame::Doorbell,
-        Frame::Heartbeat,
+        Frame::Question,
+        Frame::Answer,
         Frame::Position([9; 40]),
         Frame::Abort(notice("rank 3 died")),
         Frame::Abort(Notice {
@@ -78,7 +83,7 @@ fn a_long_message_is_cut_between_characters() {
 fn an_abort_outranks_a_farewell_and_both_outrank_the_end() {
     let (mut control, mut peer) = pair();
     assert_eq!(control.peer_state(), PeerState::Present);
-    peer.write_all(&[DOORBELL, HEARTBEAT, 2, 0, 9, 9]).unwrap();
+    peer.write_all(&[DOORBELL, ANSWER, 0, 0]).unwrap();
     assert_eq!(control.peer_state(), PeerState::Present);
     peer.write_all(&[FAREWELL, 0, 0]).unwrap();
     assert_eq!(control.peer_state(), PeerState::Left);
@@ -177,6 +182,25 @@ fn a_full_socket_delays_frames_and_drops_doorbells() {
 }
 
 /// Two ends of a channel between processes of a host.
+#[test]
+fn what_waits_in_a_forked_childs_copy_is_not_sent() {
+    let (mut ours, mut theirs) = pair();
+    let filler = vec![DOORBELL; 4096];
+    while send(&ours.socket, &filler, SendFlags::DONTWAIT).is_ok() {}
+    ours.send(&Frame::Farewell);
+    assert!(ours.outbound.len() > 0);
+    theirs.set_nonblocking(true).unwrap();
+    let mut seen = Vec::new();
+    let _ = theirs.read_to_end(&mut seen);
+    let mut ours = crate::transport::suite::drop_in_child(ours);
+    let _ = theirs.read_to_end(&mut seen);
+    assert!(seen.iter().all(|&byte| byte == DOORBELL));
+    ours.peer_state();
+    seen.clear();
+    let _ = theirs.read_to_end(&mut seen);
+    assert_eq!(seen.first(), Some(&FAREWELL));
+}
+
 fn pair_of_a_host() -> (Control, Control) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     (Control::with_segments(ours), Control::with_segments(theirs))
@@ -205,7 +229,7 @@ fn a_segment_is_lent_once_the_peer_has_mapped_it() {
     assert!(!owner.lends(place.segment));
     assert!(!owner.lends(place.segment));
     assert!(reader.peer_heap().unwrap().is_empty());
-    reader.send(&Frame::Heartbeat);
+    reader.send(&Frame::Answer);
     reader.drain();
     assert!(owner.lends(place.segment) && owner.lends(place.segment));
     let peer = reader.peer_heap().unwrap();
@@ -395,5 +419,79 @@ proptest! {
         prop_assert!(notice.message.starts_with(&seen.message));
         let message = notice.message.clone();
         prop_assert_eq!(Notice { message, ..seen }, notice);
+    }
+}
+
+#[test]
+fn a_question_is_answered_by_whoever_reads_it() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (mut asker, mut asked) = (Control::new(ours), Control::new(theirs));
+    assert_eq!(asker.silence(), None);
+    asker.ask();
+    asker.ask();
+    assert_eq!(asker.peer_state(), PeerState::Present);
+    assert!(asker.silence().is_some());
+    assert_eq!(asked.peer_state(), PeerState::Present);
+    assert_eq!(asker.peer_state(), PeerState::Present);
+    assert_eq!(asker.silence(), None);
+    assert!(!asked.has_news() && !asker.has_news());
+    // Any other word is a sign of life as well.
+    asker.ask();
+    asked.ring_doorbell();
+    asker.drain();
+    assert_eq!(asker.silence(), None);
+}
+
+#[test]
+fn a_peer_that_asks_and_does_not_read_piles_up_no_answers() {
+    let (mut control, mut peer) = pair();
+    peer.set_nonblocking(true).unwrap();
+    let questions = [QUESTION, 0, 0].repeat(300);
+    let mut pace = 0;
+    for _ in 0..100_000 {
+        match peer.write(&questions) {
+            Ok(_) => pace = 0,
+            Err(_) => pace += 1,
+        }
+        assert_eq!(control.peer_state(), PeerState::Present);
+        assert!(control.outbound.len() <= 3);
+        if pace > 10 {
+            break;
+        }
+    }
+}
+
+#[test]
+fn the_end_of_the_process_is_seen_beside_a_socket_that_stays_open() {
+    for farewell in [false, true] {
+        let (mut control, mut peer) = pair();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        assert_eq!(control.peer_state_beside(pidfd.as_fd()), PeerState::Present);
+        // More than one call reads.
+        let mut said = [DOORBELL].repeat(40_000);
+        if farewell {
+            said.extend([FAREWELL, 0, 0]);
+        }
+        peer.write_all(&said).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut state = PeerState::Present;
+        while state == PeerState::Present {
+            state = control.peer_state_beside(pidfd.as_fd());
+        }
+        let lost = PeerState::Lost(ITS_PIDFD.to_owned());
+        assert_eq!(state, if farewell { PeerState::Left } else { lost });
+        assert_eq!(control.peer_state_beside(pidfd.as_fd()), state);
+    }
+}
+
+#[test]
+fn a_question_with_a_payload_is_none() {
+    for kind in [QUESTION, ANSWER] {
+        let (mut control, mut peer) = pair();
+        peer.write_all(&[kind, 1, 0, 9]).unwrap();
+        let what = format!("frame kind {kind:#04x} of 1 bytes on the control channel");
+        assert_eq!(control.peer_state(), PeerState::Lost(what));
     }
 }

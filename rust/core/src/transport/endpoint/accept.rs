@@ -1,6 +1,8 @@
 //! Accepting: one thread waits on the listening sockets; each connection is judged on a short-lived thread of its
-//! own, within a total time and a total number. Strangers that stay silent are shown out first when it gets crowded,
-//! so they cannot keep members waiting for long.
+//! own, within a total time and a total number. When it gets crowded, connections that have proved nothing are closed
+//! first, so they cannot keep members waiting for long; a member among them comes again.
+//!
+//! Over the Unix socket only processes of this process's user are heard: what is shared there is memory.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,15 +13,19 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{SendFlags, send};
 
 use super::Shared;
 use super::membership::{Claim, Membership};
-use super::wire::{Cut, Patience, has_ended, timespec};
+use super::wire::{Cut, Patience, foreign_user, has_ended, timespec};
 use crate::error::Error;
-use crate::rendezvous::handshake::{
-    Answer, Answers, CHALLENGE_BYTES, HELLO_BYTES, Hello, Hex, PROOF_BYTES, Purpose, Stranger,
-};
+use crate::fork;
 use crate::threads;
+use crate::transport::cipher::Cipher;
+use crate::transport::handshake::{
+    Answer, Answers, Challenged, HELLO_BYTES, Hello, PROOF_BYTES, Purpose, Reply, Stranger,
+};
+use crate::transport::keys::Hex;
 use crate::transport::shm::ShmLink;
 use crate::transport::tcp::TcpLink;
 
@@ -37,6 +43,8 @@ pub(super) struct Parked {
     link: [u8; 16],
     claim: Claim,
     data: TcpStream,
+    /// What encrypts the stream, where the group asks for that.
+    cipher: Option<Cipher>,
     expires: Instant,
 }
 
@@ -153,7 +161,7 @@ fn accept_one<L>(
     accept: impl FnOnce(&L) -> std::io::Result<Stream>,
 ) -> std::io::Result<Option<Stream>> {
     use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
-    match accept(listener) {
+    match fork::make_private(|| accept(listener)) {
         Ok(stream) => Ok(Some(stream)),
         Err(error) if matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted) => {
             Ok(None)
@@ -172,7 +180,9 @@ fn admit(
         Ok(Some(stream)) => stream,
         Ok(None) => return false,
         Err(cause) => {
-            tracing::warn!(%cause, "cannot accept a connection");
+            if let Some(suppressed) = shared.strangers.lock().line() {
+                tracing::warn!(%cause, suppressed, "cannot accept a connection");
+            }
             return true;
         }
     };
@@ -186,7 +196,11 @@ fn admit(
             Err(reason) if reason.is_usual => {
                 tracing::debug!(%peer, %reason, "a connection came to nothing");
             }
-            Err(reason) => tracing::warn!(%peer, %reason, "turned a connection away"),
+            Err(reason) => {
+                if let Some(suppressed) = shared.strangers.lock().line() {
+                    tracing::warn!(%peer, %reason, suppressed, "turned a connection away");
+                }
+            }
         }
     });
     if let Err(cause) = &spawned {
@@ -294,25 +308,23 @@ fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason>
         deadline: guest.since + shared.limits.handshake,
         called_off: [&guest.shown_out, &shared.stopping],
     };
-    let mut hello = [0; HELLO_BYTES];
-    patience.read(&stream, &mut hello)?;
-    let stranger = Stranger::new(hello)?;
-    let group = stranger.group();
-    let Some(membership) =
-        shared.group((group, stranger.rank()), &patience, || has_ended(&stream))?
-    else {
-        return Err(Reason::new(format!(
-            "it belongs to group {}, which this process is not in (or not yet)",
-            Hex(&group)
-        )));
+    if let Stream::Unix(stream) = &stream
+        && let Some(user) = foreign_user(stream)
+    {
+        return Err(Reason::new(format!("it belongs to {user}")));
+    }
+    let challenged = match examine(shared, &stream, guest, &patience) {
+        Ok(challenged) => challenged,
+        Err(reason) => {
+            refuse(&stream, guest);
+            return Err(reason);
+        }
     };
-    let challenged = stranger.challenge(&membership.key)?;
-    let challenge: &[u8; CHALLENGE_BYTES] = challenged.frame();
-    patience.write(&stream, challenge)?;
+    let (membership, challenged) = challenged;
+    patience.write(&stream, challenged.frame())?;
     let mut proof = [0; PROOF_BYTES];
     patience.read(&stream, &mut proof)?;
     let (hello, answers) = challenged.verify(&proof)?;
-    guest.authenticated.store(true, Ordering::Release);
     let visit = Visit {
         shared,
         membership,
@@ -321,6 +333,42 @@ fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason>
         patience,
     };
     visit.serve(stream)
+}
+
+/// Reads the hello and judges it. From here on the connection keeps its place: it holds the key of a member, or a
+/// recording of one that did.
+fn examine(
+    shared: &Shared,
+    stream: &Stream,
+    guest: &Guest,
+    patience: &Patience<'_>,
+) -> Result<(Arc<Membership>, Challenged), Reason> {
+    let mut hello = [0; HELLO_BYTES];
+    patience.read(stream, &mut hello)?;
+    let stranger = Stranger::new(hello)?;
+    let group = stranger.group();
+    let found = shared.group((group, stranger.to()), patience, || has_ended(stream))?;
+    let Some(membership) = found else {
+        return Err(Reason::new(format!(
+            "it asks for rank {} of group {}, which this process is not (or not yet)",
+            stranger.to(),
+            Hex(&group)
+        )));
+    };
+    let challenged = stranger.challenge(&membership.key)?;
+    guest.authenticated.store(true, Ordering::Release);
+    Ok((membership, challenged))
+}
+
+/// Says that nothing will follow: the same byte whatever was wrong, but for a connection that only lost its place.
+fn refuse(stream: &Stream, guest: &Guest) {
+    let reply = match guest.shown_out.load(Ordering::Acquire) {
+        true => Reply::Busy,
+        false => Reply::Refused,
+    };
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    // A peer that has gone does not need it.
+    let _ = send(stream, &[reply as u8], flags);
 }
 
 /// A connection from a proven member.
@@ -334,12 +382,11 @@ struct Visit<'a> {
 
 impl Visit<'_> {
     fn serve(mut self, stream: Stream) -> Result<(), Reason> {
-        let Hello { from, to, .. } = self.hello;
-        if to != self.membership.rank || !self.membership.has_peer(from) {
-            self.answer(&stream, Answer::WrongRank)?;
+        let from = self.hello.from;
+        if !self.membership.has_peer(from) {
+            self.answer(&stream, Answer::Failed)?;
             return Err(Reason::new(format!(
-                "rank {from} of the group wanted rank {to}, but this is rank {} of {}",
-                self.membership.rank, self.membership.world_size
+                "it says that it is rank {from}, as this is"
             )));
         }
         match (self.hello.purpose, stream) {
@@ -355,13 +402,13 @@ impl Visit<'_> {
         }
     }
 
-    fn answer(&mut self, stream: impl AsFd, answer: Answer) -> Result<(), Cut> {
-        let frame = self.answers.frame(answer);
-        self.patience.write(stream, &frame)
+    fn answer(&mut self, stream: impl AsFd, answer: Answer) -> Result<(), Reason> {
+        let frame = self.answers.frame(answer)?;
+        Ok(self.patience.write(stream, &frame)?)
     }
 
     /// The right to make this link; `None` after the answer that refuses it.
-    fn claim(&mut self, stream: impl AsFd) -> Result<Option<Claim>, Cut> {
+    fn claim(&mut self, stream: impl AsFd) -> Result<Option<Claim>, Reason> {
         let Hello { from, lane, .. } = self.hello;
         if self.membership.is_closed() {
             self.answer(stream, Answer::Left)?;
@@ -387,7 +434,7 @@ impl Visit<'_> {
         };
         self.answer(&stream, Answer::Accept)?;
         let segment = self.patience.receive_fd(&stream)?;
-        let channel = stream.try_clone().map_err(Cut::from)?;
+        let channel = fork::make_private(|| stream.try_clone()).map_err(Cut::from)?;
         match ShmLink::open(stream, segment) {
             Ok(link) => {
                 self.answer(&channel, Answer::Accept)?;
@@ -409,20 +456,21 @@ impl Visit<'_> {
         let Some(claim) = self.claim(&stream)? else {
             return Ok(());
         };
-        let link = self.hello.link;
-        let channel = stream.try_clone().map_err(Cut::from)?;
-        self.shared.parked.lock().push(Parked {
+        let channel = fork::make_private(|| stream.try_clone()).map_err(Cut::from)?;
+        let accept = self.answers.frame(Answer::Accept)?;
+        let (shared, patience, link) = (self.shared, self.patience, self.hello.link);
+        let cipher = self.membership.key.encrypts();
+        let cipher = cipher.then(|| self.answers.into_cipher());
+        shared.parked.lock().push(Parked {
             link,
             claim,
             data: stream,
-            expires: Instant::now() + self.shared.limits.handshake,
+            cipher,
+            expires: Instant::now() + shared.limits.handshake,
         });
-        self.shared.wake_acceptor();
-        if let Err(cut) = self.answer(&channel, Answer::Accept) {
-            drop(self.unpark());
-            return Err(cut.into());
-        }
-        Ok(())
+        shared.wake_acceptor();
+        // A peer that has gone does not come for it: it expires.
+        Ok(patience.write(&channel, &accept)?)
     }
 
     fn unpark(&self) -> Option<Parked> {
@@ -438,7 +486,13 @@ impl Visit<'_> {
 
     /// Joins the control connection with its stream.
     fn pair(mut self, control: TcpStream) -> Result<(), Reason> {
-        let Some(Parked { claim, data, .. }) = self.unpark() else {
+        let Some(Parked {
+            claim,
+            data,
+            cipher,
+            ..
+        }) = self.unpark()
+        else {
             if self.membership.is_closed() {
                 self.answer(&control, Answer::Left)?;
                 return Ok(());
@@ -448,11 +502,15 @@ impl Visit<'_> {
                 "a control connection without its stream".to_owned(),
             ));
         };
-        let channel = control.try_clone().map_err(Cut::from)?;
+        let channel = fork::make_private(|| control.try_clone()).map_err(Cut::from)?;
         let peer = peer_of(&data);
         match TcpLink::new(data, control, peer) {
             Ok(link) => {
                 self.answer(&channel, Answer::Accept)?;
+                let link = match cipher {
+                    Some(data) => link.encrypted(data, self.answers.into_cipher()),
+                    None => link,
+                };
                 claim.deliver(Box::new(link));
                 Ok(())
             }

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::error::{Code, Error, Result};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// More than any address needs; a longer one is refused unread.
 const MAX_BYTES: usize = 1024;
 const MAX_NAME: usize = 255;
@@ -16,12 +16,15 @@ const MAX_NAME: usize = 255;
 const MAX_UNIX_NAME: usize = 107;
 const MAX_TCP: usize = 16;
 
-/// A host as far as sharing memory goes: one boot of one kernel, and the label the user gave to a part of it.
+/// A host as far as sharing memory goes: one boot of one kernel, one user there, and the label the user gave to a part of
+/// it.
 ///
 /// Two processes with equal `HostId` try shared memory. Containers on one host are equal too and find out by trying.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostId {
     boot: [u8; 16],
+    /// The effective user's number. Users of one host do not share memory.
+    user: u32,
     label: Option<String>,
 }
 
@@ -42,6 +45,7 @@ impl HostId {
         }
         Ok(Self {
             boot: boot_id(),
+            user: rustix::process::geteuid().as_raw(),
             label: label.map(str::to_owned),
         })
     }
@@ -110,6 +114,7 @@ impl Address {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![VERSION];
         bytes.extend(self.host.boot);
+        bytes.extend(self.host.user.to_le_bytes());
         put(
             &mut bytes,
             self.host.label.as_deref().unwrap_or("").as_bytes(),
@@ -166,6 +171,7 @@ fn parse(bytes: &[u8]) -> Result<Address, &'static str> {
         return Err("another version of unisono wrote it");
     }
     let boot = rest.array()?;
+    let user = u32::from_le_bytes(rest.array()?);
     let label = rest.name()?;
     let hostname = rest.name()?;
     let pid = u32::from_le_bytes(rest.array()?);
@@ -185,7 +191,7 @@ fn parse(bytes: &[u8]) -> Result<Address, &'static str> {
     }
     let label = (!label.is_empty()).then_some(label);
     Ok(Address {
-        host: HostId { boot, label },
+        host: HostId { boot, user, label },
         hostname,
         pid,
         unix_name,
@@ -240,6 +246,31 @@ impl<'a> Reader<'a> {
 }
 
 #[cfg(test)]
+impl Address {
+    /// What fuzzing begins with.
+    pub(crate) fn samples() -> [Self; 2] {
+        let sample = |label: Option<&str>, unix_name: &[u8], tcp: &[&str]| Self {
+            host: HostId {
+                boot: [7; 16],
+                user: 1000,
+                label: label.map(str::to_owned),
+            },
+            hostname: "node7".into(),
+            pid: 42,
+            unix_name: unix_name.to_vec(),
+            tcp: tcp
+                .iter()
+                .map(|text| text.parse().expect("an address"))
+                .collect(),
+        };
+        [
+            sample(None, b"unisono-42", &["10.0.0.7:4321", "[fd00::7]:4321"]),
+            sample(Some("here"), b"", &[]),
+        ]
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
@@ -257,19 +288,25 @@ mod tests {
 
     fn addresses() -> impl Strategy<Value = Address> {
         (
-            (any::<[u8; 16]>(), prop::option::of("[a-zA-Z0-9.ä -]{1,60}")),
+            (
+                any::<[u8; 16]>(),
+                any::<u32>(),
+                prop::option::of("[a-zA-Z0-9.ä -]{1,60}"),
+            ),
             "[a-z0-9.-]{0,63}",
             any::<u32>(),
             prop::collection::vec(any::<u8>(), 0..=MAX_UNIX_NAME),
             prop::collection::vec((ips(), 1..=u16::MAX), 0..=MAX_TCP),
         )
-            .prop_map(|((boot, label), hostname, pid, unix_name, tcp)| Address {
-                host: HostId { boot, label },
-                hostname,
-                pid,
-                unix_name,
-                tcp: tcp.into_iter().map(SocketAddr::from).collect(),
-            })
+            .prop_map(
+                |((boot, user, label), hostname, pid, unix_name, tcp)| Address {
+                    host: HostId { boot, user, label },
+                    hostname,
+                    pid,
+                    unix_name,
+                    tcp: tcp.into_iter().map(SocketAddr::from).collect(),
+                },
+            )
     }
 
     proptest! {

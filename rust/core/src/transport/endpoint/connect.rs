@@ -8,23 +8,22 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::membership::Membership;
-use super::wire::{Cut, Patience};
+use super::wire::{Cut, Patience, foreign_user};
 use super::{Address, Shared};
 use crate::config::TransportChoice;
 use crate::error::{Code, Error, Result};
-use crate::rendezvous::handshake::{
-    ANSWER_BYTES, Answer, CHALLENGE_BYTES, GroupKey, Hello, Initiator, Lane, Proven, Purpose,
-    random_bytes,
-};
+use crate::fork;
 use crate::transport::Link;
+use crate::transport::handshake::{
+    ANSWER_BYTES, Answer, CHALLENGE_BYTES, Hello, Initiator, Lane, Proven, Purpose, Reply,
+};
+use crate::transport::keys::{GroupKey, random_bytes};
 use crate::transport::shm::ShmLink;
 use crate::transport::tcp::TcpLink;
 use crate::types::Rank;
 
 /// How long a refused TCP connection is tried again: the listener may be about to come back.
 const REFUSED_GRACE: Duration = Duration::from_millis(200);
-/// How long a listener that hangs up on us is tried again: it may not have registered the group yet.
-const UNKNOWN_GRACE: Duration = Duration::from_secs(30);
 
 /// Which link to open, to whom, and for how long to try.
 #[derive(Debug)]
@@ -131,6 +130,19 @@ enum Setback {
     Fatal(Error),
 }
 
+/// Why a handshake came to nothing that may succeed when it is tried again.
+enum Rebuff {
+    Busy,
+    Refused,
+    Cut(Cut),
+}
+
+impl From<Cut> for Rebuff {
+    fn from(cut: Cut) -> Self {
+        Self::Cut(cut)
+    }
+}
+
 struct Attempt<'a> {
     shared: &'a Shared,
     request: &'a ConnectRequest<'a>,
@@ -149,7 +161,9 @@ impl Attempt<'_> {
             TransportChoice::Shm if !same_host => {
                 return Err(self.error(
                     Code::Unsupported,
-                    format!("shared memory was demanded, but this is {here}, not the same host"),
+                    format!(
+                        "shared memory was demanded, but this is {here}, not the same host and user"
+                    ),
                 ));
             }
             TransportChoice::Auto | TransportChoice::Shm => {}
@@ -189,11 +203,17 @@ impl Attempt<'_> {
             return Err(Setback::Unusable("it has no Unix socket".to_owned()));
         }
         let dial = || match self.patience.connect_unix(name) {
+            Ok(stream) => match foreign_user(&stream) {
+                None => Ok(stream),
+                Some(user) => Err(Setback::Unusable(format!(
+                    "its Unix socket belongs to {user}"
+                ))),
+            },
             Err(Cut::Refused) => Err(Setback::Refused),
             Err(Cut::System(error)) => Err(Setback::Unusable(format!(
                 "its Unix socket cannot be reached: {error}"
             ))),
-            other => other.map_err(|cut| self.setback(cut, "its Unix socket")),
+            Err(cut) => Err(self.setback(cut, "its Unix socket")),
         };
         let (control, mut proven, answer) =
             self.introduce("its Unix socket", Purpose::SharedMemory, dial)?;
@@ -201,8 +221,7 @@ impl Attempt<'_> {
             return Ok(Reached::Answer(answer));
         }
         let unusable = |what: &str, cause: String| Setback::Unusable(format!("{what}: {cause}"));
-        let channel = control
-            .try_clone()
+        let channel = fork::make_private(|| control.try_clone())
             .map_err(|error| unusable("a descriptor cannot be duplicated", error.to_string()))?;
         let (link, segment) = ShmLink::create(control, self.shared.ring_bytes)
             .map_err(|error| unusable("a segment cannot be made", error.message))?;
@@ -278,11 +297,11 @@ impl Attempt<'_> {
     ) -> Result<Reached, Setback> {
         let place = address.to_string();
         let dial = || self.dial_tcp(address, deadline, grace);
-        let (data, _, answer) = self.introduce(&place, Purpose::TcpData, dial)?;
+        let (data, proven, answer) = self.introduce(&place, Purpose::TcpData, dial)?;
         if answer != Answer::Accept {
             return Ok(Reached::Answer(answer));
         }
-        let (control, _, answer) = self.introduce(&place, Purpose::TcpControl, dial)?;
+        let (control, proven_again, answer) = self.introduce(&place, Purpose::TcpControl, dial)?;
         if answer == Answer::Left {
             return Ok(Reached::Answer(answer));
         }
@@ -294,9 +313,13 @@ impl Attempt<'_> {
                 ),
             )));
         }
-        TcpLink::new(data, control, place)
-            .map(|link| Reached::Link(Box::new(link)))
-            .map_err(|error| Setback::Fatal(error.with_peer(self.request.to)))
+        let link = TcpLink::new(data, control, place)
+            .map_err(|error| Setback::Fatal(error.with_peer(self.request.to)))?;
+        let link = match self.request.key.encrypts() {
+            true => link.encrypted(proven.into_cipher(), proven_again.into_cipher()),
+            false => link,
+        };
+        Ok(Reached::Link(Box::new(link)))
     }
 
     fn dial_tcp(
@@ -321,78 +344,78 @@ impl Attempt<'_> {
         }
     }
 
-    /// Dials and passes the handshake. A listener that hangs up before it has said anything is dialled again:
-    /// it may not know the group yet, or be crowded.
+    /// Dials and passes the handshake. A listener that refuses is dialled again for a while, since it may not know the
+    /// group yet, and one that is busy until the deadline.
     fn introduce<S: AsFd>(
         &self,
         place: &str,
         purpose: Purpose,
         dial: impl Fn() -> Result<S, Setback>,
     ) -> Result<(S, Proven, Answer), Setback> {
-        let since = Instant::now();
         let mut pause = Duration::from_millis(10);
-        let mut introduced = self.introduce_once(place, purpose, &dial)?;
+        let mut last = None;
+        let mut refused_since: Option<Instant> = None;
         loop {
-            if let Some(introduced) = introduced {
-                return Ok(introduced);
-            }
-            let again = self
-                .patience
-                .sleep(pause)
-                .map_err(|cut| self.setback(cut, place))
-                .and_then(|()| self.introduce_once(place, purpose, &dial));
-            pause = (pause * 2).min(Duration::from_secs(1));
-            introduced = match again {
-                Ok(None) if since.elapsed() >= UNKNOWN_GRACE => return Err(self.hangs_up(place)),
-                Err(Setback::Fatal(error)) if error.code == Code::Timeout => {
-                    return Err(self.hangs_up(place));
+            let stream = dial()?;
+            let rebuff = match self.shake_hands(&stream, purpose)? {
+                Ok((proven, answer)) => return Ok((stream, proven, answer)),
+                Err(Rebuff::Cut(cut @ (Cut::TimedOut | Cut::CalledOff))) => {
+                    return Err(self.gave_up(cut, place, last.as_ref()));
                 }
-                again => again?,
+                Err(rebuff) => rebuff,
             };
+            drop(stream);
+            refused_since = match rebuff {
+                Rebuff::Busy => None,
+                _ => refused_since.or_else(|| Some(Instant::now())),
+            };
+            let limit = self.shared.limits.refusals;
+            if refused_since.is_some_and(|since| since.elapsed() >= limit) {
+                return Err(self.untrusted(&self.refuses(place)));
+            }
+            self.patience
+                .sleep(pause)
+                .map_err(|cut| self.gave_up(cut, place, Some(&rebuff)))?;
+            pause = (pause * 2).min(Duration::from_secs(1));
+            last = Some(rebuff);
         }
     }
 
-    /// One attempt of [`Attempt::introduce`]; `None` when the listener hung up.
-    fn introduce_once<S: AsFd>(
-        &self,
-        place: &str,
-        purpose: Purpose,
-        dial: &impl Fn() -> Result<S, Setback>,
-    ) -> Result<Option<(S, Proven, Answer)>, Setback> {
-        let stream = dial()?;
-        match self.shake_hands(&stream, purpose)? {
-            Ok((proven, answer)) => Ok(Some((stream, proven, answer))),
-            Err(Cut::Closed | Cut::Refused | Cut::System(_)) => Ok(None),
-            Err(cut) => Err(self.setback(cut, place)),
-        }
+    /// The end of an attempt whose time is over, or that was called off, after `last`.
+    fn gave_up(&self, cut: Cut, place: &str, last: Option<&Rebuff>) -> Setback {
+        let what = match (&cut, last) {
+            (Cut::TimedOut, Some(Rebuff::Busy)) => {
+                format!("{place} is busy with more connections than it takes at a time")
+            }
+            (Cut::TimedOut, Some(_)) => self.refuses(place),
+            _ => return self.setback(cut, place),
+        };
+        Setback::Fatal(self.error(Code::Timeout, what))
     }
 
-    fn hangs_up(&self, place: &str) -> Setback {
-        self.untrusted(&format!(
-            "what listens at {place} hangs up without an answer: it does not know this group's secret, \
-             or is not a rank of this job (or of this version of unisono)"
-        ))
+    /// What it means when a listener turns this rank away.
+    fn refuses(&self, place: &str) -> String {
+        format!(
+            "what listens at {place} refuses this rank: it is not (or not yet) in this group, or is no rank of this job; \
+             do all ranks have the same secret and version of unisono, and make the same groups in the same order?"
+        )
     }
 
-    /// The handshake up to the first answer. The inner error is the connection's, the outer one final.
+    /// The handshake up to the first answer. The inner error may pass, the outer one is final.
     fn shake_hands(
         &self,
         stream: &impl AsFd,
         purpose: Purpose,
-    ) -> Result<Result<(Proven, Answer), Cut>, Setback> {
+    ) -> Result<Result<(Proven, Answer), Rebuff>, Setback> {
         let hello = Hello {
             purpose,
             ..self.hello
         };
         let initiator = Initiator::new(self.request.key, &hello).map_err(Setback::Fatal)?;
-        let mut challenge = [0; CHALLENGE_BYTES];
-        let heard = self
-            .patience
-            .write(stream, initiator.hello())
-            .and_then(|()| self.patience.read(stream, &mut challenge));
-        if let Err(cut) = heard {
-            return Ok(Err(cut));
-        }
+        let challenge = match self.await_challenge(stream, initiator.hello()) {
+            Ok(challenge) => challenge,
+            Err(rebuff) => return Ok(Err(rebuff)),
+        };
         let (proof, mut proven) = initiator
             .prove(&challenge)
             .map_err(|error| self.untrusted(&error.message))?;
@@ -402,12 +425,30 @@ impl Attempt<'_> {
             .write(stream, &proof)
             .and_then(|()| self.patience.read(stream, &mut frame));
         if let Err(cut) = heard {
-            return Ok(Err(cut));
+            return Ok(Err(cut.into()));
         }
         let answer = proven
             .answer(&frame)
             .map_err(|error| self.untrusted(&error.message))?;
         Ok(Ok((proven, answer)))
+    }
+
+    fn await_challenge(
+        &self,
+        stream: &impl AsFd,
+        hello: &[u8],
+    ) -> Result<[u8; CHALLENGE_BYTES], Rebuff> {
+        let mut reply = [0];
+        self.patience.write(stream, hello)?;
+        self.patience.read(stream, &mut reply)?;
+        match Reply::from_number(reply[0]) {
+            Some(Reply::GoOn) => {}
+            Some(Reply::Busy) => return Err(Rebuff::Busy),
+            _ => return Err(Rebuff::Refused),
+        }
+        let mut challenge = [0; CHALLENGE_BYTES];
+        self.patience.read(stream, &mut challenge)?;
+        Ok(challenge)
     }
 
     fn who(&self) -> String {
@@ -454,14 +495,6 @@ impl Attempt<'_> {
                 Code::Mismatch,
                 format!(
                     "it has a {lane} link with a rank {from} already: do two processes claim rank {from}?"
-                ),
-            ),
-            Answer::WrongRank => self.error(
-                Code::Mismatch,
-                format!(
-                    "the process there is not rank {} of this group, or its group has no rank {from}: \
-                     do all ranks have the same world size?",
-                    self.request.to
                 ),
             ),
             Answer::Left => Error::new(

@@ -37,20 +37,24 @@ struct Local {
     ip: IpAddr,
 }
 
-/// Chooses the address to listen on: `wanted` (an interface's name or an address) if given, else by route.
-/// With `several_hosts`, loopback is chosen only when there is nothing else.
+/// Chooses the address to listen on: `wanted` (an interface's name or an address) if given, else loopback where all
+/// ranks are on this host, as the launcher says or a master on localhost implies, else by route.
 ///
 /// # Errors
 /// `InvalidArgument` when `wanted` is none of this host's, listing what there is.
 pub(super) fn choose(
     wanted: Option<&str>,
     towards: Option<SocketAddr>,
-    several_hosts: bool,
+    one_host: bool,
 ) -> Result<Choice> {
     if let Some(wanted) = wanted {
         return find(wanted, &locals()?);
     }
-    if let Some(choice) = by_route(towards, several_hosts) {
+    if one_host {
+        let ip = Ipv4Addr::LOCALHOST.into();
+        return Ok(Choice::new(ip, "all ranks are on this host"));
+    }
+    if let Some(choice) = by_route(towards) {
         return Ok(choice);
     }
     for destination in ELSEWHERE {
@@ -68,7 +72,7 @@ pub(super) fn choose(
 /// The address from which the master is reached. On the master's own host that is loopback when the master was
 /// given as `localhost`, which says that all ranks are here; but also when the host's name resolves to 127.0.1.1,
 /// which says nothing.
-fn by_route(towards: Option<SocketAddr>, several_hosts: bool) -> Option<Choice> {
+fn by_route(towards: Option<SocketAddr>) -> Option<Choice> {
     let master = towards.filter(|master| !master.ip().is_unspecified())?;
     let ip = route_to(master)?;
     let reason = format!("it leads to the master at {}", master.ip());
@@ -79,7 +83,9 @@ fn by_route(towards: Option<SocketAddr>, several_hosts: bool) -> Option<Choice> 
         IpAddr::from(Ipv4Addr::LOCALHOST),
         Ipv6Addr::LOCALHOST.into(),
     ];
-    (!several_hosts && localhost.contains(&master.ip())).then(|| Choice::new(ip, reason))
+    localhost
+        .contains(&master.ip())
+        .then(|| Choice::new(ip, reason))
 }
 
 fn by_name(locals: &[Local]) -> Option<Choice> {
@@ -183,17 +189,30 @@ mod tests {
 
     #[test]
     fn a_host_name_that_resolves_to_loopback_says_nothing() {
-        let elsewhere = choose(None, None, true).unwrap().ip;
+        let elsewhere = choose(None, None, false).unwrap().ip;
         let master = "127.0.1.1:29500".parse().unwrap();
         assert_eq!(choose(None, Some(master), false).unwrap().ip, elsewhere);
-        let master = "127.0.0.1:29500".parse().unwrap();
-        assert_eq!(choose(None, Some(master), true).unwrap().ip, elsewhere);
+    }
+
+    #[test]
+    fn ranks_of_one_host_keep_to_loopback_unless_an_interface_is_asked_for() {
+        assert!(choose(None, None, true).unwrap().ip.is_loopback());
+        let Some(other) = locals()
+            .unwrap()
+            .into_iter()
+            .find(|it| is_elsewhere(&it.ip))
+        else {
+            eprintln!("skipped in part: this host has no interface but loopback");
+            return;
+        };
+        let wanted = other.ip.to_string();
+        assert_eq!(choose(Some(&wanted), None, true).unwrap().ip, other.ip);
     }
 
     #[test]
     fn an_interface_can_be_asked_for_by_name_and_by_address() {
-        assert!(choose(Some("lo"), None, true).unwrap().ip.is_loopback());
-        let ip = choose(Some("127.0.0.1"), None, true).unwrap().ip;
+        assert!(choose(Some("lo"), None, false).unwrap().ip.is_loopback());
+        let ip = choose(Some("127.0.0.1"), None, false).unwrap().ip;
         assert_eq!(ip, Ipv4Addr::LOCALHOST);
     }
 

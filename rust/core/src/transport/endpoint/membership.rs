@@ -10,8 +10,9 @@ use parking_lot::{Condvar, Mutex};
 use super::wire::{Cut, Patience};
 use super::{Gate, Verdict};
 use crate::error::{Error, Result};
-use crate::rendezvous::handshake::{Answer, GroupKey, Lane};
 use crate::transport::Link;
+use crate::transport::handshake::{Answer, Lane};
+use crate::transport::keys::GroupKey;
 use crate::types::Rank;
 
 /// This process's place in a group.
@@ -72,7 +73,7 @@ impl Membership {
 
     /// Whether this is `rank` of the group with this id.
     pub(super) fn is(&self, id: &[u8; 16], rank: Rank) -> bool {
-        self.key.id == *id && self.rank as Rank == rank
+        self.key.id() == *id && self.rank as Rank == rank
     }
 
     pub(super) fn close(&self) {

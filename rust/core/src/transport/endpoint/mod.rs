@@ -10,7 +10,7 @@
 //!
 //! So of two attempts that meet, the higher rank's is turned away by the lower rank, which is connecting.
 //!
-//! Every connection passes the handshake of [`crate::rendezvous::handshake`] first. A shared memory link is one Unix
+//! Every connection passes the handshake of [`crate::transport::handshake`] first. A shared memory link is one Unix
 //! connection (its control channel) over which the initiator then passes the segment. A TCP link is two connections
 //! that carry the same link id: the stream and its control channel.
 
@@ -34,19 +34,23 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, getrlimit};
 
 pub use self::address::{Address, HostId};
 pub use self::connect::{ConnectRequest, Outcome};
 pub use crate::config::TransportChoice;
-pub use crate::rendezvous::handshake::{GroupKey, Lane};
+pub use crate::transport::handshake::Lane;
+pub use crate::transport::keys::GroupKey;
 
 use self::accept::{Listeners, Parked};
 use self::membership::Membership;
 use self::wire::{Cut, Patience};
 use crate::error::{Error, Result};
-use crate::rendezvous::handshake::{Hex, random_bytes};
+use crate::fork::{self, Home};
+use crate::rarely::Rarely;
 use crate::threads;
 use crate::transport::Link;
+use crate::transport::keys::{Hex, random_bytes};
 use crate::types::Rank;
 
 /// How an endpoint listens.
@@ -58,8 +62,8 @@ pub struct EndpointOptions {
     pub interface: Option<String>,
     /// The rendezvous master; the address that leads to it is published.
     pub towards: Option<SocketAddr>,
-    /// The job is known to span hosts: a loopback address is published only when there is no other.
-    pub several_hosts: bool,
+    /// All ranks are known to be on this host: it listens on loopback, unless `interface` says otherwise.
+    pub one_host: bool,
     /// Bytes of each direction's ring in a shared memory link; a power of two.
     pub ring_bytes: usize,
 }
@@ -70,7 +74,7 @@ impl Default for EndpointOptions {
             host: None,
             interface: None,
             towards: None,
-            several_hosts: false,
+            one_host: false,
             ring_bytes: 1 << 20,
         }
     }
@@ -108,6 +112,8 @@ struct Limits {
     handshake: Duration,
     /// For a group to be registered here after a peer first spoke of it.
     unknown_group: Duration,
+    /// For how long this side comes again where it is refused: the peer may not have registered the group yet.
+    refusals: Duration,
     /// Connections in the handshake at one time.
     simultaneous: usize,
     /// How long a connection that has not proved itself keeps its place when others wait for one.
@@ -119,10 +125,19 @@ impl Default for Limits {
         Self {
             handshake: Duration::from_secs(10),
             unknown_group: Duration::from_secs(3),
-            simultaneous: 64,
+            refusals: Duration::from_secs(30),
+            simultaneous: most_simultaneous(),
             grace: Duration::from_millis(250),
         }
     }
+}
+
+/// Connections in the handshake at one time: a small part of the descriptors that this process may have, so that those
+/// who stay silent cannot use them up.
+fn most_simultaneous() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    let descriptors = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+    (descriptors / 16).clamp(4, 64)
 }
 
 type Groups = HashMap<([u8; 16], Rank), Arc<Membership>>;
@@ -145,6 +160,8 @@ struct Shared {
     wake: OwnedFd,
     /// Hosts about which a fall back to TCP has been logged.
     told: Mutex<HashSet<HostId>>,
+    /// Bounds what is logged of connections that were turned away.
+    strangers: Mutex<Rarely>,
 }
 
 /// The listening sockets of a process and the thread that accepts on them.
@@ -153,15 +170,16 @@ struct Shared {
 /// waiting for that; links made through it live on.
 pub struct Endpoint {
     shared: Arc<Shared>,
+    home: Home,
 }
 
-/// The address by which other hosts reach this one: that of the interface `wanted` (a name or an address), else that of
-/// the default route, else loopback.
+/// The address by which the other ranks reach this host: that of the interface `wanted` (a name or an address), else
+/// loopback where all of them are known to be here, else that of the default route.
 ///
 /// # Errors
 /// `InvalidArgument` when `wanted` is none of this host's.
-pub fn own_address(wanted: Option<&str>) -> Result<IpAddr> {
-    Ok(interface::choose(wanted, None, true)?.ip)
+pub fn own_address(wanted: Option<&str>, one_host: bool) -> Result<IpAddr> {
+    Ok(interface::choose(wanted, None, one_host)?.ip)
 }
 
 impl Endpoint {
@@ -198,10 +216,10 @@ impl Endpoint {
         let choice = interface::choose(
             options.interface.as_deref(),
             options.towards,
-            options.several_hosts,
+            options.one_host,
         )?;
         let listen = || -> std::io::Result<_> {
-            let listener = TcpListener::bind((choice.ip, 0))?;
+            let listener = fork::make_private(|| TcpListener::bind((choice.ip, 0)))?;
             listener.set_nonblocking(true)?;
             let address = listener.local_addr()?;
             Ok((listener, address))
@@ -229,13 +247,17 @@ impl Endpoint {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|cause| Error::system("create an eventfd", cause))?,
             told: Mutex::default(),
+            strangers: Mutex::new(Rarely::strangers()),
         });
         threads::spawn("unisono-accept", {
             let shared = Arc::clone(&shared);
             move || accept::run(&shared, &Listeners { unix, tcp })
         })
         .map_err(|cause| Error::system("start the accepting thread", cause))?;
-        Ok(Arc::new(Self { shared }))
+        Ok(Arc::new(Self {
+            shared,
+            home: Home::here(),
+        }))
     }
 
     /// What to publish, so that others can connect.
@@ -256,7 +278,7 @@ impl Endpoint {
         world_size: usize,
         gate: Arc<dyn Gate>,
     ) -> Result<()> {
-        let id = key.id;
+        let id = key.id();
         let membership = Arc::new(Membership::new(key, rank, world_size, gate)?);
         let mut groups = self.shared.groups.lock();
         if groups.contains_key(&(id, rank)) {
@@ -293,12 +315,12 @@ impl Endpoint {
     /// `PeerLost` when the peer cannot be reached, `Untrusted` when what is there does not know the group,
     /// `Timeout` at the deadline, `Aborted` when called off; the peer is named in each.
     pub fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome> {
-        let own = (request.key.id, request.from);
+        let own = (request.key.id(), request.from);
         let membership = self.shared.groups.lock().get(&own).cloned();
         let membership = membership.ok_or_else(|| {
             Error::internal(format!(
                 "connect in group {}, which is not registered",
-                Hex(&request.key.id)
+                Hex(&request.key.id())
             ))
         })?;
         connect::connect(&self.shared, &membership, request)
@@ -307,6 +329,10 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            // The thread is in the parent of this fork, and so may be a thread that has the locks.
+            return;
+        }
         self.shared.stop();
         let groups = std::mem::take(&mut *self.shared.groups.lock());
         for membership in groups.values() {
@@ -340,9 +366,8 @@ impl Shared {
         drop(forgotten);
     }
 
-    /// Rank `to` of the group with this id, also when it was left lately; waits a little for it to be registered, and then takes any rank of the
-    /// group that is here, whose answer will be that it is another. `None` when it is not, or when `gone` says
-    /// that nobody is interested any more.
+    /// Rank `to` of the group with this id, also when it was left lately; waits a little for it to be registered. `None`
+    /// when it is not, or when `gone` says that the peer has hung up.
     fn group(
         &self,
         (id, to): ([u8; 16], Rank),
@@ -363,12 +388,8 @@ impl Shared {
             }
             drop(departed);
             patience.left()?;
-            if gone() {
+            if gone() || Instant::now() >= until {
                 return Ok(None);
-            }
-            if Instant::now() >= until {
-                let other = groups.iter().find(|((other, _), _)| *other == id);
-                return Ok(other.map(|(_, membership)| Arc::clone(membership)));
             }
             self.registered.wait_for(&mut groups, LOOK);
         }
@@ -379,7 +400,8 @@ impl Shared {
 fn listen_unix() -> Result<(Option<UnixListener>, Vec<u8>)> {
     let name = format!("unisono-{}", Hex(&random_bytes::<16>()?)).into_bytes();
     let listen = || -> std::io::Result<UnixListener> {
-        let listener = UnixListener::bind_addr(&UnixAddr::from_abstract_name(&name)?)?;
+        let address = UnixAddr::from_abstract_name(&name)?;
+        let listener = fork::make_private(|| UnixListener::bind_addr(&address))?;
         listener.set_nonblocking(true)?;
         Ok(listener)
     };

@@ -20,6 +20,10 @@ use rustix::net::{
 };
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use crate::transport::shm::credentials;
+
+use crate::fork;
+
 /// How often a wait looks whether it was called off.
 const SLICE: Duration = Duration::from_millis(50);
 
@@ -185,7 +189,7 @@ impl Patience<'_> {
         let address = SockAddr::unix(OsStr::from_bytes(&path))?;
         let mut pause = Duration::from_millis(1);
         loop {
-            let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+            let socket = fork::make_private(|| Socket::new(Domain::UNIX, Type::STREAM, None))?;
             socket.set_nonblocking(true)?;
             match socket.connect(&address) {
                 Ok(()) => return Ok(OwnedFd::from(socket).into()),
@@ -201,7 +205,8 @@ impl Patience<'_> {
 
     /// Connects to a TCP address.
     pub(super) fn connect_tcp(&self, address: SocketAddr) -> Result<TcpStream, Cut> {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        let domain = Domain::for_address(address);
+        let socket = fork::make_private(|| Socket::new(domain, Type::STREAM, None))?;
         socket.set_nonblocking(true)?;
         match socket.connect(&address.into()) {
             Ok(()) => {}
@@ -213,8 +218,24 @@ impl Patience<'_> {
             }
             Err(error) => return Err(error.into()),
         }
-        socket.set_tcp_nodelay(true)?;
-        Ok(socket.into())
+        let stream: TcpStream = socket.into();
+        // On a port of the ephemeral range TCP may connect a socket to itself while nothing listens there.
+        if stream.local_addr()? == stream.peer_addr()? {
+            return Err(Cut::Refused);
+        }
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+}
+
+/// The user of the process at the other end of a Unix socket, in words, if it is not this process's: memory is shared
+/// within one user only. The kernel says so of the moment of the connection, or of the call of listen.
+pub(super) fn foreign_user(socket: &UnixStream) -> Option<String> {
+    let own = rustix::process::geteuid().as_raw();
+    match credentials(socket) {
+        Ok(peer) if peer.uid == own => None,
+        Ok(peer) => Some(format!("user {}, and this process to user {own}", peer.uid)),
+        Err(error) => Some(format!("a user that the system does not tell ({error})")),
     }
 }
 

@@ -4,25 +4,34 @@
 //! While both sides are awake nothing but memory moves: no system call, lock or allocation. A side
 //! that sleeps waits on the control socket, where the peer rings a doorbell if it finds the
 //! sleeper's flag raised (`ring.rs` says why no wake-up is lost). The kernel closes that socket
-//! when the peer's process ends, which wakes the sleeper too.
+//! when the peer's process ends, which wakes the sleeper too; and should another process have a copy
+//! of the socket, there is the peer's pidfd (`process.rs`).
 
+mod borrower;
 mod loans;
 #[cfg(all(test, loom))]
 mod model;
+mod moved;
 mod pace;
 mod page;
+mod process;
 mod ring;
 mod segment;
 mod shared;
 mod slots;
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::collections::VecDeque;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::loans::{Borrower, Lender, Run};
+use self::borrower::Borrower;
+use self::loans::{Lender, Run};
+use self::moved::Moved;
 pub use self::page::Page;
+use self::process::Process;
+pub(crate) use self::process::credentials;
 use self::ring::{Consumer, Producer};
 use self::segment::{BoardMemory, RingMemory, Segment};
 pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
@@ -31,6 +40,7 @@ use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
 use super::{Interest, Lending, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Position, Ticket};
 use crate::error::{Code, Error, Result};
+use crate::fork::Home;
 use crate::heap::{self, Window};
 use crate::reduce::copy_hinted;
 
@@ -46,9 +56,13 @@ pub struct ShmLink {
     lacks: Lacks,
     control: Control,
     page: Page,
-    /// What is shared with the peer.
-    shared: Option<(usize, usize)>,
+    /// The pieces of the loans of which some is private memory, each by the number of its loan.
+    lent: VecDeque<(u64, (usize, usize))>,
+    moved: Option<Moved>,
+    /// What is shared with the peer, each by the number of its loan.
+    shared: Vec<(u64, (usize, usize))>,
     name: &'static str,
+    home: Home,
 }
 
 /// On what terms a payload is lent.
@@ -121,39 +135,20 @@ impl ShmLink {
             poster: Poster::new(segment.board(outgoing)),
             taker: Taker::new(segment.board(incoming)),
             lender: Lender::new(segment.board(outgoing)),
-            borrower: Borrower::new(segment.board(incoming), peer_process(&control)),
+            borrower: Borrower::new(segment.board(incoming), Process::behind(&control)),
             lacks: Lacks::default(),
             control: Control::with_segments(control),
             page: segment.page(),
-            shared: None,
+            lent: VecDeque::new(),
+            moved: None,
+            shared: Vec::new(),
             name,
+            home: Home::here(),
         }
     }
 }
 
 const NAME: &str = "shared memory";
-
-/// The process at the other end of `control`, if it has a number here: one in another PID namespace has none.
-fn peer_process(control: &UnixStream) -> Option<i32> {
-    // `rustix` has no value for a process without a number.
-    let mut peer = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
-    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to a structure of that size, whose fields are plain numbers.
-    let result = unsafe {
-        libc::getsockopt(
-            control.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
-            &mut length,
-        )
-    };
-    (result == 0 && peer.pid > 0).then_some(peer.pid)
-}
 
 /// Who made the segment decides which ring is whose.
 enum Side {
@@ -326,8 +321,8 @@ impl Link for ShmLink {
         place: (usize, usize),
     ) -> Result<Lending> {
         let lending = self.lend(header, &[place], Terms::Share)?;
-        if matches!(lending, Lending::Lent(_)) {
-            self.shared = Some(place);
+        if let Lending::Lent(ticket) = lending {
+            self.shared.push((ticket.number, place));
         }
         Ok(lending)
     }
@@ -368,16 +363,25 @@ impl Link for ShmLink {
     }
 
     fn await_writer(&mut self, until: Instant) {
-        let Some((address, bytes)) = self.shared.take() else {
+        if self.shared.is_empty() {
             return;
-        };
-        // Who has ended writes no more, whatever the flag says.
-        while self.lender.is_written() && !matches!(self.control.peer_state(), PeerState::Lost(_)) {
+        }
+        let is_over = self.end_of_writing();
+        // Where its process cannot be named, the end of the control channel stands for that of the process.
+        let is_nameless = self.borrower.peer.is_none();
+        while !is_over() {
+            if is_nameless && matches!(self.control.peer_state(), PeerState::Lost(_)) {
+                break;
+            }
             if Instant::now() > until {
-                return heap::detach(address, bytes);
+                for (_, (address, bytes)) in self.shared.drain(..) {
+                    heap::detach(address, bytes, Arc::clone(&is_over));
+                }
+                return;
             }
             std::thread::yield_now();
         }
+        self.shared.clear();
     }
 
     fn decline(&mut self) {
@@ -393,11 +397,14 @@ impl Link for ShmLink {
     fn loan(&mut self, ticket: Ticket) -> Result<Loan> {
         let before = self.lender.returned();
         let loan = self.lender.look(ticket)?;
+        if let Some(number) = self.lender.reported() {
+            self.move_loan(number)?;
+        }
         if loan == Loan::Out {
             // Of several loans, one that was looked at before may have come back meanwhile.
             self.lacks.loan.get_or_insert(before);
         } else {
-            self.shared = None;
+            self.shared.retain(|(number, _)| *number != ticket.number);
         }
         Ok(loan)
     }
@@ -406,8 +413,9 @@ impl Link for ShmLink {
         let mut ready = false;
         if interest.readable {
             ready |= self.consumer.arm() || self.borrower.is_readable();
-            // Corrupt words are reported by the next attempt to take.
-            ready |= self.taker.peek().map_or(true, |post| post.is_some());
+            // Corrupt words are reported by the next attempt to take. What comes after a loan waits for the end of it.
+            ready |= !self.borrower.is_reading()
+                && self.taker.peek().map_or(true, |post| post.is_some());
         }
         if interest.writable {
             let room = self.producer.arm();
@@ -435,11 +443,31 @@ impl Link for ShmLink {
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.control.fd()]
+        let fds = [Some(self.control.fd()), self.peer_pidfd()];
+        fds.into_iter().flatten().collect()
+    }
+
+    fn peer_pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.borrower.peer.as_ref()?.pidfd()
     }
 
     fn peer_state(&mut self) -> PeerState {
-        self.control.peer_state()
+        let process = self.borrower.peer.as_ref();
+        let state = match process.and_then(|process| process.pidfd()) {
+            Some(pidfd) => self.control.peer_state_beside(pidfd),
+            None => self.control.peer_state(),
+        };
+        match state {
+            PeerState::Present if self.borrower.has_ended => {
+                PeerState::Lost("its process ended while its memory was read".to_owned())
+            }
+            state => state,
+        }
+    }
+
+    fn stall(&self) -> Option<String> {
+        let is_stopped = self.borrower.peer.as_ref()?.is_stopped();
+        is_stopped.then(|| "its process is stopped, by a signal or a debugger".to_owned())
     }
 
     fn send_abort(&mut self, notice: &Notice) {
@@ -473,6 +501,14 @@ impl Link for ShmLink {
 }
 
 impl ShmLink {
+    /// Whether the peer writes to what was shared with it no more, and never again once that is revoked. The answer needs
+    /// nothing of this link. Who has ended writes no more, whatever the flag says.
+    fn end_of_writing(&self) -> heap::IsOver {
+        let flag = self.lender.flag_of_writer();
+        let peer = self.borrower.peer.clone();
+        Arc::new(move || !flag.is_raised() || peer.as_ref().is_some_and(|peer| peer.has_ended()))
+    }
+
     /// Takes from the loan being read what `bytes` has room for.
     fn read_loan(&mut self, bytes: &mut [u8], copy: &dyn Fn(&mut [u8], &[u8])) -> Result<usize> {
         let heap = self.control.peer_heap();
@@ -523,7 +559,18 @@ impl ShmLink {
         {
             return Ok(Lending::Unfit);
         }
-        self.post_loan(header, &description[..length], private > 0)
+        let lending = self.post_loan(header, &description[..length], private > 0)?;
+        if let Lending::Lent(ticket) = lending
+            && private > 0
+        {
+            let back = self.lender.returned() >> 1;
+            while self.lent.front().is_some_and(|(number, _)| *number <= back) {
+                self.lent.pop_front();
+            }
+            self.lent
+                .extend(runs.iter().map(|run| (ticket.number, *run)));
+        }
+        Ok(lending)
     }
 
     /// Posts the message of a loan, for which there is room.
@@ -547,10 +594,12 @@ impl ShmLink {
 
 impl Drop for ShmLink {
     fn drop(&mut self) {
-        self.lender.revoke();
-        if self.shared.is_some() {
-            self.await_writer(Instant::now() + WRITERS_PATIENCE);
+        if !self.home.is_here() {
+            // What a forked child's parent has lent stays lent.
+            return;
         }
+        self.lender.revoke();
+        self.await_writer(Instant::now() + WRITERS_PATIENCE);
     }
 }
 

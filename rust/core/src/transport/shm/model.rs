@@ -2,6 +2,7 @@
 //! a condition variable: a lost wake-up leaves a thread asleep for good, which loom reports as a
 //! deadlock.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use loom::cell::UnsafeCell;
@@ -13,8 +14,20 @@ use super::ring::{Consumer, Memory, Producer, Word};
 
 mod messages;
 
+loom::thread_local! {
+    /// Whether this thread has made a sequentially consistent exchange.
+    static HAS_EXCHANGED: Cell<bool> = Cell::new(false);
+}
+
+/// loom takes sequentially consistent accesses for `AcqRel` ones, and knows of such fences alone. The code relies on one
+/// property of theirs: an exchange is ordered before a load that follows it in its thread, if both are sequentially
+/// consistent, and this order is one with that of the fences. So such a load has a fence before it here if such an exchange
+/// came before it, and nothing else has: with a weaker order on either of them in the code there is none.
 impl Word for AtomicU64 {
     fn load(&self, order: Ordering) -> u64 {
+        if order == Ordering::SeqCst && HAS_EXCHANGED.with(Cell::get) {
+            fence(Ordering::SeqCst);
+        }
         self.load(order)
     }
 
@@ -26,11 +39,8 @@ impl Word for AtomicU64 {
         if order != Ordering::SeqCst {
             return self.swap(value, order);
         }
-        // loom takes it for `AcqRel`. On every processor it is ordered before the sequentially consistent load that
-        // follows it.
-        let before = self.swap(value, Ordering::AcqRel);
-        fence(Ordering::SeqCst);
-        before
+        HAS_EXCHANGED.with(|has_exchanged| has_exchanged.set(true));
+        self.swap(value, Ordering::AcqRel)
     }
 }
 

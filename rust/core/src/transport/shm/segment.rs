@@ -29,11 +29,12 @@ pub const MIN_CAPACITY: usize = 64;
 pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// `unisono` and the version of this layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x07");
+const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x08");
 /// Where the slots begin: after a page for the header and the words of both directions.
 const BOARDS: usize = 4096;
-/// Where the page begins that is not the transport's own ([`Page`]), after the slots of both directions.
-const PAGE: usize = (BOARDS + 2 * SLOTS * SLOT).next_multiple_of(4096);
+/// Where the page begins that is not the transport's own ([`Page`]), after the slots of both directions: at a page of the
+/// system's, whose pages are no longer than this anywhere.
+const PAGE: usize = (BOARDS + 2 * SLOTS * SLOT).next_multiple_of(64 << 10);
 /// Where the first ring's bytes begin.
 const DATA: usize = PAGE + Page::BYTES;
 const SEALS: SealFlags = SealFlags::SHRINK
@@ -59,6 +60,8 @@ struct Words {
     taken: Line,
     returned: Line,
     declined: Line,
+    moved: Line,
+    moved_to: Line,
     revoked: Line,
     writing: Line,
     filling: Line,
@@ -338,6 +341,8 @@ pub(super) struct BoardMemory {
 
 // SAFETY: as for `RingMemory`.
 unsafe impl Send for BoardMemory {}
+// SAFETY: what can be done without unsafe code are accesses to atomic words.
+unsafe impl Sync for BoardMemory {}
 
 impl BoardMemory {
     #[inline]
@@ -431,6 +436,16 @@ impl Ledger for BoardMemory {
     }
 
     #[inline]
+    fn moved(&self) -> &AtomicU64 {
+        &self.words().moved.0
+    }
+
+    #[inline]
+    fn moved_to(&self) -> &AtomicU64 {
+        &self.words().moved_to.0
+    }
+
+    #[inline]
     fn revoked(&self) -> &AtomicU64 {
         &self.words().revoked.0
     }
@@ -453,6 +468,11 @@ impl Ledger for BoardMemory {
     #[inline]
     fn producer_asleep(&self) -> &AtomicU64 {
         &self.words().producer_asleep.0
+    }
+
+    #[inline]
+    fn consumer_asleep(&self) -> &AtomicU64 {
+        &self.words().consumer_asleep.0
     }
 
     #[inline]

@@ -23,6 +23,11 @@ impl Shared {
         self.held.len()
     }
 
+    /// Whether this side can write it at all: a peer that shares other memory lies.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.held.is_writable()
+    }
+
     /// The memory, where the peer leaves it for good.
     pub(crate) fn into_held(self) -> Held {
         self.held

@@ -52,6 +52,27 @@ fn exposed(capacity: usize) -> (ShmLink, Arc<Segment>, UnixStream) {
 }
 
 #[test]
+fn what_a_forked_child_drops_takes_nothing_back() {
+    let (mut a, mut b) = links(1 << 16);
+    let payload = suite::pattern(1, 0, 100_000);
+    a.lend_private_from(1);
+    let run = (payload.as_ptr().expose_provenance(), payload.len());
+    let Lending::Lent(ticket) = a.try_lend(&[7; MESSAGE_HEADER], &[run]).unwrap() else {
+        panic!("not lent");
+    };
+    (a, b) = suite::drop_in_child((a, b));
+    assert!(b.try_take(&mut |_| ()).unwrap());
+    let mut bytes = vec![0; payload.len()];
+    assert_eq!(b.try_recv(&mut bytes).unwrap(), payload.len());
+    assert!(bytes == payload);
+    assert_eq!(a.loan(ticket).unwrap(), Loan::Returned);
+    assert_eq!(
+        (a.peer_state(), b.peer_state()),
+        (PeerState::Present, PeerState::Present)
+    );
+}
+
+#[test]
 fn impossible_indices_are_errors() {
     for tail in [4097, u64::MAX, u64::MAX - 4096, 1 << 63] {
         let (mut link, segment, _theirs) = exposed(4096);

@@ -17,13 +17,20 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use socket2::SockRef;
 
-use crate::error::{Error, Result};
+use super::keepalive;
+use crate::error::{Code, Error, Result};
+use crate::fork;
+use crate::transport::cipher::{Cipher, Failure, Sealed};
 use crate::transport::control::{Control, Frame, describe};
 use crate::transport::{Interest, Link, Notice, PeerState, Position};
 
 /// How long the end of one connection waits for the end of the other.
 const SETTLE: Duration = Duration::from_millis(200);
+
+/// How long an answer of the peer's process may take before it is worth a word.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// Size of the receive buffer: what a loopback or a 100 Gb/s link delivers between two looks at it.
 const BUFFER: usize = 256 << 10;
@@ -35,6 +42,8 @@ const FAIR: usize = 4 << 20;
 /// One end of a link over TCP.
 pub struct TcpLink {
     data: TcpStream,
+    /// What seals the bytes of `data`, where they are encrypted.
+    sealed: Option<Box<Sealed>>,
     control: Control,
     peer: String,
     buffer: Buffer,
@@ -44,6 +53,8 @@ pub struct TcpLink {
     leaving: bool,
     /// What ended the data connection, as first seen by sending or receiving.
     broken: Option<String>,
+    /// After how many seconds without an answer the peer's host is lost.
+    host_limit: Option<u32>,
     /// When the first of the two connections was seen to have ended.
     ending_since: Option<Instant>,
     /// Whether something was seen that [`Link::peer_state`] has not told yet. While an end settles
@@ -58,6 +69,7 @@ impl TcpLink {
     /// # Errors
     /// `System` when a socket does not take its options.
     pub fn new(data: TcpStream, control: TcpStream, peer: String) -> Result<Self> {
+        fork::keep_private(&data);
         for socket in [&data, &control] {
             socket
                 .set_nonblocking(true)
@@ -66,38 +78,68 @@ impl TcpLink {
         }
         Ok(Self {
             data,
+            sealed: None,
             control: Control::new(control),
             peer,
             buffer: Buffer::default(),
             drained: false,
             leaving: false,
             broken: None,
+            host_limit: None,
             ending_since: None,
             news: false,
         })
     }
 
+    /// The link with all that it carries encrypted, in both directions. Both ends do so before they use it.
+    #[must_use]
+    pub fn encrypted(self, data: Cipher, control: Cipher) -> Self {
+        Self {
+            sealed: Some(Box::new(Sealed::new(data))),
+            control: self.control.encrypted(control),
+            ..self
+        }
+    }
+
     /// Receives into the buffer, as much as it has room for. True when something came.
-    fn fill(&mut self) -> bool {
+    fn fill(&mut self) -> Result<bool> {
         let mut buffer = std::mem::take(&mut self.buffer);
-        let count = self.receive(buffer.room());
-        buffer.end += count;
+        let received = self.receive(buffer.room());
+        buffer.end += received.as_ref().copied().unwrap_or(0);
         self.buffer = buffer;
-        count > 0
+        received.map(|count| count > 0)
     }
 
     /// Receives into `bytes` by one system call.
-    fn receive(&mut self, bytes: &mut [u8]) -> usize {
+    fn receive(&mut self, bytes: &mut [u8]) -> Result<usize> {
         while !self.drained {
-            match recv(&self.data, &mut *bytes, RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => self.end_receiving("connection closed".to_owned()),
-                Ok((_, count)) => return count,
-                Err(Errno::AGAIN) => return 0,
-                Err(Errno::INTR) => {}
-                Err(errno) => self.end_receiving(describe(errno)),
+            let received = match &mut self.sealed {
+                None => recv(&self.data, &mut *bytes, RecvFlags::DONTWAIT)
+                    .map(|(_, count)| count)
+                    .map_err(Failure::Socket),
+                Some(sealed) => sealed.receive(self.data.as_fd(), bytes),
+            };
+            match received {
+                Ok(0) => self.end_receiving("connection closed".to_owned()),
+                Ok(count) => return Ok(count),
+                Err(Failure::Socket(Errno::AGAIN)) => return Ok(0),
+                Err(Failure::Socket(Errno::INTR)) => {}
+                Err(Failure::Socket(errno)) => self.end_receiving(describe(errno)),
+                Err(Failure::Forged) => {
+                    self.end_receiving("forged bytes".to_owned());
+                    return Err(self.forged());
+                }
             }
         }
-        0
+        Ok(0)
+    }
+
+    fn forged(&self) -> Error {
+        let message = format!(
+            "bytes from {} were changed, repeated or left out on the way: somebody on the path alters the connection",
+            self.peer
+        );
+        Error::new(Code::Untrusted, message)
     }
 
     fn end_receiving(&mut self, what: String) {
@@ -132,7 +174,11 @@ impl Link for TcpLink {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize> {
         let bytes = &bytes[..bytes.len().min(FAIR)];
         while self.broken.is_none() && !self.leaving && !bytes.is_empty() {
-            match send(&self.data, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            let sent = match &mut self.sealed {
+                None => send(&self.data, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+                Some(sealed) => sealed.send(self.data.as_fd(), bytes),
+            };
+            match sent {
                 Ok(count) => return Ok(count),
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
@@ -149,8 +195,8 @@ impl Link for TcpLink {
         }
         if bytes.len() - received >= DIRECT {
             let limit = bytes.len().min(received + FAIR);
-            received += self.receive(&mut bytes[received..limit]);
-        } else if self.fill() {
+            received += self.receive(&mut bytes[received..limit])?;
+        } else if self.fill()? {
             received += self.buffer.take(&mut bytes[received..]);
         }
         Ok(received)
@@ -168,7 +214,7 @@ impl Link for TcpLink {
                 fold(&self.buffer.bytes()[..run]);
                 self.buffer.start += run;
                 folded += run;
-            } else if !self.fill() {
+            } else if !self.fill()? {
                 break;
             }
         }
@@ -179,7 +225,9 @@ impl Link for TcpLink {
         if self.news || self.control.has_news() {
             return true;
         }
-        if interest.readable && !self.buffer.bytes().is_empty() {
+        let is_here = !self.buffer.bytes().is_empty()
+            || self.sealed.as_ref().is_some_and(|sealed| sealed.is_ready());
+        if interest.readable && is_here {
             return true;
         }
         // Readiness is watched by its edges, and this asks for its level: what an earlier wake-up
@@ -223,6 +271,44 @@ impl Link for TcpLink {
         }
     }
 
+    fn lose_silent_host_after(&mut self, seconds: Option<u32>) {
+        self.host_limit = seconds;
+        let Some(seconds) = seconds else { return };
+        let control = SockRef::from(&self.control);
+        if let Err(cause) = keepalive::limit(&self.data, control, seconds) {
+            tracing::warn!(peer = %self.peer, %cause, "the end of this peer's host may go unnoticed");
+        }
+    }
+
+    fn ask(&mut self) {
+        self.control.ask();
+    }
+
+    fn questions(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.control.fd())
+    }
+
+    fn stall(&self) -> Option<String> {
+        let silence = self
+            .control
+            .silence()
+            .filter(|silence| *silence >= SILENCE)?;
+        let seconds = silence.as_secs_f64();
+        // A host that had not answered for that long would be lost.
+        let limit = self
+            .host_limit
+            .map(|limit| Duration::from_secs(limit.into()));
+        Some(match limit.is_some_and(|limit| silence > limit + SILENCE) {
+            true => format!(
+                "its host answers, but its process has not for {seconds:.1} s: it is stopped, or starved of time or memory"
+            ),
+            false => format!(
+                "its process has not answered for {seconds:.1} s: it is stopped, or starved of time or memory, or its \
+                 host cannot be reached"
+            ),
+        })
+    }
+
     fn send_abort(&mut self, notice: &Notice) {
         self.control.send(&Frame::Abort(notice.clone()));
     }
@@ -244,11 +330,14 @@ impl Link for TcpLink {
     }
 
     fn memory(&self) -> usize {
-        self.buffer.memory.len()
+        self.buffer.memory.len() + self.sealed.as_ref().map_or(0, |sealed| sealed.memory())
     }
 
     fn describe(&self) -> String {
-        format!("tcp {}", self.peer)
+        match self.sealed {
+            None => format!("tcp {}", self.peer),
+            Some(_) => format!("encrypted tcp {}", self.peer),
+        }
     }
 }
 

@@ -108,6 +108,20 @@ impl Driver {
         self.devices.len()
     }
 
+    /// Checks that this process sees a device with this number, without a context on it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when there is no such device.
+    pub fn check(&self, number: u32) -> Result<()> {
+        if (number as usize) < self.devices.len() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "there is no device {number}: this process sees {} (CUDA_VISIBLE_DEVICES)",
+            self.devices.len()
+        )))
+    }
+
     /// The device with this number, as this process counts them. The first call for a device retains its primary
     /// context, which takes a fraction of a second if nobody has used it yet.
     ///
@@ -115,12 +129,8 @@ impl Driver {
     /// `InvalidArgument` when there is no such device; `System` when the driver refuses the context (no memory left,
     /// another process has the device for itself).
     pub fn device(&'static self, number: u32) -> Result<&'static Device> {
-        let Some(place) = self.devices.get(number as usize) else {
-            return Err(Error::invalid(format!(
-                "there is no device {number}: this process sees {} (CUDA_VISIBLE_DEVICES)",
-                self.devices.len()
-            )));
-        };
+        self.check(number)?;
+        let place = &self.devices[number as usize];
         // A failure is not kept: memory may be free the next time.
         if let Some(device) = place.get() {
             return Ok(device);

@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::*;
 use crate::error::Code;
+use crate::transport::PeerState;
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
@@ -33,7 +34,8 @@ impl Gate for Arrivals {
 /// A rank: an endpoint of its own, and what arrives there.
 struct Member {
     endpoint: Arc<Endpoint>,
-    key: GroupKey,
+    /// Those of all ranks of its group.
+    keys: Vec<GroupKey>,
     rank: Rank,
     arrivals: Receiver<(Rank, Lane, Box<dyn Link>)>,
 }
@@ -50,9 +52,15 @@ fn limits() -> Limits {
     Limits {
         handshake: Duration::from_secs(5),
         unknown_group: Duration::from_millis(200),
+        refusals: Duration::from_millis(500),
         simultaneous: 8,
         grace: Duration::from_millis(100),
     }
+}
+
+/// The keys of a group of four ranks.
+fn group() -> Vec<GroupKey> {
+    GroupKey::of_ranks(4, [0; 32], false)
 }
 
 fn start() -> Arc<Endpoint> {
@@ -60,21 +68,28 @@ fn start() -> Arc<Endpoint> {
 }
 
 impl Member {
-    fn new(key: &GroupKey, rank: Rank) -> Self {
-        Self::at(start(), key, rank)
+    fn new(keys: &[GroupKey], rank: Rank) -> Self {
+        Self::at(start(), keys, rank)
     }
 
-    fn at(endpoint: Arc<Endpoint>, key: &GroupKey, rank: Rank) -> Self {
-        Self::with_verdict(endpoint, key, rank, Verdict::Accept)
+    fn at(endpoint: Arc<Endpoint>, keys: &[GroupKey], rank: Rank) -> Self {
+        Self::with_verdict(endpoint, keys, rank, Verdict::Accept)
     }
 
-    fn with_verdict(endpoint: Arc<Endpoint>, key: &GroupKey, rank: Rank, verdict: Verdict) -> Self {
+    fn with_verdict(
+        endpoint: Arc<Endpoint>,
+        keys: &[GroupKey],
+        rank: Rank,
+        verdict: Verdict,
+    ) -> Self {
         let (links, arrivals) = unbounded();
         let gate = Arc::new(Arrivals { verdict, links });
-        endpoint.register(key.clone(), rank, 4, gate).unwrap();
+        endpoint
+            .register(keys[rank].clone(), rank, 4, gate)
+            .unwrap();
         Self {
             endpoint,
-            key: key.clone(),
+            keys: keys.to_vec(),
             rank,
             arrivals,
         }
@@ -109,7 +124,7 @@ impl Member {
         transport: TransportChoice,
     ) -> ConnectRequest<'a> {
         ConnectRequest {
-            key: &self.key,
+            key: &self.keys[self.rank],
             from: self.rank,
             to,
             lane: Lane::Collective,
@@ -126,8 +141,8 @@ impl Member {
 }
 
 fn pair() -> (Member, Member) {
-    let key = GroupKey::random().unwrap();
-    (Member::new(&key, 0), Member::new(&key, 1))
+    let keys = group();
+    (Member::new(&keys, 0), Member::new(&keys, 1))
 }
 
 fn link(outcome: Result<Outcome>) -> Box<dyn Link> {
@@ -195,7 +210,7 @@ fn tcp_when_asked_for_and_between_hosts() {
         ..options()
     };
     let apart = Endpoint::start_with(&apart, limits()).unwrap();
-    let two = Member::at(apart, &zero.key, 2);
+    let two = Member::at(apart, &zero.keys, 2);
     let mut near = link(two.connect(&zero, TransportChoice::Auto));
     let (from, _, mut far) = zero.arrival();
     assert_eq!(from, 2);
@@ -208,9 +223,10 @@ fn tcp_when_asked_for_and_between_hosts() {
 #[test]
 fn lanes_and_groups_have_links_of_their_own() {
     let (zero, one) = pair();
-    let other_key = zero.key.derive(b"split");
-    let other_zero = Member::at(Arc::clone(&zero.endpoint), &other_key, 1);
-    let other_one = Member::at(Arc::clone(&one.endpoint), &other_key, 0);
+    let part = |key: &GroupKey| key.subset(b"split", &[1, 0, 2, 3]);
+    let other = [1, 0, 2, 3].map(|rank| part(&zero.keys[rank]));
+    let other_zero = Member::at(Arc::clone(&zero.endpoint), &other, 1);
+    let other_one = Member::at(Arc::clone(&one.endpoint), &other, 0);
     let mut first = link(zero.connect(&one, TransportChoice::Auto));
     let mut second = link(other_zero.connect(&other_one, TransportChoice::Auto));
     converse(&mut *first, &mut *one.arrival().2);
@@ -245,8 +261,8 @@ fn crossing_attempts_make_one_link() {
 #[test]
 fn everybody_connects_to_everybody_at_once() {
     for transport in [TransportChoice::Auto, TransportChoice::Tcp] {
-        let key = GroupKey::random().unwrap();
-        let members: Vec<Member> = (0..4).map(|rank| Member::new(&key, rank)).collect();
+        let keys = group();
+        let members: Vec<Member> = (0..4).map(|rank| Member::new(&keys, rank)).collect();
         let attempts = || {
             let pairs = (0..16).map(|pair| (pair / 4, pair % 4));
             let pairs = pairs.filter(|(from, to)| from != to);
@@ -311,7 +327,7 @@ fn a_link_that_exists_is_not_opened_again() {
 fn two_processes_that_claim_one_rank_are_told() {
     let (zero, one) = pair();
     let _near = link(zero.connect(&one, TransportChoice::Auto));
-    let impostor = Member::new(&zero.key, 0);
+    let impostor = Member::new(&zero.keys, 0);
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let error = impostor.connect(&one, transport).unwrap_err();
         assert_eq!((error.code, error.peer), (Code::Mismatch, Some(1)));
@@ -324,36 +340,69 @@ fn two_processes_that_claim_one_rank_are_told() {
 
 #[test]
 fn a_gate_can_refuse() {
-    let key = GroupKey::random().unwrap();
-    let zero = Member::new(&key, 0);
-    let one = Member::with_verdict(start(), &key, 1, Verdict::Crossing);
-    let two = Member::with_verdict(start(), &key, 2, Verdict::Duplicate);
+    let keys = group();
+    let zero = Member::new(&keys, 0);
+    let one = Member::with_verdict(start(), &keys, 1, Verdict::Crossing);
+    let two = Member::with_verdict(start(), &keys, 2, Verdict::Duplicate);
     let crossing = zero.connect(&one, TransportChoice::Auto).unwrap();
     assert!(matches!(crossing, Outcome::Crossing));
     let error = zero.connect(&two, TransportChoice::Auto).unwrap_err();
     assert_eq!(error.code, Code::Mismatch);
 }
 
+/// An address that leads to another rank than the table says: what is there does not hold that rank's key.
 #[test]
-fn a_wrong_rank_is_named() {
+fn another_rank_in_the_place_of_one_is_not_believed() {
     let (zero, one) = pair();
     let target = one.endpoint.address();
+    let within = Duration::from_secs(5);
     let error = zero
-        .connect_at(2, target, TransportChoice::Auto, Duration::from_secs(5))
+        .connect_at(2, target, TransportChoice::Auto, within)
         .unwrap_err();
-    assert_eq!((error.code, error.peer), (Code::Mismatch, Some(2)));
+    assert_eq!((error.code, error.peer), (Code::Untrusted, Some(2)));
     for to in [0, 4, usize::MAX] {
         let error = zero
-            .connect_at(to, target, TransportChoice::Auto, Duration::from_secs(5))
+            .connect_at(to, target, TransportChoice::Auto, within)
             .unwrap_err();
         assert_eq!(error.code, Code::InvalidArgument);
     }
 }
 
+/// A rank that is refused until its time is over cannot know that it never will be let in.
+#[test]
+fn a_deadline_before_the_end_of_refusals_is_a_timeout() {
+    let (zero, _) = pair();
+    let elsewhere = start();
+    let within = Duration::from_millis(300);
+    let error = zero
+        .connect_at(1, elsewhere.address(), TransportChoice::Tcp, within)
+        .unwrap_err();
+    assert_eq!((error.code, error.peer), (Code::Timeout, Some(1)));
+    assert!(error.message.contains("or not yet"), "{error}");
+}
+
+#[test]
+fn an_encrypted_group_converses() {
+    let keys = GroupKey::of_ranks(4, [5; 32], true);
+    let (zero, one) = (Member::new(&keys, 0), Member::new(&keys, 1));
+    let mut near = link(zero.connect(&one, TransportChoice::Tcp));
+    let (_, _, mut far) = one.arrival();
+    for end in [&near, &far] {
+        assert!(end.describe().contains("encrypted"), "{}", end.describe());
+    }
+    converse(&mut *near, &mut *far);
+    near.send_farewell();
+    let until = Instant::now() + Duration::from_secs(10);
+    while far.peer_state() != PeerState::Left {
+        assert!(Instant::now() < until, "the farewell did not arrive");
+        thread::yield_now();
+    }
+}
+
 #[test]
 fn a_group_registered_late_is_waited_for() {
-    let key = GroupKey::random().unwrap();
-    let zero = Member::new(&key, 0);
+    let keys = group();
+    let zero = Member::new(&keys, 0);
     let endpoint = start();
     let address = endpoint.address().clone();
     thread::scope(|scope| {
@@ -363,7 +412,7 @@ fn a_group_registered_late_is_waited_for() {
         });
         // Longer than the acceptor waits for an unknown group: the initiator has to come back.
         thread::sleep(Duration::from_millis(500));
-        let one = Member::at(endpoint, &key, 1);
+        let one = Member::at(endpoint, &keys, 1);
         converse(&mut *near.join().unwrap(), &mut *one.arrival().2);
     });
 }
@@ -389,13 +438,13 @@ fn an_unreachable_unix_name_leads_to_tcp() {
 
 #[test]
 fn a_segment_that_cannot_be_made_leads_to_tcp() {
-    let key = GroupKey::random().unwrap();
+    let keys = group();
     let huge = EndpointOptions {
         ring_bytes: 1 << 62,
         ..options()
     };
-    let zero = Member::at(Endpoint::start_with(&huge, limits()).unwrap(), &key, 0);
-    let one = Member::new(&key, 1);
+    let zero = Member::at(Endpoint::start_with(&huge, limits()).unwrap(), &keys, 0);
+    let one = Member::new(&keys, 1);
     let mut near = link(zero.connect(&one, TransportChoice::Auto));
     assert!(near.describe().contains("tcp"), "{}", near.describe());
     converse(&mut *near, &mut *one.arrival().2);
@@ -470,7 +519,7 @@ fn a_listener_that_does_not_answer_runs_into_the_deadline_or_is_called_off() {
 #[test]
 fn who_left_a_group_says_so() {
     let (zero, one) = pair();
-    one.endpoint.unregister(&one.key.id, 1);
+    one.endpoint.unregister(&one.keys[1].id(), 1);
     let within = Duration::from_millis(700);
     let error = zero
         .connect_at(1, one.endpoint.address(), TransportChoice::Auto, within)
@@ -481,7 +530,7 @@ fn who_left_a_group_says_so() {
         "{error}"
     );
     assert!(error.message.contains("has left"), "{error}");
-    zero.endpoint.unregister(&zero.key.id, 0);
+    zero.endpoint.unregister(&zero.keys[0].id(), 0);
     let error = zero.connect(&one, TransportChoice::Auto).unwrap_err();
     assert_eq!(error.code, Code::Internal);
 }
@@ -496,9 +545,9 @@ fn registering_is_checked() {
             links,
         })
     };
-    let twice = zero.endpoint.register(zero.key.clone(), 0, 4, gate());
+    let twice = zero.endpoint.register(zero.keys[0].clone(), 0, 4, gate());
     assert_eq!(twice.unwrap_err().code, Code::InvalidArgument);
-    let key = GroupKey::random().unwrap();
+    let key = group().remove(3);
     let outside = zero.endpoint.register(key, 4, 4, gate());
     assert_eq!(outside.unwrap_err().code, Code::InvalidArgument);
 }
@@ -519,8 +568,8 @@ fn starting_with_an_unknown_interface_is_refused() {
 
 #[test]
 fn dropping_ends_the_accepting_thread_promptly() {
-    let key = GroupKey::random().unwrap();
-    let member = Member::new(&key, 0);
+    let keys = group();
+    let member = Member::new(&keys, 0);
     let silent: Vec<TcpStream> = (0..3).map(|_| tcp_to(&member)).collect();
     let since = Instant::now();
     drop(member);

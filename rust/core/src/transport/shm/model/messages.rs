@@ -20,6 +20,8 @@ struct Desk {
     taken: AtomicU64,
     returned: AtomicU64,
     declined: AtomicU64,
+    moved: AtomicU64,
+    moved_to: AtomicU64,
     revoked: AtomicU64,
     writing: AtomicU64,
     /// Nothing is timed here.
@@ -45,6 +47,8 @@ impl Desk {
             taken: AtomicU64::new(0),
             returned: AtomicU64::new(0),
             declined: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
+            moved_to: AtomicU64::new(0),
             revoked: AtomicU64::new(0),
             writing: AtomicU64::new(0),
             pace: AtomicU64::new(0),
@@ -103,6 +107,14 @@ impl Ledger for Arc<Desk> {
         &self.declined
     }
 
+    fn moved(&self) -> &AtomicU64 {
+        &self.moved
+    }
+
+    fn moved_to(&self) -> &AtomicU64 {
+        &self.moved_to
+    }
+
     fn revoked(&self) -> &AtomicU64 {
         &self.revoked
     }
@@ -121,6 +133,10 @@ impl Ledger for Arc<Desk> {
 
     fn producer_asleep(&self) -> &AtomicU64 {
         &self.ring.producer_asleep
+    }
+
+    fn consumer_asleep(&self) -> &AtomicU64 {
+        &self.ring.consumer_asleep
     }
 
     fn fence(&self, order: Ordering) {
@@ -322,7 +338,8 @@ fn loom_nothing_is_written_once_a_revocation_has_waited() {
         });
         let mut lender = Lender::new(desk);
         lender.revoke();
-        while lender.is_written() {
+        let flag = lender.flag_of_writer();
+        while flag.is_raised() {
             thread::yield_now();
         }
         // SAFETY: as above.

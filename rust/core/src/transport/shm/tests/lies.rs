@@ -65,13 +65,15 @@ fn impossible_counts_are_errors() {
         untrusted(link.try_post(&HEADER, &[]));
         untrusted(link.try_lend(&HEADER, &[(4096, 1 << 20)]));
     }
-    // None is back, one is refused that was not on trial, more than were lent.
+    // The second is out of reach, one is that was not lent, more are back than were.
+    let memory = vec![0_u8; 1 << 20];
+    let run = (memory.as_ptr().expose_provenance(), memory.len());
     for returned in [3, 5, 6, u64::MAX] {
         let (mut link, segment, _theirs) = exposed(4096);
         link.lend_private_from(1);
         let mut tickets = Vec::new();
         for word in [2, 4] {
-            let Lending::Lent(ticket) = link.try_lend(&HEADER, &[(4096, 1 << 20)]).unwrap() else {
+            let Lending::Lent(ticket) = link.try_lend(&HEADER, &[run]).unwrap() else {
                 panic!("not lent");
             };
             tickets.push(ticket);
@@ -83,11 +85,21 @@ fn impossible_counts_are_errors() {
         segment.scribble(Segment::words_at(0).start + RETURNED, returned);
         let told: Vec<_> = tickets.iter().map(|&ticket| link.loan(ticket)).collect();
         match returned {
-            // The second was proven already: what it says of the first comes too late.
+            // It is copied to where the peer can read it, if it asks for that segment.
             3 => assert_eq!(told[1].as_ref().unwrap(), &Loan::Out),
             _ => told.into_iter().for_each(untrusted),
         }
     }
+}
+
+#[test]
+fn what_lies_in_the_heap_is_not_out_of_reach() {
+    let (mut link, segment, _theirs) = exposed(4096);
+    let Lending::Lent(ticket) = link.post_loan(&HEADER, &[], false).unwrap() else {
+        panic!("not lent");
+    };
+    segment.scribble(Segment::words_at(0).start + RETURNED, 1);
+    untrusted(link.loan(ticket));
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! Posts and loans between two ends in this process.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
+
+use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::*;
 use crate::heap::Buffer;
@@ -351,14 +354,130 @@ fn what_a_stopped_peer_writes_when_it_goes_on_is_lost() {
     assert!(heap::locate(&memory[30_000], 1).is_some());
     // Another peer has stopped as well, in what lies beside it on the same page.
     let (mut c, _d) = ShmLink::pair(4096, NAME).unwrap();
-    heap::detach(memory[20_000..30_000].as_ptr().addr(), 10_000);
+    let is_there = Arc::new(AtomicBool::new(true));
+    let other = Arc::clone(&is_there);
+    heap::detach(
+        memory[20_000..30_000].as_ptr().addr(),
+        10_000,
+        Arc::new(move || !other.load(Ordering::Relaxed)),
+    );
     assert_eq!(heap::locate(&memory[29_999], 1), None);
     assert_eq!(c.can_share(run_of(&memory)), Some(false));
     shared.write(0, 10_000).fill(8);
     assert!(memory[..] == [6; 100_000]);
     drop(memory);
-    let next = Buffer::from_slice(&[1_u8; 100_000]);
-    assert_ne!(next.as_ptr().addr(), address);
+    let is_there_again = || {
+        drop(Buffer::from_slice(&[1_u8; 100_000]));
+        heap::locate(std::ptr::without_provenance(address), 100_000).is_some()
+    };
+    assert!(!is_there_again());
+    // One peer goes on, which ends its writing; the other ends.
+    shared.end();
+    assert!(!is_there_again());
+    is_there.store(false, Ordering::Relaxed);
+    assert!(is_there_again());
+}
+
+#[test]
+fn a_loan_that_comes_back_leaves_what_is_shared_beside_it() {
+    let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
+    let memory = Buffer::from_slice(&[6_u8; 20_000]);
+    announce(&mut a, &mut b, &memory);
+    let earlier = lend(&mut a, &[run_of(&memory[..100])]);
+    assert!(b.try_take(&mut |_| {}).unwrap());
+    assert_eq!(b.try_recv(&mut [0; 100]).unwrap(), 100);
+    let (_, mut shared) = share(&mut a, &mut b, &memory[10_000..20_000]);
+    assert!(shared.begin());
+    // Looked at when another operation's memory is shared already.
+    assert_eq!(a.loan(earlier).unwrap(), Loan::Returned);
+    abort(&mut a);
+    a.await_writer(Instant::now());
+    shared.write(0, 10_000).fill(9);
+    assert!(memory[..] == [6; 20_000], "written after the end");
+}
+
+/// Memory that this process reads, and the system call does not: on most processors what may be written may be read.
+fn out_of_reach(bytes: usize) -> Option<&'static mut [u8]> {
+    let (access, flags) = (ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+    let start = unsafe { mm::mmap_anonymous(std::ptr::null_mut(), bytes, access, flags) }.unwrap();
+    let address = start.expose_provenance() as u64;
+    let own = std::process::id() as i32;
+    let is_read = borrower::read_process(own, address, &mut [0; 8]).is_ok();
+    if is_read {
+        eprintln!("skipped: this system's process_vm_readv reads memory that may only be written");
+        return None;
+    }
+    // SAFETY: mapped above, all zero, and never unmapped.
+    Some(unsafe { std::slice::from_raw_parts_mut(start.cast(), bytes) })
+}
+
+/// Receives `bytes` of a message whose header has been taken, as far as they can be had.
+fn receive(b: &mut ShmLink, bytes: &mut [u8], folds: bool) -> usize {
+    let mut done = 0;
+    loop {
+        let count = match folds {
+            false => b.try_recv(&mut bytes[done..]).unwrap(),
+            true => {
+                let (most, mut at) = (bytes.len() - done, done);
+                b.try_fold(most, 1, &mut |run| {
+                    bytes[at..at + run.len()].copy_from_slice(run);
+                    at += run.len();
+                })
+                .unwrap()
+            }
+        };
+        done += count;
+        if count == 0 {
+            return done;
+        }
+    }
+}
+
+#[test]
+fn private_memory_out_of_reach_is_copied_and_what_was_sent_after_it_comes_after_it() {
+    const READ: usize = 200_000;
+    const TOTAL: usize = 700_000;
+    for folds in [false, true] {
+        let (mut a, mut b) = ShmLink::pair(1 << 16, NAME).unwrap();
+        a.lend_private_from(1);
+        let Some(memory) = out_of_reach(500_000) else {
+            return;
+        };
+        let payload = suite::pattern(5, 0, TOTAL);
+        memory.copy_from_slice(&payload[READ..]);
+        // The trial is read; then reading goes well for a while.
+        let trial = lend(&mut a, &[run_of(&payload)]);
+        assert!(b.try_take(&mut |_| {}).unwrap());
+        assert_eq!(receive(&mut b, &mut vec![0; TOTAL], folds), TOTAL);
+        assert_eq!(a.loan(trial).unwrap(), Loan::Returned);
+        let runs = [run_of(&payload[..READ]), run_of(memory)];
+        let tickets = [lend(&mut a, &runs), lend(&mut a, &runs)];
+        assert!(tickets.iter().all(|ticket| ticket.proven));
+        assert!(a.try_post(&HEADER, b"after it").unwrap());
+        for ticket in tickets {
+            assert!(b.try_take(&mut |_| {}).unwrap());
+            let mut bytes = vec![0; TOTAL];
+            let read = receive(&mut b, &mut bytes, folds);
+            assert_eq!(read, READ);
+            assert!(!is_awake(&mut b, READABLE));
+            // It is told where the payload is when it has mapped that.
+            assert_eq!(a.loan(ticket).unwrap(), Loan::Out);
+            assert_eq!(receive(&mut b, &mut bytes[read..], folds), 0);
+            assert_eq!(b.peer_state(), PeerState::Present);
+            assert_eq!(a.loan(ticket).unwrap(), Loan::Out);
+            assert!(is_awake(&mut b, READABLE));
+            assert_eq!(receive(&mut b, &mut bytes[read..], folds), TOTAL - read);
+            assert!(bytes == payload);
+            assert_eq!(a.loan(ticket).unwrap(), Loan::Returned);
+        }
+        let mut taken = Vec::new();
+        let mut take = |message: &[u8]| taken = message[MESSAGE_HEADER..].to_vec();
+        assert!(b.try_take(&mut take).unwrap());
+        assert_eq!(taken, b"after it");
+        // From here on such memory goes through the ring.
+        assert_eq!(a.try_lend(&HEADER, &runs).unwrap(), Lending::Unfit);
+    }
 }
 
 #[test]

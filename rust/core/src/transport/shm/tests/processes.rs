@@ -33,7 +33,13 @@ fn start(doing: &str) -> (Child, ShmLink) {
     let (socket, _) = listener.accept().unwrap();
     let (link, file) = ShmLink::create(socket.try_clone().unwrap(), 1 << 16).unwrap();
     pass(&socket, &file);
-    assert_eq!(link.borrower.peer, Some(child.id() as i32));
+    let peer = link
+        .borrower
+        .peer
+        .as_ref()
+        .expect("a process with a number");
+    assert_eq!(peer.number(), child.id() as i32);
+    assert!(link.peer_pidfd().is_some());
     (child, link)
 }
 

@@ -1,0 +1,170 @@
+"""How soon the other ranks raise once one was killed, on unisono beside gloo.
+
+    python benchmarks/failure.py                 3 ranks, rank 2 is killed, 10 rounds of every row
+    python benchmarks/failure.py --rounds 3      a first look
+
+A round is a group of new processes, forked from one that has imported torch. All but one wait in an
+all_reduce when the last is killed by SIGKILL. What counts is the time from the signal until the
+slower of the others runs its `except`, so the end of a process of torch's size is a part of it.
+Torch's settings are its defaults: its flight recorder writes what it holds to a file meanwhile.
+
+The rows: the NumPy door; through torch a blocking call, an asynchronous one with `wait()`, and one
+whose future is waited for. The mark is for unisono's rows through torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import unisono
+
+MEDIAN_MARK, WORST_MARK = 0.05, 0.2  # seconds
+LIMIT = 60.0  # seconds for each step of a round
+SETTLE = 0.3  # how long the ranks wait before one is killed
+ELEMENTS = 1000
+
+
+def numpy_door(_folder: Path) -> Callable[[], Any]:
+    comm = unisono.init()
+    return lambda: comm.all_reduce(np.ones(ELEMENTS))
+
+
+def through_torch(backend: str, wait: Callable[[torch.Tensor], Any]) -> Any:
+    def begin(folder: Path) -> Callable[[], Any]:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = (folder / "rendezvous").as_uri()
+        dist.init_process_group(backend, init_method=store, rank=rank, world_size=world)
+        return lambda: wait(torch.ones(ELEMENTS))
+
+    return begin
+
+
+def asynchronous(tensor: torch.Tensor) -> Any:
+    return dist.all_reduce(tensor, async_op=True)
+
+
+WAITS = {
+    "blocking call": dist.all_reduce,
+    "wait()": lambda tensor: asynchronous(tensor).wait(),
+    "future": lambda tensor: asynchronous(tensor).get_future().wait(),
+}
+ROWS = {"unisono, NumPy": numpy_door} | {
+    f"{backend}, {name}": through_torch(backend, wait)
+    for backend in ("unisono", "gloo")
+    for name, wait in WAITS.items()
+}
+
+
+def run_rank(row: str, environment: dict[str, str], folder: Path, parent: Connection) -> None:
+    """Tell the parent when this rank waits, and when and how its wait ended."""
+    os.environ.update(environment)
+    call = ROWS[row](folder)
+    call()
+    parent.send("waiting")
+    if int(environment["RANK"]) == int(environment["WORLD_SIZE"]) - 1:
+        signal.pause()
+    try:
+        call()
+    except RuntimeError as error:
+        parent.send((time.monotonic(), str(error)))
+    except unisono.Error as error:
+        parent.send((time.monotonic(), str(error)))
+    else:
+        parent.send((time.monotonic(), ""))
+    signal.pause()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def receive(connection: Connection, row: str) -> Any:
+    if not connection.poll(LIMIT):
+        raise TimeoutError(f"{row}: a rank said nothing for {LIMIT:g} s")
+    return connection.recv()
+
+
+def play_round(row: str, ranks: int) -> float:
+    """Kill one rank; return the seconds until the slowest of the others knows of it."""
+    fork = multiprocessing.get_context("fork")
+    job = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = []
+    with tempfile.TemporaryDirectory(prefix="failure-") as folder:
+        job["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(folder) / "trace_")
+        try:
+            for rank in range(ranks):
+                ours, theirs = fork.Pipe()
+                one = {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                process = fork.Process(target=run_rank, args=(row, one, Path(folder), theirs))
+                process.start()
+                started.append((process, ours))
+            for _, connection in started:
+                receive(connection, row)
+            time.sleep(SETTLE)
+            killed = time.monotonic()
+            started[-1][0].kill()
+            ends = [receive(connection, row) for _, connection in started[:-1]]
+        finally:
+            for process, _ in started:
+                process.kill()
+                process.join()
+    for _, error in ends:
+        if not error:
+            raise AssertionError(f"{row}: a rank's call ended well without its peer")
+    return max(when for when, _ in ends) - killed
+
+
+def verdict(row: str, seconds: list[float]) -> str:
+    median, worst = statistics.median(seconds), max(seconds)
+    line = f"{row:24}{median * 1e3:12.1f}{worst * 1e3:12.1f}"
+    if not row.startswith("unisono") or "NumPy" in row:
+        return line
+    met = median <= MEDIAN_MARK and worst <= WORST_MARK
+    marks = f"({MEDIAN_MARK * 1e3:g} and {WORST_MARK * 1e3:g}) {'met' if met else 'MISSED'}"
+    return f"{line}   {marks}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--ranks", type=int, default=3)
+    add("--rounds", type=int, default=10)
+    add("--rows", help=f"those whose names contain this: {'; '.join(ROWS)}", default="")
+    add("--json", type=Path, metavar="FILE", help="write every round's seconds to FILE")
+    args = parser.parse_args()
+    rows = [row for row in ROWS if args.rows in row]
+    seconds: dict[str, list[float]] = {row: [] for row in rows}
+    for _ in range(args.rounds):
+        for row in rows:
+            seconds[row].append(play_round(row, args.ranks))
+    print(f"milliseconds from the SIGKILL of one of {args.ranks} ranks to the errors of the others")
+    print(f"{'':24}{'median':>12}{'worst':>12}")
+    for row in rows:
+        print(verdict(row, seconds[row]))
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(seconds, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

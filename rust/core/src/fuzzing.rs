@@ -1,0 +1,241 @@
+//! Entry points of the fuzz targets (`fuzz/`): everything that is parsed from a peer or from the environment.
+//!
+//! Each takes any bytes and must not panic, nor take more memory than the bytes are worth. What is private in the crate
+//! is reached through here alone, in builds for fuzzing and for tests; a test gives each target its corpus.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+
+use crate::config::Config;
+use crate::rendezvous::launcher;
+use crate::transport::PeerState;
+use crate::transport::control::{Control, Frame};
+use crate::transport::endpoint::Address;
+
+pub use crate::engine::fuzzing::message;
+pub use crate::rendezvous::fuzzing::{record, store_hello, store_reply, store_request, unique_id};
+pub use crate::transport::fuzzing::handshake;
+
+/// A published address: refused, or read as one that writes the same bytes.
+pub fn address(bytes: &[u8]) {
+    if let Ok(address) = Address::from_bytes(bytes) {
+        assert_eq!(address.to_bytes(), bytes);
+        let _ = address.to_string();
+    }
+}
+
+/// What comes on a control channel: frames that write the same bytes, as far as they have any but their kind, and a
+/// channel that survives them.
+pub fn control(bytes: &[u8]) {
+    let mut rest = bytes;
+    while let Ok(Some((frame, length))) = Frame::parse(rest) {
+        let mut written = Vec::new();
+        frame.write(&mut written);
+        let again = Frame::parse(&written).expect("a frame").expect("whole");
+        assert_eq!(again, (cut(frame), written.len()));
+        rest = &rest[length..];
+    }
+    for with_segments in [false, true] {
+        let (ours, mut theirs) = UnixStream::pair().expect("descriptors");
+        let mut control = match with_segments {
+            false => Control::new(ours),
+            true => Control::with_segments(ours),
+        };
+        // In two parts, cut somewhere. It must not block: a socket holds far more than is fuzzed with.
+        let middle = bytes
+            .first()
+            .map_or(0, |first| usize::from(*first))
+            .min(bytes.len());
+        for part in [&bytes[..middle], &bytes[middle..]] {
+            let _ = theirs.write_all(&part[..part.len().min(32 << 10)]);
+            let state = control.peer_state();
+            let _ = control.take_position();
+            assert!(!matches!(state, PeerState::Lost(why) if why.is_empty()));
+        }
+        drop(theirs);
+        assert_ne!(control.peer_state(), PeerState::Present);
+    }
+}
+
+/// The frame as it travels: a long message is cut.
+fn cut(frame: Frame) -> Frame {
+    let Frame::Abort(mut notice) = frame else {
+        return frame;
+    };
+    let mut end = notice
+        .message
+        .len()
+        .min(crate::transport::control::MAX_MESSAGE);
+    while !notice.message.is_char_boundary(end) {
+        end -= 1;
+    }
+    notice.message.truncate(end);
+    Frame::Abort(notice)
+}
+
+/// Settings, `name=value` in each line, as arguments and as variables: what is taken is shown as what means the same.
+pub fn settings(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    let pairs = || text.lines().filter_map(|line| line.split_once('='));
+    let variables = pairs().map(|(name, value)| (format!("UNISONO_{name}").into(), value.into()));
+    let _ = Config::from_variables(variables);
+    let mut config = Config::default();
+    for (name, value) in pairs() {
+        let _ = config.set(name, value);
+    }
+    let mut same = Config::default();
+    for (name, value) in config.agreed() {
+        same.set(name, &value).expect("its own value");
+    }
+    assert_eq!(same.digest(), config.digest());
+}
+
+/// The variables of a launcher, `NAME=value` in each line.
+pub fn launch(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    let lookup = |name: &str| {
+        let mut pairs = text.lines().filter_map(|line| line.split_once('='));
+        pairs
+            .find(|(known, _)| *known == name)
+            .map(|(_, value)| value.to_owned())
+    };
+    if let Ok(launch) = launcher::detect_from(&lookup, 1) {
+        assert!(launch.rank < launch.world);
+        if let Some(master) = launch.master {
+            assert!(!master.candidates().contains(&0));
+        }
+    }
+}
+
+/// What takes any bytes.
+pub type Target = fn(&[u8]);
+
+/// Every target, by name.
+pub const TARGETS: [(&str, Target); 11] = [
+    ("address", address),
+    ("control", control),
+    ("handshake", handshake),
+    ("launch", launch),
+    ("message", message),
+    ("record", record),
+    ("settings", settings),
+    ("store_hello", store_hello),
+    ("store_reply", store_reply),
+    ("store_request", store_request),
+    ("unique_id", unique_id),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn folder() -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz")
+    }
+
+    /// What was found once is not found again, and every target has a file and something to begin with.
+    #[test]
+    fn the_corpora_pass() {
+        for (name, target) in TARGETS {
+            let program = folder().join(format!("fuzz_targets/{name}.rs"));
+            assert!(program.exists(), "{} is missing", program.display());
+            let corpus = folder().join("corpus").join(name);
+            let files = std::fs::read_dir(&corpus).unwrap_or_else(|error| {
+                panic!("{}: {error}; write it by the test below", corpus.display())
+            });
+            let mut seeds = 0;
+            for file in files {
+                target(&std::fs::read(file.unwrap().path()).unwrap());
+                seeds += 1;
+            }
+            assert!(seeds > 0, "{} is empty", corpus.display());
+        }
+        let programs = std::fs::read_dir(folder().join("fuzz_targets")).unwrap();
+        assert_eq!(programs.count(), TARGETS.len());
+    }
+
+    /// `cargo test -p unisono --lib fuzzing -- --ignored` after a format has changed.
+    #[test]
+    #[ignore = "writes into fuzz/corpus"]
+    fn write_seeds() {
+        use crate::transport::Notice;
+
+        let write = |target: &str, name: &str, bytes: &[u8]| {
+            let folder = folder().join("corpus").join(target);
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join(name), bytes).unwrap();
+        };
+        let mut every = Vec::new();
+        let notice = Notice {
+            code: crate::error::Code::PeerLost,
+            origin: 1,
+            culprit: Some(2),
+            message: "rank 2 is gone".into(),
+        };
+        let identity = crate::heap::Identity {
+            segment: 1,
+            bytes: 1 << 20,
+            inode: 7,
+        };
+        let frames = [
+            Frame::Doorbell,
+            Frame::Position([7; 40]),
+            Frame::Question,
+            Frame::Answer,
+            Frame::Segment(identity),
+            Frame::SegmentAnswer {
+                segment: 1,
+                mapped: true,
+            },
+            Frame::SegmentGone(1),
+            Frame::Farewell,
+            Frame::Abort(notice),
+        ];
+        for (index, frame) in frames.iter().enumerate() {
+            let before = every.len();
+            frame.write(&mut every);
+            write("control", &format!("frame-{index}"), &every[before..]);
+        }
+        write("control", "every-frame", &every);
+        let defaults: String = Config::default()
+            .agreed()
+            .iter()
+            .map(|(name, value)| format!("{name}={value}\n"))
+            .collect();
+        write("settings", "defaults", defaults.as_bytes());
+        let others = "timeout=1.5\njoin_timeout=none\ninterface=eth0\nlend_bytes=64K\nheap_bytes=2G\n\
+                      spin_us=10\nsecret_file=/a/b\nflight_records=5\nlog=debug\nthreads=3\nhost=a\nTIMEOUT=3\n";
+        write("settings", "others", others.as_bytes());
+        let launchers = [
+            "RANK=1\nWORLD_SIZE=2\nMASTER_ADDR=node0\nMASTER_PORT=29500\nLOCAL_RANK=1\nLOCAL_WORLD_SIZE=2\n",
+            "OMPI_COMM_WORLD_RANK=0\nOMPI_COMM_WORLD_SIZE=2\nOMPI_COMM_WORLD_LOCAL_RANK=0\n\
+             OMPI_COMM_WORLD_LOCAL_SIZE=2\nPMIX_NAMESPACE=job-1\n",
+            "PMI_RANK=1\nPMI_SIZE=4\nMPI_LOCALRANKID=1\nMPI_LOCALNRANKS=4\n",
+            "SLURM_PROCID=3\nSLURM_NTASKS=8\nSLURM_LOCALID=1\nSLURM_JOB_ID=77\nSLURM_STEP_ID=0\n\
+             SLURM_STEP_NODELIST=node[1-2,07]\nSLURM_NODELIST=node[1-2,07]\n",
+        ];
+        for (index, launcher) in launchers.iter().enumerate() {
+            write("launch", &format!("launcher-{index}"), launcher.as_bytes());
+        }
+        for (name, bytes) in crate::engine::fuzzing::seeds() {
+            write("message", &name, &bytes);
+        }
+        for (target, name, bytes) in crate::rendezvous::fuzzing::seeds() {
+            write(target, name, &bytes);
+        }
+        write(
+            "handshake",
+            "hello-challenge-proof-and-record",
+            &crate::transport::fuzzing::seed(),
+        );
+        for (index, address) in Address::samples().iter().enumerate() {
+            write("address", &format!("sample-{index}"), &address.to_bytes());
+        }
+    }
+}

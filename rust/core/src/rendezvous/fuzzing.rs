@@ -1,0 +1,143 @@
+//! What is parsed before, or in order that, a peer is trusted.
+
+use std::sync::LazyLock;
+
+use super::records::Seal;
+use super::tcp_store::StoreKey;
+use super::tcp_wire::{Channel, FRAME_HEAD, Greeting, HELLO, MAGIC, Request, answer};
+use super::tcp_wire::{frame_length, read_reply};
+use super::unique_id::{BYTES, UniqueId};
+
+const VERSION: &str = "1";
+
+/// What a client sends to the store's server, once its frames have been opened: what is a request writes the same bytes.
+pub fn store_request(bytes: &[u8]) {
+    if let Ok(Some(request)) = Request::read(bytes) {
+        let written = request.write();
+        assert_eq!(Request::read(&written).expect("a request"), Some(request));
+    }
+}
+
+/// What the store's server answers to a client, once its frames have been opened.
+pub fn store_reply(bytes: &[u8]) {
+    if let Ok(Some((_, value))) = read_reply(bytes) {
+        assert!(value.len() < bytes.len());
+    }
+}
+
+/// What comes to the store's server, to its client, and to a connection between both: nobody is convinced.
+pub fn store_hello(bytes: &[u8]) {
+    static KEY: LazyLock<StoreKey> = LazyLock::new(|| StoreKey::new("job", None));
+    static OTHER: LazyLock<StoreKey> = LazyLock::new(|| StoreKey::new("other", None));
+    let Some((hello, rest)) = bytes.split_first_chunk::<HELLO>() else {
+        return;
+    };
+    // The key of the job that the bytes know may be that of the seed.
+    assert!(answer(&OTHER, hello).is_none());
+    let _ = answer(&KEY, hello);
+    let (greeting, hello) = Greeting::new(&KEY).expect("a hello");
+    if let Some(message) = rest.first_chunk() {
+        assert!(greeting.finish(message).is_none());
+    }
+    let (mut channel, _): (Channel, _) = answer(&KEY, &hello).expect("the same key");
+    let mut frames = rest;
+    while let Some((head, after)) = frames.split_first_chunk::<FRAME_HEAD>()
+        && let Some(length) = frame_length(*head)
+        && let Some((message, after)) = after.split_at_checked(length)
+    {
+        let mut content = Vec::new();
+        assert!(channel.open(message, &mut content).is_err());
+        assert!(content.is_empty());
+        frames = after;
+    }
+    assert_eq!(hello[..MAGIC.len()], *MAGIC);
+}
+
+/// A record in the store, with a secret and without: refused, or one that writes the same bytes.
+pub fn record(bytes: &[u8]) {
+    for seal in [OPEN, SEALED] {
+        if let Ok(entry) = seal.read_entry(bytes) {
+            assert_eq!(seal.write_entry(&entry), bytes);
+        }
+        if let Ok(verdict) = seal.read_verdict(bytes) {
+            assert_eq!(seal.write_verdict(&verdict), bytes);
+        }
+    }
+}
+
+const OPEN: Seal<'_> = Seal {
+    version: VERSION,
+    key: None,
+};
+
+const SEALED: Seal<'_> = Seal {
+    key: Some([7; 32]),
+    ..OPEN
+};
+
+/// A unique id: refused, or one that writes the same bytes.
+pub fn unique_id(bytes: &[u8]) {
+    if let Some(bytes) = bytes.first_chunk::<BYTES>()
+        && let Ok(id) = UniqueId::from_bytes(*bytes)
+    {
+        assert_eq!(id.to_bytes(), *bytes);
+    }
+}
+
+/// Target, name and bytes of what begins a corpus.
+#[cfg(test)]
+pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    use std::time::Duration;
+
+    use super::records::{Entry, Row, Verdict};
+    use super::tcp_wire::reply_head;
+    use crate::config::Config;
+    use crate::error::{Code, Error};
+    use crate::plan::cost::Costs;
+
+    let row = Row {
+        uuid: [1; 16],
+        key: [2; 32],
+        pid: 7,
+        host: "h".into(),
+        hostname: "n".into(),
+        address: vec![1, 2],
+    };
+    let entry = Entry {
+        rank: 1,
+        world: 2,
+        process: [1; 16],
+        row: row.clone(),
+        settings: vec![("a".into(), "b".into())],
+    };
+    let table = Verdict::Table {
+        costs: Costs::TYPICAL.rounded(2),
+        rows: vec![row; 2],
+    };
+    let failure = Verdict::Failure(Error::new(Code::Timeout, "late").with_peer(1));
+    let id = UniqueId::create(&Config::default()).expect("a port");
+    let key = StoreKey::new("job", None);
+    let (_, hello) = Greeting::new(&key).expect("a hello");
+    let (mut channel, answered) = answer(&key, &hello).expect("the same key");
+    let mut frames = [hello, answered].concat();
+    channel.seal(b"content", &mut frames);
+    let reply = |status, value: &[u8]| [&reply_head(status, value.len())[..], value].concat();
+    vec![
+        ("record", "entry", OPEN.write_entry(&entry)),
+        ("record", "sealed-entry", SEALED.write_entry(&entry)),
+        ("record", "table", OPEN.write_verdict(&table)),
+        ("record", "failure", OPEN.write_verdict(&failure)),
+        ("record", "sealed-failure", SEALED.write_verdict(&failure)),
+        ("unique_id", "id", id.to_bytes().to_vec()),
+        ("store_request", "set", Request::Set("k", b"v").write()),
+        ("store_request", "get", Request::Get("k").write()),
+        (
+            "store_request",
+            "wait",
+            Request::Wait("k", Duration::from_secs(1)).write(),
+        ),
+        ("store_reply", "ok", reply(0, &[7, 7])),
+        ("store_reply", "absent", reply(1, &[])),
+        ("store_hello", "hello-answer-and-frame", frames),
+    ]
+}

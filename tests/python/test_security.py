@@ -1,0 +1,163 @@
+"""What others on the host and on the network can reach of a job, and what they cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import run_ranks
+
+OURS = "test_security"
+LOOPBACK = "0100007F"
+LISTENING = "0A"
+
+
+def listening() -> set[str]:
+    """The addresses that sockets of this process listen at, as /proc/net/tcp shows them."""
+    own = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except OSError:
+            continue
+        if found := re.fullmatch(r"socket:\[(\d+)\]", target):
+            own.add(found[1])
+    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    rows = [line.split() for line in lines]
+    return {row[1].split(":")[0] for row in rows if row[3] == LISTENING and row[9] in own}
+
+
+def listens_in_torch(method: str | None) -> set[str]:
+    import torch.distributed as dist
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # A rank 0 that serves torch's own store listens with that everywhere; its port is given here.
+    before = listening()
+    dist.init_process_group("unisono", method, rank=rank, world_size=world)
+    dist.barrier()
+    return listening() if rank else listening() - before
+
+
+def listens_in_numpy() -> set[str]:
+    import unisono
+
+    comm = unisono.init()
+    comm.barrier()
+    return listening()
+
+
+def without_local_ranks(rank: int) -> dict[str, str]:
+    # Nothing but the address of the master says that all ranks are here.
+    return {"LOCAL_WORLD_SIZE": "", "LOCAL_RANK": ""}
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_torch_job_of_one_host_listens_on_loopback_alone(launched: bool) -> None:
+    pytest.importorskip("torch.distributed")
+    env = None if launched else without_local_ranks
+    results = run_ranks(3, f"{OURS}:listens_in_torch", None, torch=True, env=env)
+    for result in results[1:]:
+        assert result.value == {LOOPBACK}, result.report()
+
+
+def test_a_job_of_one_host_listens_on_loopback_alone() -> None:
+    for result in run_ranks(2, f"{OURS}:listens_in_numpy"):
+        assert result.value == {LOOPBACK}, result.report()
+
+
+def sums_as_users(encrypt: bool) -> tuple[float, list[str]]:
+    """A sum of ranks, of which rank 1 has another user, and the memory that it has mapped."""
+    import unisono
+
+    rank = int(os.environ["RANK"])
+    if rank == 1:
+        os.seteuid(65534)
+    options = unisono.Options(timeout=30, encrypt="on" if encrypt else "off")
+    comm = unisono.init(options=options)
+    array = np.full(1 << 20, comm.rank + 1.0, np.float32)
+    comm.all_reduce(array)
+    comm.barrier()
+    os.seteuid(0)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    inodes = {line.split()[4] for line in maps if "memfd:unisono" in line}
+    return float(array[-1]), sorted(inodes)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_a_rank_of_another_user_takes_part_over_tcp(encrypt: bool) -> None:
+    results = run_ranks(3, f"{OURS}:sums_as_users", encrypt, timeout=90)
+    for result in results:
+        assert result.value[0] == 6.0
+        assert "WARN" not in result.output, result.report()
+    # Its own heap at most: neither rings nor the heap of another user's rank.
+    assert len(results[1].value[1]) <= 1, results[1].value[1]
+
+
+def joins_again(rounds: int) -> list[float]:
+    """The sums of groups that this process joins in one store, one after the other."""
+    import torch
+    import torch.distributed as dist
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, world, rank == 0)
+    sums = []
+    for turn in range(rounds):
+        dist.init_process_group("unisono", store=store, rank=rank, world_size=world)
+        tensor = torch.full((10,), float(rank + turn))
+        dist.all_reduce(tensor)
+        sums.append(tensor[0].item())
+        dist.destroy_process_group()
+    # The store is rank 0's, which goes last.
+    store.set(f"done {rank}", "")
+    if rank == 0:
+        store.wait([f"done {other}" for other in range(world)])
+    return sums
+
+
+def test_one_store_serves_group_after_group() -> None:
+    pytest.importorskip("torch.distributed")
+    for result in run_ranks(3, f"{OURS}:joins_again", 5, torch=True):
+        assert result.value == [3.0 + 3 * turn for turn in range(5)]
+
+
+def sums_encrypted(count: int) -> tuple[bool, list[str]]:
+    import unisono
+
+    comm = unisono.init(options=unisono.Options(timeout=60, transport="tcp", encrypt="on"))
+    rng = np.random.default_rng(comm.rank)
+    array = rng.integers(0, 100, count).astype(np.int64)
+    gathered = comm.all_gather(array)
+    expected = gathered.sum(axis=0)
+    comm.all_reduce(array)
+    right = bool((array == expected).all())
+    other = (comm.rank + 1) % comm.size
+    echo = np.empty_like(array)
+    comm.sendrecv(array, other, echo, (comm.rank - 1) % comm.size)
+    return right and bool((echo == array).all()), []
+
+
+@pytest.mark.parametrize("count", [1, 1000, 300_000])
+def test_encrypted_ranks_agree(count: int) -> None:
+    for result in run_ranks(4, f"{OURS}:sums_encrypted", count, timeout=120):
+        assert result.value[0], result.report()
+
+
+def joins_with(value: str) -> str:
+    import unisono
+
+    try:
+        encrypt = value if os.environ["RANK"] == "0" else False
+        unisono.init(options=unisono.Options(join_timeout=20, encrypt=encrypt))
+    except unisono.Error as error:
+        return str(error)
+    return "joined"
+
+
+def test_ranks_that_disagree_on_encryption_are_told() -> None:
+    for result in run_ranks(2, f"{OURS}:joins_with", "on"):
+        assert "setting encrypt must be the same on all ranks" in result.value
