@@ -76,7 +76,7 @@ demo: setup ## Train a digit classifier with 2 processes over unisono
 .PHONY: c
 c: prerequisites ## Build libunisono, and put it where `python -m unisono --libs` finds it
 	@CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) rust/capi/build.sh $(hush)
-	@rust/capi/install.sh --no-links "$(TARGET)/c" python/unisono/c
+	@rust/capi/install.sh --wheel "$(TARGET)/c" python/unisono/c
 
 .PHONY: install
 install: prerequisites ## Install libunisono, its headers, pkg-config and CMake files, and the launcher (PREFIX=/usr/local)

@@ -17,6 +17,7 @@
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/headeronly/version.h>
 #include <unordered_map>
 #include <vector>
 
@@ -38,10 +39,10 @@ class Backend final : public c10d::Backend {
   ~Backend() override;
 
   const std::string getBackendName() const override { return "unisono"; }
-  // torch 2.11 writes the name and the timeout of a group that is split off or merged into what
-  // this returns, newer ones into a copy.
+  // Before 2.15 torch may write the name and the timeout of a group that is split off or merged
+  // into what this returns, later into a copy.
   c10::intrusive_ptr<Options> getBackendOptions() override {
-#ifdef C10D_BACKEND_HAS_HOOKS
+#if TORCH_VERSION_MINOR >= 15
     return options_;
 #else
     return c10::make_intrusive<Options>(*options_);
@@ -122,14 +123,16 @@ class Backend final : public c10d::Backend {
   // host's, from the call on.
   void enableCollectivesTiming() override { timed_ = true; }
 #ifdef C10D_BACKEND_HAS_HOOKS
-  bool supportsAbortHooks() const override { return true; }
   void registerAbortHook(int64_t hook_id, c10d::AbortHook hook) override;
   void unregisterAbortHook(int64_t hook_id) override;
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
+  std::unordered_map<std::string, uint64_t> getMemoryStats() override;
+#endif
+#if TORCH_VERSION_MINOR >= 15
+  bool supportsAbortHooks() const override { return true; }
   bool supportsCompletionHooks() const override { return true; }
   void registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) override;
   void unregisterCompletionHook(int64_t hook_id) override;
-  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
-  std::unordered_map<std::string, uint64_t> getMemoryStats() override;
 
   // Calls in between are not carried out; the plans they would follow are simulated.
   bool supportsTimeEstimation() const override { return true; }

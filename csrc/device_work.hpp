@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/headeronly/version.h>
 #include <vector>
 
 #include "streams.hpp"
@@ -119,6 +120,8 @@ class DeviceWork final : public c10d::Work {
   uint64_t getSequencenumber() const override;
 #ifdef C10D_BACKEND_HAS_HOOKS
   std::chrono::milliseconds getTimeout() const override { return passage_->timeout(); }
+#endif
+#if TORCH_VERSION_MINOR >= 15
   uint64_t getCompletionKey() const override { return passage_->key(); }
 #endif
 

@@ -176,17 +176,6 @@ void Backend::unregisterAbortHook(int64_t hook_id) {
   handle_->observers.remove_abort_hook(hook_id);
 }
 
-void Backend::registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) {
-  handle_->observers.add_completion_hook(
-      hook_id, [hook = std::move(hook)](uint64_t key, float milliseconds) {
-        hook({.completionKey = key, .duration_ms = milliseconds});
-      });
-}
-
-void Backend::unregisterCompletionHook(int64_t hook_id) {
-  handle_->observers.remove_completion_hook(hook_id);
-}
-
 void Backend::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
   handle_->observers.extend(timeout);
 }
@@ -197,6 +186,19 @@ std::unordered_map<std::string, uint64_t> Backend::getMemoryStats() {
     stats.emplace(std::string(usage.name), usage.amount);
   }
   return stats;
+}
+#endif
+
+#if TORCH_VERSION_MINOR >= 15
+void Backend::registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) {
+  handle_->observers.add_completion_hook(
+      hook_id, [hook = std::move(hook)](uint64_t key, float milliseconds) {
+        hook({.completionKey = key, .duration_ms = milliseconds});
+      });
+}
+
+void Backend::unregisterCompletionHook(int64_t hook_id) {
+  handle_->observers.remove_completion_hook(hook_id);
 }
 
 void Backend::startTimeEstimate() {

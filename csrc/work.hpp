@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/headeronly/version.h>
 #include <vector>
 
 #include "bridge.hpp"
@@ -98,6 +99,8 @@ class Work final : public c10d::Work {
   uint64_t getSequencenumber() const override;
 #ifdef C10D_BACKEND_HAS_HOOKS
   std::chrono::milliseconds getTimeout() const override { return timeout_; }
+#endif
+#if TORCH_VERSION_MINOR >= 15
   uint64_t getCompletionKey() const override { return key_; }
 #endif
 

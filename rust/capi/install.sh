@@ -1,15 +1,15 @@
 #!/bin/sh
 # Installs the headers, libunisono and what finds them (pkg-config, CMake) below a folder.
 #
-#   rust/capi/install.sh [--no-links] BUILT PREFIX [LIBDIR]
+#   rust/capi/install.sh [--wheel] BUILT PREFIX [LIBDIR]
 #
 # BUILT is the folder that build.sh made; LIBDIR is lib unless given (lib64, lib/x86_64-linux-gnu). Nothing installed names
-# PREFIX, so it may be moved. --no-links is for wheels, which cannot hold symbolic links: the library is a file of the name
-# that programs ask for, and libunisono.so a linker script that leads to it.
+# PREFIX, so it may be moved. --wheel leaves the static library out, for its size, and makes no symbolic links, which a wheel
+# cannot hold: the library is a file of the name that programs ask for, and libunisono.so a linker script that leads to it.
 set -eu
 
-links=yes
-[ "$1" != --no-links ] || { links=no; shift; }
+wheel=no
+[ "$1" != --wheel ] || { wheel=yes; shift; }
 built=$1 prefix=$2 libdir=${3:-lib}
 here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
 root=$(CDPATH='' cd "$here/../.." && pwd)
@@ -21,13 +21,16 @@ up=$(echo "$libdir" | sed 's|[^/][^/]*|..|g')
 lib=$prefix/$libdir
 mkdir -p "$prefix/include" "$lib/pkgconfig" "$lib/cmake/unisono"
 install -m 644 "$root/include/unisono.h" "$root/include/unisono.hpp" "$prefix/include/"
-install -m 644 "$built/libunisono.a" "$lib/"
-if [ $links = yes ]; then
+if [ $wheel = no ]; then
+  install -m 644 "$built/libunisono.a" "$lib/"
   install -m 755 "$built/libunisono.so.$version" "$lib/"
   [ "$soname" = "libunisono.so.$version" ] || ln -sf "libunisono.so.$version" "$lib/$soname"
   ln -sf "$soname" "$lib/libunisono.so"
 else
-  install -m 755 "$built/libunisono.so.$version" "$lib/$soname"
+  # A process may have the old one mapped.
+  install -m 755 "$built/libunisono.so.$version" "$lib/$soname.new"
+  mv "$lib/$soname.new" "$lib/$soname"
+  rm -f "$lib/libunisono.a"
   echo "INPUT($soname)" > "$lib/libunisono.so"
 fi
 fill() {

@@ -42,6 +42,7 @@ mod torch {
             .flag(torch.join("include"))
             .flag_if_supported("-Wno-deprecated-declarations")
             .file(csrc.join("unisono.cpp"))
+            .file(csrc.join("old_runtime.cpp"))
             .compile("unisono_torch");
 
         // No rpath: whoever loads the module has imported torch, whose libraries are then found by their names.

@@ -100,12 +100,12 @@ def test_as_a_wheel_has_it(tmp_path: Path) -> None:
 
     with pytest.raises(AssertionError, match="make c"):
         ask("--libs")
-    run("sh", CHECKOUT / "rust/capi/install.sh", "--no-links", library(), package / "c")
+    run("sh", CHECKOUT / "rust/capi/install.sh", "--wheel", library(), package / "c")
     assert not [path for path in package.rglob("*") if path.is_symlink()]
     program = tmp_path / "hello"
     flags = ask("--cflags", "--libs").split()
     run(compiler("gcc"), SOURCES / "hello.c", "-o", program, *flags)
     hello(program, tmp_path / "ranks")
     assert (Path(ask("--includedir")) / "unisono.hpp").exists()
-    assert (Path(ask("--libdir")) / "libunisono.a").exists()
+    assert not list(package.rglob("*.a"))
     assert (Path(ask("--cmakedir")) / "unisono-config.cmake").exists()

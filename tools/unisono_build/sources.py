@@ -1,0 +1,65 @@
+"""The sources as archives: the one inside the wheel, and the source distribution.
+
+Both are the same bytes for the same files: sorted, of one owner and one time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# What `cargo build -p unisono-python` reads. Its workspace names the tests, so they must be there too.
+_TO_BUILD = ("Cargo.toml", "Cargo.lock", "LICENSE-APACHE", "LICENSE-MIT", "csrc", "include", "rust", "tests/c", "tests/cuda",
+             "tests/rust", "tools/unisono_build")  # fmt: skip
+_ALL = (".ci", ".clang-format", ".editorconfig", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "Cargo.lock", "Cargo.toml",
+        "LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "Makefile", "README.md", "benchmarks", "clippy.toml", "csrc", "deny.toml",
+        "docs", "examples", "fuzz", "include", "pyproject.toml", "python", "rust", "rustfmt.toml", "tests", "tools")  # fmt: skip
+# What a build or a tool leaves among them.
+_LEFT_BEHIND = {"__pycache__", "target", "artifacts", "coverage", "build", ".pytest_cache"}
+_BUILT = {".so", ".pyc", ".o", ".a", ".new"}
+
+
+def archive_for_the_wheel(root: Path) -> bytes:
+    """Return a ``.tar.gz`` of what builds the torch door."""
+    return _archive(root, _TO_BUILD, prefix="", more={})
+
+
+def source_distribution(root: Path, name: str, metadata: bytes) -> bytes:
+    """Return the ``.tar.gz`` of the whole project below the folder `name`, with `metadata` as its ``PKG-INFO``."""
+    return _archive(root, _ALL, prefix=f"{name}/", more={"PKG-INFO": metadata})
+
+
+def _archive(root: Path, tops: tuple[str, ...], prefix: str, more: dict[str, bytes]) -> bytes:
+    time = int(os.environ.get("SOURCE_DATE_EPOCH", "315532800"))  # 1980, the first year that a zip knows
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=time, filename="") as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, data in sorted(more.items()):
+            _add(archive, prefix + name, data, 0o644, time)
+        for path in sorted(_files(root, tops)):
+            executable = os.access(path, os.X_OK)
+            name = prefix + path.relative_to(root).as_posix()
+            _add(archive, name, path.read_bytes(), 0o755 if executable else 0o644, time)
+    return packed.getvalue()
+
+
+def _files(root: Path, tops: tuple[str, ...]) -> Iterator[Path]:
+    for top in tops:
+        if (root / top).is_file():
+            yield root / top
+        for folder, folders, names in os.walk(root / top):
+            here = Path(folder)
+            folders[:] = [n for n in folders if n not in _LEFT_BEHIND and here / n != root / "python" / "unisono" / "c"]
+            yield from (here / name for name in names if Path(name).suffix not in _BUILT)
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes, mode: int, time: int) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = len(data), mode, time
+    archive.addfile(entry, io.BytesIO(data))
