@@ -58,7 +58,7 @@ KERNELS := rust/core/src/transport/cuda/kernels
 CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
 	tests/torch_cuda/*.hpp tests/torch_cuda/*.cpp examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c \
 	benchmarks/ranks/*.h $(KERNELS)/*.cu $(KERNELS)/*.cuh $(KERNELS)/*.hpp $(KERNELS)/*.cpp)
-PYTHON_DIRS = $(wildcard python tests/python tests/conformance tests/cuda examples benchmarks $(KERNELS))
+PYTHON_DIRS = $(wildcard python tools tests/python tests/conformance tests/cuda examples benchmarks $(KERNELS))
 
 .PHONY: help
 help: ## List the targets

@@ -1,13 +1,16 @@
 """``python -m unisono``, or ``unisono``: what is installed, and what can be done with it.
 
 ``settings`` prints the table of settings as it stands in ``docs/settings.md``, ``launch`` starts
-ranks (see ``rust/launch``), ``--cflags --libs`` and the like say what a C compiler needs (see
+ranks (see ``rust/launch``), ``build-torch`` builds for a torch that the installation does not serve
+(see ``unisono._build_torch``), ``--cflags --libs`` and the like say what a C compiler needs (see
 ``unisono._c``).
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,9 +31,16 @@ def table() -> str:
 
 
 def overview() -> str:
-    """Return what is installed where, and the settings."""
+    """Return what is installed, what it serves here, and the settings."""
+    from unisono import _native
+
+    built = _native.doors()
     lines = [
-        f"unisono {unisono.__version__}, in {Path(__file__).resolve().parent}",
+        f"unisono {unisono.__version__}, in {_native.FOLDER}",
+        f"  torch here   {_torch_here()}",
+        f"  built for    {'torch ' + ', '.join(built) if built else 'no torch'}",
+        f"  C library    {_c_library()}",
+        f"  CUDA         {_cuda()}",
         "",
         "Settings, each by its variable or as a keyword of unisono.Options:",
     ]
@@ -38,6 +48,47 @@ def overview() -> str:
         lines.append(f"  {setting.variable}={setting.default}  ({setting.accepts})")
         lines.append(f"      {setting.consequence}")
     return "\n".join(lines)
+
+
+def _torch_here() -> str:
+    from unisono import _build_torch, _native
+
+    folder = _build_torch.torch_folder()
+    if folder is None:
+        return "not installed; NumPy and DLPack arrays need none"
+    version = _build_torch.torch_version(folder)
+    path = _native.door(version)
+    if path is None:
+        return f"{version}, not served: `{_native.BUILD}` makes a build for it"
+    # In another process: this one may hold the module without a backend already.
+    program = f"import torch, ctypes; ctypes.CDLL({str(path)!r})"
+    tried = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        why = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return f"{version}, not served: {path} does not load ({why}); try `{_native.BUILD}`"
+    return f'{version}, served: init_process_group("unisono") uses {path.name}'
+
+
+def _c_library() -> str:
+    try:
+        return (
+            f"{_c.answer(['--libdir'])} (--cflags, --libs and --cmakedir say what compilers take)"
+        )
+    except FileNotFoundError as error:
+        return f"not installed: {error}"
+
+
+def _cuda() -> str:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver here: CPU tensors and arrays alone"
+    number = ctypes.c_int()
+    # Works before the driver is initialised, and starts nothing.
+    driver.cuDriverGetVersion(ctypes.byref(number))
+    return f"the NVIDIA driver is here, for CUDA {number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, action="append_const", dest="flags", const=flag, help=what)
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     commands.add_parser("launch", help="start the ranks of a program on this host", add_help=False)
+    commands.add_parser("build-torch", help="build for a torch that this installation lacks")
     commands.add_parser("settings", help="print the table of settings, as Markdown")
     return parser
 
@@ -72,6 +124,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"unisono: {error}", file=sys.stderr)
             return 1
         return 0
+    if chosen.command == "build-torch":
+        from unisono import _build_torch
+
+        return _build_torch.build_torch()
     print(table() if chosen.command == "settings" else overview())
     return 0
 

@@ -1,22 +1,28 @@
 """Picks the extension module that fits this process, and loads it.
 
 A wheel carries ``_core.abi3.so``, which knows no torch, and one ``core-torch-2.N.so`` per torch
-minor version, which holds the same and the c10d backend. torch changes its C++ classes with every
-minor version, so the version is compared before anything is loaded: a mismatch would not fail
-cleanly, it would crash.
+minor version, which holds the same and the c10d backend: a *door*. torch changes its C++ classes
+with every minor version, so the version is compared before anything is loaded: a mismatch would not
+fail cleanly, it would crash. For any other torch ``python -m unisono build-torch`` makes a door
+(``unisono._build_torch``), which is found in the user's cache.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
-_FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
+# The sources of a door, in an installed package. A checkout has the sources themselves.
+ARCHIVE = FOLDER / "source.tar.gz"
+BUILD = "python -m unisono build-torch"
 _PLAIN = "unisono._core"
 # Where the torch build goes when the plain one was loaded first. The last part names the init
 # function.
@@ -29,9 +35,14 @@ def load() -> ModuleType:
     if module is not None:
         return module
     torch = sys.modules.get("torch")
-    path = _torch_build(torch) if torch is not None else None
+    # Empty while torch is only partly imported.
+    path = door(getattr(torch, "__version__", "")) if torch is not None else None
     if path is not None:
-        return _load_file(_PLAIN, path)
+        try:
+            return _load_file(_PLAIN, path)
+        except ImportError:
+            # Arrays need no torch. Whoever asks for the backend hears of it.
+            pass
     return importlib.import_module(_PLAIN)
 
 
@@ -41,7 +52,8 @@ def load_for_torch() -> ModuleType:
     Raises
     ------
     ImportError
-        No build for this version of torch is installed; says which are, and how to make one.
+        No build for this version of torch is installed, or it does not load; says which are, and
+        how to make one.
     """
     import torch
 
@@ -49,34 +61,79 @@ def load_for_torch() -> ModuleType:
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "TORCH_VERSION"):
             return module
-    path = _torch_build(torch)
+    path = door(torch.__version__)
     if path is None:
-        raise ImportError(_unsupported(torch))
-    return _load_file(_BESIDE if _PLAIN in sys.modules else _PLAIN, path)
+        raise ImportError(unsupported(torch.__version__))
+    try:
+        return _load_file(_BESIDE if _PLAIN in sys.modules else _PLAIN, path)
+    except ImportError:
+        # The linker names a C++ symbol, which tells a user nothing; `python -m unisono` shows it.
+        built = path.stem.removeprefix("core-torch-")
+        raise ImportError(
+            f"unisono has a build for torch {built}, and it does not load into this torch "
+            f"{torch.__version__}: `{BUILD}` makes one from source"
+        ) from None
 
 
-def _minor(torch: ModuleType) -> str:
-    """``2.15`` for ``2.15.0+cpu``; empty while torch is only partly imported."""
-    match = re.match(r"\d+\.\d+", getattr(torch, "__version__", ""))
-    return match[0] if match else ""
+def door(version: str) -> Path | None:
+    """Return the file of the build for this version of torch, or None."""
+    if not version:
+        return None
+    candidates = [FOLDER / f"core-torch-{version}.so"]
+    release = re.match(r"(\d+\.\d+)\.\d+(rc\d+)?(\+|$)", version)
+    if release:
+        # Others may change from day to day, and are served by a build of their own alone.
+        candidates.append(FOLDER / f"core-torch-{release[1]}.so")
+    cached = cache()
+    if cached is not None:
+        # Somebody built it because the others did not do.
+        candidates.insert(0, cached / f"core-torch-{version}.so")
+    return next((path for path in candidates if path.exists()), None)
 
 
-def _torch_build(torch: ModuleType) -> Path | None:
-    path = _FOLDER / f"core-torch-{_minor(torch)}.so"
-    return path if path.exists() else None
+def doors() -> list[str]:
+    """Return the versions of torch that this installation was built for, oldest first."""
 
-
-def _unsupported(torch: ModuleType) -> str:
     def order(version: str) -> list[int]:
-        return [int(part) for part in version.split(".")]
+        return [int(part) for part in re.findall(r"\d+", version)]
 
-    names = (path.stem.removeprefix("core-torch-") for path in _FOLDER.glob("core-torch-*.so"))
-    built = sorted((name for name in names if re.fullmatch(r"\d+\.\d+", name)), key=order)
+    names = (path.stem.removeprefix("core-torch-") for path in FOLDER.glob("core-torch-*.so"))
+    return sorted(names, key=order)
+
+
+def cache() -> Path | None:
+    """Return the folder of the builds made for this installation; None if nobody can use one.
+
+    It is the user's own. Code is run from it, so a folder that another user may write to is none.
+    """
+    try:
+        home = cache_home()
+        status = home.stat()
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
+            return None
+        # Another version of unisono has other sources.
+        return home / hashlib.sha256(ARCHIVE.read_bytes()).hexdigest()[:16]
+    except (OSError, RuntimeError):
+        return None
+
+
+def cache_home() -> Path:
+    """Return the folder of the caches of all versions of unisono, which may not exist.
+
+    Raises
+    ------
+    RuntimeError
+        The user has no home.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unisono"
+
+
+def unsupported(version: str) -> str:
+    """Return the sentence for a torch that there is no build for."""
+    built = doors()
     return (
         f"unisono is installed for {'torch ' + ', '.join(built) if built else 'no torch'}, and "
-        f"this is torch {torch.__version__}: in a checkout of unisono, run `make setup` in this "
-        "environment, or build the crate unisono-python with the feature `torch` and "
-        f"UNISONO_TORCH_DIR={torch.__path__[0]}"
+        f"this is torch {version}: `{BUILD}` makes a build for it (needs cargo and g++)"
     )
 
 

@@ -131,5 +131,4 @@ except ImportError as error:
 def test_an_unsupported_torch_gets_a_sentence() -> None:
     run = python("-c", UNSUPPORTED)
     assert "this is torch 2.3.0" in run.stdout
-    assert "make setup" in run.stdout
-    assert "UNISONO_TORCH_DIR" in run.stdout
+    assert "python -m unisono build-torch" in run.stdout

@@ -9,15 +9,19 @@ import tempfile
 from pathlib import Path
 
 
-def add(wheel: Path, parts: Path, folder: Path) -> Path:
+def add(wheel: Path, parts: Path, folder: Path, root: Path) -> Path:
     """Add what lies below `parts` to the package in `wheel`; return the new wheel, in `folder`.
 
-    The wheel's list of files and their hashes is made anew. With ``SOURCE_DATE_EPOCH`` the same files give the same bytes.
+    The wheel's list of files and their hashes is made anew. With ``SOURCE_DATE_EPOCH`` the same
+    files give the same bytes; maturin's bill of materials names the crates of the workspace by
+    where it lies, which `root` is replaced for.
     """
     with tempfile.TemporaryDirectory() as scratch:
         _wheel("unpack", "--dest", scratch, str(wheel))
         (unpacked,) = Path(scratch).iterdir()
         shutil.copytree(parts, unpacked / "unisono", dirs_exist_ok=True)
+        for bill in unpacked.glob("*.dist-info/sboms/*"):
+            bill.write_text(bill.read_text().replace(str(root), "/unisono"))
         packed = Path(scratch) / "packed"
         packed.mkdir()
         _wheel("pack", "--dest-dir", str(packed), str(unpacked))

