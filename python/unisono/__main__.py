@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -133,4 +134,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # A reader that has seen enough, such as `head`, is no error.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

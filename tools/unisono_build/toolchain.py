@@ -11,7 +11,7 @@ from pathlib import Path
 RUST = "https://rust-lang.org/tools/install"
 
 
-class Missing(SystemExit):
+class MissingError(SystemExit):
     """A tool is missing or too old.
 
     As an exit it reaches the screen as one sentence, without a traceback.
@@ -28,7 +28,7 @@ def check(root: Path, *, torch: Path | None, what: str = "building unisono from 
 
     Raises
     ------
-    Missing
+    MissingError
         Says in one sentence what to install.
     """
     missing = []
@@ -39,7 +39,7 @@ def check(root: Path, *, torch: Path | None, what: str = "building unisono from 
     if torch is not None and shutil.which(os.environ.get("CXX", "c++")) is None:
         missing.append("a C++ compiler for the torch backend (Debian: apt-get install g++)")
     if missing:
-        raise Missing(f"unisono: {what} needs {', and '.join(missing)}; nothing was built")
+        raise MissingError(f"unisono: {what} needs {', and '.join(missing)}; nothing was built")
     _check_rust(root, what)
 
 
@@ -52,7 +52,7 @@ def _check_rust(root: Path, what: str) -> None:
     if needed is None or found is None:
         return  # cargo itself will say what is wrong.
     if _order(found[1]) < _order(needed[1]):
-        raise Missing(
+        raise MissingError(
             f"unisono: {what} needs Rust {needed[1]} or newer, and this is {found[1]}: "
             f"run `rustup update`, or see {RUST}"
         )
