@@ -109,6 +109,29 @@ def test_a_process_without_the_secret_of_a_launch_is_kept_out(tmp_path):
     assert "rank 1 of 2 did not join" in errors or "rank 0 has not come" in errors, errors
 
 
+MEET_IN_TORCH = """
+import os, sys
+from datetime import timedelta
+import torch.distributed as dist
+if os.environ["RANK"] in sys.argv[1:]:
+    del os.environ["UNISONO_LAUNCH_SECRET"]
+dist.init_process_group("unisono", timeout=timedelta(seconds=20))
+dist.destroy_process_group()
+"""
+
+
+def test_a_group_of_torch_takes_the_secret_of_a_launch(tmp_path):
+    program = tmp_path / "meet_in_torch.py"
+    program.write_text(MEET_IN_TORCH)
+    launch = [*doors()["python"], "-n", "2", str(program)]
+    assert (done := run(launch)).code == 0, done
+    done = run([*launch, "1"])
+    assert done.code != 0
+    errors = "\n".join(done.err)
+    assert "rank 0 has a secret" in errors, errors
+    assert "rank 1 has none" in errors, errors
+
+
 def test_the_secret_of_a_launch_is_not_shown(tmp_path):
     program = tmp_path / "show.py"
     program.write_text(
