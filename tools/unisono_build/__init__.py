@@ -8,6 +8,7 @@ that nobody knew of when the wheel was made.
 - ``backend``: the hooks that pip and other front ends call (PEP 517), for the torch that is there;
 - ``release``: ``make wheel``, for every torch and an old glibc, the same bytes each time;
 - ``parts``: builds the parts;
+- ``licences``: those of the crates inside;
 - ``assemble``: puts them into the wheel that maturin made;
 - ``sources``: the archive inside the wheel, and the source distribution;
 - ``toolchain``: what has to be installed, and says so before a build starts;

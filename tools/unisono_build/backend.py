@@ -13,7 +13,7 @@ from typing import Any
 
 import maturin
 
-from unisono_build import assemble, parts, sources, toolchain, torches
+from unisono_build import assemble, licences, parts, sources, toolchain, torches
 
 _Settings = dict[str, Any] | None
 ROOT = torches.ROOT
@@ -91,4 +91,5 @@ def add_parts(build: parts.Build, chosen: list[Path], folder: Path) -> None:
     for torch in chosen:
         parts.torch_door(build, torch, folder)
     parts.c_library(build, folder)
+    (folder / "third-party-licences.txt").write_text(licences.collect(build))
     (folder / "source.tar.gz").write_bytes(sources.archive_for_the_wheel(ROOT))
