@@ -185,6 +185,7 @@ impl Group {
                 lane,
                 target: &target,
                 deadline: Instant::now() + this.config.join_timeout.duration(),
+                silence: this.config.peer_timeout.seconds(),
                 transport: this.config.transport,
                 cancelled: &this.closed,
             };
