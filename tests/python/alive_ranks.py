@@ -173,6 +173,8 @@ def lose_the_network(what: str, down: list[str], seconds: float) -> Ending:
     if what == "a first recv":
         comm = unisono.init()
         comm.barrier()
+    elif what == "a first link":
+        comm = unisono.init()
     else:
         comm = meet()
     if comm.rank == 1:
@@ -181,6 +183,10 @@ def lose_the_network(what: str, down: list[str], seconds: float) -> Ending:
     if what == "nothing":
         time.sleep(seconds)
         return ending(comm.barrier)
+    if what == "a first link":
+        # Once the other host is dark, and before its address has been forgotten.
+        time.sleep(HEAD_START + 1)
+        return ending(lambda: comm.recv(np.zeros(1), 1 - comm.rank))
     if what == "a first recv":
         # Its link cannot be opened any more.
         time.sleep(seconds)
@@ -190,15 +196,19 @@ def lose_the_network(what: str, down: list[str], seconds: float) -> Ending:
     return ending(lambda: WAITS[what](comm))
 
 
-def idle(seconds: float) -> tuple[int, int]:
+def idle(seconds: float, before: str) -> tuple[int, int]:
     """How often this process's threads were put to sleep in so many seconds of idleness."""
     comm = meet()
+    if before == "an exchange with nobody":
+        # A rank may think otherwise: unisono listens for that, without waking up.
+        nothing = [0] * comm.size
+        comm.all_to_all_v(np.zeros(0), nothing, nothing)
     time.sleep(1)
-    before = switches()
+    first = switches()
     time.sleep(seconds)
-    after = switches()
+    last = switches()
     comm.barrier()
-    return before, after
+    return first, last
 
 
 def switches() -> int:

@@ -90,8 +90,10 @@ def test_a_rank_in_no_operation_is_not_said_to_be_stopped(transport):
     assert "its process" not in found.message, found
 
 
-def test_an_idle_process_sleeps():
-    for before, after in values(run(2, "idle", 4.0, transport="tcp")):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("what", ["messages", "an exchange with nobody"])
+def test_an_idle_process_sleeps(transport, what):
+    for before, after in values(run(2, "idle", 4.0, what, transport=transport)):
         assert after - before <= 2
 
 
@@ -100,6 +102,12 @@ def test_an_idle_process_sleeps():
 @pytest.mark.parametrize("what", ["all_reduce", "recv", "nothing", "a first recv"])
 def test_a_host_that_goes_dark_is_lost(what, cut):
     lost_within(what, cut, {"UNISONO_PEER_TIMEOUT": str(LIMIT), "UNISONO_TIMEOUT": "none"}, LIMIT)
+
+
+@across_hosts
+def test_a_host_that_is_dark_before_the_first_link_is_lost():
+    env = {"UNISONO_PEER_TIMEOUT": str(LIMIT), "UNISONO_TIMEOUT": "60"}
+    lost_within("a first link", "cable", env, LIMIT)
 
 
 @across_hosts

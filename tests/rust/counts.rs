@@ -2,9 +2,12 @@
 //!
 //! A rank whose counts are all zero has nothing to move, and must not leave with success while another waits for it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
 use unisono::buffer::Memory;
 use unisono::config::Config;
-use unisono::error::{Code, Result};
+use unisono::error::{Code, Error, Result};
 use unisono::rendezvous::memory::MemoryStore;
 use unisono::types::{DataType, ReduceOp};
 use unisono::{Communicator, Request, Sizes};
@@ -27,6 +30,21 @@ fn run(transport: &str, world: usize, body: impl Fn(&Communicator) + Sync) {
             });
         }
     });
+}
+
+/// Where ranks wait for each other before they leave: what a rank that has left did not hear of, nobody else does.
+#[derive(Default)]
+struct Meeting(AtomicUsize);
+
+impl Meeting {
+    /// Waits until so many have come, though not for ever: one may have panicked.
+    fn wait_for(&self, ranks: usize) {
+        let begun = Instant::now();
+        self.0.fetch_add(1, Ordering::AcqRel);
+        while self.0.load(Ordering::Acquire) < ranks && begun.elapsed().as_secs() < 20 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// A collective of one rank with its counts.
@@ -118,34 +136,80 @@ fn all_reduce(count: usize) -> Call {
     }
 }
 
-/// All ranks fail with a mismatch of `operation` that names rank 1, another rank and both counts, in the call or, where a
-/// rank was through before the others noticed, in the next.
+/// The error is a mismatch of `operation` that names rank 1, another rank and both counts.
+fn assert_names(error: &Error, operation: &str, count: usize, what: &str) {
+    assert_eq!(error.code, Code::Mismatch, "{what}: {error}");
+    let name = format!("{operation} #1");
+    let counts = [" 0 elements", &format!(" {count} elements")];
+    for part in ["rank 1", &name].into_iter().chain(counts) {
+        let found = error.message.contains(part);
+        assert!(found, "{what}: {part} is missing in: {error}");
+    }
+    let other = error.message.contains("rank 0") || error.message.contains("rank 2");
+    assert!(other, "{what}: only one rank is named in: {error}");
+}
+
+/// All ranks fail with a mismatch of `operation`, in the call or, where a rank was through before the others noticed, in
+/// one of the next: of a barrier a rank may be through too before another has come to what is wrong.
 fn assert_mismatch(operation: &str, call: impl Fn(usize, usize, usize) -> Call + Sync) {
     for transport in ["shm", "tcp"] {
         for world in [2, 3] {
             for count in COUNTS {
                 let what = format!("{operation}, {transport}, {world} ranks, {count} elements");
                 run(transport, world, |comm| {
-                    let begun = std::time::Instant::now();
-                    let error = call(comm.rank(), world, count)
-                        .carry_out(comm)
-                        .and_then(|()| comm.barrier())
-                        .expect_err(&what);
-                    assert_eq!(error.code, Code::Mismatch, "{what}: {error}");
-                    assert!(begun.elapsed().as_secs() < 20, "{what}: by a timeout");
-                    let name = format!("{operation} #1");
-                    let counts = [" 0 elements", &format!(" {count} elements")];
-                    for part in ["rank 1", &name].into_iter().chain(counts) {
-                        let found = error.message.contains(part);
-                        assert!(found, "{what}: {part} is missing in: {error}");
+                    let begun = Instant::now();
+                    let mut result = call(comm.rank(), world, count).carry_out(comm);
+                    while result.is_ok() && begun.elapsed().as_secs() < 20 {
+                        result = comm.barrier();
                     }
-                    let other =
-                        error.message.contains("rank 0") || error.message.contains("rank 2");
-                    assert!(other, "{what}: only one rank is named in: {error}");
+                    let error = result.expect_err(&what);
+                    assert_names(&error, operation, count, &what);
+                    assert!(begun.elapsed().as_secs() < 20, "{what}: by a timeout");
                     // The first to leave must not turn the other's error into its own loss.
-                    std::thread::sleep(std::time::Duration::from_millis(100));
+                    std::thread::sleep(Duration::from_millis(100));
                 });
             }
+        }
+    }
+}
+
+/// The same where ranks 0 and 1 call nothing else: neither may have to wait for the other, and the one that has nothing
+/// may have been idle for long when the other comes.
+fn assert_mismatch_of_idle_ranks(
+    operation: &str,
+    call: impl Fn(usize, usize, usize) -> Call + Sync,
+) {
+    for transport in ["shm", "tcp"] {
+        for (count, late) in [
+            (COUNTS[0], 0),
+            (COUNTS[1], 0),
+            (COUNTS[0], 600),
+            (COUNTS[1], 600),
+        ] {
+            let what = format!("{operation}, {transport}, {count} elements, {late} ms late");
+            let through = Meeting::default();
+            run(transport, 3, |comm| {
+                if comm.rank() == 0 {
+                    std::thread::sleep(Duration::from_millis(late));
+                }
+                let begun = Instant::now();
+                let result = call(comm.rank(), 3, count).carry_out(comm);
+                let mut error = result.err();
+                while comm.rank() < 2 && error.is_none() {
+                    let waited = begun.elapsed();
+                    assert!(
+                        waited.as_secs() < 20,
+                        "{what}: rank {} heard nothing",
+                        comm.rank()
+                    );
+                    std::thread::sleep(Duration::from_millis(1));
+                    error = comm.error();
+                }
+                if let Some(error) = error {
+                    assert_names(&error, operation, count, &what);
+                }
+                through.wait_for(3);
+            });
         }
     }
 }
@@ -198,6 +262,132 @@ fn scatter_where_only_one_side_has_nothing() {
 }
 
 #[test]
+fn a_rank_that_is_idle_learns_that_another_waits_for_it() {
+    assert_mismatch_of_idle_ranks("all_to_all", |rank, world, count| match rank {
+        0 => all_to_all(vec![0; world], only(world, 1, count)),
+        _ => all_to_all(vec![0; world], vec![0; world]),
+    });
+    assert_mismatch_of_idle_ranks("gather", |rank, world, count| match rank {
+        0 => gather(rank, only(world, 1, count)),
+        _ => gather(rank, vec![0; world]),
+    });
+    assert_mismatch_of_idle_ranks("scatter", |rank, world, count| match rank {
+        1 => scatter(rank, only(world, 1, count)),
+        _ => scatter(rank, vec![0; world]),
+    });
+}
+
+#[test]
+fn a_rank_that_is_idle_learns_that_another_sends_to_it() {
+    assert_mismatch_of_idle_ranks("all_to_all", |rank, world, count| match rank {
+        0 => all_to_all(only(world, 1, count), vec![0; world]),
+        _ => all_to_all(vec![0; world], vec![0; world]),
+    });
+    assert_mismatch_of_idle_ranks("gather", |rank, world, count| match rank {
+        1 => gather(rank, only(world, 1, count)),
+        _ => gather(rank, vec![0; world]),
+    });
+    assert_mismatch_of_idle_ranks("scatter", |rank, world, count| match rank {
+        0 => scatter(rank, only(world, 1, count)),
+        _ => scatter(rank, vec![0; world]),
+    });
+}
+
+/// Ranks 1 to 3 go on among themselves, and never wait for long, while rank 0 waits for rank 1 or has sent to it.
+#[test]
+fn ranks_that_work_on_without_the_other_learn_of_it() {
+    const WORLD: usize = 4;
+    for transport in ["shm", "tcp"] {
+        for count in COUNTS {
+            for sends in [false, true] {
+                let what = format!("{transport}, {count} elements, sends: {sends}");
+                let through = Meeting::default();
+                run(transport, WORLD, |comm| {
+                    let rank = comm.rank();
+                    let begun = Instant::now();
+                    if rank == 0 {
+                        let list = only(WORLD, 1, count);
+                        let call = match sends {
+                            true => all_to_all(list, vec![0; WORLD]),
+                            false => all_to_all(vec![0; WORLD], list),
+                        };
+                        let mut error = call.carry_out(comm).err();
+                        while error.is_none() {
+                            assert!(begun.elapsed().as_secs() < 20, "{what}");
+                            std::thread::sleep(Duration::from_millis(1));
+                            error = comm.error();
+                        }
+                        let error = error.expect("an error");
+                        assert_names(&error, "all_to_all", count, &what);
+                    } else {
+                        let silent = all_to_all(vec![0; WORLD], vec![0; WORLD]);
+                        silent.carry_out(comm).expect("nothing is wrong yet");
+                        let (after, before) = (rank % 3 + 1, (rank + 1) % 3 + 1);
+                        let error = loop {
+                            assert!(begun.elapsed().as_secs() < 20, "{what}");
+                            let (to, from) = (only(WORLD, after, 5), only(WORLD, before, 5));
+                            if let Err(error) = all_to_all(to, from).carry_out(comm) {
+                                break error;
+                            }
+                        };
+                        assert_names(&error, "all_to_all", count, &what);
+                    }
+                    through.wait_for(WORLD);
+                });
+            }
+        }
+    }
+}
+
+/// Links that are open on this rank.
+fn links(comm: &Communicator) -> u64 {
+    let memory = comm.memory();
+    let links = memory.iter().find(|(name, _)| *name == "links");
+    links.expect("a number of links").1
+}
+
+/// What a rank holds grows with those it talks to, and not with the ranks there are.
+#[test]
+fn only_ranks_that_exchange_something_have_links() {
+    const WORLD: usize = 7;
+    for transport in ["shm", "tcp"] {
+        for count in COUNTS {
+            // A rank that is ahead opens the links of what comes next.
+            let [first, second, last] = [(); 3].map(|()| Meeting::default());
+            run(transport, WORLD, |comm| {
+                let rank = comm.rank();
+                let (after, before) = ((rank + 1) % WORLD, (rank + WORLD - 1) % WORLD);
+                let nothing = || vec![0; WORLD];
+                for call in [
+                    all_to_all(nothing(), nothing()),
+                    gather(rank, nothing()),
+                    scatter(rank, nothing()),
+                ] {
+                    call.carry_out(comm).expect("nothing is wrong");
+                }
+                assert_eq!(links(comm), 0);
+                first.wait_for(WORLD);
+                for _ in 0..3 {
+                    let (to, from) = (only(WORLD, after, count), only(WORLD, before, count));
+                    all_to_all(to, from).carry_out(comm).expect("neighbours");
+                }
+                assert_eq!(links(comm), 2);
+                second.wait_for(WORLD);
+                // Rank 0 is the root; ranks 3 and 5 have something.
+                let mut counts = only(WORLD, 3, count);
+                counts[5] = 1;
+                for call in [gather, scatter] {
+                    call(rank, counts.clone()).carry_out(comm).expect("a root");
+                }
+                let more = [2, 0, 0, 1, 0, 1, 0][rank];
+                assert_eq!(links(comm), 2 + more, "rank {rank}");
+                last.wait_for(WORLD);
+            });
+        }
+    }
+}
+
+#[test]
 fn all_gather_where_only_one_rank_believes_in_nothing() {
     assert_mismatch("all_gather", |rank, world, count| match rank {
         1 => all_gather(rank, vec![0; world]),
@@ -237,7 +427,7 @@ fn counts_that_are_distributed_otherwise() {
             assert_eq!(error.code, Code::Mismatch, "{error}");
             assert!(error.message.contains("all_gather #1"), "{error}");
             assert!(error.message.contains("rank 3"), "{error}");
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(100));
         });
     }
 }
@@ -279,10 +469,10 @@ fn the_cost_of_zeros() {
                     let after = only(world, (comm.rank() + 1) % world, elements);
                     let before = only(world, (comm.rank() + world - 1) % world, elements);
                     const ROUNDS: u32 = 2000;
-                    let mut best = std::time::Duration::MAX;
+                    let mut best = Duration::MAX;
                     for _ in 0..5 {
                         comm.barrier().unwrap();
-                        let begun = std::time::Instant::now();
+                        let begun = Instant::now();
                         for _ in 0..ROUNDS {
                             let call = all_to_all(after.clone(), before.clone());
                             call.carry_out(comm).unwrap();

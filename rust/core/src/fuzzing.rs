@@ -8,9 +8,9 @@ use std::os::unix::net::UnixStream;
 
 use crate::config::Config;
 use crate::rendezvous::launcher;
-use crate::transport::PeerState;
 use crate::transport::control::{Control, Frame};
 use crate::transport::endpoint::Address;
+use crate::transport::{POSITION_BYTES, PeerState};
 
 pub use crate::engine::fuzzing::message;
 pub use crate::rendezvous::fuzzing::{record, store_hello, store_reply, store_request, unique_id};
@@ -185,7 +185,7 @@ mod tests {
         };
         let frames = [
             Frame::Doorbell,
-            Frame::Position([7; 40]),
+            Frame::Position([7; POSITION_BYTES]),
             Frame::Question,
             Frame::Answer,
             Frame::Segment(identity),

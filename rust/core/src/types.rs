@@ -325,6 +325,11 @@ impl Collective {
         Self::Recv,
     ];
 
+    /// Whether what goes from one rank to another is known to these two alone, unless all ranks give the same count.
+    pub const fn is_between_pairs(self) -> bool {
+        matches!(self, Self::Gather | Self::Scatter | Self::AllToAll)
+    }
+
     /// The name users know it by (`all_reduce`).
     pub const fn name(self) -> &'static str {
         match self {

@@ -294,6 +294,14 @@ impl Execution {
         others.chain(named)
     }
 
+    /// The directions of links that its plan uses.
+    pub(super) fn directions(&self) -> impl Iterator<Item = (Rank, Direction)> + '_ {
+        self.prepared
+            .last_use
+            .iter()
+            .map(|(direction, _)| *direction)
+    }
+
     /// Whether the operation writes bytes that `other` touches, or the other way round.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.task.output.overlaps(&other.task.output)

@@ -27,6 +27,7 @@ use super::defects::contained;
 use super::executor::{Execution, Likeness, Prepared};
 use super::links::LinkTable;
 use super::matching::{Finished, Matching};
+use super::pairs::Pairs;
 use super::request::Request;
 use super::sleep::{Patience, Sleeper};
 use super::staff::{Staff, Stay};
@@ -128,6 +129,8 @@ pub(crate) struct Core {
     pub(super) watched: bool,
     /// Operations were handed to it since it last looked.
     pub(super) handed_over: bool,
+    /// Of operations of which two ranks alone know what goes between them, once there has been one.
+    pub(super) pairs: Option<Box<Pairs>>,
     /// When to ask next whether the peers that are waited for run.
     pub(super) next_question: Option<Instant>,
     /// How the leader waits.
@@ -191,6 +194,7 @@ impl Group {
             followers: 0,
             watched: false,
             handed_over: false,
+            pairs: None,
             next_question: None,
             patience: Patience::new(neighbours, cores, spin),
             sequence: 0,
@@ -229,6 +233,10 @@ impl Group {
 
     pub(crate) fn world(&self) -> usize {
         self.world
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        self.number
     }
 
     pub(crate) fn sleeper(&self) -> &Sleeper {

@@ -7,9 +7,12 @@ use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
 use crate::heap::Window;
 use crate::transport::endpoint::Lane;
-use crate::transport::{Interest, Lending, Link, Loan, MESSAGE_HEADER, PeerState, Shared, Ticket};
+use crate::transport::{
+    Interest, Lending, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Shared, Ticket,
+};
 use crate::types::Rank;
 
+use super::positions::Told;
 use super::wire::HEADER;
 
 /// A link and what the engine knows of it.
@@ -38,6 +41,8 @@ pub(crate) struct OpenLink {
     pub(crate) ended: Option<PeerState>,
     /// Since when.
     ended_since: Option<Instant>,
+    /// What the peer has told of the operation it is in, if that has not been compared.
+    pub(crate) told: Option<Told>,
 }
 
 impl OpenLink {
@@ -50,6 +55,25 @@ impl OpenLink {
             interest: Interest::default(),
             ended: None,
             ended_since: None,
+            told: None,
+        }
+    }
+
+    /// Looks how the peer is and what it has told. Says so if it has aborted the group.
+    pub(crate) fn look(&mut self) -> Option<Notice> {
+        if self.ended.is_some() {
+            return None;
+        }
+        let state = self.link.peer_state();
+        let position = self.link.take_position();
+        self.told = position.and_then(|told| Told::decode(&told)).or(self.told);
+        match state {
+            PeerState::Present => None,
+            PeerState::Aborted(notice) => Some(notice),
+            state => {
+                self.end(state);
+                None
+            }
         }
     }
 
@@ -114,6 +138,7 @@ named! {
     try_stream(header: &[u8; MESSAGE_HEADER], payload: &[u8]) -> bool;
     try_take(take: &mut dyn FnMut(&[u8])) -> bool;
     is_streaming() -> bool;
+    peek() -> Option<[u8; MESSAGE_HEADER]>;
     try_lend(header: &[u8; MESSAGE_HEADER], runs: &[(usize, usize)]) -> Lending;
     try_offer(header: &[u8; MESSAGE_HEADER], runs: &[(usize, usize)]) -> Lending;
     try_share(header: &[u8; MESSAGE_HEADER], place: (usize, usize)) -> Lending;
@@ -285,7 +310,7 @@ mod tests {
     use std::os::fd::BorrowedFd;
 
     use super::*;
-    use crate::transport::{Notice, Position};
+    use crate::transport::Position;
 
     /// A link on which everything fails that can.
     struct Broken;
@@ -320,6 +345,10 @@ mod tests {
         }
 
         fn is_streaming(&mut self) -> Result<bool> {
+            fault()
+        }
+
+        fn peek(&mut self) -> Result<Option<[u8; MESSAGE_HEADER]>> {
             fault()
         }
 
@@ -396,6 +425,7 @@ mod tests {
             link.try_stream(&header, &[]).err(),
             link.try_take(&mut |_| ()).err(),
             link.is_streaming().err(),
+            link.peek().err(),
             link.try_lend(&header, &[]).err(),
             link.try_offer(&header, &[]).err(),
             link.try_share(&header, (0, 0)).err(),

@@ -23,6 +23,7 @@ pub(crate) mod fuzzing;
 mod group;
 mod links;
 mod matching;
+mod pairs;
 mod positions;
 mod progress;
 mod questions;
@@ -35,6 +36,7 @@ mod submit;
 mod task;
 mod traffic;
 mod wait;
+mod wards;
 mod wire;
 mod work;
 

@@ -6,7 +6,8 @@
 //! naps, and looks around every fraction of one. Meanwhile short operations are handed to it without waking it; most of
 //! them are waited for, and done, before it looks.
 //!
-//! It also attends to the links on which peers ask whether this process runs, whatever the groups do: see `questions`.
+//! It also attends to the links on which peers ask whether this process runs, whatever the groups do: see `questions`. And
+//! it looks after groups in which peers may wait for what nobody here knows of: see `wards`.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
@@ -22,6 +23,7 @@ use crate::types::Rank;
 use super::entrance::{Entrance, Look};
 use super::group::Group;
 use super::sleep::{Next, Patience, Sleeper};
+use super::wards::{Ward, Wards};
 
 /// The process's progress thread, seen from outside.
 pub(crate) struct Progress {
@@ -29,6 +31,8 @@ pub(crate) struct Progress {
     sleeper: Sleeper,
     /// By their numbers, those with links that the thread attends to.
     attended: Mutex<FxHashMap<u32, Weak<Group>>>,
+    /// The groups to look after that the thread has not taken in yet.
+    newcomers: Mutex<Vec<Ward>>,
 }
 
 /// What the thread found in a group.
@@ -57,6 +61,7 @@ impl Progress {
             entrance: Entrance::new(),
             sleeper: Sleeper::new()?,
             attended: Mutex::default(),
+            newcomers: Mutex::default(),
         })
     }
 
@@ -86,15 +91,25 @@ impl Progress {
         let _ = self.sleeper.watch_as(questions, key);
     }
 
+    /// Has the thread look after the group with this number for as long as it is open.
+    pub(super) fn look_after(&self, number: u32, group: Weak<Group>) {
+        self.newcomers.lock().push(Ward::new(number, group));
+        self.sleeper.ring();
+    }
+
     /// A group has been closed.
     pub(super) fn forget(&self, number: u32) {
         self.attended.lock().remove(&number);
     }
 
     /// Something has come over links with these keys.
-    fn hear(&self, keys: Vec<u64>) {
+    fn hear(&self, keys: Vec<u64>, wards: &mut Wards) {
         for key in keys {
             let number = (key >> 32) as u32;
+            if key == Sleeper::set_key(number) {
+                wards.rouse(number);
+                continue;
+            }
             let group = self.attended.lock().get(&number).and_then(Weak::upgrade);
             let lane = match key & 1 {
                 0 => Lane::Collective,
@@ -104,6 +119,12 @@ impl Progress {
                 group.attend(lane, (key as u32 >> 1) as Rank);
             }
         }
+    }
+
+    /// Looks after the groups whose time has come.
+    fn look_out(&self, wards: &mut Wards) {
+        wards.admit(&mut self.newcomers.lock());
+        wards.look_out(&self.sleeper);
     }
 
     /// Every group has been closed: the thread ends when it has let go of them.
@@ -118,12 +139,14 @@ impl Progress {
         let mut patience = Patience::of_background();
         let mut naps = 0;
         let mut rounds = 0_u32;
-        while self.admit(&mut groups, &mut naps) {
+        let mut wards = Wards::default();
+        while self.admit(&mut groups, &mut naps, &mut wards) {
             // Also while one group moves without a pause: the waits of the others may be in vain.
             rounds = rounds.wrapping_add(1);
             let look_around = rounds.is_multiple_of(ROUNDS_PER_LOOK);
             if look_around {
-                self.hear(self.sleeper.clear());
+                self.hear(self.sleeper.clear(), &mut wards);
+                self.look_out(&mut wards);
             }
             let mut all = Found::default();
             for group in &groups {
@@ -141,7 +164,7 @@ impl Progress {
                 match patience.next() {
                     Next::Spin | Next::Yield => std::thread::yield_now(),
                     Next::Sleep => {
-                        self.sleep(&mut groups);
+                        self.sleep(&mut groups, &mut wards);
                         patience.reset();
                     }
                 }
@@ -156,7 +179,7 @@ impl Progress {
     }
 
     /// Takes in what was handed over. Sleeps while there is nothing to do; returns false when that is for good.
-    fn admit(&self, groups: &mut Vec<Arc<Group>>, naps: &mut u32) -> bool {
+    fn admit(&self, groups: &mut Vec<Arc<Group>>, naps: &mut u32, wards: &mut Wards) -> bool {
         loop {
             match self.entrance.look(groups) {
                 Look::Groups { newly } => {
@@ -167,20 +190,22 @@ impl Progress {
                 }
                 Look::Over => return false,
                 Look::Nothing => {
-                    let keys = self.sleeper.sleep_forever();
-                    self.hear(keys);
+                    let keys = self.sleeper.sleep_long(wards.next_due());
+                    self.hear(keys, wards);
+                    self.look_out(wards);
                 }
             }
         }
     }
 
     /// Sleeps until something happens to one of the groups that nobody else drives.
-    fn sleep(&self, groups: &mut Vec<Arc<Group>>) {
+    fn sleep(&self, groups: &mut Vec<Arc<Group>>, wards: &mut Wards) {
         groups.retain(|group| !group.dismiss());
-        let mut until = None;
+        let mut until = wards.next_due();
         let mut ready = groups.is_empty();
         for group in &*groups {
             self.sleeper.watch_set(group.sleeper());
+            wards.note_work(group.number());
             ready |= group.prepare_sleep(&mut until);
         }
         let mut keys = Vec::new();
@@ -191,6 +216,7 @@ impl Progress {
             group.finish_sleep();
             self.sleeper.forget_set(group.sleeper());
         }
-        self.hear(keys);
+        self.hear(keys, wards);
+        self.look_out(wards);
     }
 }

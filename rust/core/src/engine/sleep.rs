@@ -223,6 +223,18 @@ impl Sleeper {
         let _ = epoll::add(&self.epoll, &other.epoll, EventData::new_u64(2), flags);
     }
 
+    /// As [`Sleeper::watch_set`], for the group with this number, which a sleep reports as [`Sleeper::set_key`]. False
+    /// when the system has no memory for it.
+    pub(crate) fn watch_set_as(&self, other: &Self, number: u32) -> bool {
+        self.watch_as(other.epoll.as_fd(), Self::set_key(number))
+            .is_ok()
+    }
+
+    /// The key of all that a group sleeps on. No link has it.
+    pub(crate) fn set_key(number: u32) -> u64 {
+        (u64::from(number) << 32) | u64::from(u32::MAX)
+    }
+
     /// Watches another sleeper's set no more.
     pub(crate) fn forget_set(&self, other: &Self) {
         let _ = epoll::delete(&self.epoll, &other.epoll);
@@ -258,14 +270,17 @@ impl Sleeper {
         self.wait(left.min(LONGEST))
     }
 
+    /// Sleeps until something changes, at most until `until`. Returns the keys of what has arrived.
+    pub(crate) fn sleep_long(&self, until: Option<Instant>) -> Vec<u64> {
+        match until {
+            Some(_) => self.sleep(until),
+            None => self.collect(None),
+        }
+    }
+
     /// Takes note of everything that changed, without sleeping. Returns the keys of what has arrived.
     pub(crate) fn clear(&self) -> Vec<u64> {
         self.wait(Duration::ZERO)
-    }
-
-    /// Sleeps until something changes. Returns the keys of what has arrived.
-    pub(crate) fn sleep_forever(&self) -> Vec<u64> {
-        self.collect(None)
     }
 
     fn wait(&self, time: Duration) -> Vec<u64> {

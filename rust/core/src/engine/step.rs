@@ -185,6 +185,7 @@ impl Group {
                 lane,
                 target: &target,
                 deadline: Instant::now() + this.config.join_timeout.duration(),
+                silence: this.config.peer_timeout.seconds(),
                 transport: this.config.transport,
                 cancelled: &this.closed,
             };
@@ -210,34 +211,22 @@ impl Group {
         }
         let mut aborted: Option<Notice> = None;
         let mut someone_left = false;
-        let mut positions = Vec::new();
-        for (_, peer, open) in core.links.iter_open() {
-            if open.ended.is_none() {
-                let state = open.link.peer_state();
-                positions.extend(open.link.take_position().map(|position| (peer, position)));
-                match state {
-                    PeerState::Present => continue,
-                    PeerState::Aborted(notice) => aborted = Some(notice),
-                    state => open.end(state),
-                }
-            }
+        for (_, _, open) in core.links.iter_open() {
+            aborted = open.look().or(aborted);
             someone_left |= open.ended.is_some();
         }
         if let Some(notice) = aborted {
             // What the others had sent before may be all that an operation still needs.
             self.step(core);
             if core.is_busy() {
-                let mut error = Error::new(notice.code, notice.message.clone());
-                error.peer = notice.culprit.map(|rank| rank as Rank);
-                self.fail_with(core, error, &notice);
+                self.end_as(core, &notice);
             }
             return;
         }
-        for (peer, position) in positions {
-            if let Some(error) = self.contradiction(core, peer, &position) {
-                self.fail(core, error);
-                return;
-            }
+        let contradiction = self.contradiction_told(core);
+        if let Some(error) = contradiction.or_else(|| self.stray_now_and_then(core)) {
+            self.fail(core, error);
+            return;
         }
         self.tell_positions(core);
         self.ask_for_life(core);
@@ -257,6 +246,13 @@ impl Group {
         if let Some(error) = self.overdue(core) {
             self.fail(core, error);
         }
+    }
+
+    /// Another rank has aborted the group.
+    pub(super) fn end_as(&self, core: &mut Core, notice: &Notice) {
+        let mut error = Error::new(notice.code, notice.message.clone());
+        error.peer = notice.culprit.map(|rank| rank as Rank);
+        self.fail_with(core, error, notice);
     }
 
     /// The error of the first wait that cannot end, because its peer has gone or cannot be reached.

@@ -60,7 +60,10 @@ impl Group {
                 request.check(self.rank, self.world)?;
                 let request = std::mem::replace(request, Request::barrier());
                 let mut execution = self.execution(core, request, sequence)?;
-                execution.set_likeness(likeness);
+                let print = execution.fingerprint();
+                // Each of those is taken note of.
+                execution.set_likeness(likeness.filter(|_| !print.is_between_pairs()));
+                self.note_pairs(core, &print, execution.directions());
                 execution
             }
         };

@@ -96,6 +96,12 @@ impl Fingerprint {
         !messages.contains(&self.collective)
     }
 
+    /// Whether it is of an operation in which two ranks alone know what goes from one to the other.
+    pub(crate) fn is_between_pairs(&self) -> bool {
+        let collective = Collective::from_number(self.collective);
+        self.count == 0 && collective.is_some_and(Collective::is_between_pairs)
+    }
+
     /// `all_reduce #5`.
     pub(crate) fn name(&self) -> String {
         let name = Collective::from_number(self.collective).map_or("unknown", Collective::name);
@@ -123,7 +129,7 @@ impl Fingerprint {
             parts.push(format!("root {}", self.root));
         }
         if field == LENGTH {
-            parts.push(self.describe_length());
+            parts.push(format!("message of {}", self.describe_length()));
         }
         if parts.is_empty() {
             return format!("{name} #{}", self.sequence);
@@ -131,20 +137,31 @@ impl Fingerprint {
         format!("{name} #{} ({})", self.sequence, parts.join(", "))
     }
 
-    /// `message of 3 elements, 12 bytes`. A reduction may send elements of a wider type; there it is bytes alone.
+    /// `3 elements, 12 bytes`. A reduction may send elements of a wider type; there it is bytes alone.
     fn describe_length(&self) -> String {
         let bytes = self.length;
         let size = DataType::from_number(self.dtype).map_or(0, DataType::size) as u64;
         match size {
             1.. if self.op == 0 && bytes.is_multiple_of(size) => {
-                format!("message of {} elements, {bytes} bytes", bytes / size)
+                format!("{} elements, {bytes} bytes", bytes / size)
             }
-            _ => format!("message of {bytes} bytes"),
+            _ => format!("{bytes} bytes"),
         }
     }
 
     /// The error of a receiver `rank` that expected `self` and got `theirs` from `peer`.
     pub(crate) fn mismatch(&self, theirs: &Self, rank: Rank, peer: Rank) -> Error {
+        // Messages come in the order of their operations.
+        if theirs.sequence < self.sequence && theirs.is_between_pairs() {
+            return theirs
+                .one_sided((peer, theirs.length), (rank, 0))
+                .with_peer(peer);
+        }
+        if theirs.sequence > self.sequence && self.is_between_pairs() {
+            return self
+                .one_sided((peer, 0), (rank, self.length))
+                .with_peer(peer);
+        }
         let field = if self.sequence != theirs.sequence {
             "operation number"
         } else if self.collective != theirs.collective {
@@ -174,6 +191,26 @@ impl Fingerprint {
             ),
         )
         .with_peer(peer)
+    }
+
+    /// The error of two ranks of which one has nothing for the other: who sends how many bytes, and who expects how many.
+    pub(crate) fn one_sided(
+        &self,
+        (sender, sent): (Rank, u64),
+        (receiver, expected): (Rank, u64),
+    ) -> Error {
+        let dtype = DataType::from_number(self.dtype).map_or("unknown", DataType::name);
+        let amount = |length| Self { length, ..*self }.describe_length();
+        Error::new(
+            Code::Mismatch,
+            format!(
+                "the {LENGTH} differs: in {} ({dtype}) rank {sender} sends {} to rank {receiver}, which expects {}; the \
+                 counts that two ranks give for what goes between them must be the same",
+                self.name(),
+                amount(sent),
+                amount(expected)
+            ),
+        )
     }
 }
 
@@ -220,6 +257,40 @@ mod tests {
         let mut bytes = sample().encode();
         bytes[0] ^= 1;
         assert_eq!(Fingerprint::decode(&bytes), None);
+    }
+
+    /// Where only two ranks know their counts, a message that comes too early or too late is one that the other side does
+    /// not know of.
+    #[test]
+    fn the_number_of_another_operation_shows_what_one_side_alone_has() {
+        let exchange = |sequence, length| Fingerprint {
+            sequence,
+            collective: Collective::AllToAll as u8,
+            op: 0,
+            count: 0,
+            counts: 0,
+            length,
+            ..sample()
+        };
+        let barrier = |sequence| Fingerprint {
+            sequence,
+            collective: Collective::Barrier as u8,
+            length: 0,
+            ..sample()
+        };
+        let late = barrier(9).mismatch(&exchange(8, 12), 0, 3);
+        let early = exchange(8, 12).mismatch(&barrier(9), 3, 0);
+        let parts = [
+            "in all_to_all #8 (float32) rank 3 sends 3 elements, 12 bytes to rank 0, which expects 0 elements, 0 bytes",
+            "in all_to_all #8 (float32) rank 0 sends 0 elements, 0 bytes to rank 3, which expects 3 elements, 12 bytes",
+        ];
+        for ((error, part), peer) in [late, early].iter().zip(parts).zip([3, 0]) {
+            assert_eq!((error.code, error.peer), (Code::Mismatch, Some(peer)));
+            assert!(error.message.contains(part), "{error}");
+        }
+        // All ranks know the counts of a reduction.
+        let error = sample().mismatch(&barrier(9), 0, 3);
+        assert!(error.message.contains("operation number"), "{error}");
     }
 
     #[test]

@@ -9,10 +9,9 @@ use crate::types::{Collective, Rank};
 /// A plan being written. Steps over empty spans are left out here, once for all algorithms: sender and
 /// receiver know the same length, so both leave out the same messages.
 ///
-/// That they know the same is not certain where ranks were given counts of their own, and one that was given none at
-/// all would have no part in the operation. There the first message of each link direction is sent also when it is
-/// empty: its fingerprint shows both sides whether they agree. Algorithms ask for a message at least once in each
-/// direction that they use.
+/// That they know the same is not certain. See "Messages of no elements" in [`super`] for what is done where all ranks
+/// should know all counts: the first message of each link direction is sent also when it is empty. Algorithms ask for a
+/// message at least once in each direction that they use.
 pub(super) struct Steps {
     plan: Plan,
     first: Option<First>,
@@ -28,9 +27,10 @@ impl Steps {
     /// No steps yet, of a plan for `shape`.
     pub(super) fn of(shape: &Shape) -> Self {
         let agreed = matches!(shape.counts, Counts::Even(1..));
+        let is_between_pairs = shape.collective.is_between_pairs();
         Self {
             plan: Plan::default(),
-            first: (!agreed).then(|| First {
+            first: (!agreed && !is_between_pairs).then(|| First {
                 to: vec![true; shape.world],
                 from: vec![true; shape.world],
             }),

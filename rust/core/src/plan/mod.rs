@@ -26,7 +26,12 @@
 //!
 //! They are left out on both sides, except in a barrier, which has no others. But sender and receiver leave out the same
 //! only if they were given the same counts, and a rank that leaves out all of its messages never learns that it was not.
-//! So where counts are per rank or pair, or zero, the first message in each direction of each link is always sent.
+//!
+//! - Where all ranks should know all counts, and they are per rank or zero, the first message in each direction of each
+//!   link is always sent: every message shows both sides whether they agree.
+//! - Where two ranks alone know what goes between them ([`Collective::is_between_pairs`]), nothing is sent for nothing.
+//!   An exchange with few neighbours costs what the neighbours cost, in messages and in links, however many ranks there
+//!   are. That one side has something where the other has nothing is found beside the messages, by the engine.
 #![forbid(unsafe_code)]
 
 mod bruck;

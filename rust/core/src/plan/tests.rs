@@ -441,21 +441,17 @@ fn links(plans: &[Plan]) -> std::collections::BTreeSet<(Rank, Rank)> {
     plans.iter().enumerate().flat_map(sends).collect()
 }
 
-/// A rank whose counts are all zero hears of it from the same peers as any other.
+/// A rank whose counts are all zero hears of it from the same peers as any other, where all ranks should know them.
 #[test]
 fn counts_of_zero_use_the_same_links_as_others() {
     let world = 6;
-    for collective in PLANNED {
+    let known = |collective: &Collective| !collective.is_between_pairs();
+    for collective in PLANNED.into_iter().filter(known) {
         let mut pairs = vec![(AllCounts::Even(0), AllCounts::Even(world))];
         let per_rank = |counts: &[usize]| AllCounts::PerRank(counts.to_vec());
-        let per_pair = |counts: &[usize]| AllCounts::PerPair(vec![counts.to_vec(); world]);
         let sparse = [&[0; 6], &[0, 0, 0, 9, 0, 0], &[5, 0, 1, 0, 0, 2]];
-        match uneven(collective, world, 0) {
-            Some(AllCounts::PerRank(_)) => {
-                pairs.extend(sparse.map(|counts| (per_rank(counts), per_rank(&[1; 6]))));
-            }
-            Some(_) => pairs.extend(sparse.map(|counts| (per_pair(counts), per_pair(&[1; 6])))),
-            None => {}
+        if uneven(collective, world, 0).is_some() {
+            pairs.extend(sparse.map(|counts| (per_rank(counts), per_rank(&[1; 6]))));
         }
         for (counts, others) in pairs {
             for request in variants(collective, world, &counts) {
@@ -472,6 +468,46 @@ fn counts_of_zero_use_the_same_links_as_others() {
                 }
             }
         }
+    }
+}
+
+/// Two ranks that have nothing for each other have no link, where only they know it.
+#[test]
+fn ranks_without_anything_for_each_other_use_no_link() {
+    let world = 6;
+    for collective in PLANNED.into_iter().filter(|one| one.is_between_pairs()) {
+        for algorithm in Algorithm::ALL {
+            for plan in Request::even(collective, world, 0)
+                .plans(algorithm, 2)
+                .into_iter()
+                .flatten()
+            {
+                assert_eq!(plan, Plan::default(), "{collective} by {algorithm}");
+            }
+        }
+    }
+    // From each rank to the next one, and from rank 4 to rank 1.
+    let mut counts = vec![vec![0; world]; world];
+    (0..world).for_each(|rank| counts[rank][(rank + 1) % world] = 3);
+    counts[4][1] = 1;
+    let request = &variants(Collective::AllToAll, world, &AllCounts::PerPair(counts))[0];
+    let plans = request.plans(Algorithm::Direct, 2).expect("a plan");
+    let pairs = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 1), (4, 5), (5, 0)];
+    assert_eq!(links(&plans), pairs.into());
+    // The second rank and the fourth have something.
+    let counts = AllCounts::PerRank(vec![0, 2, 0, 1, 0, 0]);
+    for (collective, root, pairs) in [
+        (Collective::Gather, 0, vec![(1, 0), (3, 0)]),
+        (Collective::Scatter, 0, vec![(0, 1), (0, 3)]),
+        (Collective::Gather, 3, vec![(1, 3)]),
+        (Collective::Scatter, 3, vec![(3, 1)]),
+    ] {
+        let requests = variants(collective, world, &counts);
+        let request = requests.iter().find(|request| request.root == root);
+        let request = request.expect("a request with that root");
+        let plans = request.plans(Algorithm::Direct, 2).expect("a plan");
+        let expected = pairs.into_iter().collect();
+        assert_eq!(links(&plans), expected, "{collective} at {root}");
     }
 }
 

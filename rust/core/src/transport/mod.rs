@@ -58,7 +58,10 @@ pub struct Notice {
 }
 
 /// What a rank is in, as it tells a peer that it waits for; the link does not interpret it.
-pub type Position = [u8; 40];
+pub type Position = [u8; POSITION_BYTES];
+
+/// Bytes of a [`Position`]: a message's header and two lengths.
+pub const POSITION_BYTES: usize = MESSAGE_HEADER + 16;
 
 /// What a sleeper wants to be woken for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -158,6 +161,11 @@ pub trait Link: Send {
     /// [`Link::try_take`] found none.
     fn is_streaming(&mut self) -> Result<bool> {
         Ok(true)
+    }
+
+    /// The header of the next message, if it has arrived: the message stays where it is. Asked between two messages.
+    fn peek(&mut self) -> Result<Option<[u8; MESSAGE_HEADER]>> {
+        Ok(None)
     }
 
     /// Payloads from this length on may be lent.

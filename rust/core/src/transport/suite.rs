@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 
-use super::{Interest, Link, Notice, Page, PeerState};
+use super::{Interest, Link, Notice, POSITION_BYTES, Page, PeerState};
 use crate::error::Code;
 
 mod messages;
@@ -362,7 +362,7 @@ pub(super) fn a_position_wakes_a_sleeper_and_is_told_once(make: impl Fn(usize) -
     assert_eq!(b.take_position(), None);
     let teller = thread::spawn(move || {
         thread::sleep(Duration::from_millis(20));
-        a.send_position(&[7; 40]);
+        a.send_position(&[7; POSITION_BYTES]);
         a
     });
     let mut position = None;
@@ -371,7 +371,7 @@ pub(super) fn a_position_wakes_a_sleeper_and_is_told_once(make: impl Fn(usize) -
         assert_eq!(b.peer_state(), PeerState::Present);
         position = b.take_position();
     }
-    assert_eq!(position, Some([7; 40]));
+    assert_eq!(position, Some([7; POSITION_BYTES]));
     let a = teller.join().unwrap();
     assert_eq!(b.peer_state(), PeerState::Present);
     assert_eq!(b.take_position(), None);

@@ -12,7 +12,7 @@ use super::frame::{
 use super::*;
 use crate::error::Code;
 use crate::heap::{self, Buffer, Identity};
-use crate::transport::Notice;
+use crate::transport::{Notice, POSITION_BYTES};
 
 fn notice(message: &str) -> Notice {
     Notice {
@@ -42,7 +42,7 @@ fn frames_survive_the_trip_byte_by_byte() {
         Frame::Doorbell,
         Frame::Question,
         Frame::Answer,
-        Frame::Position([9; 40]),
+        Frame::Position([9; POSITION_BYTES]),
         Frame::Abort(notice("rank 3 died")),
         Frame::Abort(Notice {
             culprit: None,

@@ -286,7 +286,7 @@ impl From<Cut> for Reason {
             Cut::Closed | Cut::Refused => {
                 "it closed the connection during the handshake".to_owned()
             }
-            Cut::TimedOut => "it did not complete the handshake in time".to_owned(),
+            Cut::TimedOut | Cut::Silent => "it did not complete the handshake in time".to_owned(),
             Cut::CalledOff => {
                 "it had not completed the handshake when its place was needed".to_owned()
             }

@@ -40,6 +40,8 @@ pub struct ConnectRequest<'a> {
     pub target: &'a Address,
     /// When to give up.
     pub deadline: Instant,
+    /// After how many seconds a host that does not answer over TCP is given up; never, if `None`.
+    pub silence: Option<u32>,
     /// What may carry the link.
     pub transport: TransportChoice,
     /// Set from elsewhere to give up at once (within a twentieth of a second).
@@ -233,7 +235,7 @@ impl Attempt<'_> {
         };
         let frame = hand_over().map_err(|cut| match cut {
             Cut::TimedOut | Cut::CalledOff => self.setback(cut, "its Unix socket"),
-            Cut::Closed | Cut::Refused => {
+            Cut::Closed | Cut::Refused | Cut::Silent => {
                 Setback::Unusable("it hung up when it was handed a segment".to_owned())
             }
             Cut::System(error) => unusable("a segment cannot be handed over", error.to_string()),
@@ -334,7 +336,7 @@ impl Attempt<'_> {
         };
         let since = Instant::now();
         loop {
-            match patience.connect_tcp(address) {
+            match patience.connect_tcp(address, self.request.silence) {
                 Ok(stream) => return Ok(stream),
                 Err(Cut::Refused) if since.elapsed() < grace => patience
                     .sleep(Duration::from_millis(20))
@@ -362,6 +364,7 @@ impl Attempt<'_> {
                 Err(Rebuff::Cut(cut @ (Cut::TimedOut | Cut::CalledOff))) => {
                     return Err(self.gave_up(cut, place, last.as_ref()));
                 }
+                Err(Rebuff::Cut(Cut::Silent)) => return Err(self.setback(Cut::Silent, place)),
                 Err(rebuff) => rebuff,
             };
             drop(stream);
@@ -468,9 +471,22 @@ impl Attempt<'_> {
         match cut {
             Cut::Refused => Setback::Refused,
             Cut::Closed => Setback::Unusable("connection reset".to_owned()),
+            Cut::Silent => Setback::Unusable(self.silent()),
             Cut::System(error) => Setback::Unusable(error.to_string()),
             Cut::TimedOut | Cut::CalledOff => Setback::Fatal(self.ended(cut, place)),
         }
+    }
+
+    /// What a host means that says nothing at all.
+    fn silent(&self) -> String {
+        let since = match self.request.silence {
+            Some(seconds) => format!(" for {seconds} s"),
+            None => String::new(),
+        };
+        format!(
+            "its host has not answered{since}: it is off or cut off from the network, or packets to it are dropped \
+             (another network interface may lead there)"
+        )
     }
 
     /// The error of a wait that ran out or was called off.

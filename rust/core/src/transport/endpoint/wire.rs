@@ -18,9 +18,10 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recv, recvmsg, send, sendmsg,
 };
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 use crate::transport::shm::credentials;
+use crate::transport::tcp::keepalive;
 
 use crate::fork;
 
@@ -42,6 +43,8 @@ pub(super) enum Cut {
     Refused,
     /// The deadline passed.
     TimedOut,
+    /// The other side's host has not answered for as long as it may be silent.
+    Silent,
     /// It was called off.
     CalledOff,
     /// The system refused.
@@ -55,7 +58,8 @@ impl From<io::Error> for Cut {
             io::ErrorKind::ConnectionReset
             | io::ErrorKind::BrokenPipe
             | io::ErrorKind::UnexpectedEof => Self::Closed,
-            io::ErrorKind::TimedOut => Self::TimedOut,
+            // So the kernel ends a connection. What this side waits for at most is its own to watch.
+            io::ErrorKind::TimedOut => Self::Silent,
             _ => Self::System(error),
         }
     }
@@ -203,20 +207,28 @@ impl Patience<'_> {
         }
     }
 
-    /// Connects to a TCP address.
-    pub(super) fn connect_tcp(&self, address: SocketAddr) -> Result<TcpStream, Cut> {
+    /// Connects to a TCP address. A host that does not answer for `silence` is given up, now and as long as the socket
+    /// has the options of [`keepalive::end_when_silent`].
+    pub(super) fn connect_tcp(
+        &self,
+        address: SocketAddr,
+        silence: Option<u32>,
+    ) -> Result<TcpStream, Cut> {
         let domain = Domain::for_address(address);
         let socket = fork::make_private(|| Socket::new(domain, Type::STREAM, None))?;
         socket.set_nonblocking(true)?;
         match socket.connect(&address.into()) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
-                self.ready(socket.as_fd(), PollFlags::OUT)?;
+                self.await_connection(&socket, silence)?;
                 if let Some(error) = socket.take_error()? {
                     return Err(error.into());
                 }
             }
             Err(error) => return Err(error.into()),
+        }
+        if let Some(seconds) = silence {
+            keepalive::end_when_silent(SockRef::from(&socket), seconds)?;
         }
         let stream: TcpStream = socket.into();
         // On a port of the ephemeral range TCP may connect a socket to itself while nothing listens there.
@@ -225,6 +237,22 @@ impl Patience<'_> {
         }
         stream.set_nodelay(true)?;
         Ok(stream)
+    }
+
+    /// The kernel goes on asking a host that does not answer for two minutes.
+    fn await_connection(&self, socket: &Socket, silence: Option<u32>) -> Result<(), Cut> {
+        let limit = silence.map(|seconds| Instant::now() + Duration::from_secs(seconds.into()));
+        let Some(limit) = limit.filter(|limit| *limit < self.deadline) else {
+            return self.ready(socket.as_fd(), PollFlags::OUT);
+        };
+        let patience = Patience {
+            deadline: limit,
+            called_off: self.called_off,
+        };
+        match patience.ready(socket.as_fd(), PollFlags::OUT) {
+            Err(Cut::TimedOut) => Err(Cut::Silent),
+            result => result,
+        }
     }
 }
 

@@ -280,6 +280,24 @@ impl Link for ShmLink {
         Ok(self.taker.peek()?.is_none_or(|post| post.after > consumed))
     }
 
+    fn peek(&mut self) -> Result<Option<[u8; MESSAGE_HEADER]>> {
+        // The rest of a loan is part of the message before.
+        if self.borrower.is_reading() {
+            return Ok(None);
+        }
+        let mut header = None;
+        if self.is_streaming()? {
+            let mut bytes = [0; MESSAGE_HEADER];
+            header = self.consumer.peek(&mut bytes)?.then_some(bytes);
+        } else if let Some(post) = self.taker.peek()?
+            && post.after == self.consumer.consumed()
+        {
+            let look = &mut |message: &[u8]| header = message.first_chunk().copied();
+            self.taker.look_at(post, look);
+        }
+        Ok(header)
+    }
+
     fn lends_from(&self) -> usize {
         self.lender.private_from.min(loans::LENT_IN_PLACE_FROM)
     }

@@ -315,6 +315,15 @@ impl<M: Memory> Consumer<M> {
         self.head
     }
 
+    /// Fills `bytes` with what has arrived, and leaves it where it is. False when there is less.
+    pub(super) fn peek(&mut self, bytes: &mut [u8]) -> Result<bool> {
+        let is_here = self.available(bytes.len())? >= bytes.len();
+        if is_here {
+            self.read(bytes);
+        }
+        Ok(is_here)
+    }
+
     /// Copies out as many bytes as have arrived and fit, at most one ring's worth. Calls `wake`
     /// when the producer sleeps.
     #[inline]

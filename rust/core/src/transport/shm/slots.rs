@@ -181,6 +181,13 @@ impl<B: Board> Taker<B> {
         }))
     }
 
+    /// Lends the message `post`, which [`Taker::peek`] found, to `look`, and leaves it where it is.
+    pub(super) fn look_at(&self, post: Post, look: &mut dyn FnMut(&[u8])) {
+        let slot = self.taken as usize % SLOTS;
+        // SAFETY: `peek` checked the length and found the slot published; it has not been given back since.
+        unsafe { self.board.lend(slot, post.length, look) };
+    }
+
     /// Lends the message `post`, which [`Taker::peek`] found, to `take`, and gives its slot back. Calls `wake` when the
     /// sender sleeps.
     #[inline]

@@ -59,6 +59,10 @@ pub(in crate::transport) fn talk(
             writable: !sender.is_done(),
         };
         if interest == Interest::default() {
+            assert!(
+                receiver.peeked > 0,
+                "no message was seen before it was taken"
+            );
             return sender.ways;
         }
         if !moved {
@@ -257,6 +261,8 @@ struct Receiver {
     header_bytes: usize,
     /// The payload that is awaited, and what has come of it.
     arriving: Option<(Vec<u8>, Vec<u8>)>,
+    /// How often a header was seen before its message was taken.
+    peeked: usize,
 }
 
 impl Receiver {
@@ -268,6 +274,7 @@ impl Receiver {
             header: [0; MESSAGE_HEADER],
             header_bytes: 0,
             arriving: None,
+            peeked: 0,
         }
     }
 
@@ -321,6 +328,12 @@ impl Receiver {
     fn begin(&mut self, link: &mut dyn Link) -> bool {
         let expected = payload(self.seed, self.next);
         let expected_header = header(self.seed, self.next, expected.len());
+        if self.header_bytes == 0
+            && let Some(header) = link.peek().unwrap()
+        {
+            assert_eq!(header, expected_header, "of message {}", self.next);
+            self.peeked += 1;
+        }
         let mut arrived = Vec::new();
         let header = &mut self.header;
         let taken = self.header_bytes == 0

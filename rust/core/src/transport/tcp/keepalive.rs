@@ -13,6 +13,9 @@
 //! looks like that computes, or is stopped, while its peer sends. Its probes serve for routers that forget connections
 //! over which nothing goes.
 //!
+//! Before there is a link the same holds: a host that does not answer the call for a connection is given up after the same
+//! limit, and while the two sides introduce themselves both connections have both options.
+//!
 //! Beyond that there are questions ([`Control::ask`](crate::transport::control::Control::ask)). What answers them is not
 //! the kernel but the peer's process, by a thread that does nothing else meanwhile. They end nothing: a wait that has
 //! timed out reports whether they were answered. They are asked only by a rank that has waited for a while, and so an idle
@@ -50,6 +53,20 @@ impl Probes {
 
 /// Has both connections of a link end when the host has not answered for `limit` seconds.
 pub(super) fn limit(data: &TcpStream, control: SockRef<'_>, limit: u32) -> io::Result<()> {
+    let data = SockRef::from(data);
+    probe(&data, limit)?;
+    // It may have had one while it was introduced.
+    data.set_tcp_user_timeout(None)?;
+    end_when_silent(control, limit)
+}
+
+/// Has a connection over which little goes end when the host has not answered for `limit` seconds.
+pub(in crate::transport) fn end_when_silent(socket: SockRef<'_>, limit: u32) -> io::Result<()> {
+    probe(&socket, limit)?;
+    socket.set_tcp_user_timeout(Some(Duration::from_secs(limit.into())))
+}
+
+fn probe(socket: &SockRef<'_>, limit: u32) -> io::Result<()> {
     let Probes {
         idle,
         interval,
@@ -60,14 +77,26 @@ pub(super) fn limit(data: &TcpStream, control: SockRef<'_>, limit: u32) -> io::R
         .with_time(seconds(idle))
         .with_interval(seconds(interval))
         .with_retries(count);
-    SockRef::from(data).set_tcp_keepalive(&probes)?;
-    control.set_tcp_keepalive(&probes)?;
-    control.set_tcp_user_timeout(Some(seconds(limit)))
+    socket.set_tcp_keepalive(&probes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_on_their_way_end_no_data_connection() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let [data, control] = [(); 2].map(|()| {
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            end_when_silent(SockRef::from(&stream), 9).unwrap();
+            stream
+        });
+        limit(&data, SockRef::from(&control), 7).unwrap();
+        let of = |stream| SockRef::from(stream).tcp_user_timeout().unwrap();
+        assert_eq!(of(&data).unwrap_or_default(), Duration::ZERO);
+        assert_eq!(of(&control), Some(Duration::from_secs(7)));
+    }
 
     #[test]
     fn the_last_probe_falls_on_the_limit() {

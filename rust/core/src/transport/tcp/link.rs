@@ -24,7 +24,7 @@ use crate::error::{Code, Error, Result};
 use crate::fork;
 use crate::transport::cipher::{Cipher, Failure, Sealed};
 use crate::transport::control::{Control, Frame, describe};
-use crate::transport::{Interest, Link, Notice, PeerState, Position};
+use crate::transport::{Interest, Link, MESSAGE_HEADER, Notice, PeerState, Position};
 
 /// How long the end of one connection waits for the end of the other.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -219,6 +219,18 @@ impl Link for TcpLink {
             }
         }
         Ok(folded)
+    }
+
+    fn peek(&mut self) -> Result<Option<[u8; MESSAGE_HEADER]>> {
+        // A link over which nothing comes needs no buffer.
+        let may_come = self.buffer.bytes().len() < MESSAGE_HEADER && !self.drained;
+        if may_come
+            && (self.ready(PollFlags::IN).contains(PollFlags::IN)
+                || self.sealed.as_ref().is_some_and(|sealed| sealed.is_ready()))
+        {
+            self.fill()?;
+        }
+        Ok(self.buffer.bytes().first_chunk().copied())
     }
 
     fn arm(&mut self, interest: Interest) -> bool {

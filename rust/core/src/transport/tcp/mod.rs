@@ -1,6 +1,6 @@
 //! Links between hosts: see [`link`].
 
-mod keepalive;
+pub(super) mod keepalive;
 pub mod link;
 
 pub use link::TcpLink;

@@ -7,6 +7,7 @@ use std::sync::Barrier;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use socket2::{Domain, Socket, Type};
 
 use super::*;
 use crate::error::Code;
@@ -130,6 +131,7 @@ impl Member {
             lane: Lane::Collective,
             target,
             deadline: Instant::now() + Duration::from_secs(60),
+            silence: None,
             transport,
             cancelled: &NEVER,
         }
@@ -478,6 +480,44 @@ fn an_ended_peer_is_lost_at_once() {
         "took {:?}",
         since.elapsed()
     );
+}
+
+/// A listener whose queue is full takes no further connection, and says nothing: what a host does that is dark.
+#[test]
+fn a_host_that_answers_nothing_is_lost_within_its_limit() {
+    let (zero, one) = pair();
+    let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    full.bind(&any.into()).unwrap();
+    full.listen(0).unwrap();
+    let address = full.local_addr().unwrap().as_socket().unwrap();
+    let fill = || TcpStream::connect_timeout(&address, Duration::from_millis(500));
+    let queued: Vec<_> = std::iter::from_fn(|| fill().ok()).take(100).collect();
+    assert!((1..100).contains(&queued.len()), "{} fit", queued.len());
+
+    let mut target = one.endpoint.address().clone();
+    target.tcp = vec![address];
+    let since = Instant::now();
+    let error = zero
+        .endpoint
+        .connect(&ConnectRequest {
+            silence: Some(2),
+            ..zero.request(1, &target, TransportChoice::Tcp)
+        })
+        .unwrap_err();
+    assert_eq!(
+        (error.code, error.peer),
+        (Code::PeerLost, Some(1)),
+        "{error}"
+    );
+    for part in [
+        &format!("rank 1 ({target})"),
+        "its host has not answered for 2 s",
+    ] {
+        assert!(error.message.contains(part), "{error}");
+    }
+    let took = since.elapsed().as_secs();
+    assert!((2..20).contains(&took), "took {took} s");
 }
 
 #[test]

@@ -303,6 +303,7 @@ fn many_members_get_in_beside_silent_strangers() {
                         lane: Lane::Collective,
                         target: address,
                         deadline: Instant::now() + Duration::from_secs(60),
+                        silence: None,
                         transport: TransportChoice::Tcp,
                         cancelled: &NEVER,
                     })
