@@ -31,6 +31,11 @@ DESTDIR ?=
 # Whether the tests install the frameworks above torch (Accelerate, Lightning, DeepSpeed, Ray): 170 MB to download.
 FRAMEWORKS ?= yes
 SETUP ?= yes
+# What `make wheel` builds for: versions of torch or folders with one (all that are supported), and the processor.
+TORCHES ?=
+MACHINE ?= $(shell uname -m)
+# Where `make test-wheel` tests: pairs of a Python and a torch or none, as 3.12:2.15.0 (all of them).
+WHEEL_ENVIRONMENTS ?=
 
 override VENV := $(abspath $(VENV))
 override TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -38,32 +43,30 @@ override PY := $(VENV)/bin/python
 # An environment may serve several checkouts, so the stamps carry the checkout they speak for.
 override CHECKOUT := $(shell printf %s "$(CURDIR)" | cksum | cut -d' ' -f1)
 override PACKAGE_STAMP := $(VENV)/.unisono-$(CHECKOUT)
+override WHEEL_TOOLS := $(TARGET)/wheel-tools
+override WHEEL_PY := $(WHEEL_TOOLS)/bin/python
+override WHEEL_STAMP := $(WHEEL_TOOLS)/.unisono
+override NVRTC := $(TARGET)/nvrtc
+override BENCH_RESULTS := bench-results
+override measure = CARGO_TARGET_DIR=$(TARGET) $(PY) -u
 
-# Where this environment's torch lies and its minor version ("2.15"), without the seconds an import takes.
-override find_torch = \
-	torch_dir=$$($(PY) -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])'); \
-	torch_minor=$$(sed -n "s/^__version__ = '\([0-9]*\.[0-9]*\).*/\1/p" "$$torch_dir/version.py")
-override with_torch = $(find_torch); export UNISONO_TORCH_DIR="$$torch_dir" PYO3_PYTHON=$(PY)
-override torch_target = --target-dir "$(TARGET)/torch-$$torch_minor"
-
-# maturin announces itself at every call; cargo's own lines are enough.
-override maturin_develop = VIRTUAL_ENV=$(VENV) $(VENV)/bin/maturin develop --release --target-dir $(TARGET)
-override hush = 2>&1 | { grep -Ev '^(🍹|🐍|🔗|📦|🛠|✏️|📡|    Finished)' || true; }
-
-# Replace a library only when it differs, and never in place: a running process may have it mapped.
-override publish = publish() { cmp -s "$$1" "$$2" || { cp "$$1" "$$2.new" && mv "$$2.new" "$$2"; }; }; publish
+override quietly := tools/quietly.sh
+override with_torch := tools/with-torch.sh $(VENV) $(TARGET)
+# The scripts of tools/ and rust/capi/ take these from the environment.
+export CARGO PYTHON
 
 RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
 KERNELS := rust/core/src/transport/cuda/kernels
 CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
 	tests/torch_cuda/*.hpp tests/torch_cuda/*.cpp examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c \
 	benchmarks/ranks/*.h $(KERNELS)/*.cu $(KERNELS)/*.cuh $(KERNELS)/*.hpp $(KERNELS)/*.cpp)
+SHELL_FILES = .ci/run $(wildcard tools/*.sh tools/*/*.sh rust/capi/*.sh)
 PYTHON_DIRS = $(wildcard python tools tests/python tests/conformance tests/cuda examples benchmarks $(KERNELS))
 
 .PHONY: help
 help: ## List the targets
-	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
-	  | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
+	  | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 .PHONY: setup
 setup: extension ## Make .venv with torch and the built package (instant the second time)
@@ -75,13 +78,13 @@ demo: setup ## Train a digit classifier with 2 processes over unisono
 
 .PHONY: c
 c: prerequisites ## Build libunisono, and put it where `python -m unisono --libs` finds it
-	@CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) rust/capi/build.sh $(hush)
+	@CARGO_TARGET_DIR=$(TARGET) $(quietly) rust/capi/build.sh
 	@rust/capi/install.sh --wheel "$(TARGET)/c" python/unisono/c
 
 .PHONY: install
 install: prerequisites ## Install libunisono, its headers, pkg-config and CMake files, and the launcher (PREFIX=/usr/local)
-	@CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) rust/capi/build.sh $(hush)
-	@$(CARGO) build --release -p unisono-launch --target-dir $(TARGET) $(hush)
+	@CARGO_TARGET_DIR=$(TARGET) $(quietly) rust/capi/build.sh
+	@$(quietly) $(CARGO) build --release -p unisono-launch --target-dir $(TARGET)
 	rust/capi/install.sh "$(TARGET)/c" "$(DESTDIR)$(PREFIX)" "$(LIBDIR)"
 	install -D -s -m 755 "$(TARGET)/release/unisono" "$(DESTDIR)$(PREFIX)/bin/unisono"
 
@@ -93,47 +96,17 @@ test-rust: prerequisites ## Run the Rust tests, and loom over what two threads s
 	$(CARGO) test --workspace --exclude unisono-python --target-dir $(TARGET) $(TEST)
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p unisono -p unisono-capi --lib --release --target-dir $(TARGET)/loom loom_
 
-# Tests in which threads of one process share memory at the same addresses; what ranks map twice it cannot follow. The
-# standard library is built anew, because all code must be instrumented. Threads that the process ends with are no leak.
-TSAN_TESTS := engine:: heap:: reduce::workers transport::
-override tsan := RUSTFLAGS="-Zsanitizer=thread" TSAN_OPTIONS="halt_on_error=1 report_thread_leaks=0" $(CARGO) +nightly test -Zbuild-std \
-  --target x86_64-unknown-linux-gnu --target-dir $(TARGET)/tsan -p unisono
 .PHONY: test-tsan
 test-tsan: prerequisites ## Run the tests of what threads share under ThreadSanitizer
-	@if ! sysroot=$$(rustc +nightly --print sysroot 2>/dev/null); then \
-	  echo "test-tsan: there is no nightly toolchain, skipped (rustup toolchain install nightly)"; exit 0; fi; \
-	if [ ! -d "$$sysroot/lib/rustlib/src" ]; then \
-	  echo "test-tsan: rust-src is not installed, skipped (rustup component add rust-src --toolchain nightly)"; exit 0; fi; \
-	set -x; $(tsan) --lib -- $(TSAN_TESTS)
+	@tools/test-tsan.sh $(TARGET)
 
-# What a target finds goes to fuzz/artifacts, and what it learns to the build folder: fuzz/corpus has the seeds alone.
-FUZZ_TARGETS := $(notdir $(basename $(wildcard fuzz/fuzz_targets/*.rs)))
-override fuzz := $(CARGO) +nightly fuzz
 .PHONY: fuzz
 fuzz: prerequisites ## Fuzz what is parsed from a peer or from the environment, each target for SECONDS=20
-	@if ! $(CARGO) +nightly --version >/dev/null 2>&1; then \
-	  echo "fuzz: there is no nightly toolchain, skipped (rustup toolchain install nightly)"; exit 0; fi; \
-	if ! $(fuzz) --version >/dev/null 2>&1; then \
-	  echo "fuzz: cargo-fuzz is not installed, skipped (cargo install cargo-fuzz)"; exit 0; fi; \
-	unset CARGO_TARGET_DIR; \
-	$(fuzz) build --target-dir $(TARGET)/fuzz; \
-	for target in $(FUZZ_TARGETS); do \
-	  learned=$(TARGET)/fuzz/corpus/$$target; \
-	  mkdir -p $$learned; \
-	  echo "fuzz: $$target, $(SECONDS) s"; \
-	  ASAN_OPTIONS=detect_leaks=0 $(fuzz) run --target-dir $(TARGET)/fuzz $$target $$learned fuzz/corpus/$$target -- \
-	    -max_total_time=$(SECONDS) -max_len=4096 -rss_limit_mb=2048 -timeout=20 -verbosity=0 -print_final_stats=1; \
-	done
+	@tools/fuzz.sh $(TARGET) $(SECONDS)
 
-# A folder with libcuda.so and libcuda.so.1, which tests put into LD_LIBRARY_PATH.
-override CUDA_EMULATOR := $(TARGET)/cuda-emulator
 .PHONY: cuda-emulator
 cuda-emulator: prerequisites ## Build the emulated CUDA driver for tests, and print its folder
-	@$(CARGO) build --release -p unisono-cuda-emulator --target-dir $(TARGET) $(hush)
-	@mkdir -p $(CUDA_EMULATOR)
-	@$(publish) $(TARGET)/release/libunisono_cuda_emulator.so $(CUDA_EMULATOR)/libcuda.so.1
-	@ln -sf libcuda.so.1 $(CUDA_EMULATOR)/libcuda.so
-	@echo $(CUDA_EMULATOR)
+	@tools/build-cuda-emulator.sh $(TARGET)
 
 .PHONY: test-python
 test-python: frameworks c c-tools nvrtc ## Run the Python and torch tests
@@ -160,24 +133,22 @@ conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter
 lint: setup ## Check style, types and lints of every language
 	$(CARGO) fmt --all --check
 	PYO3_PYTHON=$(PY) $(CARGO) clippy --workspace --all-targets --target-dir $(TARGET) -- -D warnings
-	@if [ -f csrc/backend.cpp ]; then echo "$(CARGO) clippy -p unisono-python --features torch"; $(with_torch); \
-	  $(CARGO) clippy --release -p unisono-python --features torch $(torch_target) -- -D warnings; fi
+	$(with_torch) $(CARGO) clippy --release -p unisono-python --features torch -- -D warnings
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check; \
 	else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
 	$(PY) -m ruff check $(PYTHON_DIRS)
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
-	@if [ -f python/unisono/_core.pyi ]; then set -x; export MYPYPATH=python; \
-	  $(PY) -m mypy; $(PY) -m mypy.stubtest unisono._core; \
-	else echo "mypy: python/unisono/_core.pyi does not exist, skipped"; fi
-	@if [ -n "$(CXX_FILES)" ]; then set -x; $(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES); \
-	else echo "clang-format: no C or C++ file, skipped"; fi
+	MYPYPATH=python $(PY) -m mypy
+	MYPYPATH=python $(PY) -m mypy.stubtest unisono._core
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
+	$(VENV)/bin/shellcheck $(SHELL_FILES)
 
 .PHONY: fmt
 fmt: setup ## Format every language in place
 	$(CARGO) fmt --all
 	$(PY) -m ruff check --fix-only $(PYTHON_DIRS)
 	$(PY) -m ruff format $(PYTHON_DIRS)
-	@if [ -n "$(CXX_FILES)" ]; then $(VENV)/bin/clang-format -i $(CXX_FILES); fi
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
 
 .PHONY: bench
 bench: setup bench-peers ## Measure beside Open MPI, gloo and the memory, for ten minutes; results in bench-results/
@@ -191,10 +162,17 @@ bench: setup bench-peers ## Measure beside Open MPI, gloo and the memory, for te
 	@echo "results: $(BENCH_RESULTS)/ (compare, ddp, failure, sweep and instructions .txt; .csv, .json and .png beside them)"
 
 .PHONY: wheel
-wheel: setup c ## Build a wheel for this environment's torch, with the C library, into dist/
-	@for library in python/unisono/core-torch-*.so; do [ ! -f "$$library" ] || \
-	  { strip --strip-debug -o "$$library.new" "$$library" && mv "$$library.new" "$$library"; }; done
-	$(VENV)/bin/maturin build --release --out dist --interpreter $(PY) --target-dir $(TARGET)
+wheel: prerequisites $(WHEEL_STAMP) ## Build the wheel for every torch and glibc 2.28 into dist/ (TORCHES="2.15.0", MACHINE=aarch64)
+	@tools/system-packages.sh wheel $(MACHINE)
+	PYTHONPATH=tools $(WHEEL_PY) -m unisono_build.release --machine $(MACHINE) $(addprefix --torch ,$(TORCHES)) --target $(TARGET)/wheel
+
+.PHONY: sdist
+sdist: prerequisites $(WHEEL_STAMP) ## Pack the source distribution into dist/
+	PATH="$(WHEEL_TOOLS)/bin:$$PATH" $(WHEEL_PY) -m build --sdist --no-isolation --outdir dist
+
+.PHONY: test-wheel
+test-wheel: ## Test the wheel of dist/ in clean environments (WHEEL_ENVIRONMENTS="3.12:2.15.0 3.12:none")
+	$(PYTHON) tools/test_wheel.py dist/unisono-*_$(MACHINE).whl $(addprefix --only ,$(WHEEL_ENVIRONMENTS))
 
 .PHONY: ptx
 ptx: nvrtc ## Compile the CUDA kernels anew, after a change of their sources (no GPU is needed)
@@ -207,104 +185,44 @@ clean: ## Remove what was built, and the virtual environments made here
 	rm -rf python/unisono/*.so python/unisono/c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# What pip and cargo cannot bring. As root on Debian the missing packages are installed; otherwise they are named.
 # The C library and the launcher need nothing but cargo and a C compiler.
-override ALL := $(filter-out c install cuda-emulator,$(MAKECMDGOALS))
+override NEEDED := $(if $(filter-out c install cuda-emulator,$(MAKECMDGOALS)),build $(VENV),c)
 .PHONY: prerequisites
 prerequisites:
-	@command -v $(CARGO) >/dev/null || { echo "cargo is not installed. Install stable Rust (https://rust-lang.org/tools/install), then run make again." >&2; exit 1; }
-	@missing=(); \
-	command -v cc >/dev/null || missing+=(gcc); \
-	if [ -n "$(ALL)" ]; then \
-	command -v c++ >/dev/null || missing+=(g++); \
-	command -v $(PYTHON) >/dev/null || missing+=(python3 python3-venv); \
-	: "the tests across hosts skip without ip"; \
-	! command -v apt-get >/dev/null || [ "$$(id -u)" -ne 0 ] || command -v ip >/dev/null || missing+=(iproute2); \
-	if [ ! -x $(PY) ] && command -v $(PYTHON) >/dev/null; then \
-	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	    { echo "$$($(PYTHON) --version) is too old: unisono needs 3.10 or newer (make PYTHON=python3.12)" >&2; exit 1; }; \
-	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv); \
-	fi; \
-	fi; \
-	[ $${#missing[@]} -eq 0 ] && exit 0; \
-	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then \
-	  echo "installing $${missing[*]}"; apt-get update -qq; \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$${missing[@]}" </dev/null; \
-	else echo "missing: $${missing[*]}. On Debian: sudo apt-get install $${missing[*]}" >&2; exit 1; fi
+	@tools/system-packages.sh $(NEEDED)
 
-# What the tests of the C header use besides gcc. Without it some of them skip, so it may fail.
+# What the tests of the C header use besides gcc.
 .PHONY: c-tools
 c-tools:
-	@if command -v apt-get >/dev/null && [ "$$(id -u)" -eq 0 ]; then \
-	  missing=(); \
-	  for tool in clang valgrind pkg-config; do command -v $$tool >/dev/null || missing+=($$tool); done; \
-	  [ $${#missing[@]} -eq 0 ] && exit 0; \
-	  echo "installing $${missing[*]}"; \
-	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-	    apt-get install -qq -y --no-install-recommends "$${missing[@]}" </dev/null; } || \
-	    echo "$${missing[*]} could not be installed: some tests of the C header will be skipped"; \
-	fi
+	@tools/system-packages.sh c-tests
 
 $(PY): | prerequisites
-	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --upgrade pip
+	tools/make-venv.sh $(VENV)
 
-# The editable install: the console scripts, the entry points torch finds us by, and what development needs.
-# Only a change of metadata brings it back; sources are cargo's business, below.
 $(PACKAGE_STAMP): pyproject.toml Cargo.toml $(RUST_PACKAGES) | $(PY)
-	@$(PY) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' || \
-	  { echo "installing torch $(TORCH) (a large download)"; \
-	    $(PY) -m pip install torch==$(TORCH); }
-	@echo "installing the package and its development tools into $(VENV)"
-	@$(PY) -m pip install 'maturin>=1.9,<2'
-	@$(maturin_develop) --extras examples,test,lint $(hush)
+	@tools/install-development.sh $(VENV) $(TORCH) $(TARGET)
 	@touch $@
 
-# Two builds of one crate: without torch for the Python door, and one for this environment's torch. cargo decides
-# whether there is anything to do.
 .PHONY: extension
 extension: prerequisites $(PACKAGE_STAMP)
-	@$(maturin_develop) --skip-install $(hush)
-	@if [ -f csrc/backend.cpp ]; then $(with_torch); \
-	  $(CARGO) build --release -p unisono-python --features torch $(torch_target) $(hush); \
-	  $(publish) "$(TARGET)/torch-$$torch_minor/release/lib_core.so" "python/unisono/core-torch-$$torch_minor.so"; \
-	else echo "torch: csrc/backend.cpp does not exist, built without it"; fi
+	@tools/build-extension.sh $(VENV) $(TARGET)
 
-override BENCH_RESULTS := bench-results
-override measure = CARGO_TARGET_DIR=$(TARGET) $(PY) -u
+# What builds a wheel, in an environment without torch.
+$(WHEEL_STAMP): pyproject.toml | prerequisites
+	tools/make-venv.sh $(WHEEL_TOOLS) --group release
+	@touch $@
 
-# Open MPI and matplotlib. Without them the benchmarks leave that peer and the plots out, so it may fail.
-override BENCH_STAMP := $(VENV)/.unisono-bench
 .PHONY: bench-peers
 bench-peers: setup
-	@if [ ! -f $(BENCH_STAMP) ]; then \
-	  echo "installing what unisono is measured beside"; \
-	  requirements=$$($(PY) -c 'import importlib.metadata as m; print(*(r.split(";")[0].strip() for r in m.requires("unisono") if "bench" in r))'); \
-	  if $(PY) -m pip install $$requirements; then touch $(BENCH_STAMP); \
-	  else echo "Open MPI and matplotlib could not be installed: they are left out"; fi; \
-	fi
+	@tools/install-extra.sh $(VENV) bench "what unisono is measured beside" \
+	  "Open MPI and matplotlib could not be installed: they are left out"
 
-# The compiler of the CUDA kernels, in a folder of its own: torch has another. Without it a test skips, so it may fail.
-override NVRTC := $(TARGET)/nvrtc
 .PHONY: nvrtc
 nvrtc: | $(PY)
-	@requirement=$$($(PY) $(KERNELS)/build.py --requirement); \
-	if [ ! -f "$(NVRTC)/$$requirement" ]; then \
-	  echo "installing $$requirement into $(NVRTC)"; \
-	  rm -rf "$(NVRTC)"; \
-	  if $(PY) -m pip install --no-deps --target "$(NVRTC)" "$$requirement"; then touch "$(NVRTC)/$$requirement"; \
-	  else echo "NVRTC could not be installed: that the PTX is the sources' will not be tested in full"; fi; \
-	fi
+	@tools/install-nvrtc.sh $(VENV) $(NVRTC)
 
-# What the tests of the frameworks need. Without it they skip, so it may fail; torch stays as it is.
-override FRAMEWORKS_STAMP := $(VENV)/.unisono-frameworks
 .PHONY: frameworks
 frameworks: setup
-	@if [ "$(FRAMEWORKS)" = yes ] && [ ! -f $(FRAMEWORKS_STAMP) ]; then \
-	  echo "installing the frameworks above torch (FRAMEWORKS=no: leave them out)"; \
-	  $(PY) -m pip freeze | grep '^torch==' > $(FRAMEWORKS_STAMP).constraints; \
-	  requirements=$$($(PY) -c 'import importlib.metadata as m; print(*(r.split(";")[0].strip() for r in m.requires("unisono") if "frameworks" in r))'); \
-	  if DS_BUILD_OPS=0 $(PY) -m pip install -c $(FRAMEWORKS_STAMP).constraints $$requirements; \
-	  then touch $(FRAMEWORKS_STAMP); \
-	  else echo "the frameworks could not be installed: their tests will be skipped"; fi; \
-	fi
+	@[ "$(FRAMEWORKS)" != yes ] || tools/install-extra.sh $(VENV) frameworks \
+	  "the frameworks above torch (FRAMEWORKS=no: leave them out)" \
+	  "the frameworks could not be installed: their tests will be skipped"
