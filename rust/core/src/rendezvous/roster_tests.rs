@@ -278,11 +278,21 @@ fn differing_settings_are_named_with_their_values() {
 
 #[test]
 fn differing_versions_are_named() {
+    // Nobody says less of a patch version: it may choose other algorithms.
     let mut other = someone(1, 2);
-    other.version = "9.9.9".to_owned();
+    other.version.push('1');
+    let own = someone(0, 2).version;
+    let both = [
+        format!("unisono {own}1, but rank 0 runs {own}:"),
+        format!("unisono {own}, but rank 1 runs {own}1:"),
+    ];
     let errors = errors(&MemoryStore::default(), &[someone(0, 2), other], LONG);
     for error in errors {
         assert_eq!(error.code, Code::Mismatch);
+        assert!(
+            both.iter().any(|said| error.message.contains(said)),
+            "{error}"
+        );
     }
 }
 
