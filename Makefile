@@ -174,6 +174,16 @@ sdist: prerequisites $(WHEEL_STAMP) ## Pack the source distribution into dist/
 test-wheel: ## Test the wheel of dist/ in clean environments (WHEEL_ENVIRONMENTS="3.12:2.15.0 3.12:none")
 	$(PYTHON) tools/test_wheel.py dist/unisono-*_$(MACHINE).whl $(addprefix --only ,$(WHEEL_ENVIRONMENTS))
 
+.PHONY: audit
+audit: prerequisites $(WHEEL_STAMP) ## Check licences and known vulnerabilities of all that is built with or depended on
+	$(CARGO) deny --all-features check
+	$(WHEEL_TOOLS)/bin/pip-audit --strict --progress-spinner off
+	$(WHEEL_TOOLS)/bin/pip-audit --strict --progress-spinner off .
+
+.PHONY: sbom
+sbom: prerequisites ## Write which crates the wheel is made of into dist/ (cargo-cyclonedx)
+	@tools/make-sbom.sh
+
 .PHONY: ptx
 ptx: nvrtc ## Compile the CUDA kernels anew, after a change of their sources (no GPU is needed)
 	@[ -d "$(NVRTC)" ] || { echo "ptx: without NVRTC the kernels cannot be compiled" >&2; exit 1; }

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 import re
 from pathlib import Path
 
 import pytest
+import record_version as tool
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def load_tool():
-    path = ROOT / "tools" / "record_version.py"
-    spec = importlib.util.spec_from_file_location("record_version", path)
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    return tool
-
-
-tool = load_tool()
 MINOR = tool.minor_version()
 RELEASED = (
     f"{MINOR} is released and programs rely on this. Restore it, or raise the minor version in "
@@ -72,7 +62,7 @@ class Thing:
 
 
 def facts_of(source: str) -> set[str]:
-    (thing,) = tool.ast.parse(source).body
+    (thing,) = ast.parse(source).body
     return set(tool._facts("Thing", thing))
 
 

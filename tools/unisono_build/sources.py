@@ -18,7 +18,8 @@ _TO_BUILD = (
     *("tests/c", "tests/cuda", "tests/rust", "tools/unisono_build"),
 )
 _ALL = (
-    *(".ci", ".clang-format", ".editorconfig", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *(".ci", ".clang-format", ".editorconfig", ".github", ".gitignore"),
+    *("CHANGELOG.md", "CONTRIBUTING.md"),
     *("Cargo.lock", "Cargo.toml", "LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "Makefile"),
     *("README.md", "benchmarks", "clippy.toml", "csrc", "deny.toml", "docs", "examples", "fuzz"),
     *("include", "pyproject.toml", "python", "rust", "rustfmt.toml", "tests", "tools"),

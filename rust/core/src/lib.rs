@@ -34,6 +34,11 @@
 //! # Ok::<(), unisono::error::Error>(())
 //! ```
 
+// The example of the crate's page is compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub mod buffer;
 pub mod communicator;
 pub mod config;
