@@ -9,6 +9,7 @@
 // it exists in every version, and the new names forward to it.
 #pragma once
 
+#include <torch/headeronly/version.h>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -17,7 +18,6 @@
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/headeronly/version.h>
 #include <unordered_map>
 #include <vector>
 

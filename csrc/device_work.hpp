@@ -6,12 +6,12 @@
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <torch/headeronly/version.h>
 #include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <torch/headeronly/version.h>
 #include <vector>
 
 #include "streams.hpp"

@@ -15,7 +15,9 @@ template std::string std::basic_stringbuf<char>::str() &&;
 
 namespace std {
 // Since GLIBCXX_3.4.29.
-void __throw_bad_array_new_length() { throw bad_array_new_length(); }
+void __throw_bad_array_new_length() {
+  throw bad_array_new_length();
+}
 }  // namespace std
 
 // Since glibc 2.32; 0 says that there may be several threads, which is always safe.

@@ -3,6 +3,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <torch/headeronly/version.h>
 #include <algorithm>
 #include <atomic>
 #include <iterator>
@@ -10,7 +11,6 @@
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <torch/headeronly/version.h>
 #include <vector>
 
 #include "bridge.hpp"
