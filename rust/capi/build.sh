@@ -4,7 +4,8 @@
 #   rust/capi/build.sh [FOLDER]
 #
 # cargo makes the static library; the shared one is linked from it, so that it has a SONAME and versioned symbols and
-# exports nothing but unisono_*. CARGO, CC and CARGO_TARGET_DIR are respected.
+# exports nothing but unisono_*. CARGO, CC and CARGO_TARGET_DIR are respected, and for another processor CARGO_BUILD_TARGET
+# and STRIP.
 set -eu
 
 here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
@@ -18,7 +19,7 @@ soname=libunisono.so.$(echo "$version" | sed 's/^0\.\([0-9]*\)\..*/0.\1/; t; s/\
 cd "$root"
 "${CARGO:-cargo}" build --release -p unisono-capi --target-dir "$target"
 mkdir -p "$folder"
-archive=$target/release/libunisono_capi.a
+archive=$target/${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}release/libunisono_capi.a
 library=$folder/libunisono.so.$version
 if [ ! "$library" -nt "$archive" ] || [ ! "$library" -nt "$here/unisono.map" ]; then
   # Whole: nothing refers to our functions yet. It is never unloaded, since it has threads and an exit handler.
@@ -27,10 +28,10 @@ if [ ! "$library" -nt "$archive" ] || [ ! "$library" -nt "$here/unisono.map" ]; 
     -Wl,-soname,"$soname" -Wl,--version-script="$here/unisono.map" \
     -Wl,--gc-sections -Wl,-O1 -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,--no-undefined \
     -lgcc_s -lpthread -lm -ldl -lc
-  strip --strip-debug "$library.new"
+  "${STRIP:-strip}" --strip-debug "$library.new"
   mv "$library.new" "$library"
   cp "$archive" "$folder/libunisono.a.new"
-  strip --strip-debug "$folder/libunisono.a.new"
+  "${STRIP:-strip}" --strip-debug "$folder/libunisono.a.new"
   mv "$folder/libunisono.a.new" "$folder/libunisono.a"
 fi
 [ "$soname" = "libunisono.so.$version" ] || ln -sf "libunisono.so.$version" "$folder/$soname"
