@@ -62,8 +62,8 @@ PYTHON_DIRS = $(wildcard python tests/python tests/conformance tests/cuda exampl
 
 .PHONY: help
 help: ## List the targets
-	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
-	  | while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
+	  | while IFS=$$'\t' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
 
 .PHONY: setup
 setup: extension ## Make .venv with torch and the built package (instant the second time)
@@ -105,6 +105,15 @@ test-tsan: prerequisites ## Run the tests of what threads share under ThreadSani
 	if [ ! -d "$$sysroot/lib/rustlib/src" ]; then \
 	  echo "test-tsan: rust-src is not installed, skipped (rustup component add rust-src --toolchain nightly)"; exit 0; fi; \
 	set -x; $(tsan) --lib -- $(TSAN_TESTS)
+
+# Under an emulator, with compilers that are fetched where there are none. Each says why it skips where that cannot be.
+override aarch64 = CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) PYTHON=$(PYTHON) tools/aarch64
+.PHONY: test-aarch64 test-aarch64-quick
+test-aarch64: prerequisites ## Run the tests of Rust, C and NumPy for aarch64, emulated: an hour or so
+	@$(aarch64)/test.sh whole
+
+test-aarch64-quick: prerequisites ## Run the part of them that takes a few minutes
+	@$(aarch64)/test.sh quick
 
 # What a target finds goes to fuzz/artifacts, and what it learns to the build folder: fuzz/corpus has the seeds alone.
 FUZZ_TARGETS := $(notdir $(basename $(wildcard fuzz/fuzz_targets/*.rs)))

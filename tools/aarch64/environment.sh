@@ -12,8 +12,10 @@
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 triple=aarch64-unknown-linux-gnu
-folder=${CARGO_TARGET_DIR:-$checkout/target}/aarch64
-case $folder in /*) ;; *) folder=$PWD/$folder ;; esac
+# Exported, since the scripts call each other, and cargo by another CARGO_TARGET_DIR.
+export AARCH64_FOLDER=${AARCH64_FOLDER:-$(realpath -m "${CARGO_TARGET_DIR:-$checkout/target}")/aarch64}
+folder=$AARCH64_FOLDER
+builds=${AARCH64_BUILDS:-$folder/build}
 tools=$folder/tools
 sysroot=$folder/sysroot
 modules=$folder/python
@@ -65,6 +67,6 @@ use_compilers() {
   CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=${CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER:-$linker}
   export RUSTC STRIP CC_aarch64_unknown_linux_gnu CXX_aarch64_unknown_linux_gnu AR_aarch64_unknown_linux_gnu \
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER
-  # Programs of this machine, the launcher's tests among them, do not take what is built there for theirs.
-  export CARGO_TARGET_DIR=$folder/build
+  # Not where the tests of this machine look for what they run.
+  export CARGO_TARGET_DIR=$builds
 }

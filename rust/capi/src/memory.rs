@@ -49,7 +49,11 @@ fn allocate(bytes: usize) -> Result<NonNull<u8>> {
             format!("{bytes} bytes of memory cannot be had"),
         )
     };
-    let alignment = if bytes >= LARGE { heap::page() } else { ALIGNMENT };
+    let alignment = if bytes >= LARGE {
+        heap::page()
+    } else {
+        ALIGNMENT
+    };
     let layout = Layout::from_size_align(bytes, alignment).map_err(|_| refused())?;
     // SAFETY: the size is not zero.
     let address = NonNull::new(unsafe { alloc(layout) }).ok_or_else(refused)?;

@@ -31,7 +31,10 @@ pub(super) struct Tier(Set);
 enum Set {
     #[cfg_attr(
         all(target_arch = "aarch64", not(test)),
-        expect(dead_code, reason = "every processor has the other one; tests compare the two")
+        expect(
+            dead_code,
+            reason = "every processor has the other one; tests compare the two"
+        )
     )]
     Plain,
     #[cfg(target_arch = "x86_64")]

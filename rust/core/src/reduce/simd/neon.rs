@@ -120,7 +120,8 @@ macro_rules! sum {
                 };
                 for source in rest {
                     let terms = load(source);
-                    for (sum, term) in sums.as_flattened_mut().iter_mut().zip(terms.as_flattened()) {
+                    for (sum, term) in sums.as_flattened_mut().iter_mut().zip(terms.as_flattened())
+                    {
                         // SAFETY: likewise.
                         *sum = unsafe { vaddq_f32(*sum, *term) };
                     }
