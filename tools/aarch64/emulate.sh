@@ -23,9 +23,28 @@ magic='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00'
 mask='\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff'
 # F: the emulator is opened now, so that it is found in whatever name space a program runs.
 register=":aarch64:M::$magic:$mask:$(readlink -f "$(emulator)"):F"
-inside='mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc && printf %s "$1" >/proc/sys/fs/binfmt_misc/register'
-if ! reason=$(unshare --user --map-root-user --mount sh -c "$inside && \"\$2\" --version" sh "$register" "$probe" 2>&1); then
+mount_and='mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc && \
+  printf %s "$0" >/proc/sys/fs/binfmt_misc/register && exec "$@"'
+
+# Replaces this process by the command, in the name space.
+enter() {
+  if [ "$(id -u)" -ne 0 ]; then
+    exec unshare --user --map-current-user --keep-caps --mount sh -c "$mount_and" "$register" "$@"
+  fi
+  # All users are there under their own numbers, as tests that give files away ask. The numbers can only be told from
+  # outside, and only who runs a program after that is root inside.
+  local me=$BASHPID
+  # Nobody's child: what becomes of this process knows of none.
+  ({
+    until [ "$(readlink "/proc/$me/ns/user")" != "$(readlink /proc/self/ns/user)" ]; do sleep 0.01; done
+    for map in uid_map gid_map; do awk '{print $1, $1, $3}' "/proc/self/$map" >"/proc/$me/$map"; done
+  } </dev/null >/dev/null 2>&1 &)
+  exec unshare --user --mount sh -c 'until [ -n "$(cat /proc/self/gid_map)" ]; do sleep 0.01; done; exec sh -c "$@"' \
+    sh "$mount_and" "$register" "$@"
+}
+
+if ! reason=$(enter "$probe" --version 2>&1); then
   echo "aarch64: programs cannot be emulated here, which needs Linux 6.7 and name spaces of users: ${reason##*$'\n'}" >&2
   exit 3
 fi
-exec unshare --user --map-root-user --mount sh -c "$inside"' && shift && exec "$@"' sh "$register" "$@"
+enter "$@"

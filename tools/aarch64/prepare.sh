@@ -111,7 +111,8 @@ fi
 rm -rf "$apt"
 
 # The modules are fetched by this machine's pip, which runs nothing of theirs.
-if [ ! -f "$modules/.complete" ]; then
+requirements='numpy pytest pytest-timeout ml_dtypes psutil'
+if [ "$(cat "$modules/.complete" 2>/dev/null)" != "$requirements" ]; then
   version=$(basename "$(readlink "$sysroot/usr/bin/python3")" | sed 's/python//')
   echo "aarch64: fetching NumPy and pytest for its Python $version"
   rm -rf "$modules"
@@ -119,6 +120,6 @@ if [ ! -f "$modules/.complete" ]; then
   [ -x "$python" ] || python=python3
   PIP_ROOT_USER_ACTION=ignore "$python" -m pip install --quiet --disable-pip-version-check --target "$modules" --python-version "$version" \
     --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 --only-binary :all: \
-    numpy pytest pytest-timeout ml_dtypes </dev/null || give_up "NumPy for aarch64 cannot be fetched"
-  touch "$modules/.complete"
+    $requirements </dev/null || give_up "NumPy for aarch64 cannot be fetched"
+  echo "$requirements" >"$modules/.complete"
 fi

@@ -28,9 +28,27 @@ use_compilers
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER=$here/emulate.sh
 cd "$checkout"
 
+# What this emulator (qemu-user 7.2) is not able to run:
+left_out=(
+  # It has no process_vm_readv, which these are about; all the rest then goes the way that the library falls back to.
+  descriptions_that_no_member_writes_are_errors messages_in_the_middle_of_a_loan_are_errors
+  a_trial_lies_in_private_memory_as_a_whole private_memory_goes_the_way_that_takes_less
+  private_memory_out_of_reach_is_copied a_revoked_loan_is_never_whole what_a_forked_child_drops_takes_nothing_back
+  who_dies_while_its_memory_is_read_is_lost processes_talk_with_messages_of_every_kind
+  # For want of it these move megabytes through rings of 64 bytes, between threads that take turns: it takes minutes.
+  messages_of_every_kind_arrive_in_order sleepers_are_woken_by_messages_of_every_kind
+  # In /proc/self/stat each thread of a process has begun at another time.
+  many_threads_lose_nothing ranks_meet_in_a_file
+  # Its deadline is for a processor that is there.
+  a_deadline_before_the_end_of_refusals_is_a_timeout
+)
+say "left out: ${left_out[*]}"
+
+# Tests of the packages and targets before `--` whose names contain one of what follows, all if nothing does.
 test_rust() {
   say "cargo test $*"
-  "$cargo" test --quiet --target "$triple" "$@"
+  local skipped=("${left_out[@]/#/--skip=}")
+  "$cargo" test --quiet --target "$triple" "$@" "${skipped[@]}"
 }
 
 # Where the size of a page matters.
@@ -41,9 +59,9 @@ if [ "$part" = quick ]; then
     PAGE=$page test_rust --release -p unisono --lib -- "${of_pages[@]}"
   done
 else
-  # Not the tests of devices, whose emulator has stubs for this machine alone.
-  test_rust -p unisono --lib --test collectives --test counts --test engine --test lending --test threads
-  test_rust -p unisono-capi -p unisono-launch
+  # Not those of devices, which are emulated for this machine, nor of lending, which needs process_vm_readv.
+  test_rust -p unisono --lib --test collectives --test counts --test engine --test threads --
+  test_rust -p unisono-capi -p unisono-launch --
   for page in 16384 65536; do
     PAGE=$page test_rust -p unisono --lib -- "${of_pages[@]}"
   done
