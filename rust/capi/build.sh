@@ -4,8 +4,7 @@
 #   rust/capi/build.sh [FOLDER]
 #
 # cargo makes the static library; the shared one is linked from it, so that it has a SONAME and versioned symbols and
-# exports nothing but unisono_*. CARGO, CC and CARGO_TARGET_DIR are respected, and for another processor CARGO_BUILD_TARGET
-# and STRIP.
+# exports nothing but unisono_*. CARGO, CARGO_TARGET_DIR, CARGO_BUILD_TARGET, and CC and STRIP for that target are respected.
 set -eu
 
 here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
