@@ -66,7 +66,7 @@ PYTHON_DIRS = $(wildcard python tools tests/python tests/conformance tests/cuda 
 .PHONY: help
 help: ## List the targets
 	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) \
-	  | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
+	  | while IFS=$$'\t' read -r name text; do printf '  make %-18s %s\n' "$$name" "$$text"; done
 
 .PHONY: setup
 setup: extension ## Make .venv with torch and the built package (instant the second time)
@@ -99,6 +99,15 @@ test-rust: prerequisites ## Run the Rust tests, and loom over what two threads s
 .PHONY: test-tsan
 test-tsan: prerequisites ## Run the tests of what threads share under ThreadSanitizer
 	@tools/test-tsan.sh $(TARGET)
+
+# Under an emulator, with compilers that are fetched where there are none. Each says why it skips where that cannot be.
+override aarch64 = CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) PYTHON=$(PYTHON) tools/aarch64
+.PHONY: test-aarch64 test-aarch64-quick
+test-aarch64: prerequisites ## Run the tests of Rust, C and NumPy for aarch64, emulated: an hour or so
+	@$(aarch64)/test.sh whole
+
+test-aarch64-quick: prerequisites ## Run the part of them that takes a few minutes
+	@$(aarch64)/test.sh quick
 
 .PHONY: fuzz
 fuzz: prerequisites ## Fuzz what is parsed from a peer or from the environment, each target for SECONDS=20
@@ -161,10 +170,11 @@ bench: setup bench-peers ## Measure beside Open MPI, gloo and the memory, for te
 	$(measure) benchmarks/instructions.py | tee $(BENCH_RESULTS)/instructions.txt
 	@echo "results: $(BENCH_RESULTS)/ (compare, ddp, failure, sweep and instructions .txt; .csv, .json and .png beside them)"
 
+# What brings the compilers for another machine than this one.
+override cross = $(if $(filter-out $(shell uname -m),$(MACHINE)),CARGO_TARGET_DIR=$(TARGET) tools/$(MACHINE)/with-compilers.sh)
 .PHONY: wheel
 wheel: prerequisites $(WHEEL_STAMP) ## Build the wheel for every torch and glibc 2.28 into dist/ (TORCHES="2.15.0", MACHINE=aarch64)
-	@tools/system-packages.sh wheel $(MACHINE)
-	PYTHONPATH=tools $(WHEEL_PY) -m unisono_build.release --machine $(MACHINE) $(addprefix --torch ,$(TORCHES)) --target $(TARGET)/wheel
+	PYTHONPATH=tools $(cross) $(WHEEL_PY) -m unisono_build.release --machine $(MACHINE) $(addprefix --torch ,$(TORCHES)) --target $(TARGET)/wheel
 
 .PHONY: sdist
 sdist: prerequisites $(WHEEL_STAMP) ## Pack the source distribution into dist/

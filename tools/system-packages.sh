@@ -4,7 +4,6 @@
 #
 #   tools/system-packages.sh c             what the C library and the launcher need: cargo and a C compiler
 #   tools/system-packages.sh build VENV    what everything needs; VENV is the environment that exists or will be made
-#   tools/system-packages.sh wheel MACHINE what a wheel for x86_64 or aarch64 needs besides, where this is another machine
 #   tools/system-packages.sh c-tests       what the tests of the C header use besides: some skip without, so it never fails
 #
 # CARGO and PYTHON are the commands to use, cargo and python3 by default.
@@ -46,23 +45,12 @@ need_all_to_build() {
   fi
 }
 
-need_cross_compilers() {
-  local machine=$1 triple=$1-unknown-linux-gnu
-  [ "$machine" != "$(uname -m)" ] || return 0
-  [ -d "$(rustc --print sysroot)/lib/rustlib/$triple" ] || {
-    echo "Rust's standard library for $machine is not installed: rustup target add $triple" >&2
-    exit 1
-  }
-  there "$machine-linux-gnu-g++" || missing+=("g++-${machine//_/-}-linux-gnu")
-}
-
 case $1 in
   c) need_compiler_and_cargo ;;
   build)
     need_compiler_and_cargo
     need_all_to_build "$2"
     ;;
-  wheel) need_cross_compilers "$2" ;;
   c-tests)
     is_root_on_debian || exit 0
     for tool in clang valgrind pkg-config; do there $tool || missing+=("$tool"); done
@@ -71,7 +59,7 @@ case $1 in
     exit 0
     ;;
   *)
-    echo "system-packages.sh: c, build VENV, wheel MACHINE or c-tests" >&2
+    echo "system-packages.sh: c, build VENV or c-tests" >&2
     exit 2
     ;;
 esac

@@ -35,7 +35,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 # After one rank fails the others have this long to notice before their stacks are taken. A rank
 # that lost a peer should end by itself; a test that wants to see how uses ``check=False``.
-GRACE = 10.0
+# An emulated processor needs more time for everything.
+PATIENCE = float(os.environ.get("UNISONO_TEST_PATIENCE", "1"))
+GRACE = 10.0 * PATIENCE
 STACK_TIME = 0.5
 OUTPUT_LINES = 60
 _PR_SET_PDEATHSIG = 1
@@ -323,7 +325,7 @@ class _Rank:
 
 def _wait(ranks: list[_Rank], timeout: float, *, stop_on_failure: bool) -> bool:
     """Wait for all, then dump and kill what still runs. True if that was for the timeout."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout * PATIENCE
     timed_out = True
     pause = 0.005
     while (running := [rank for rank in ranks if rank.running()]) and time.monotonic() < deadline:

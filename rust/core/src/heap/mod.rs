@@ -74,8 +74,8 @@ pub(crate) fn detach(address: usize, bytes: usize, is_over: IsOver) {
     HEAP.detach(address, bytes, is_over);
 }
 
-/// Bytes of a page of memory here: 4,096 on most systems.
-pub(crate) fn page() -> usize {
+/// Bytes of a page of memory here: 4,096 on most systems, 16 or 64 KiB on some with aarch64.
+pub fn page() -> usize {
     rustix::param::page_size()
 }
 

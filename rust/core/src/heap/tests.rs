@@ -36,8 +36,8 @@ fn blocks_are_aligned_and_known_to_peers_by_their_place() {
     let large = arena.allocate(100_000, 64).unwrap();
     let aligned = arena.allocate(100, 1 << 21).unwrap();
     assert_eq!(small.bytes, GRAIN);
-    assert_eq!(large.bytes % 4096, 0);
-    assert_eq!(large.address.addr().get() % 4096, 0);
+    assert_eq!(large.bytes % page(), 0);
+    assert_eq!(large.address.addr().get() % page(), 0);
     assert_eq!(aligned.address.addr().get() % (1 << 21), 0);
     let place = arena.locate(small.address.as_ptr(), 1).unwrap();
     let other = arena.locate(large.address.as_ptr(), 100_000).unwrap();
@@ -100,11 +100,11 @@ fn the_limit_holds_and_room_is_made_from_empty_segments() {
 
 #[test]
 fn a_heap_of_a_few_pages_and_none_at_all() {
-    let arena = heap(3 * 4096 + 5);
-    let block = arena.allocate(2 * 4096, 64).unwrap();
-    assert!(arena.allocate(4096, 64).is_some());
+    let arena = heap(3 * page() + 5);
+    let block = arena.allocate(2 * page(), 64).unwrap();
+    assert!(arena.allocate(page(), 64).is_some());
     assert_eq!(arena.allocate(1, 64), None);
-    assert_eq!(arena.statistics().reserved, 3 * 4096);
+    assert_eq!(arena.statistics().reserved, 3 * page());
     free(&arena, block);
     let off = heap(0);
     assert_eq!(off.allocate(1, 1), None);

@@ -1,6 +1,6 @@
 //! A copy that avoids the slow cases of the C library's.
 //!
-//! For lengths from some KiB to the size of the L2 cache, glibc copies with `rep movsb` where
+//! For lengths from some KiB to the size of the L2 cache, glibc on x86-64 copies with `rep movsb` where
 //! the processor calls it fast. On AMD's Zen 3 and Zen 4 that instruction falls to about 1 GB/s, a
 //! thirtieth, when the destination's place in its page is the source's or a few bytes further on
 //! (glibc bug 30994). Collectives meet this often: a ring begins a page, an array from `malloc` 16
@@ -49,7 +49,8 @@ impl Streaming {
     /// and written: streaming from the size of the last cache on. A copy alone touches twice its
     /// length; in a collective, what all ranks of this host read and write counts.
     pub fn for_footprint(bytes: usize) -> Self {
-        if bytes > cache::last_level() {
+        // Where there are no such stores it would only cost the way round through a buffer.
+        if cfg!(target_arch = "x86_64") && bytes > cache::last_level() {
             Self::Yes
         } else {
             Self::No
@@ -107,7 +108,7 @@ pub(super) fn copy_cached(dst: &mut [u8], src: &[u8]) {
 #[inline]
 fn is_slow(src: *const u8, dst: *mut u8, len: usize) -> bool {
     let ahead = dst.addr().wrapping_sub(src.addr()) % PAGE;
-    ahead < NEAR && len > PIECE && len <= LONG
+    cfg!(target_arch = "x86_64") && ahead < NEAR && len > PIECE && len <= LONG
 }
 
 /// Copies `len` bytes by ordinary stores of the C library, in short pieces where it would be slow.
@@ -136,7 +137,8 @@ mod tests {
         let content: Vec<u8> = (0..cache::last_level() / 2 + 77)
             .map(|i| (i * 31 % 251) as u8)
             .collect();
-        assert_eq!(Streaming::for_footprint(2 * content.len()), Streaming::Yes);
+        let is_streamed = Streaming::for_footprint(2 * content.len()) == Streaming::Yes;
+        assert_eq!(is_streamed, cfg!(target_arch = "x86_64"));
         let mut space = vec![0; content.len()];
         copy(&mut space, &content);
         assert!(space == content);

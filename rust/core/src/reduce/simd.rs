@@ -6,9 +6,11 @@
 //! conversions between float16 and float32 and the stores past the caches ([`Streamer`]), which
 //! have instructions of their own, and sums of halves, which the compiler would not keep in
 //! registers. The compiler never makes one rounding of two by fusing a product
-//! and a sum, whatever the features, so all give the same bits. On aarch64 the baseline has NEON and
-//! the plain compilation uses it.
+//! and a sum, whatever the features, so all give the same bits. On aarch64 the baseline has NEON, so
+//! that set differs from the plain one only in what is written by hand.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -27,11 +29,20 @@ pub(super) struct Tier(Set);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Set {
+    #[cfg_attr(
+        all(target_arch = "aarch64", not(test)),
+        expect(
+            dead_code,
+            reason = "every processor has the other one; tests compare the two"
+        )
+    )]
     Plain,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 impl Tier {
@@ -43,19 +54,27 @@ impl Tier {
         } else if has_avx2() {
             return Self(Set::Avx2);
         }
+        #[cfg(target_arch = "aarch64")]
+        return Self(Set::Neon);
+        #[cfg(not(target_arch = "aarch64"))]
         Self(Set::Plain)
     }
 
     /// Every one, the plain one first.
     #[cfg(test)]
     pub(super) fn all() -> Vec<Self> {
-        let mut all = vec![Self(Set::Plain)];
-        #[cfg(target_arch = "x86_64")]
-        {
-            all.extend(has_avx2().then_some(Self(Set::Avx2)));
-            all.extend(has_avx512().then_some(Self(Set::Avx512)));
-        }
-        all
+        [
+            Some(Self(Set::Plain)),
+            #[cfg(target_arch = "x86_64")]
+            has_avx2().then_some(Self(Set::Avx2)),
+            #[cfg(target_arch = "x86_64")]
+            has_avx512().then_some(Self(Set::Avx512)),
+            #[cfg(target_arch = "aarch64")]
+            Some(Self(Set::Neon)),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 
     /// Runs the loop, compiled for this instruction set.
@@ -70,6 +89,8 @@ impl Tier {
             // SAFETY: the same with `has_avx512` and `avx512`.
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => unsafe { x86::avx512(body) },
+            #[cfg(target_arch = "aarch64")]
+            Set::Neon => body.run(),
         }
     }
 
@@ -83,6 +104,8 @@ impl Tier {
             // SAFETY: `has_avx512` found the features.
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => unsafe { x86::widen_f16_wide(dst, src) },
+            #[cfg(target_arch = "aarch64")]
+            Set::Neon => neon::widen_f16(dst, src),
             Set::Plain => {
                 let _ = (dst, src);
                 0
@@ -99,6 +122,8 @@ impl Tier {
             // SAFETY: as in `widen_f16`.
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => unsafe { x86::narrow_f16_wide(dst, src) },
+            #[cfg(target_arch = "aarch64")]
+            Set::Neon => neon::narrow_f16(dst, src),
             Set::Plain => {
                 let _ = (dst, src);
                 0
@@ -127,6 +152,10 @@ impl Tier {
             (Set::Avx2 | Set::Avx512, DataType::BFloat16) => unsafe {
                 x86::sum_bf16(acc, begun, sources)
             },
+            #[cfg(target_arch = "aarch64")]
+            (Set::Neon, DataType::Float16) => neon::sum_f16(acc, begun, sources),
+            #[cfg(target_arch = "aarch64")]
+            (Set::Neon, DataType::BFloat16) => neon::sum_bf16(acc, begun, sources),
             _ => {
                 let _ = (acc, begun, sources);
                 0
@@ -134,7 +163,8 @@ impl Tier {
         }
     }
 
-    /// Copies `len` bytes through registers, at least [`LINE`]. False, and nothing is done, where there are none.
+    /// Copies `len` bytes through registers, at least [`LINE`]. False, and nothing is done, where there are none to be
+    /// had, or where the C library does nothing else (aarch64).
     ///
     /// # Safety
     /// As for [`std::ptr::copy_nonoverlapping`].
@@ -146,11 +176,12 @@ impl Tier {
             // SAFETY: likewise.
             #[cfg(target_arch = "x86_64")]
             Set::Avx512 => unsafe { x86::copy_avx512(src, dst, len) },
-            Set::Plain => {
+            _ => {
                 let _ = (src, dst, len);
                 return false;
             }
         }
+        #[cfg(target_arch = "x86_64")]
         true
     }
 
@@ -165,7 +196,13 @@ impl Tier {
 /// The processor may deliver such stores after later ordinary ones, a release store to an atomic
 /// among them. Dropping the streamer fences them, so that what is published after that is seen
 /// after the data. A function that makes one has fenced when it returns.
-pub(super) struct Streamer(Tier);
+pub(super) struct Streamer(
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        expect(dead_code, reason = "there the stores are ordinary ones")
+    )]
+    Tier,
+);
 
 impl Streamer {
     /// `dst = src`, equally long.

@@ -15,14 +15,15 @@ use super::ring::{Consumer, Memory, Producer, Word};
 mod messages;
 
 loom::thread_local! {
-    /// Whether this thread has made a sequentially consistent exchange.
+    /// Whether the last thing that this thread wrote was a sequentially consistent exchange.
     static HAS_EXCHANGED: Cell<bool> = Cell::new(false);
 }
 
 /// loom takes sequentially consistent accesses for `AcqRel` ones, and knows of such fences alone. The code relies on one
 /// property of theirs: an exchange is ordered before a load that follows it in its thread, if both are sequentially
 /// consistent, and this order is one with that of the fences. So such a load has a fence before it here if such an exchange
-/// came before it, and nothing else has: with a weaker order on either of them in the code there is none.
+/// came before it with no other store between them, which such a fence would order as well and the two accesses do not. With a
+/// weaker order on either of them in the code there is none.
 impl Word for AtomicU64 {
     fn load(&self, order: Ordering) -> u64 {
         if order == Ordering::SeqCst && HAS_EXCHANGED.with(Cell::get) {
@@ -32,14 +33,15 @@ impl Word for AtomicU64 {
     }
 
     fn store(&self, value: u64, order: Ordering) {
+        HAS_EXCHANGED.with(|has_exchanged| has_exchanged.set(false));
         self.store(value, order);
     }
 
     fn swap(&self, value: u64, order: Ordering) -> u64 {
+        HAS_EXCHANGED.with(|has_exchanged| has_exchanged.set(order == Ordering::SeqCst));
         if order != Ordering::SeqCst {
             return self.swap(value, order);
         }
-        HAS_EXCHANGED.with(|has_exchanged| has_exchanged.set(true));
         self.swap(value, Ordering::AcqRel)
     }
 }

@@ -33,7 +33,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x08");
 /// Where the slots begin: after a page for the header and the words of both directions.
 const BOARDS: usize = 4096;
 /// Where the page begins that is not the transport's own ([`Page`]), after the slots of both directions: at a page of the
-/// system's, whose pages are no longer than this anywhere.
+/// system's, whose pages are no longer than this anywhere. Where they are longer than this one the first ring begins in it, too.
 const PAGE: usize = (BOARDS + 2 * SLOTS * SLOT).next_multiple_of(64 << 10);
 /// Where the first ring's bytes begin.
 const DATA: usize = PAGE + Page::BYTES;

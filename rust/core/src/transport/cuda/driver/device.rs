@@ -78,12 +78,13 @@ impl Device {
             number,
             raw,
             context,
+            // C's `char` has a sign or has none, as the processor goes.
             name: name
                 .iter()
                 .take_while(|&&letter| letter != 0)
-                .map(|&letter| char::from(letter.cast_unsigned()))
+                .map(|letter| char::from(letter.to_ne_bytes()[0]))
                 .collect(),
-            uuid: uuid.bytes.map(i8::cast_unsigned),
+            uuid: uuid.bytes.map(|byte| byte.to_ne_bytes()[0]),
             multiprocessors,
             capability,
             memory_operations: OnceLock::new(),

@@ -1,5 +1,6 @@
 //! Device memory: own, and of other processes.
 
+use std::ffi::c_char;
 use std::fmt;
 
 use cudarc::driver::sys::{CUdeviceptr, CUipcMemHandle};
@@ -95,7 +96,7 @@ impl DeviceMemory {
                 self.device.number()
             ))
         })?;
-        Ok(handle.reserved.map(std::ffi::c_char::cast_unsigned))
+        Ok(handle.reserved.map(|byte| byte.to_ne_bytes()[0]))
     }
 
     /// Writes `bytes` from `offset` on, and waits until they are there. Not ordered with any stream.
@@ -156,7 +157,7 @@ impl Imported {
     pub fn open(device: &'static Device, handle: &Handle, bytes: usize) -> Result<Self> {
         let _entered = device.set_up()?;
         let raw = CUipcMemHandle {
-            reserved: handle.map(u8::cast_signed),
+            reserved: handle.map(|byte| c_char::from_ne_bytes([byte])),
         };
         let mut address: CUdeviceptr = 0;
         // SAFETY: it stores an address; a handle that is none is refused.

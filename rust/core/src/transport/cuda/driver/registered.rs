@@ -84,10 +84,10 @@ impl Registered {
         }
     }
 
-    /// Registers whole pages.
+    /// Registers the pages in which these bytes lie: `start` begins one.
     ///
     /// # Safety
-    /// `start..start + bytes` are whole pages that stay mapped while `keep` lives.
+    /// They stay mapped while `keep` lives, and nothing else in them is registered.
     pub(super) unsafe fn pages(
         device: &'static Device,
         start: NonNull<u8>,
