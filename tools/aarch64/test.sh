@@ -51,20 +51,24 @@ test_rust() {
   "$cargo" test --quiet --target "$triple" "$@" "${skipped[@]}"
 }
 
-# Where the size of a page matters. One at a time: the emulator makes long pages of the machine's short ones, and trips over
-# threads that map memory at the same time.
-of_pages=(heap:: transport::shm::tests::)
+# Where the size of a page matters. The emulator makes long pages of the machine's short ones: of a private mapping only those
+# are copied that are written to, and a backtrace, which maps the program's own file, ends it.
+export RUST_BACKTRACE=0
+of_pages=(
+  --skip=a_loan_that_comes_back_leaves_what_is_shared_beside_it --skip=what_a_stopped_peer_writes_when_it_goes_on_is_lost
+  heap:: transport::shm::tests::
+)
 if [ "$part" = quick ]; then
-  test_rust --release -p unisono --lib -- reduce:: wire "${of_pages[@]}"
+  test_rust --release -p unisono --lib -- reduce:: wire heap:: transport::shm::tests::
   for page in 16384 65536; do
-    PAGE=$page test_rust --release -p unisono --lib -- --test-threads=1 "${of_pages[@]}"
+    PAGE=$page test_rust --release -p unisono --lib -- "${of_pages[@]}"
   done
 else
   # Not those of devices, which are emulated for this machine, nor of lending, which needs process_vm_readv.
   test_rust -p unisono --lib --test collectives --test counts --test engine --test threads --
   test_rust -p unisono-capi -p unisono-launch --
   for page in 16384 65536; do
-    PAGE=$page test_rust -p unisono --lib -- --test-threads=1 "${of_pages[@]}"
+    PAGE=$page test_rust -p unisono --lib -- "${of_pages[@]}"
   done
 fi
 
