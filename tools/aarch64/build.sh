@@ -14,6 +14,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 "$here/prepare.sh" build
+# shellcheck source=environment.sh
 source "$here/environment.sh"
 into=${1:-$out}
 mkdir -p "$into"

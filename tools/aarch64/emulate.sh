@@ -7,6 +7,7 @@
 # of the user's own says so (since Linux 6.7, for which nobody has to be root); where the machine does so already, that is
 # what happens. Ends with 3 and one sentence where neither can be.
 set -euo pipefail
+# shellcheck source=environment.sh
 source "$(dirname "$0")/environment.sh"
 
 # Addresses that the emulator sets aside at the start: it keeps account of all others page by page, and would take a minute
@@ -23,6 +24,7 @@ magic='\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00'
 mask='\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff'
 # F: the emulator is opened now, so that it is found in whatever name space a program runs.
 register=":aarch64:M::$magic:$mask:$(readlink -f "$(emulator)"):F"
+# shellcheck disable=SC2016 # The shell inside expands it.
 mount_and='mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc && \
   printf %s "$0" >/proc/sys/fs/binfmt_misc/register && exec "$@"'
 
@@ -39,6 +41,7 @@ enter() {
     until [ "$(readlink "/proc/$me/ns/user")" != "$(readlink /proc/self/ns/user)" ]; do sleep 0.01; done
     for map in uid_map gid_map; do awk '{print $1, $1, $3}' "/proc/self/$map" >"/proc/$me/$map"; done
   } </dev/null >/dev/null 2>&1 &)
+  # shellcheck disable=SC2016 # The shell inside expands it.
   exec unshare --user --mount sh -c 'until [ -n "$(cat /proc/self/gid_map)" ]; do sleep 0.01; done; exec sh -c "$@"' \
     sh "$mount_and" "$register" "$@"
 }

@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # What the scripts beside it share: where things lie, and with which compilers they are made. Sourced.
 #
 # Everything lies in TARGET/aarch64 (TARGET is CARGO_TARGET_DIR, or target/):

@@ -7,6 +7,7 @@
 # Elsewhere: a Rust with the target (rustup target add aarch64-unknown-linux-gnu), aarch64-linux-gnu-gcc and -g++, and
 # qemu-aarch64-static. Ends with 3 and one sentence when something is missing that cannot be had here.
 set -euo pipefail
+# shellcheck source=environment.sh
 source "$(dirname "$0")/environment.sh"
 only=${1:-all}
 
@@ -52,7 +53,7 @@ unpack() {
 # Once, before anything is fetched for `$1`.
 update_lists() {
   [ ! -d "$apt/lists/partial" ] || return 0
-  (. /etc/os-release && [ "$ID" = debian ]) 2>/dev/null && command -v apt-get dpkg >/dev/null ||
+  { grep -qx ID=debian /etc/os-release && command -v apt-get && command -v dpkg; } >/dev/null 2>&1 ||
     give_up "$1 is missing, and can be fetched on Debian only: tools/aarch64/prepare.sh says what else will do"
   mkdir -p "$apt"
   : >"$apt/empty"
@@ -78,7 +79,7 @@ if [ ${#missing[@]} -gt 0 ]; then
       give_up "Rust's standard library for aarch64 cannot be fetched from Debian"
   fi
   unpack "$native" "$tools"
-  rm -rf "$tools/usr/share"
+  rm -rf "${tools:?}/usr/share"
   # They name their libraries as if they were installed.
   for script in "$tools"/usr/aarch64-linux-gnu/lib/lib{c,m}.so; do
     if [ -f "$script" ] && [ "$(head -c 2 "$script")" = '/*' ]; then sed -i 's|/usr/aarch64-linux-gnu/lib/||g' "$script"; fi
@@ -91,6 +92,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     # The kernel holds on to it by its descriptor, for which it must be a program and no script.
     qemu-*) ln -sf "$path" "$tools/bin/$name" ;;
     *)
+      # shellcheck disable=SC2016 # The script expands it.
       printf '#!/bin/sh\nLD_LIBRARY_PATH=%s${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} exec %s "$@"\n' \
         "$tools/usr/lib/$(uname -m)-linux-gnu" "$path" >"$tools/bin/$name"
       chmod +x "$tools/bin/$name"
@@ -111,8 +113,8 @@ fi
 rm -rf "$apt"
 
 # The modules are fetched by this machine's pip, which runs nothing of theirs.
-requirements='numpy pytest pytest-timeout ml_dtypes psutil'
-if [ "$(cat "$modules/.complete" 2>/dev/null)" != "$requirements" ]; then
+requirements=(numpy pytest pytest-timeout ml_dtypes psutil)
+if [ "$(cat "$modules/.complete" 2>/dev/null)" != "${requirements[*]}" ]; then
   version=$(basename "$(readlink "$sysroot/usr/bin/python3")" | sed 's/python//')
   echo "aarch64: fetching NumPy and pytest for its Python $version"
   rm -rf "$modules"
@@ -120,6 +122,6 @@ if [ "$(cat "$modules/.complete" 2>/dev/null)" != "$requirements" ]; then
   [ -x "$python" ] || python=python3
   PIP_ROOT_USER_ACTION=ignore "$python" -m pip install --quiet --disable-pip-version-check --target "$modules" --python-version "$version" \
     --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 --only-binary :all: \
-    $requirements </dev/null || give_up "NumPy for aarch64 cannot be fetched"
-  echo "$requirements" >"$modules/.complete"
+    "${requirements[@]}" </dev/null || give_up "NumPy for aarch64 cannot be fetched"
+  echo "${requirements[*]}" >"$modules/.complete"
 fi

@@ -10,9 +10,15 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 part=${1:?quick or whole}
-"$here/prepare.sh" || { [ $? -eq 3 ] && echo "test-aarch64: skipped"; exit 0; }
+skip_if_3() {
+  [ "$1" -eq 3 ] || exit "$1"
+  echo "test-aarch64: skipped"
+  exit 0
+}
+"$here/prepare.sh" || skip_if_3 $?
+# shellcheck source=environment.sh
 source "$here/environment.sh"
-"$here/emulate.sh" true || { [ $? -eq 3 ] && echo "test-aarch64: skipped"; exit 0; }
+"$here/emulate.sh" true || skip_if_3 $?
 
 say() { echo "test-aarch64: $*"; }
 

@@ -5,6 +5,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 "$here/prepare.sh" build
+# shellcheck source=environment.sh
 source "$here/environment.sh"
 use_compilers
 exec "$@"
