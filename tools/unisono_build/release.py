@@ -36,7 +36,7 @@ _TORCH_LIBRARIES = ("libtorch_cpu.so", "libc10.so")
 def build(machine: str, chosen: list[Path], out: Path, target: Path) -> Path:
     """Build the wheel for `machine` into `out`, with a door for each of the `chosen` torches."""
     toolchain.check(ROOT, torch=chosen[0] if chosen else None, what="a wheel")
-    how = parts.Build(ROOT, target, f"{machine}-unknown-linux-gnu", _environment(machine))
+    how = parts.Build(ROOT, target, f"{machine}-unknown-linux-gnu", _environment(machine, target))
     with tempfile.TemporaryDirectory() as scratch:
         tag = f"manylinux_{GLIBC.replace('.', '_')}"
         command = ["maturin", "build", "--release", "--locked", "--out", scratch]
@@ -52,12 +52,13 @@ def build(machine: str, chosen: list[Path], out: Path, target: Path) -> Path:
         return assemble.add(plain, more, out, ROOT)
 
 
-def _environment(machine: str) -> dict[str, str]:
+def _environment(machine: str, target: Path) -> dict[str, str]:
     triple = f"{machine}-unknown-linux-gnu"
     own = machine == platform.machine()
     gnu = "" if own else f"{machine}-linux-gnu-"
     named = triple.replace("-", "_")
-    here = {str(ROOT): "/unisono", str(_cargo_home()): "/cargo"}
+    # Of two that fit, compilers take the later one.
+    here = {str(ROOT): "/unisono", str(target): "/target", str(_cargo_home()): "/cargo"}
     link = str(ROOT / "tools" / "unisono_build" / "old-glibc-cc.sh")
     tools = {f"{tool}_{named}": f"{gnu}{name}" for tool, name in _GNU.items()}
     # Those of somebody who has them elsewhere, such as tools/aarch64.
