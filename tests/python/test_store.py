@@ -116,6 +116,8 @@ import torch.distributed as dist
 if os.environ["RANK"] in sys.argv[1:]:
     del os.environ["UNISONO_LAUNCH_SECRET"]
 dist.init_process_group("unisono", timeout=timedelta(seconds=20))
+# Rank 0 has torch's store, which the other still reads.
+dist.barrier()
 dist.destroy_process_group()
 """
 
