@@ -11,5 +11,5 @@ name=unisono-bill-of-materials
 trap 'find rust tests -name "$name.json" -delete' EXIT
 "${CARGO:-cargo}" cyclonedx --quiet --all-features --target all --format json --spec-version 1.5 --override-filename "$name"
 mkdir -p dist
-# Crates of the workspace are named by where it lies, which is nobody's business.
+# Crates of the workspace are named by where it lies, which would differ from machine to machine.
 sed "s|$PWD|/unisono|g" "rust/python/$name.json" >dist/unisono-rust.cdx.json

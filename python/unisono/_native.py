@@ -102,7 +102,7 @@ def doors() -> list[str]:
 
 
 def cache() -> Path | None:
-    """Return the folder of the builds made for this installation; None if nobody can use one.
+    """Return the folder of the builds made for this installation; None if there is none to trust.
 
     It is the user's own. Code is run from it, so a folder that another user may write to is none.
     """

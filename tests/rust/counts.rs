@@ -456,7 +456,7 @@ fn nothing_everywhere_is_in_order() {
 
 /// What an `all_to_all` with many zeros costs: `cargo test --release --test counts -- --ignored --nocapture`.
 #[test]
-#[ignore = "a measurement"]
+#[ignore = "run by hand: it measures and asserts nothing, and a claim about time is no test"]
 fn the_cost_of_zeros() {
     for transport in ["shm", "tcp"] {
         for world in [4, 8] {

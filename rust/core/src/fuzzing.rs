@@ -162,7 +162,7 @@ mod tests {
 
     /// `cargo test -p unisono --lib fuzzing -- --ignored` after a format has changed.
     #[test]
-    #[ignore = "writes into fuzz/corpus"]
+    #[ignore = "run by hand after a change of a format: it writes the seeds in fuzz/corpus anew"]
     fn write_seeds() {
         use crate::transport::Notice;
 

@@ -48,49 +48,34 @@ pub trait Store: Send + Sync {
     }
 }
 
-impl<S: Store + ?Sized> Store for Arc<S> {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        (**self).set(key, value)
-    }
+/// What points to a store is one.
+macro_rules! forward {
+    ($($pointer:ty),*) => {
+        $(impl<S: Store + ?Sized> Store for $pointer {
+            fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+                (**self).set(key, value)
+            }
 
-    fn wait(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        (**self).wait(key, timeout)
-    }
+            fn wait(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+                (**self).wait(key, timeout)
+            }
 
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        (**self).get(key)
-    }
+            fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+                (**self).get(key)
+            }
 
-    fn address(&self) -> Option<SocketAddr> {
-        (**self).address()
-    }
+            fn address(&self) -> Option<SocketAddr> {
+                (**self).address()
+            }
 
-    fn secret(&self) -> Option<Secret> {
-        (**self).secret()
-    }
+            fn secret(&self) -> Option<Secret> {
+                (**self).secret()
+            }
+        })*
+    };
 }
 
-impl<S: Store + ?Sized> Store for &S {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        (**self).set(key, value)
-    }
-
-    fn wait(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        (**self).wait(key, timeout)
-    }
-
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        (**self).get(key)
-    }
-
-    fn address(&self) -> Option<SocketAddr> {
-        (**self).address()
-    }
-
-    fn secret(&self) -> Option<Secret> {
-        (**self).secret()
-    }
-}
+forward!(&S, Arc<S>);
 
 /// A store that puts `prefix/` before every key, so that several groups can share one store.
 #[derive(Clone, Debug)]

@@ -330,7 +330,7 @@ impl Drop for Apart {
 }
 
 #[test]
-#[ignore = "the process that other tests flood"]
+#[ignore = "no test by itself: the process that other tests of this module start and flood"]
 fn serves_apart() {
     let Ok(descriptors) = std::env::var(DESCRIPTORS) else {
         return;
