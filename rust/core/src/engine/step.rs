@@ -149,9 +149,13 @@ impl Group {
         }
     }
 
-    /// Begins to open the link to `peer` if nobody has.
-    pub(super) fn ensure_link(&self, links: &mut LinkTable, lane: Lane, peer: Rank) {
-        let slot = links.slot(lane, peer);
+    /// Begins to open the link to `peer`, unless it is open or on its way.
+    pub(super) fn ensure_link(&self, core: &mut Core, lane: Lane, peer: Rank) {
+        // The link may have been posted already: in one process all of them come that way and cannot be opened again.
+        if matches!(core.links.slot(lane, peer), Slot::Closed) {
+            self.read_mail(core);
+        }
+        let slot = core.links.slot(lane, peer);
         let stale = |since: &Instant| since.elapsed() > PEER_CONNECTS_WITHIN;
         let needed = match slot {
             Slot::Closed => true,
@@ -262,7 +266,7 @@ impl Group {
             waits.push((operation.work.name(), waiting))
         });
         for (name, waiting) in waits {
-            if let Some(error) = self.gone(&mut core.links, Lane::Collective, waiting.peer) {
+            if let Some(error) = self.gone(core, Lane::Collective, waiting.peer) {
                 return Some(error.with_operation(name));
             }
         }
@@ -272,7 +276,7 @@ impl Group {
         let mut present = 0;
         for peer in core.matching.needed(self.world) {
             let certain = core.matching.depends_on(peer);
-            match self.gone(&mut core.links, Lane::PointToPoint, peer) {
+            match self.gone(core, Lane::PointToPoint, peer) {
                 Some(error) if certain || !has_left(&mut core.links, peer) => return Some(error),
                 Some(_) => {}
                 None => present += 1,
@@ -288,8 +292,9 @@ impl Group {
     }
 
     /// Why `peer` will not answer, if it will not.
-    fn gone(&self, links: &mut LinkTable, lane: Lane, peer: Rank) -> Option<Error> {
-        self.ensure_link(links, lane, peer);
+    fn gone(&self, core: &mut Core, lane: Lane, peer: Rank) -> Option<Error> {
+        self.ensure_link(core, lane, peer);
+        let links = &mut core.links;
         match links.slot(lane, peer) {
             Slot::Open(open) => {
                 let state = open.ended.as_ref()?;
@@ -484,5 +489,23 @@ pub(super) fn visit_waits(core: &Core, mut visit: impl FnMut(&Operation, Waiting
         operation
             .execution
             .waiting(&free, &core.commons, |waiting| visit(operation, waiting));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::communicator::Communicator;
+    use crate::config::Config;
+
+    #[test]
+    fn a_link_that_is_still_in_the_mail_is_not_missing() {
+        let ranks = Communicator::local(2, &Config::default()).unwrap();
+        let group = ranks[0].group();
+        let mut core = group.core.lock();
+        assert!(group.has_mail());
+        let error = group.gone(&mut core, Lane::PointToPoint, 1);
+        assert!(error.is_none(), "{error:?}");
+        assert!(core.links.open(Lane::PointToPoint, 1).is_some());
     }
 }

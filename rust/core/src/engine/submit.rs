@@ -70,7 +70,7 @@ impl Group {
         core.sequence = sequence;
         for peer in execution.peers() {
             if core.links.open(Lane::Collective, peer).is_none() {
-                self.ensure_link(&mut core.links, Lane::Collective, peer);
+                self.ensure_link(core, Lane::Collective, peer);
             }
         }
         Ok(execution)
@@ -304,9 +304,10 @@ impl Group {
         core.messages = sequence;
         core.recorder.record(&work, None);
         match peer {
-            Some(peer) => self.ensure_link(&mut core.links, Lane::PointToPoint, peer),
-            None => (0..self.world)
-                .for_each(|peer| self.ensure_link(&mut core.links, Lane::PointToPoint, peer)),
+            Some(peer) => self.ensure_link(core, Lane::PointToPoint, peer),
+            None => {
+                (0..self.world).for_each(|peer| self.ensure_link(core, Lane::PointToPoint, peer))
+            }
         }
         // A receive whose message has not come leaves reading to the wait, so that what is sent meanwhile does not come
         // after it.
