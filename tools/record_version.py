@@ -28,7 +28,7 @@ _MODULES = {
 }
 # What ranks say first, to a store and to each other.
 _WIRE = (
-    *("engine/traffic.rs", "engine/wire.rs", "transport/handshake.rs"),
+    *("engine/message/frame.rs", "engine/collective/header.rs", "transport/handshake.rs"),
     *("rendezvous/file_store.rs", "rendezvous/records.rs", "rendezvous/tcp_wire.rs"),
 )
 

@@ -179,7 +179,7 @@ impl Memory {
     /// operation that the memory was given to is under way, which is what the maker promised for; and never so
     /// that a slice being written overlaps another slice. The second holds inside a step because buffers of one
     /// request do not overlap (`Request::check`) nor do the spans of one step (`plan::check`), and between steps
-    /// and operations because one that touches bytes in use is not run meanwhile (`engine::executor`).
+    /// and operations because one that touches bytes in use is not run meanwhile (`engine::collective::run`).
     #[inline]
     pub(crate) fn read(&self, offset: usize, max: usize) -> &[u8] {
         let (start, bytes) = self.run(offset, max);

@@ -32,7 +32,7 @@ const TURN_PER_YIELD: f64 = 3.0;
 const FROM_ANOTHER_CORE: f64 = 2.0;
 
 /// The costs on this machine.
-pub(super) fn costs() -> Costs {
+pub(crate) fn costs() -> Costs {
     static COSTS: OnceLock<Costs> = OnceLock::new();
     *COSTS.get_or_init(|| {
         let costs = measure(LIMIT);

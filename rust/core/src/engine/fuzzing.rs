@@ -13,10 +13,10 @@ use crate::transport::endpoint::Lane;
 use crate::transport::{Interest, Link, Notice, PeerState, Position};
 use crate::types::{DataType, ReduceOp};
 
-use super::group::Group;
-use super::request::{Request, Sizes};
-use super::traffic::Frame;
-use super::wire::{Fingerprint, HEADER};
+use crate::engine::collective::header::{Fingerprint, HEADER};
+use crate::engine::collective::request::{Request, Sizes};
+use crate::engine::message::frame::Frame;
+use crate::engine::state::Group;
 
 /// What the rank does meanwhile: the first byte chooses.
 const OPERATIONS: u8 = 7;

@@ -12,8 +12,8 @@ use crate::transport::{
 };
 use crate::types::Rank;
 
-use super::positions::Told;
-use super::wire::HEADER;
+use crate::engine::collective::header::HEADER;
+use crate::engine::group::deadlock::Told;
 
 /// A link and what the engine knows of it.
 pub(crate) enum Slot {
@@ -273,14 +273,14 @@ pub(crate) fn loss(state: &PeerState, peer: Rank, label: &str) -> Option<Error> 
 
 /// The pieces of a payload that is lent.
 #[derive(Default)]
-pub(super) struct Runs {
+pub(crate) struct Runs {
     runs: [(usize, usize); 24],
     count: usize,
 }
 
 impl Runs {
     /// Finds the pieces of `length` bytes from `offset` on. False when there are more than `most`.
-    pub(super) fn fill(
+    pub(crate) fn fill(
         &mut self,
         memory: &Memory,
         offset: usize,
@@ -300,7 +300,7 @@ impl Runs {
         true
     }
 
-    pub(super) fn as_slice(&self) -> &[(usize, usize)] {
+    pub(crate) fn as_slice(&self) -> &[(usize, usize)] {
         &self.runs[..self.count]
     }
 }

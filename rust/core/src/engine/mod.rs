@@ -6,45 +6,23 @@
 //! one of them takes over when it leaves); and the process's progress thread, for groups that have operations
 //! under way and nobody leading. No step blocks, so groups never block each other.
 
-mod at_once;
-mod beneath;
 mod calibrate;
-mod company;
-mod completions;
-mod consent;
-mod defects;
-mod entrance;
-mod estimate;
-mod exchange;
-mod executor;
-mod forming;
+mod collective;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod group;
 mod links;
-mod matching;
-mod pairs;
-mod positions;
-mod progress;
-mod questions;
-mod request;
-mod sleep;
-mod staff;
-mod stage;
-mod step;
-mod submit;
-mod task;
-mod traffic;
+mod message;
+mod state;
+mod threads;
 mod wait;
-mod wards;
-mod wire;
 mod work;
 
-pub(crate) use beneath::Identity;
-pub(crate) use exchange::{Inbound, Outbound};
-pub(crate) use group::Group;
-pub use request::{Request, Sizes};
-pub use staff::wait_for_threads;
-pub(crate) use wire::Fingerprint;
+pub(crate) use collective::header::Fingerprint;
+pub use collective::request::{Request, Sizes};
+pub(crate) use group::for_devices::Identity;
+pub(crate) use message::blocking::{Inbound, Outbound};
+pub(crate) use state::Group;
+pub use threads::wait_for_threads;
 pub use work::Completion;
 pub(crate) use work::WorkState;

@@ -1,0 +1,370 @@
+//! A plan over windows, carried out by the processor: what a rank contributes is copied piece by piece to where the
+//! others read it, and what they have made of it is copied back.
+//!
+//! For memory that peers do not reach. It is read once and written once, by its own rank, and a piece is written again
+//! soon after it was read: what goes back and forth between ranks stays in the caches. Reading the peers' memory with
+//! `process_vm_readv` instead spares copies but takes turns at cold memory, page by page.
+
+use std::sync::Arc;
+
+use crate::engine::collective::run::{Direction, Waiting};
+use crate::engine::collective::transfer::Operands;
+use crate::engine::links::LinkTable;
+use crate::plan::select::Topology;
+use crate::plan::windows::{MOST_RANKS, Place, Plan, Room, Shots, Step, build, build_in_step};
+use crate::plan::{Buffer, Counts, Shape, Span};
+use crate::reduce::{Source, Streaming, copy_hinted};
+use crate::types::{Collective, Rank};
+
+use super::LINE;
+use super::windows::{CHUNK, Windows};
+
+/// Bytes that are worked on between two turns of other operations.
+const TURN: usize = 256 << 10;
+
+/// About how many steps a plan may have: they are made for the whole operation at once.
+const MOST_STEPS: usize = 1 << 19;
+
+/// Bytes of the longer buffer from which on an operation goes through windows rather than by its plan, as measured with
+/// private memory on two cores. `None`: never.
+///
+/// Where ranks share cores every message that a rank waits for costs it its core, and windows take one or two meetings
+/// for each chunk, whatever the number of ranks. Where each has its own, a second copy in the cache has to be made up for
+/// by what is spared of reading memory of another process.
+fn least_bytes(collective: Collective, world: usize, is_crowded: bool) -> Option<usize> {
+    Some(match (collective, is_crowded) {
+        (Collective::AllReduce, true) => ((64 << 10) / world).max(8 << 10),
+        (Collective::AllReduce, false) => 768 << 10,
+        (Collective::Reduce, true) => 64 << 10,
+        (Collective::Reduce, false) => 256 << 10,
+        (Collective::ReduceScatter, true) => 16 << 10,
+        (Collective::ReduceScatter, false) => 512 << 10,
+        (Collective::Broadcast, true) => 1 << 20,
+        (Collective::Broadcast, false) => 4 << 20,
+        (Collective::AllGather, _) => 16 << 20,
+        _ => return None,
+    })
+}
+
+/// Whether an operation of that shape is worth it; the same on all ranks.
+pub(super) fn is_worth(shape: &Shape, element_size: usize, topology: &Topology) -> bool {
+    let Counts::Even(count) = shape.counts else {
+        return false;
+    };
+    let blocks = match shape.collective {
+        Collective::AllGather | Collective::ReduceScatter => shape.world,
+        _ => 1,
+    };
+    let bytes = count.saturating_mul(element_size).saturating_mul(blocks);
+    if (bytes / chunk(shape.collective, shape.world, topology)).saturating_mul(shape.world + 8)
+        > MOST_STEPS
+    {
+        return false;
+    }
+    let is_crowded = shape.world > topology.cores_per_host;
+    least_bytes(shape.collective, shape.world, is_crowded).is_some_and(|least| bytes >= least)
+}
+
+/// Bytes of a chunk; the same on all ranks. Of an all_reduce all that is touched is to stay in the caches, and so it is less
+/// where more than two ranks share a core.
+pub(super) fn chunk(collective: Collective, world: usize, topology: &Topology) -> usize {
+    match collective == Collective::AllReduce && world > 2 * topology.cores_per_host {
+        true => CHUNK / 2,
+        false => CHUNK,
+    }
+}
+
+/// The plan of an operation of that shape, in chunks of so many bytes.
+pub(super) fn plan(shape: &Shape, element_size: usize, chunk: usize) -> Option<Plan> {
+    let room = |bytes| Room {
+        half: bytes / element_size,
+        align: LINE / element_size,
+    };
+    match shape.collective {
+        Collective::AllReduce => build_in_step(shape, &room(2 * chunk)),
+        _ => build(shape, &room(chunk), Shots::One, false),
+    }
+}
+
+/// One rank's part.
+#[derive(Debug)]
+pub(super) struct Crossing {
+    plan: Arc<Plan>,
+    /// The next step.
+    next: usize,
+    /// The rank up to which all are known to have come as far as it needs.
+    met: Rank,
+    /// Bytes that have been worked on since the last pause.
+    turn: usize,
+}
+
+impl Crossing {
+    pub(super) fn new(plan: Arc<Plan>) -> Self {
+        Self {
+            plan,
+            next: 0,
+            met: 0,
+            turn: 0,
+        }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.next == self.plan.steps.len()
+    }
+
+    /// How many halves it goes on by from the one that it began with; the same on all ranks.
+    pub(super) fn halves(&self) -> usize {
+        let mut steps = self.plan.steps.iter().rev();
+        steps.find_map(Step::half).map_or(0, |half| half + 1)
+    }
+
+    /// Goes on as far as that goes now. Returns whether anything moved. `alone`: only with what others wait for.
+    pub(super) fn advance(
+        &mut self,
+        operands: &Operands,
+        windows: &mut Windows,
+        links: &mut LinkTable,
+        alone: bool,
+    ) -> bool {
+        let before = self.next;
+        self.turn = 0;
+        while let Some(step) = self.plan.steps.get(self.next) {
+            let is_set = matches!(step, Step::Publish { .. } | Step::Release { .. });
+            if !is_set {
+                // What has been set one after the other is told of at once.
+                windows.wake(links);
+            }
+            let is_later = matches!(step, Step::Await { .. } | Step::Keep { .. });
+            if self.turn >= TURN || (alone && is_later) {
+                break;
+            }
+            if let Some(peer) = self.blocker(windows) {
+                self.met = peer;
+                break;
+            }
+            let step = *step;
+            self.carry_out(operands, &step, windows);
+            (self.next, self.met) = (self.next + 1, 0);
+        }
+        windows.wake(links);
+        self.next != before
+    }
+
+    /// The first peer that the next step waits for.
+    #[inline]
+    fn blocker(&self, windows: &Windows) -> Option<Rank> {
+        match *self.plan.steps.get(self.next)? {
+            Step::Claim { half, .. } => windows.readers(half, self.met).next(),
+            Step::Await { half, what, from } => windows.late(half, what, from, self.met).next(),
+            _ => None,
+        }
+    }
+
+    /// Whether the next step waits for nobody.
+    pub(super) fn may_go_on(&self, windows: &Windows) -> bool {
+        self.blocker(windows).is_none()
+    }
+
+    /// What it waits for.
+    pub(super) fn waiting(
+        &self,
+        operands: &Operands,
+        windows: &Windows,
+        mut visit: impl FnMut(Waiting),
+    ) {
+        let of = operands.output.len().max(operands.input.len());
+        let steps = self.plan.steps.len().max(1);
+        let bytes = (of as u128 * self.next as u128 / steps as u128) as usize;
+        let visit = |peer| {
+            visit(Waiting {
+                peer,
+                direction: Direction::Meet,
+                bytes,
+                of,
+            });
+        };
+        match self.plan.steps.get(self.next) {
+            Some(&Step::Claim { half, .. }) => windows.readers(half, 0).for_each(visit),
+            Some(&Step::Await { half, what, from }) => {
+                windows.late(half, what, from, 0).for_each(visit);
+            }
+            _ => {}
+        }
+    }
+
+    fn carry_out(&mut self, operands: &Operands, step: &Step, windows: &mut Windows) {
+        match *step {
+            Step::Claim { half, readers } => windows.claim(half, readers),
+            Step::Put { half, src, at } => {
+                let size = operands.dtype.size();
+                self.turn += src.len * size;
+                for_runs(operands, src, |at_run, run| {
+                    copy(
+                        operands,
+                        windows.write(half, at * size + at_run, run.len()),
+                        run,
+                    );
+                });
+            }
+            Step::Publish { half, what, to } => windows.publish(half, what, to),
+            Step::Await { half, what, from } => windows.receive(half, what, from),
+            Step::Reduce {
+                half,
+                at,
+                len,
+                own,
+                to,
+            } => {
+                self.turn += len * operands.dtype.size() * 2;
+                reduce(operands, windows, (half, at, len), own, to);
+            }
+            Step::Get {
+                half,
+                from,
+                at,
+                len,
+                to,
+            } => {
+                self.turn += len * operands.dtype.size();
+                get(operands, windows, (half, at, len), from, to);
+            }
+            Step::Keep { src, dst } => {
+                self.turn += src.len * operands.dtype.size();
+                keep(operands, src, dst);
+            }
+            Step::Release { half, to } => windows.let_go(half, to),
+        }
+    }
+}
+
+/// Calls `visit` with the runs of a span, and where they begin in it, in bytes.
+fn for_runs(operands: &Operands, span: Span, mut visit: impl FnMut(usize, &[u8])) {
+    let (memory, size) = (operands.memory(span.buffer), operands.dtype.size());
+    let (start, bytes) = (span.offset * size, span.len * size);
+    let mut done = 0;
+    while done < bytes {
+        let run = memory.read(start + done, bytes - done);
+        visit(done, run);
+        done += run.len();
+    }
+}
+
+fn reduce(
+    operands: &Operands,
+    windows: &mut Windows,
+    (half, at, len): (usize, usize, usize),
+    own: Option<Span>,
+    to: Place,
+) {
+    let size = operands.dtype.size();
+    let mut done = 0;
+    while done < len * size {
+        let mut bytes = len * size - done;
+        let contribution = own.map(|own| {
+            let run = operands
+                .memory(own.buffer)
+                .read(own.offset * size + done, bytes);
+            bytes = run.len();
+            run
+        });
+        match to {
+            Place::Window(place) => {
+                let (place, at) = (place * size + done, at * size + done);
+                let (dst, theirs) = windows.write_beside(half, (place, at), bytes);
+                combine(operands, dst, contribution, theirs);
+            }
+            Place::Output(place) => {
+                let dst = operands.output.write(place * size + done, bytes);
+                bytes = dst.len();
+                let theirs = |rank| Some(windows.read(rank, half, at * size + done, bytes));
+                let is_there =
+                    own.is_some_and(|own| (own.buffer, own.offset) == (Buffer::Output, place));
+                match is_there {
+                    true => combine(operands, dst, None, |rank| {
+                        theirs(rank).filter(|_| rank != operands.rank)
+                    }),
+                    false => combine(operands, dst, contribution.map(|run| &run[..bytes]), theirs),
+                }
+            }
+        }
+        done += bytes;
+    }
+}
+
+/// `dst` becomes the result of all contributions in rank order. This rank's is `own`; or what `theirs` gives for it; or
+/// what is in `dst`.
+fn combine<'a>(
+    operands: &Operands,
+    dst: &mut [u8],
+    own: Option<&'a [u8]>,
+    theirs: impl Fn(Rank) -> Option<&'a [u8]>,
+) {
+    let mut sources = [Source::Destination; MOST_RANKS];
+    for (rank, source) in sources[..operands.world].iter_mut().enumerate() {
+        let contribution = match own {
+            Some(own) if rank == operands.rank => Some(own),
+            _ => theirs(rank),
+        };
+        if let Some(contribution) = contribution {
+            *source = Source::Element(contribution);
+        }
+    }
+    let (sources, kernel) = (&sources[..operands.world], operands.reducer());
+    match &operands.workers {
+        Some(workers) => workers.reduce(kernel, dst, sources, operands.world, Streaming::No),
+        None => kernel.reduce(dst, sources, operands.world, Streaming::No),
+    }
+}
+
+fn get(
+    operands: &Operands,
+    windows: &mut Windows,
+    (half, at, len): (usize, usize, usize),
+    from: Rank,
+    to: Place,
+) {
+    let (size, mut done) = (operands.dtype.size(), 0);
+    let place = match to {
+        Place::Output(place) => place,
+        Place::Window(place) => {
+            let (place, at) = (place * size, at * size);
+            let (dst, theirs) = windows.write_beside(half, (place, at), len * size);
+            return copy(
+                operands,
+                dst,
+                theirs(from).expect("what is got is a peer's"),
+            );
+        }
+    };
+    while done < len * size {
+        let dst = operands
+            .output
+            .write(place * size + done, len * size - done);
+        copy(
+            operands,
+            dst,
+            windows.read(from, half, at * size + done, dst.len()),
+        );
+        done += dst.len();
+    }
+}
+
+fn keep(operands: &Operands, src: Span, dst: Span) {
+    let size = operands.dtype.size();
+    for_runs(operands, src, |at_run, run| {
+        let mut done = 0;
+        while done < run.len() {
+            let start = dst.offset * size + at_run + done;
+            let dst = operands.memory(dst.buffer).write(start, run.len() - done);
+            copy(operands, dst, &run[done..done + dst.len()]);
+            done += dst.len();
+        }
+    });
+}
+
+fn copy(operands: &Operands, dst: &mut [u8], src: &[u8]) {
+    match &operands.workers {
+        Some(workers) => workers.copy(dst, src, Streaming::No),
+        None => copy_hinted(dst, src, Streaming::No),
+    }
+}

@@ -1,0 +1,675 @@
+//! One step of a plan: how its bytes move.
+//!
+//! A [`Operands`] is what a plan works on: the caller's buffers, scratch memory, the operator and the header that each of
+//! its messages begins with. It moves a step as far as that goes now and notes in a [`Progress`] how far; which step may
+//! move when is the executor's business.
+
+use std::sync::Arc;
+
+use crate::buffer::Memory;
+use crate::error::{Code, Error, Result};
+use crate::plan::{Buffer, Span, Step, Wire};
+use crate::reduce::{self, Kernel, Source, Streaming, Workers};
+use crate::transport::endpoint::Lane;
+use crate::transport::{Lending, Loan, Ticket};
+use crate::types::{Collective, DataType, Rank};
+
+use crate::engine::collective::bounce::{BounceBuffer, RepeatedSends};
+use crate::engine::collective::header::{Fingerprint, HEADER};
+use crate::engine::links::{LinkTable, OpenLink, Runs};
+use crate::engine::message::frame::declined;
+
+/// Bytes of a message that are taken in at a time, before the turn is another step's: who reads on and on sends nothing.
+pub(crate) const TURN: usize = 256 << 10;
+
+/// Payloads up to this length travel with their header in one write.
+const TOGETHER: usize = 216;
+
+/// How far a step has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) done: bool,
+    /// Bytes of header and payload sent, or of payload received.
+    pub(crate) bytes: usize,
+    /// The header of the message being received has been read and compared.
+    header_read: bool,
+    /// The message being sent is lent.
+    loan: Option<Ticket>,
+}
+
+impl Progress {
+    /// Whether the step uses its link direction no more, though it may not have ended.
+    pub(crate) fn leaves_link(&self) -> bool {
+        self.done || self.loan.is_some_and(|ticket| ticket.proven)
+    }
+}
+
+/// What a plan works on.
+#[derive(Debug)]
+pub(crate) struct Operands {
+    pub(crate) collective: Collective,
+    pub(crate) input: Memory,
+    pub(crate) output: Memory,
+    pub(crate) scratch: Memory,
+    pub(crate) dtype: DataType,
+    pub(crate) kernel: Option<Kernel>,
+    /// The same operator on the type of scratch memory.
+    pub(crate) partial_kernel: Option<Kernel>,
+    pub(crate) print: EncodedHeader,
+    pub(crate) rank: Rank,
+    pub(crate) world: usize,
+    /// Threads that share large passes, if there are any.
+    pub(crate) workers: Option<Arc<Workers>>,
+    /// Where what goes to several peers is read by all of them.
+    pub(crate) bounce: Option<BounceBuffer>,
+    /// How to store results that are not read again.
+    pub(crate) streaming: Streaming,
+}
+
+/// What else there is to know of a step.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Way<'a> {
+    /// The number of the span that it sends, if others send it too.
+    pub(crate) staged: Option<(&'a RepeatedSends, usize)>,
+    /// It receives what no later step reads.
+    pub(crate) is_last: bool,
+}
+
+/// A fingerprint, and the header of a message without payload that has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EncodedHeader {
+    fingerprint: Fingerprint,
+    header: [u8; HEADER],
+}
+
+impl EncodedHeader {
+    pub(crate) fn new(fingerprint: Fingerprint) -> Self {
+        Self {
+            fingerprint,
+            header: fingerprint.encode(),
+        }
+    }
+}
+
+impl Operands {
+    /// What every message of the operation begins with, but for the message's own length.
+    pub(crate) fn fingerprint(&self) -> &Fingerprint {
+        &self.print.fingerprint
+    }
+
+    /// The operation has this number.
+    #[inline]
+    pub(crate) fn number(&mut self, sequence: u64) {
+        self.print.fingerprint.sequence = sequence;
+        Fingerprint::write_sequence(&mut self.print.header, sequence);
+    }
+
+    /// The element type of scratch memory: wider than the element type in reductions of 16-bit and 8-bit floats only.
+    #[inline]
+    pub(crate) fn partial(&self) -> DataType {
+        if self.kernel.is_some() {
+            self.dtype.accumulator()
+        } else {
+            self.dtype
+        }
+    }
+
+    /// Moves `step` as far as that goes now. Returns whether anything moved.
+    pub(crate) fn advance(
+        &self,
+        step: &Step,
+        way: Way<'_>,
+        progress: &mut Progress,
+        links: &mut LinkTable,
+    ) -> Result<bool> {
+        match *step {
+            Step::Send { to, src } => {
+                let Some(open) = links.open(Lane::Collective, to) else {
+                    return Ok(false);
+                };
+                let before = (progress.bytes, progress.leaves_link());
+                self.send(open, src, way.staged, progress)?;
+                Ok((progress.bytes, progress.leaves_link()) != before)
+            }
+            Step::Recv { from, dst, wire } | Step::Fold { from, dst, wire } => {
+                let Some(open) = links.open(Lane::Collective, from) else {
+                    return Ok(false);
+                };
+                let before = (progress.bytes, progress.header_read);
+                let fold = matches!(step, Step::Fold { .. });
+                let incoming = Incoming {
+                    dst,
+                    wire,
+                    fold,
+                    streaming: if way.is_last {
+                        self.streaming
+                    } else {
+                        Streaming::No
+                    },
+                };
+                self.receive(open, from, &incoming, progress)?;
+                Ok((progress.bytes, progress.header_read) != before || progress.done)
+            }
+            Step::Copy { src, dst } => {
+                self.zip(src, dst, |this, dst, src, (wide_dst, wide_src)| {
+                    match (wide_dst, wide_src) {
+                        (true, false) => reduce::widen(this.dtype, dst, src),
+                        (false, true) => reduce::narrow(this.dtype, dst, src),
+                        _ => reduce::copy(dst, src),
+                    }
+                });
+                progress.done = true;
+                Ok(true)
+            }
+            Step::Reduce { src, dst } => {
+                let kernel = self.reducer();
+                self.zip(src, dst, |_, dst, src, (wide_dst, wide_src)| {
+                    if wide_dst == wide_src {
+                        kernel.fold(dst, src);
+                    } else {
+                        kernel.fold_element(dst, src);
+                    }
+                });
+                progress.done = true;
+                Ok(true)
+            }
+            Step::Finish { src, dst } => {
+                self.finish(src, dst);
+                progress.done = true;
+                Ok(true)
+            }
+        }
+    }
+
+    /// As [`Operands::advance`], for a step whose message is short. One that is to come whole is looked for nowhere else.
+    #[inline]
+    pub(crate) fn advance_short(
+        &self,
+        step: &Step,
+        progress: &mut Progress,
+        links: &mut LinkTable,
+    ) -> Result<bool> {
+        let (from, dst, wire) = match *step {
+            Step::Recv { from, dst, wire } | Step::Fold { from, dst, wire } => (from, dst, wire),
+            Step::Send { to, src } => {
+                let Some(open) = links.open(Lane::Collective, to) else {
+                    return Ok(false);
+                };
+                let size = self.element_size(src.buffer);
+                let (offset, length) = (src.offset * size, src.len * size);
+                if HEADER + length > open.post_limit {
+                    return self.advance(step, Way::default(), progress, links);
+                }
+                progress.done = self.post(open, self.memory(src.buffer), (offset, length))?;
+                return Ok(progress.done);
+            }
+            _ => return self.advance(step, Way::default(), progress, links),
+        };
+        let Some(open) = links.open(Lane::Collective, from) else {
+            return Ok(false);
+        };
+        let incoming = Incoming {
+            dst,
+            wire,
+            fold: matches!(step, Step::Fold { .. }),
+            streaming: Streaming::No,
+        };
+        let length = dst.len * self.wire_type(wire).size();
+        if HEADER + length > open.post_limit || progress.header_read {
+            return self.advance(step, Way::default(), progress, links);
+        }
+        match self.take_whole(open, from, &incoming)? {
+            Some(Begun::Whole) => progress.done = true,
+            Some(Begun::Header) => progress.header_read = true,
+            Some(Begun::Nothing) | None => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Bytes of the message of a step that sends or receives.
+    pub(crate) fn message_bytes(&self, step: &Step) -> usize {
+        match *step {
+            Step::Send { src, .. } => src.len * self.element_size(src.buffer),
+            Step::Recv { dst, wire, .. } | Step::Fold { dst, wire, .. } => {
+                dst.len * self.wire_type(wire).size()
+            }
+            _ => 0,
+        }
+    }
+
+    fn send(
+        &self,
+        open: &mut OpenLink,
+        src: Span,
+        staged: Option<(&RepeatedSends, usize)>,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let size = self.element_size(src.buffer);
+        let (offset, length) = (src.offset * size, src.len * size);
+        let memory = self.memory(src.buffer);
+        if let Some(ticket) = progress.loan {
+            match open.link.loan(ticket)? {
+                Loan::Out => return Ok(()),
+                Loan::Returned => {
+                    progress.bytes = HEADER + length;
+                    progress.done = true;
+                    return Ok(());
+                }
+                Loan::Declined => return Err(open.link.blame(declined())),
+                Loan::Refused => {
+                    // The header has come with the loan; the payload is streamed.
+                    progress.bytes = HEADER;
+                    progress.loan = None;
+                }
+            }
+        } else if progress.bytes == 0 {
+            let sent = self.send_whole(open, (memory, staged), (offset, length), progress)?;
+            if sent {
+                return Ok(());
+            }
+        }
+        while progress.bytes < HEADER {
+            // The header and a short payload in one write: one message, one publication, one wake-up.
+            let mut together = [0_u8; HEADER + TOGETHER];
+            together[..HEADER].copy_from_slice(&self.header(length));
+            let payload = memory.read(offset, length.min(TOGETHER));
+            together[HEADER..HEADER + payload.len()].copy_from_slice(payload);
+            match open
+                .link
+                .try_send(&together[progress.bytes..HEADER + payload.len()])?
+            {
+                0 => return Ok(()),
+                n => progress.bytes += n,
+            }
+        }
+        while progress.bytes < HEADER + length {
+            let sent = progress.bytes - HEADER;
+            let payload = memory.read(offset + sent, length - sent);
+            match open.link.try_send(payload)? {
+                0 => return Ok(()),
+                n => progress.bytes += n,
+            }
+        }
+        progress.done = true;
+        Ok(())
+    }
+
+    /// Posts or lends the message, where the link does that. Returns false when it is to be streamed.
+    fn send_whole(
+        &self,
+        open: &mut OpenLink,
+        (memory, staged): (&Memory, Option<(&RepeatedSends, usize)>),
+        (offset, length): (usize, usize),
+        progress: &mut Progress,
+    ) -> Result<bool> {
+        if HEADER + length <= open.post_limit {
+            if self.post(open, memory, (offset, length))? {
+                progress.bytes = HEADER + length;
+                progress.done = true;
+            }
+            return Ok(true);
+        }
+        if length < open.link.lends_from() {
+            return Ok(false);
+        }
+        let copy = self.bounce.as_ref().zip(staged);
+        let copy = copy.and_then(|(bounce, (repeated_sends, number))| {
+            bounce.put(repeated_sends, number, memory, (offset, length))
+        });
+        let (memory, offset) = match &copy {
+            Some((staged, start)) => (staged, *start),
+            None => (memory, offset),
+        };
+        let mut runs = Runs::default();
+        if !runs.fill(memory, offset, length, open.link.most_lent_runs()) {
+            return Ok(false);
+        }
+        match open.link.try_lend(&self.header(length), runs.as_slice())? {
+            Lending::Lent(ticket) => progress.loan = Some(ticket),
+            Lending::NotNow => {}
+            Lending::Unfit => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Posts the message, which the link carries whole. Returns false when that has to wait.
+    #[inline]
+    fn post(
+        &self,
+        open: &mut OpenLink,
+        memory: &Memory,
+        (offset, length): (usize, usize),
+    ) -> Result<bool> {
+        let header = self.header(length);
+        let payload = memory.read(offset, length);
+        if payload.len() == length {
+            return open.link.try_post(&header, payload);
+        }
+        open.link.try_post(&header, &memory.gather(offset, length))
+    }
+
+    /// What a message of `length` bytes of payload begins with.
+    #[inline]
+    pub(crate) fn header(&self, length: usize) -> [u8; HEADER] {
+        let mut header = self.print.header;
+        Fingerprint::write_length(&mut header, length);
+        header
+    }
+
+    fn receive(
+        &self,
+        open: &mut OpenLink,
+        from: Rank,
+        incoming: &Incoming,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let Incoming {
+            dst,
+            wire,
+            fold,
+            streaming,
+        } = *incoming;
+        let wire_size = self.wire_type(wire).size();
+        let length = dst.len * wire_size;
+        if !progress.header_read {
+            match self.begin_message(open, from, incoming)? {
+                Begun::Nothing => return Ok(()),
+                Begun::Header => progress.header_read = true,
+                Begun::Whole => {
+                    progress.header_read = true;
+                    progress.bytes = length;
+                }
+            }
+        }
+        let size = self.element_size(dst.buffer);
+        let memory = self.memory(dst.buffer);
+        let convert = self.conversion(dst, wire);
+        let turn = progress.bytes.saturating_add(TURN);
+        while progress.bytes < length {
+            if progress.bytes >= turn {
+                return Ok(());
+            }
+            let elements = progress.bytes / wire_size;
+            let offset = (dst.offset + elements) * size;
+            let target = memory.write(offset, (dst.len - elements) * size);
+            let received = if fold || convert != Convert::Keep {
+                let max = target.len() / size * wire_size;
+                let mut at = 0;
+                open.link.try_fold(max, wire_size, &mut |run| {
+                    let target = &mut target[at..at + run.len() / wire_size * size];
+                    at += target.len();
+                    self.absorb(target, run, (fold, convert), streaming);
+                })?
+            } else {
+                // A plain receive may stop inside an element.
+                let within = progress.bytes % wire_size;
+                let target = &mut target[within..];
+                match streaming == Streaming::No && self.workers.is_none() {
+                    true => open.link.try_recv(target)?,
+                    false => {
+                        let absorb = |target: &mut [u8], run: &[u8]| {
+                            self.absorb(target, run, (fold, convert), streaming);
+                        };
+                        open.link.try_recv_by(&absorb, target)?
+                    }
+                }
+            };
+            if received == 0 {
+                return Ok(());
+            }
+            progress.bytes += received;
+        }
+        progress.done = true;
+        Ok(())
+    }
+
+    /// Takes the header of the next message and compares it; with a message that was posted, the payload as well.
+    fn begin_message(&self, open: &mut OpenLink, from: Rank, incoming: &Incoming) -> Result<Begun> {
+        if let Some(begun) = self.take_whole(open, from, incoming)? {
+            return Ok(begun);
+        }
+        if !open.read_header()? {
+            return Ok(Begun::Nothing);
+        }
+        let expected = self.header(incoming.dst.len * self.wire_type(incoming.wire).size());
+        if open.header != expected {
+            return Err(difference(&expected, &open.header, self.rank, from));
+        }
+        open.header_bytes = 0;
+        Ok(Begun::Header)
+    }
+
+    /// The same for a message that was posted or lent; `None` while there is none.
+    #[inline(always)]
+    fn take_whole(
+        &self,
+        open: &mut OpenLink,
+        from: Rank,
+        incoming: &Incoming,
+    ) -> Result<Option<Begun>> {
+        if open.header_bytes > 0 {
+            return Ok(None);
+        }
+        let mut begun = Ok(Begun::Nothing);
+        let OpenLink { link, header, .. } = open;
+        let taken = link.try_take(&mut |message| {
+            let length = incoming.dst.len * self.wire_type(incoming.wire).size();
+            let expected = self.header(length);
+            begun = match message.split_first_chunk::<HEADER>() {
+                Some((theirs, payload)) if Fingerprint::is_same(theirs, &expected) => {
+                    match payload.len() {
+                        found if found == length => {
+                            self.deliver(incoming, payload);
+                            Ok(Begun::Whole)
+                        }
+                        0 => Ok(Begun::Header),
+                        _ => Err(no_message(from)),
+                    }
+                }
+                Some((theirs, _)) => {
+                    *header = *theirs;
+                    Err(difference(&expected, theirs, self.rank, from))
+                }
+                None => Err(no_message(from)),
+            };
+        })?;
+        match taken {
+            true => begun.map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// Takes in a whole payload.
+    #[inline]
+    fn deliver(&self, incoming: &Incoming, payload: &[u8]) {
+        let Incoming {
+            dst,
+            wire,
+            fold,
+            streaming,
+        } = *incoming;
+        let size = self.element_size(dst.buffer);
+        let wire_size = self.wire_type(wire).size();
+        let memory = self.memory(dst.buffer);
+        let convert = self.conversion(dst, wire);
+        let mut done = 0;
+        while done < payload.len() {
+            let offset = dst.offset * size + done / wire_size * size;
+            let target = memory.write(offset, (payload.len() - done) / wire_size * size);
+            let run = &payload[done..done + target.len() / size * wire_size];
+            self.absorb(target, run, (fold, convert), streaming);
+            done += run.len();
+        }
+    }
+
+    /// What becomes of elements that come by `wire` on their way to `dst`.
+    #[inline]
+    fn conversion(&self, dst: Span, wire: Wire) -> Convert {
+        match (self.is_wide(dst.buffer), wire) {
+            (true, Wire::Element) => Convert::Widen,
+            (false, Wire::Partial) if self.partial() != self.dtype => Convert::Narrow,
+            _ => Convert::Keep,
+        }
+    }
+
+    #[inline]
+    fn absorb(
+        &self,
+        target: &mut [u8],
+        run: &[u8],
+        (fold, convert): (bool, Convert),
+        streaming: Streaming,
+    ) {
+        if let Some(workers) = &self.workers {
+            let both = [Source::Destination, Source::Partial(run)];
+            match (fold, convert) {
+                (true, Convert::Keep) => {
+                    return workers.fold_all(self.reducer(), target, &both, Streaming::No);
+                }
+                (false, Convert::Keep) => return workers.copy(target, run, streaming),
+                _ => {}
+            }
+        }
+        match (fold, convert) {
+            (true, Convert::Widen) => self.reducer().fold_element(target, run),
+            // A fold that narrows would round more than once; no plan asks for one.
+            (true, Convert::Keep | Convert::Narrow) => self.reducer().fold(target, run),
+            (false, Convert::Widen) => reduce::widen(self.dtype, target, run),
+            (false, Convert::Narrow) => reduce::narrow(self.dtype, target, run),
+            (false, Convert::Keep) => reduce::copy_hinted(target, run, streaming),
+        }
+    }
+
+    pub(crate) fn reducer(&self) -> &Kernel {
+        self.kernel
+            .as_ref()
+            .expect("a plan that reduces has an operator")
+    }
+
+    fn finish(&self, src: Span, dst: Span) {
+        // A result that stays in scratch memory is divided but not rounded yet.
+        let kernel = if self.is_wide(dst.buffer) {
+            self.partial_kernel
+        } else {
+            self.kernel
+        };
+        let kernel = kernel.expect("a plan that reduces has an operator");
+        if src != dst {
+            self.zip(src, dst, |this, dst, src, _| {
+                kernel.finish(dst, src, this.world)
+            });
+            return;
+        }
+        let size = self.element_size(dst.buffer);
+        let memory = self.memory(dst.buffer);
+        let (mut at, end) = (dst.offset * size, (dst.offset + dst.len) * size);
+        while at < end {
+            let run = memory.write(at, end - at);
+            kernel.finish_in_place(run, self.world);
+            at += run.len();
+        }
+    }
+
+    /// Calls `f` with the matching runs of both spans, and with whether each side is in the accumulation type.
+    fn zip(&self, src: Span, dst: Span, mut f: impl FnMut(&Self, &mut [u8], &[u8], (bool, bool))) {
+        let (from, to) = (self.memory(src.buffer), self.memory(dst.buffer));
+        let (from_size, to_size) = (self.element_size(src.buffer), self.element_size(dst.buffer));
+        let wide = (self.is_wide(dst.buffer), self.is_wide(src.buffer));
+        let mut done = 0;
+        while done < src.len {
+            let left = src.len - done;
+            let read = from.read((src.offset + done) * from_size, left * from_size);
+            let written = to.write((dst.offset + done) * to_size, left * to_size);
+            let elements = (read.len() / from_size).min(written.len() / to_size);
+            f(
+                self,
+                &mut written[..elements * to_size],
+                &read[..elements * from_size],
+                wide,
+            );
+            done += elements;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn memory(&self, buffer: Buffer) -> &Memory {
+        match buffer {
+            Buffer::Input => &self.input,
+            Buffer::Output => &self.output,
+            Buffer::Scratch => &self.scratch,
+        }
+    }
+
+    /// Whether the buffer's elements are in an accumulation type that differs from the element type.
+    #[inline]
+    fn is_wide(&self, buffer: Buffer) -> bool {
+        buffer == Buffer::Scratch && self.partial() != self.dtype
+    }
+
+    #[inline]
+    fn element_size(&self, buffer: Buffer) -> usize {
+        match buffer {
+            Buffer::Scratch => self.partial().size(),
+            Buffer::Input | Buffer::Output => self.dtype.size(),
+        }
+    }
+
+    #[inline]
+    fn wire_type(&self, wire: Wire) -> DataType {
+        match wire {
+            Wire::Element => self.dtype,
+            Wire::Partial => self.partial(),
+        }
+    }
+}
+
+/// What a step does with the message it receives.
+struct Incoming {
+    dst: Span,
+    wire: Wire,
+    fold: bool,
+    /// How a plain copy of it is stored.
+    streaming: Streaming,
+}
+
+/// What becomes of the elements of a message on their way into a buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Convert {
+    Keep,
+    /// From the element type to the accumulation type.
+    Widen,
+    /// From the accumulation type to the element type: the one rounding of a finished result.
+    Narrow,
+}
+
+/// What has come of a message.
+enum Begun {
+    Nothing,
+    Header,
+    Whole,
+}
+
+/// The error for a header that is not the one that must come next.
+#[cold]
+pub(crate) fn difference(
+    expected: &[u8; HEADER],
+    theirs: &[u8; HEADER],
+    rank: Rank,
+    peer: Rank,
+) -> Error {
+    match (Fingerprint::decode(expected), Fingerprint::decode(theirs)) {
+        (Some(expected), Some(theirs)) if expected != theirs => {
+            expected.mismatch(&theirs, rank, peer)
+        }
+        _ => no_message(peer),
+    }
+}
+
+#[cold]
+pub(crate) fn no_message(peer: Rank) -> Error {
+    Error::new(
+        Code::Untrusted,
+        format!("rank {peer} sent bytes that do not begin a message; its stream is corrupt"),
+    )
+    .with_peer(peer)
+}

@@ -1,0 +1,165 @@
+//! Collectives that block, in the calling thread.
+//!
+//! What can be had by looking a few times is had under the group's lock at once: nothing is allocated, no clock is
+//! read and nobody else learns of the operation. It becomes one that others can drive as soon as it has to wait for
+//! longer, and from the start where the group has other operations under way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::types::Collective;
+
+use crate::engine::collective::request::Request;
+use crate::engine::collective::run::{PlanRun, Walked};
+use crate::engine::group::panics::contained;
+use crate::engine::state::{Core, Group};
+use crate::engine::wait::backoff::Next;
+use crate::engine::wait::contention;
+use crate::engine::work::WorkState;
+
+/// How often a call that nobody else knows of gives its core away before it becomes known. The group stays locked
+/// meanwhile.
+const YIELDS: u32 = 64;
+
+impl Group {
+    /// Carries a collective out in this thread. Returns its number.
+    ///
+    /// What can be had by looking a few times is had under the lock at once: nothing is allocated, no clock is read and
+    /// nobody else learns of the operation. It becomes one that others can drive as soon as it has to wait for longer,
+    /// and from the start where the group has other operations under way.
+    pub(crate) fn run(&self, mut request: Request) -> Result<u64> {
+        match self.carry_out(&mut request)? {
+            Carried::Out { sequence, .. } => Ok(sequence),
+            Carried::On(work) => {
+                self.wait(&work, None)?;
+                Ok(work.sequence)
+            }
+        }
+    }
+
+    /// As [`Group::run`], for a caller who waits for the end piece by piece.
+    pub(crate) fn begin_now(&self, mut request: Request) -> Result<Arc<WorkState>> {
+        Ok(match self.carry_out(&mut request)? {
+            Carried::Out {
+                collective,
+                sequence,
+            } => {
+                let work = WorkState::new(collective, sequence, Duration::ZERO, None);
+                work.finish(Ok(()));
+                Arc::new(work)
+            }
+            Carried::On(work) => work,
+        })
+    }
+
+    fn carry_out(&self, request: &mut Request) -> Result<Carried> {
+        // A child of a fork may find the lock taken for ever.
+        crate::engine::group::bootstrap::check_process()?;
+        let timeout = request.timeout;
+        let mut core = self.core.lock();
+        self.check_alive()?;
+        let alone = !core.leader && !core.is_busy();
+        let mut run = self.begin(&mut core, request)?;
+        if alone && self.run_at_once(&mut core, &mut run)? {
+            let fingerprint = run.fingerprint();
+            let collective = run.collective();
+            core.recorder.note(fingerprint);
+            core.recycle(run);
+            return Ok(Carried::Out {
+                collective,
+                sequence: fingerprint.sequence,
+            });
+        }
+        let timeout = timeout.unwrap_or_else(|| self.timeout());
+        let work = self.keep(&mut core, run, timeout, None);
+        if !alone {
+            self.step(&mut core);
+            self.after_submit(&mut core, None);
+        }
+        Ok(Carried::On(work))
+    }
+
+    /// Moves `run`, which is not among the group's operations, as long as that takes no sleep. Returns whether it
+    /// has ended.
+    fn run_at_once(&self, core: &mut Core, run: &mut PlanRun) -> Result<bool> {
+        let ended = self.patiently(core, |core| {
+            if run.is_short() {
+                return Ok(match run.walk(&mut core.links)? {
+                    Walked::ToTheEnd => Turn::Over(true),
+                    Walked::On => Turn::Moved,
+                    Walked::Nowhere => Turn::Idle,
+                });
+            }
+            // It is the only one.
+            let commons = (&mut core.commons, true);
+            let moved = run.advance(&mut core.links, &|_| true, commons)?;
+            Ok(if run.is_done() {
+                Turn::Over(true)
+            } else if moved {
+                Turn::Moved
+            } else {
+                Turn::Idle
+            })
+        });
+        ended.map_err(|error| {
+            let error = error.with_operation(run.name());
+            let error = self.explained(core, error);
+            self.fail(core, error.clone());
+            error
+        })
+    }
+
+    /// Takes turns until one is the last, or the next thing to do would be to sleep (false). A panic is a defect, as in
+    /// a step.
+    pub(crate) fn patiently(
+        &self,
+        core: &mut Core,
+        mut turn: impl FnMut(&mut Core) -> Result<Turn>,
+    ) -> Result<bool> {
+        contained(|| {
+            core.backoff.reset();
+            let mut yields = 0;
+            loop {
+                match turn(core)? {
+                    Turn::Over(done) => {
+                        core.backoff.moved();
+                        return Ok(done);
+                    }
+                    Turn::Moved => {
+                        core.backoff.moved();
+                        continue;
+                    }
+                    Turn::Idle => {}
+                }
+                match core.backoff.next() {
+                    Next::Spin => std::hint::spin_loop(),
+                    Next::Yield if yields < YIELDS => {
+                        yields += 1;
+                        let given = contention::now();
+                        std::thread::yield_now();
+                        core.backoff.note_yield(given);
+                    }
+                    Next::Yield | Next::Sleep => return Ok(false),
+                }
+            }
+        })?
+    }
+}
+
+/// How far a collective came at once.
+enum Carried {
+    Out {
+        collective: Collective,
+        sequence: u64,
+    },
+    /// It goes on, and the caller is to drive it.
+    On(Arc<WorkState>),
+}
+
+/// What came of a turn.
+pub(crate) enum Turn {
+    Over(bool),
+    Moved,
+    Idle,
+}

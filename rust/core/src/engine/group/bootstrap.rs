@@ -1,0 +1,321 @@
+//! How groups come to be: through a store, inside a process, and by splitting another group.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::buffer::Memory;
+use crate::communicator::PointToPoint;
+use crate::config::Config;
+use crate::error::{Code, Error, Result};
+use crate::plan::select::Topology;
+use crate::rendezvous::launcher;
+use crate::rendezvous::roster::{self, Introduction};
+use crate::rendezvous::secret::Secret;
+use crate::rendezvous::store::Store;
+use crate::transport::endpoint::{Address, Endpoint, EndpointOptions, Gate, Lane, Verdict};
+use crate::transport::keys::GroupKey;
+use crate::transport::{Link, local};
+use crate::types::{DataType, Rank};
+
+use crate::engine::calibrate;
+use crate::engine::collective::request::{Request, Sizes};
+use crate::engine::group::for_devices::LocalGroups;
+use crate::engine::links::Slot;
+use crate::engine::state::{Group, Mail, Member, Membership};
+
+pub(crate) use crate::fork::{check as check_process, note as note_process};
+
+/// The tag of monitored barriers, out of the range of users' tags.
+const BARRIER_TAG: u64 = u64::MAX;
+
+impl Group {
+    /// Forms a group through a store.
+    pub(crate) fn join(
+        store: &dyn Store,
+        rank: Rank,
+        world: usize,
+        config: Config,
+    ) -> Result<Arc<Self>> {
+        check_process()?;
+        if world == 0 || rank >= world {
+            return Err(Error::invalid(format!(
+                "rank {rank} is out of range for a group of {world} ranks"
+            )));
+        }
+        let endpoint = Endpoint::global(&EndpointOptions {
+            host: config.host.clone(),
+            interface: config.interface.clone(),
+            towards: store.address(),
+            one_host: world == 1 || launcher::is_one_host(world),
+            ring_bytes: config.ring_bytes.bytes(),
+        })?;
+        let address = endpoint.address();
+        let mut me = Introduction::new(rank, world, address.to_bytes(), &config)?;
+        me.secret = secret(store, &config)?;
+        // What rank 0 says of this holds for all, so that all make the same choices.
+        if rank == 0 && world > 1 {
+            me.costs = calibrate::costs().rounded(cores());
+        }
+        let roster = roster::join(store, &me, config.join_timeout.duration())?;
+        let mut members = Vec::with_capacity(world);
+        for member in &roster.members {
+            let address = Address::from_bytes(&member.address).map_err(|error| {
+                Error::new(
+                    Code::Untrusted,
+                    format!("the address of rank {} in the store: {error}", member.rank),
+                )
+            })?;
+            let label = format!("host {}, pid {}", member.hostname, member.pid);
+            members.push(Member {
+                label,
+                address: Some(address),
+            });
+        }
+        let hosts: Vec<&str> = roster
+            .members
+            .iter()
+            .map(|member| member.host.as_str())
+            .collect();
+        let membership = Membership {
+            members,
+            key: roster.key,
+            endpoint: Mutex::new(Some(endpoint)),
+            topology: Topology::from_hosts(&hosts, roster.costs.cores()),
+            costs: roster.costs.costs(),
+            local_groups: None,
+        };
+        Self::enter(rank, membership, config)
+    }
+
+    /// Makes the group and opens the door to its other members.
+    fn enter(rank: Rank, membership: Membership, config: Config) -> Result<Arc<Self>> {
+        let key = membership.key.clone();
+        let endpoint = membership.endpoint();
+        let group = Self::assemble(rank, membership, config)?;
+        if let Some(endpoint) = endpoint {
+            let door = Door {
+                group: Arc::downgrade(&group),
+            };
+            endpoint.register(key, rank, group.world(), Arc::new(door))?;
+        }
+        Ok(group)
+    }
+
+    /// One group per rank, all in this process.
+    pub(crate) fn local(world: usize, config: &Config) -> Result<Vec<Arc<Self>>> {
+        let key = GroupKey::unconnected()?;
+        let costs = calibrate::costs().rounded(cores());
+        let local_groups = Arc::new(LocalGroups::default());
+        let groups = (0..world)
+            .map(|rank| {
+                let member = |rank| Member {
+                    label: format!("thread {rank} of pid {}", std::process::id()),
+                    address: None,
+                };
+                let membership = Membership {
+                    members: (0..world).map(member).collect(),
+                    key: key.clone(),
+                    endpoint: Mutex::new(None),
+                    topology: Topology::one_host(world, costs.cores()),
+                    costs: costs.costs(),
+                    local_groups: Some(Arc::clone(&local_groups)),
+                };
+                Self::assemble(rank, membership, config.clone())
+            })
+            .collect::<Result<Vec<_>>>()?;
+        for upper in 0..world {
+            for lower in 0..upper {
+                for lane in [Lane::Collective, Lane::PointToPoint] {
+                    let (a, b) = local::pair(config.ring_bytes.bytes())?;
+                    groups[lower].post(Mail::Established {
+                        lane,
+                        peer: upper,
+                        link: Box::new(a),
+                    });
+                    groups[upper].post(Mail::Established {
+                        lane,
+                        peer: lower,
+                        link: Box::new(b),
+                    });
+                }
+            }
+        }
+        Ok(groups)
+    }
+
+    /// The part of this group that gives the same color.
+    pub(crate) fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Arc<Self>>> {
+        let mine = [i64::from(color.is_some()), color.unwrap_or(0), key];
+        let mut all = vec![0_i64; 3 * self.world];
+        let (input, output) = (Memory::of(&mine), Memory::of_mut(&mut all));
+        let request = Request::all_gather(DataType::Int64, Some(input), output, Sizes::Even(3));
+        let work = self.submit(request, None, false)?;
+        self.wait(&work, None)?;
+        let Some(color) = color else { return Ok(None) };
+        let mut chosen: Vec<(i64, Rank)> = all
+            .chunks_exact(3)
+            .enumerate()
+            .filter(|(_, entry)| entry[0] == 1 && entry[1] == color)
+            .map(|(rank, entry)| (entry[2], rank))
+            .collect();
+        chosen.sort_unstable();
+        let ranks: Vec<Rank> = chosen.into_iter().map(|(_, rank)| rank).collect();
+        let label = [
+            b"split".as_slice(),
+            &work.sequence.to_le_bytes(),
+            &color.to_le_bytes(),
+        ]
+        .concat();
+        self.subgroup(&ranks, &label)
+    }
+
+    /// The group of some of this group's ranks, in the order of `ranks`; `None` where this rank is not among them.
+    /// Nothing is sent: its members know of each other what there is to know.
+    pub(crate) fn subgroup(&self, ranks: &[Rank], label: &[u8]) -> Result<Option<Arc<Self>>> {
+        // In this order: an open group has it.
+        let endpoint = self.membership.endpoint();
+        self.check_alive()?;
+        for (index, rank) in ranks.iter().enumerate() {
+            self.check_rank(*rank, "a subgroup with")?;
+            if ranks[..index].contains(rank) {
+                return Err(Error::invalid(format!(
+                    "a subgroup cannot have rank {rank} twice"
+                )));
+            }
+        }
+        let Some(rank) = ranks.iter().position(|rank| *rank == self.rank) else {
+            return Ok(None);
+        };
+        if let Some(local_groups) = &self.membership.local_groups {
+            let group = local_groups.take(ranks, label, rank, &self.config)?;
+            group.set_timeout(self.timeout());
+            return Ok(Some(group));
+        }
+        let membership = Membership {
+            members: ranks
+                .iter()
+                .map(|rank| self.membership.members[*rank].clone())
+                .collect(),
+            key: self.membership.key.subset(label, ranks),
+            endpoint: Mutex::new(endpoint),
+            topology: self.membership.topology.subset(ranks),
+            costs: self.membership.costs,
+            local_groups: None,
+        };
+        let group = Self::enter(rank, membership, self.config.clone())?;
+        group.set_timeout(self.timeout());
+        Ok(Some(group))
+    }
+
+    /// A barrier at which rank 0 learns who is missing.
+    pub(crate) fn monitored_barrier(&self, timeout: Duration, report_all: bool) -> Result<()> {
+        let started = Instant::now();
+        let left = || timeout.saturating_sub(started.elapsed());
+        // The operations outlive the deadline by a little, so that rank 0's report comes first.
+        let options = || PointToPoint {
+            timeout: Some(
+                timeout
+                    .saturating_mul(2)
+                    .saturating_add(Duration::from_secs(1)),
+            ),
+            ..PointToPoint::default()
+        };
+        let signal = |to| {
+            self.send(
+                DataType::UInt8,
+                Memory::empty(),
+                (to, BARRIER_TAG),
+                options(),
+            )
+        };
+        let await_signal = |from| {
+            let place = (Some(from), BARRIER_TAG);
+            self.receive(DataType::UInt8, Memory::empty(), place, options())
+        };
+        if self.rank != 0 {
+            signal(0)?;
+            return self.wait(&*await_signal(0)?, None);
+        }
+        let waits = (1..self.world)
+            .map(|rank| Ok((rank, await_signal(rank)?)))
+            .collect::<Result<Vec<_>>>()?;
+        let mut missing = Vec::new();
+        for (rank, work) in waits {
+            match self.wait(&work, Some(left())) {
+                Ok(()) => {}
+                Err(error) if error.code == Code::Timeout && self.error().is_none() => {
+                    missing.push(rank);
+                    if !report_all {
+                        break;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if missing.is_empty() {
+            for rank in 1..self.world {
+                signal(rank)?;
+            }
+            return Ok(());
+        }
+        let names: Vec<String> = missing.iter().map(|rank| self.name_of(*rank)).collect();
+        let error = Error::new(
+            Code::Timeout,
+            format!(
+                "monitored_barrier: not every rank came within {} ms; missing: {}",
+                timeout.as_millis(),
+                names.join(", ")
+            ),
+        )
+        .with_peer(missing[0]);
+        self.fail(&mut self.core.lock(), error.clone());
+        Err(error)
+    }
+}
+
+/// What only the ranks of this job know: the store's secret and the one of the user's file, as far as there are such.
+fn secret(store: &dyn Store, config: &Config) -> Result<Option<Secret>> {
+    let file = config.secret_file.as_deref().map(Secret::read_file);
+    Ok(match (file.transpose()?, store.secret()) {
+        (Some(file), Some(store)) => Some(file.mix(&store)),
+        (file, store) => file.or(store),
+    })
+}
+
+/// Cores that this process may use.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Where links from other members come in.
+struct Door {
+    group: Weak<Group>,
+}
+
+impl Gate for Door {
+    fn admit(&self, from: Rank, lane: Lane) -> Verdict {
+        let Some(group) = self.group.upgrade().filter(|group| !group.is_closed()) else {
+            return Verdict::Left;
+        };
+        if from >= group.world() || from == group.rank() {
+            return Verdict::Duplicate;
+        }
+        match group.core.lock().links.slot(lane, from) {
+            Slot::Open(_) => Verdict::Duplicate,
+            _ => Verdict::Accept,
+        }
+    }
+
+    fn established(&self, from: Rank, lane: Lane, mut link: Box<dyn Link>) {
+        match self.group.upgrade() {
+            Some(group) => group.post(Mail::Established {
+                lane,
+                peer: from,
+                link,
+            }),
+            None => link.send_farewell(),
+        }
+    }
+}

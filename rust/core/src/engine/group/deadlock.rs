@@ -1,0 +1,157 @@
+//! What waiting ranks tell each other: the operation each one is in, and what they wait for.
+//!
+//! Every message carries its operation's fingerprint, but ranks that all wait to receive send none: two ranks that
+//! each take the other for the root of a `reduce`, say. So whoever has waited for a while tells those it waits for
+//! what it is in, on the control channel, and goes on doing so at doubling intervals. Whoever hears it compares it
+//! with its own operation of that number, also with one that has ended, and keeps it until there is one. It is also
+//! told how much the other expects of it, or has for it: see [`crate::engine::collective::pair_counts`].
+
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use crate::error::{Code, Error};
+use crate::transport::endpoint::Lane;
+use crate::transport::{POSITION_BYTES, Position};
+use crate::types::Rank;
+
+use crate::engine::collective::header::{Fingerprint, HEADER, u64_at};
+use crate::engine::collective::run::Direction;
+use crate::engine::group::drive::visit_waits;
+use crate::engine::state::{Core, Group};
+
+/// How long an operation has been under way when its position is first told.
+pub(crate) const TOLD_AFTER: Duration = Duration::from_millis(250);
+
+/// What a rank tells a peer that it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// The operation it is in.
+    pub(crate) fingerprint: Fingerprint,
+    /// Bytes that it expects next of the peer, of which none have come.
+    pub(crate) expects: u64,
+    /// Bytes that it has for the peer next.
+    pub(crate) sends: u64,
+}
+
+impl Told {
+    fn encode(&self) -> Position {
+        let mut out = [0; POSITION_BYTES];
+        out[..HEADER].copy_from_slice(&self.fingerprint.encode());
+        out[HEADER..HEADER + 8].copy_from_slice(&self.expects.to_le_bytes());
+        out[HEADER + 8..].copy_from_slice(&self.sends.to_le_bytes());
+        out
+    }
+
+    /// What `position` says; `None` when it does not begin as a fingerprint.
+    pub(crate) fn decode(position: &Position) -> Option<Self> {
+        Some(Self {
+            fingerprint: Fingerprint::decode(position.first_chunk()?)?,
+            expects: u64_at(position, HEADER),
+            sends: u64_at(position, HEADER + 8),
+        })
+    }
+}
+
+impl Group {
+    /// Tells the peers of operations that have waited for a while what this rank is in.
+    pub(crate) fn tell_positions(&self, core: &mut Core) {
+        let now = Instant::now();
+        if core.operations.iter().all(|operation| now < operation.tell) {
+            return;
+        }
+        // The last of several operations that wait for a peer would be the only one it hears of.
+        let mut telling = FxHashMap::default();
+        visit_waits(core, |operation, waiting| {
+            if now < operation.tell {
+                return;
+            }
+            let fingerprint = operation.run.fingerprint();
+            let told = telling.entry(waiting.peer).or_insert(Told {
+                fingerprint,
+                expects: 0,
+                sends: 0,
+            });
+            if told.fingerprint.sequence != fingerprint.sequence {
+                return;
+            }
+            let bytes = waiting.of as u64;
+            match waiting.direction {
+                Direction::Receive if waiting.bytes == 0 => told.expects = told.expects.max(bytes),
+                Direction::Send => told.sends = told.sends.max(bytes),
+                Direction::Receive | Direction::Meet => {}
+            }
+        });
+        for (peer, told) in telling {
+            if let Some(open) = core.links.open(Lane::Collective, peer)
+                && open.ended.is_none()
+            {
+                open.link.send_position(&told.encode());
+            }
+        }
+        for operation in &mut core.operations {
+            if now >= operation.tell {
+                operation.tell = now + operation.work.started.elapsed();
+            }
+        }
+    }
+
+    /// A mismatch of the numbers of two operations, told as the difference that led to it where that is known still.
+    pub(crate) fn explained(&self, core: &mut Core, error: Error) -> Error {
+        let (Code::Mismatch, Some(peer)) = (error.code, error.peer) else {
+            return error;
+        };
+        let header = core
+            .links
+            .open(Lane::Collective, peer)
+            .map(|open| open.header);
+        let theirs = header.and_then(|header| Fingerprint::decode(&header));
+        let first = theirs.and_then(|theirs| self.contradiction(core, peer, &theirs));
+        match first {
+            Some(first) => Error {
+                operation: error.operation,
+                ..first
+            },
+            None => error,
+        }
+    }
+
+    /// The error of a `peer` that is in an operation of which this rank's of the same number differs.
+    pub(crate) fn contradiction(
+        &self,
+        core: &Core,
+        peer: Rank,
+        theirs: &Fingerprint,
+    ) -> Option<Error> {
+        let theirs = Fingerprint {
+            length: 0,
+            ..*theirs
+        };
+        let under_way = core
+            .operations
+            .iter()
+            .map(|operation| operation.run.fingerprint())
+            .find(|ours| ours.sequence == theirs.sequence);
+        let ours = under_way.or_else(|| core.recorder.fingerprint(theirs.sequence))?;
+        (ours != theirs).then(|| ours.mismatch(&theirs, self.rank, peer))
+    }
+
+    /// Compares what peers have told with what this rank does. What is told of an operation that this rank has not begun
+    /// is kept until it has.
+    pub(crate) fn contradiction_told(&self, core: &mut Core) -> Option<Error> {
+        let mut positions = Vec::new();
+        for (lane, peer, open) in core.links.iter_open() {
+            if lane == Lane::Collective
+                && let Some(told) = open.told
+                && told.fingerprint.sequence <= core.sequence
+            {
+                open.told = None;
+                positions.push((peer, told));
+            }
+        }
+        positions.into_iter().find_map(|(peer, told)| {
+            let different = self.contradiction(core, peer, &told.fingerprint);
+            different.or_else(|| self.one_sided(core, peer, &told))
+        })
+    }
+}

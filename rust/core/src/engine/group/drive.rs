@@ -1,0 +1,511 @@
+//! One step of a group: what can be moved now is moved, what has ended is noticed.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::config::LendBytes;
+use crate::error::{Code, Error};
+use crate::transport::endpoint::{ConnectRequest, Lane, Outcome};
+use crate::transport::{Interest, Notice, PeerState};
+use crate::types::Rank;
+
+use crate::engine::collective::run::{Direction, Waiting};
+use crate::engine::links::{LinkTable, OpenLink, Slot, loss};
+use crate::engine::state::{Core, Group, Mail, Operation};
+
+/// Operations of one group that are moved at once; later ones wait their turn.
+const CONCURRENT: usize = 64;
+
+/// How long to wait for the link that a peer is making before trying to make one ourselves.
+const PEER_CONNECTS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Waits named in a report, beyond which only their number is given.
+const WAITS_NAMED: usize = 4;
+
+impl Group {
+    /// Moves every byte that can be moved now. Returns whether anything moved, also when that was the group's end.
+    pub(crate) fn step(&self, core: &mut Core) -> bool {
+        self.guarded(core, |core| self.step_once(core))
+            .unwrap_or(true)
+    }
+
+    fn step_once(&self, core: &mut Core) -> bool {
+        let mut moved = self.has_mail() && self.read_mail(core);
+        let mut index = 0;
+        while index < core.operations.len().min(CONCURRENT) {
+            let (earlier, rest) = core.operations.split_at_mut(index);
+            let operation = &mut rest[0];
+            let running = |sequence: &u64| earlier.iter().any(|e| e.work.sequence == *sequence);
+            operation.after.retain(running);
+            if !operation.after.is_empty() {
+                index += 1;
+                continue;
+            }
+            let free = |direction: (Rank, Direction)| {
+                earlier
+                    .iter()
+                    .all(|operation| operation.run.has_left(direction))
+            };
+            let decided = |operation: &Operation| operation.run.is_decided();
+            let commons = (&mut core.commons, earlier.iter().all(decided));
+            match operation.run.advance(&mut core.links, &free, commons) {
+                Ok(any) => moved |= any,
+                Err(error) => {
+                    let error = error.with_operation(operation.work.name());
+                    let error = self.explained(core, error);
+                    self.fail(core, error);
+                    return true;
+                }
+            }
+            if operation.run.is_done() {
+                let operation = core.operations.remove(index);
+                core.recycle(operation.run);
+                core.finished.push((operation.work, Ok(())));
+                moved = true;
+            } else {
+                index += 1;
+            }
+        }
+        if core.matching.is_busy() {
+            let Core {
+                matching,
+                links,
+                finished,
+                ..
+            } = core;
+            match matching.advance(links, finished) {
+                Ok(any) => moved |= any,
+                Err(error) => {
+                    self.fail(core, error);
+                    return true;
+                }
+            }
+        }
+        if !core.finished.is_empty() {
+            self.settle(core);
+        }
+        moved
+    }
+
+    /// Takes in what the threads that make connections have posted. Returns whether there was anything.
+    pub(crate) fn read_mail(&self, core: &mut Core) -> bool {
+        let news = self.take_mail();
+        let any = !news.is_empty();
+        for mail in news {
+            self.read(core, mail);
+        }
+        any
+    }
+
+    fn read(&self, core: &mut Core, mail: Mail) {
+        match mail {
+            Mail::Established {
+                lane,
+                peer,
+                mut link,
+            } => {
+                if let Some(notice) = self.notice() {
+                    link.send_abort(notice);
+                } else if self.is_closed() {
+                    link.send_farewell();
+                }
+                if self.is_closed() {
+                    return;
+                }
+                for fd in link.fds() {
+                    if let Err(error) = self.parker().watch(fd) {
+                        self.fail(core, error);
+                        return;
+                    }
+                }
+                match self.config.lend_bytes {
+                    LendBytes::Auto => {}
+                    LendBytes::None => link.lend_private_from(usize::MAX),
+                    LendBytes::From(bytes) => link.lend_private_from(bytes),
+                }
+                link.lose_silent_host_after(self.config.peer_timeout.seconds());
+                if core.backoff.is_crowded() {
+                    link.expect_a_crowd();
+                }
+                tracing::debug!(rank = self.rank, peer, lane = ?lane, via = %link.describe(), "link open");
+                let name = self.name_of(peer);
+                core.links.establish(lane, peer, link, name);
+                self.answer_questions_of(lane, peer, &core.links);
+            }
+            Mail::Awaited { lane, peer } => {
+                let slot = core.links.slot(lane, peer);
+                if matches!(slot, Slot::Opening { .. }) {
+                    *slot = Slot::Opening {
+                        awaited: Some(Instant::now()),
+                    };
+                }
+            }
+            Mail::Failed { lane, peer, error } => {
+                let slot = core.links.slot(lane, peer);
+                if matches!(slot, Slot::Opening { .. }) {
+                    *slot = Slot::Unreachable(error.with_peer(peer));
+                }
+            }
+        }
+    }
+
+    /// Begins to open the link to `peer`, unless it is open or on its way.
+    pub(crate) fn ensure_link(&self, core: &mut Core, lane: Lane, peer: Rank) {
+        // The link may have been posted already: in one process all of them come that way and cannot be opened again.
+        if matches!(core.links.slot(lane, peer), Slot::Closed) {
+            self.read_mail(core);
+        }
+        let slot = core.links.slot(lane, peer);
+        let stale = |since: &Instant| since.elapsed() > PEER_CONNECTS_WITHIN;
+        let needed = match slot {
+            Slot::Closed => true,
+            Slot::Opening {
+                awaited: Some(since),
+            } => stale(since),
+            _ => false,
+        };
+        if !needed || peer == self.rank {
+            return;
+        }
+        *slot = match self.connect_in_background(lane, peer) {
+            Ok(()) => Slot::Opening { awaited: None },
+            Err(error) => Slot::Unreachable(error),
+        };
+    }
+
+    fn connect_in_background(&self, lane: Lane, peer: Rank) -> Result<(), Error> {
+        let (Some(endpoint), Some(target), Some(this)) = (
+            self.membership.endpoint(),
+            self.membership.members[peer].address.clone(),
+            self.this.upgrade(),
+        ) else {
+            return Err(Error::internal(format!("no way to reach rank {peer}")));
+        };
+        let connect = move || {
+            let request = ConnectRequest {
+                key: &this.membership.key,
+                from: this.rank,
+                to: peer,
+                lane,
+                target: &target,
+                deadline: Instant::now() + this.config.join_timeout.duration(),
+                silence: this.config.peer_timeout.seconds(),
+                transport: this.config.transport,
+                cancelled: &this.closed,
+            };
+            this.post(match endpoint.connect(&request) {
+                Ok(Outcome::Link(link)) => Mail::Established { lane, peer, link },
+                Ok(Outcome::Crossing) => Mail::Awaited { lane, peer },
+                Err(error) => Mail::Failed { lane, peer, error },
+            });
+        };
+        crate::threads::spawn("unisono-connect", connect)
+            .map_err(|error| Error::system("start a thread to connect", error))
+    }
+
+    /// Looks at what the hot path does not: deadlines, the peers' state, links that could not be opened.
+    pub(crate) fn look_around(&self, core: &mut Core) {
+        // A panic is the end of the group; its error reaches the callers.
+        let _ = self.guarded(core, |core| self.look_around_once(core));
+    }
+
+    fn look_around_once(&self, core: &mut Core) {
+        if !core.is_busy() {
+            return;
+        }
+        let mut aborted: Option<Notice> = None;
+        let mut someone_left = false;
+        for (_, _, open) in core.links.iter_open() {
+            aborted = open.look().or(aborted);
+            someone_left |= open.ended.is_some();
+        }
+        if let Some(notice) = aborted {
+            // What the others had sent before may be all that an operation still needs.
+            self.step(core);
+            if core.is_busy() {
+                self.end_as(core, &notice);
+            }
+            return;
+        }
+        let contradiction = self.contradiction_told(core);
+        if let Some(error) = contradiction.or_else(|| self.stray_now_and_then(core)) {
+            self.fail(core, error);
+            return;
+        }
+        self.tell_positions(core);
+        self.ask_for_life(core);
+        // What arrived before the end still counts: only when nothing moves any more is a wait in vain.
+        if !someone_left || !self.step(core) {
+            if let Some(error) = self.in_vain(core) {
+                self.fail(core, error);
+                return;
+            }
+            for peer in 0..self.world {
+                if matches!(core.links.open(Lane::PointToPoint, peer), Some(open) if open.ended.is_some())
+                {
+                    core.matching.forget(peer);
+                }
+            }
+        }
+        if let Some(error) = self.overdue(core) {
+            self.fail(core, error);
+        }
+    }
+
+    /// Another rank has aborted the group.
+    pub(crate) fn end_as(&self, core: &mut Core, notice: &Notice) {
+        let mut error = Error::new(notice.code, notice.message.clone());
+        error.peer = notice.culprit.map(|rank| rank as Rank);
+        self.fail_with(core, error, notice);
+    }
+
+    /// The error of the first wait that cannot end, because its peer has gone or cannot be reached.
+    fn in_vain(&self, core: &mut Core) -> Option<Error> {
+        let mut waits = Vec::new();
+        visit_waits(core, |operation, waiting| {
+            waits.push((operation.work.name(), waiting))
+        });
+        for (name, waiting) in waits {
+            if let Some(error) = self.gone(core, Lane::Collective, waiting.peer) {
+                return Some(error.with_operation(name));
+            }
+        }
+        if !core.matching.is_busy() {
+            return None;
+        }
+        let mut present = 0;
+        for peer in core.matching.needed(self.world) {
+            let certain = core.matching.depends_on(peer);
+            match self.gone(core, Lane::PointToPoint, peer) {
+                Some(error) if certain || !has_left(&mut core.links, peer) => return Some(error),
+                Some(_) => {}
+                None => present += 1,
+            }
+        }
+        if present == 0 && core.matching.waits_for_any() && self.world > 1 {
+            return Some(Error::new(
+                Code::PeerLost,
+                "every other rank has left the group while a receive from any source waits",
+            ));
+        }
+        None
+    }
+
+    /// Why `peer` will not answer, if it will not.
+    fn gone(&self, core: &mut Core, lane: Lane, peer: Rank) -> Option<Error> {
+        self.ensure_link(core, lane, peer);
+        let links = &mut core.links;
+        match links.slot(lane, peer) {
+            Slot::Open(open) => {
+                let state = open.ended.as_ref()?;
+                loss(state, peer, &self.membership.members[peer].label)
+            }
+            Slot::Unreachable(error) => {
+                let error = error.clone();
+                match has_left(links, peer) {
+                    true => loss(&PeerState::Left, peer, &self.membership.members[peer].label),
+                    false => Some(error),
+                }
+            }
+            Slot::Closed | Slot::Opening { .. } => {
+                let state = links.lost_elsewhere(lane, peer)?;
+                loss(state, peer, &self.membership.members[peer].label)
+            }
+        }
+    }
+
+    /// The error of the first operation whose time is up.
+    fn overdue(&self, core: &Core) -> Option<Error> {
+        let now = Instant::now();
+        let late = |deadline: Option<Instant>| deadline.is_some_and(|deadline| now >= deadline);
+        let collectives = core.operations.iter().map(|operation| &operation.work);
+        let pending = core.matching.pending();
+        let work = collectives
+            .chain(pending.iter().map(|pending| &pending.work))
+            .find(|work| late(work.deadline))?;
+        let mut blamed = None;
+        visit_waits(core, |_, waiting| blamed = blamed.or(Some(waiting.peer)));
+        let mut error = Error::new(
+            Code::Timeout,
+            format!(
+                "timed out after {:.3} s on rank {}: {}; is that rank stuck, slow, or in another operation?",
+                work.started.elapsed().as_secs_f64(),
+                self.rank,
+                self.describe_waits(core)
+            ),
+        )
+        .with_operation(work.name());
+        error.peer = blamed.or_else(|| pending.iter().find_map(|pending| pending.peer));
+        Some(error)
+    }
+
+    /// What everything under way waits for, in words.
+    pub(crate) fn describe_waits(&self, core: &Core) -> String {
+        let mut waits = Vec::new();
+        visit_waits(
+            core,
+            |operation,
+             Waiting {
+                 peer,
+                 direction,
+                 bytes,
+                 of,
+             }| {
+                let (verb, preposition) = match direction {
+                    Direction::Send => ("sent", "to"),
+                    Direction::Receive => ("received", "from"),
+                    Direction::Meet => ("done", "and waits for"),
+                };
+                waits.push(format!(
+                    "{} has {verb} {bytes} of {of} bytes {preposition} {}",
+                    operation.work.name(),
+                    self.name_of(peer)
+                ));
+            },
+        );
+        for pending in core.matching.pending() {
+            let peer = pending
+                .peer
+                .map_or_else(|| "any rank".to_owned(), |r| self.name_of(r));
+            waits.push(format!(
+                "{} waits for {peer} ({} bytes)",
+                pending.work.name(),
+                pending.bytes
+            ));
+        }
+        let more = waits.len().saturating_sub(WAITS_NAMED);
+        waits.truncate(WAITS_NAMED);
+        let mut text = waits.join("; ");
+        if more > 0 {
+            text.push_str(&format!("; and {more} more"));
+        }
+        if text.is_empty() {
+            return "nothing is under way".into();
+        }
+        text + &self.stalls(core)
+    }
+
+    /// Announces on the links that matter that this thread is about to sleep, and moves `until` forward to the next
+    /// deadline. Returns true when there is something to do already.
+    pub(crate) fn arm(&self, core: &mut Core, until: &mut Option<Instant>) -> bool {
+        for (_, _, open) in core.links.iter_open() {
+            open.interest = Interest::default();
+        }
+        let mut wanted = Vec::new();
+        visit_waits(core, |_, waiting| {
+            wanted.push((waiting.peer, waiting.direction))
+        });
+        for (peer, direction) in wanted {
+            if let Some(open) = core.links.open(Lane::Collective, peer) {
+                match direction {
+                    Direction::Send => open.interest.writable = true,
+                    Direction::Receive => open.interest.readable = true,
+                    Direction::Meet => {}
+                }
+            }
+        }
+        if core.matching.is_busy() {
+            for peer in 0..self.world {
+                let writable = core.matching.has_outgoing(peer);
+                if let Some(open) = core.links.open(Lane::PointToPoint, peer) {
+                    open.interest = Interest {
+                        readable: true,
+                        writable,
+                    };
+                }
+            }
+        }
+        let deadlines = core.operations.iter().flat_map(|operation| {
+            let told = (self.world > 1).then_some(operation.tell);
+            [operation.work.deadline, told]
+        });
+        let deadlines = deadlines.flatten();
+        let pending = core.matching.pending();
+        for deadline in deadlines.chain(pending.iter().filter_map(|p| p.work.deadline)) {
+            *until = Some(until.map_or(deadline, |until| until.min(deadline)));
+        }
+        let mut ready = self.has_mail();
+        let is_crossing = |operation: &Operation| operation.run.is_crossing();
+        if core.operations.iter().any(is_crossing) {
+            // Before the last look, and whoever was late at the one before: what comes after this rings.
+            core.commons.arm();
+            let may_cross = |operation: &Operation| operation.run.may_cross(&core.commons);
+            ready |= core.operations.iter().any(may_cross);
+        }
+        for (_, _, open) in core.links.iter_open() {
+            let ended = open.ended.is_some();
+            if open.interest != Interest::default() && !ended {
+                ready |= open.link.arm(open.interest);
+            }
+        }
+        ready
+    }
+
+    /// Withdraws what [`Group::arm`] announced.
+    pub(crate) fn disarm(&self, core: &mut Core) {
+        core.commons.disarm();
+        for (_, _, open) in core.links.iter_open() {
+            if open.interest != Interest::default() {
+                open.link.disarm();
+                open.interest = Interest::default();
+            }
+        }
+    }
+
+    /// Whether the group takes part no more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+}
+
+/// Whether `peer` said farewell, rather than vanish: on its point-to-point link, or, when that was not open, on the
+/// other one.
+fn has_left(links: &mut LinkTable, peer: Rank) -> bool {
+    let lane = match links.slot(Lane::PointToPoint, peer) {
+        Slot::Open(_) => Lane::PointToPoint,
+        _ => Lane::Collective,
+    };
+    matches!(
+        links.open(lane, peer),
+        Some(OpenLink {
+            ended: Some(PeerState::Left),
+            ..
+        })
+    )
+}
+
+/// Calls `visit` for every message that an operation waits for now.
+pub(crate) fn visit_waits(core: &Core, mut visit: impl FnMut(&Operation, Waiting)) {
+    for (index, operation) in core.operations.iter().enumerate().take(CONCURRENT) {
+        if !operation.after.is_empty() {
+            continue;
+        }
+        let earlier = &core.operations[..index];
+        let free = |direction: (Rank, Direction)| {
+            earlier
+                .iter()
+                .all(|operation| operation.run.has_left(direction))
+        };
+        operation
+            .run
+            .waiting(&free, &core.commons, |waiting| visit(operation, waiting));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::communicator::Communicator;
+    use crate::config::Config;
+
+    #[test]
+    fn a_link_that_is_still_in_the_mail_is_not_missing() {
+        let ranks = Communicator::local(2, &Config::default()).unwrap();
+        let group = ranks[0].group();
+        let mut core = group.core.lock();
+        assert!(group.has_mail());
+        let error = group.gone(&mut core, Lane::PointToPoint, 1);
+        assert!(error.is_none(), "{error:?}");
+        assert!(core.links.open(Lane::PointToPoint, 1).is_some());
+    }
+}

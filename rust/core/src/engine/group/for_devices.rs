@@ -1,0 +1,135 @@
+//! What operations on device memory need of the group that they stand on: its peers' state, its pages, its end.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::transport::endpoint::Lane;
+use crate::transport::{Page, PeerState};
+use crate::types::Rank;
+
+use crate::engine::links::loss;
+use crate::engine::state::Group;
+use crate::engine::work::WorkState;
+
+/// What names a group in all its members, for as long as the job runs.
+pub(crate) type Identity = [u8; 16];
+
+impl Group {
+    pub(crate) fn identity(&self) -> Identity {
+        self.membership.key.id()
+    }
+
+    /// The page shared with `peer`, once the link to it is open and if it has one.
+    pub(crate) fn page(&self, peer: Rank) -> Option<Page> {
+        let mut core = self.core.lock();
+        self.read_mail(&mut core);
+        core.links.open(Lane::Collective, peer)?.link.page()
+    }
+
+    /// Why the operation that is under way cannot end: the first peer that is gone, or an abort that a peer has told of,
+    /// or the group's own failure. Of the peers that have left in good order only those matter that it `needs`.
+    ///
+    /// The group looks after its own operations; this is for what goes past it, on a device.
+    pub(crate) fn lost(&self, needs: impl Fn(Rank) -> bool) -> Option<Error> {
+        if let Some(error) = self.error() {
+            return Some(error);
+        }
+        let mut core = self.core.lock();
+        self.read_mail(&mut core);
+        let mut found = None;
+        for (_, peer, open) in core.links.iter_open() {
+            let state = match &open.ended {
+                Some(state) => state.clone(),
+                None => open.link.peer_state(),
+            };
+            match state {
+                PeerState::Present => continue,
+                // Left to the group as well, should it be waiting.
+                PeerState::Aborted(_) => {}
+                _ => open.end(state.clone()),
+            }
+            if state == PeerState::Left && !needs(peer) {
+                continue;
+            }
+            let error = loss(&state, peer, &self.membership.members[peer].label);
+            // What a peer says of the cause tells more than that another one is gone.
+            if found.is_none() || matches!(state, PeerState::Aborted(_)) {
+                found = error;
+            }
+        }
+        found
+    }
+
+    /// The group is dead of `error`: every operation fails with it, and the other ranks are told. The first cause stays.
+    pub(crate) fn fail_of(&self, error: Error) {
+        if crate::engine::group::bootstrap::check_process().is_ok()
+            && self.error().is_none()
+            && !self.is_closed()
+        {
+            self.fail(&mut self.core.lock(), error);
+        }
+    }
+
+    /// Ends an operation that is not the engine's, and has its completion called.
+    pub(crate) fn end(&self, work: &WorkState, result: Result<()>) {
+        if let Some((completion, result)) = work.finish(result) {
+            self.staff.completions.tell(completion, result);
+        }
+    }
+
+    /// Keeps an operation that is not the engine's for reports.
+    pub(crate) fn keep_record(&self, work: &Arc<WorkState>) {
+        // Not worth waiting for: somebody may be in the middle of a long step.
+        if let Some(mut core) = self.core.try_lock() {
+            core.recorder.record(work, None);
+        }
+    }
+
+    /// Whether all ranks are on one host.
+    pub(crate) fn is_on_one_host(&self) -> bool {
+        !self.membership.topology.spans_hosts()
+    }
+
+    /// The settings it was made with.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+}
+
+/// Groups inside one process that are parts of another one, made by the first of their members that asks.
+#[derive(Default)]
+pub(crate) struct LocalGroups {
+    groups: Mutex<HashMap<Vec<u8>, Members>>,
+}
+
+/// By rank; `None` for those that have been taken.
+type Members = Vec<Option<Arc<Group>>>;
+
+impl LocalGroups {
+    /// The group of `ranks`, as their number `rank` among them sees it.
+    pub(crate) fn take(
+        &self,
+        ranks: &[Rank],
+        label: &[u8],
+        rank: Rank,
+        config: &Config,
+    ) -> Result<Arc<Group>> {
+        let mut key: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+        key.extend_from_slice(label);
+        let mut groups = self.groups.lock();
+        if !groups.contains_key(&key) {
+            let made = Group::local(ranks.len(), config)?;
+            groups.insert(key.clone(), made.into_iter().map(Some).collect());
+        }
+        let members = groups.get_mut(&key).expect("it was just put there");
+        let taken = members[rank].take();
+        if members.iter().all(Option::is_none) {
+            groups.remove(&key);
+        }
+        taken.ok_or_else(|| Error::invalid("this subgroup has been made before"))
+    }
+}

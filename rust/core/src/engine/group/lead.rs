@@ -1,0 +1,219 @@
+//! Waiting: a caller leads the group until its operation has ended; the progress thread drives the rest.
+
+use std::time::{Duration, Instant};
+
+use parking_lot::MutexGuard;
+
+use crate::error::{Code, Error, Result};
+
+use crate::engine::group::panics::contained;
+use crate::engine::state::{Core, Group};
+use crate::engine::wait::backoff::Next;
+use crate::engine::wait::contention;
+use crate::engine::wait::progress::Found;
+use crate::engine::work::WorkState;
+
+/// Steps that moved something between two looks at deadlines and at the state of peers.
+const STEPS_PER_LOOK: u32 = 1024;
+
+impl Group {
+    /// Waits for the end of an operation, leading the group meanwhile if nobody else does.
+    pub(crate) fn wait(&self, work: &WorkState, timeout: Option<Duration>) -> Result<()> {
+        let Some((_, result)) = self.wait_any(std::slice::from_ref(&work), timeout)? else {
+            let waits = self.describe_waits(&self.core.lock());
+            return Err(Error::new(
+                Code::Timeout,
+                format!(
+                    "the wait ended after {:.3} s, before the operation: {waits}",
+                    timeout.unwrap_or_default().as_secs_f64()
+                ),
+            )
+            .with_operation(work.name()));
+        };
+        result
+    }
+
+    /// Waits for the end of one of several operations of this group: which, and how it ended. `None` when the time is
+    /// up.
+    pub(crate) fn wait_any(
+        &self,
+        works: &[&WorkState],
+        timeout: Option<Duration>,
+    ) -> Result<Option<(usize, Result<()>)>> {
+        if let Some(ended) = first_ended(works) {
+            return Ok(Some(ended));
+        }
+        crate::engine::group::bootstrap::check_process()?;
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut core = self.core.lock();
+        loop {
+            if let Some(ended) = first_ended(works) {
+                self.stop_waiting(&mut core);
+                return Ok(Some(ended));
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                self.stop_waiting(&mut core);
+                return Ok(None);
+            }
+            if core.leader {
+                core.followers += 1;
+                match until {
+                    Some(until) => {
+                        let _ = self.turn.wait_until(&mut core, until);
+                    }
+                    None => self.turn.wait(&mut core),
+                }
+                core.followers -= 1;
+                continue;
+            }
+            core.leader = true;
+            core.matching.hold_offers(true);
+            if let Err(error) = contained(|| self.lead(&mut core, works, until)) {
+                core.sleeping = false;
+                self.fail(&mut core, error);
+            }
+            core.matching.hold_offers(false);
+            core.leader = false;
+            if core.followers > 0 {
+                self.turn.notify_all();
+            }
+        }
+    }
+
+    /// The last of those who waited leaves what is still under way to the progress thread.
+    fn stop_waiting(&self, core: &mut Core) {
+        if core.followers == 0 {
+            let at_once = core.has_large();
+            self.hand_over(core, at_once);
+        }
+    }
+
+    /// Steps the group until one of `works` has ended or the time is up.
+    fn lead(&self, core: &mut MutexGuard<'_, Core>, works: &[&WorkState], until: Option<Instant>) {
+        core.backoff.reset();
+        let mut steps = 0_u32;
+        let is_over = || until.is_some_and(|until| Instant::now() >= until);
+        while works.iter().all(|work| work.result().is_none()) {
+            if self.step(core) {
+                core.backoff.moved();
+                steps = steps.wrapping_add(1);
+                if steps.is_multiple_of(STEPS_PER_LOOK) {
+                    // Others may move without a pause while this operation waits in vain.
+                    self.look_around(core);
+                    if is_over() {
+                        return;
+                    }
+                }
+                // Who wants to submit or to abort meanwhile gets its turn.
+                MutexGuard::bump(core);
+                continue;
+            }
+            let Core {
+                backoff,
+                matching,
+                operations,
+                ..
+            } = &mut **core;
+            match backoff.next_unless(|| operations.is_empty() && matching.is_being_read()) {
+                Next::Spin => {
+                    std::hint::spin_loop();
+                    MutexGuard::bump(core);
+                }
+                Next::Yield => {
+                    let given = contention::now();
+                    MutexGuard::unlocked(core, std::thread::yield_now);
+                    core.backoff.note_yield(given);
+                }
+                // Who sent it may wait for more than this receive.
+                Next::Sleep if core.matching.release_offers() => continue,
+                Next::Sleep => {
+                    let mut wake = until;
+                    if !self.arm(core, &mut wake) {
+                        core.sleeping = true;
+                        MutexGuard::unlocked(core, || self.parker.sleep(wake));
+                        core.sleeping = false;
+                    }
+                    self.disarm(core);
+                    // Nothing has moved yet: if nothing does, it sleeps again soon.
+                    self.look_around(core);
+                }
+            }
+            if core.backoff.is_time_to_look_around() {
+                self.look_around(core);
+            }
+            if is_over() {
+                return;
+            }
+        }
+    }
+
+    /// One turn of the progress thread. It keeps away while somebody else holds the lock: they drive.
+    pub(crate) fn drive(&self, look_around: bool) -> Found {
+        let Some(mut core) = self.core.try_lock() else {
+            return Found::default();
+        };
+        let recent = std::mem::take(&mut core.handed_over);
+        if core.leader || !core.is_busy() {
+            return Found {
+                recent,
+                ..Found::default()
+            };
+        }
+        let moved = self.step(&mut core);
+        if look_around {
+            self.look_around(&mut core);
+        }
+        Found {
+            moved,
+            waits: core.is_busy(),
+            recent,
+        }
+    }
+
+    /// The progress thread stops watching a group in which there is nothing for it to do. Returns whether it does.
+    pub(crate) fn dismiss(&self) -> bool {
+        let mut core = self.core.lock();
+        core.watched = core.is_busy() && !core.leader;
+        !core.watched
+    }
+
+    /// Announces on all links that the progress thread is about to sleep. Returns true when it must not.
+    pub(crate) fn prepare_sleep(&self, until: &mut Option<Instant>) -> bool {
+        let mut core = self.core.lock();
+        if core.leader {
+            // It sleeps on the same descriptors, and its announcements are not ours to change.
+            return true;
+        }
+        let compiled = self.guarded(&mut core, |core| self.prepare(core, until));
+        compiled.unwrap_or(true)
+    }
+
+    fn prepare(&self, core: &mut Core, until: &mut Option<Instant>) -> bool {
+        // What is forgotten here is looked at afterwards.
+        self.parker().clear();
+        self.look_around(core);
+        // It may have read what an operation was waiting for.
+        if self.step(core) || !core.is_busy() {
+            return true;
+        }
+        core.dozing = true;
+        self.arm(core, until)
+    }
+
+    /// The progress thread is awake again.
+    pub(crate) fn finish_sleep(&self) {
+        let mut core = self.core.lock();
+        core.dozing = false;
+        if !core.leader {
+            let _ = self.guarded(&mut core, |core| self.disarm(core));
+            self.look_around(&mut core);
+        }
+    }
+}
+
+/// The first of `works` that has ended, and how.
+fn first_ended(works: &[&WorkState]) -> Option<(usize, Result<()>)> {
+    let mut results = works.iter().map(|work| work.result());
+    let at = results.position(|result| result.is_some())?;
+    Some((at, works[at].result()?.clone()))
+}

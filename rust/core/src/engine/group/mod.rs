@@ -1,0 +1,12 @@
+//! A group from its beginning to its end: how it forms, takes operations, is driven, and fails.
+
+pub(crate) mod blocking;
+pub(crate) mod bootstrap;
+pub(crate) mod deadlock;
+pub(crate) mod drive;
+pub(crate) mod estimate;
+pub(crate) mod for_devices;
+pub(crate) mod lead;
+pub(crate) mod liveness;
+pub(crate) mod panics;
+pub(crate) mod submit;

@@ -1,0 +1,380 @@
+//! Submitting: from a request to an operation under way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::buffer::{Memory, Scratch};
+use crate::communicator::PointToPoint;
+use crate::error::{Error, Result};
+use crate::plan::{self, Algorithm};
+use crate::reduce::{Kernel, Streaming};
+use crate::transport::endpoint::Lane;
+use crate::types::{Collective, DataType, Rank, ReduceOp};
+
+use crate::engine::collective::bounce::BounceBuffer;
+use crate::engine::collective::request::{Request, Sizes};
+use crate::engine::collective::run::{CompiledPlan, Factor, PlanRun, ReuseKey};
+use crate::engine::collective::shared::Consent;
+use crate::engine::collective::transfer::{EncodedHeader, Operands};
+use crate::engine::group::deadlock::TOLD_AFTER;
+use crate::engine::state::{Core, Group, Operation, PlanKey};
+use crate::engine::work::{Completion, WorkState};
+
+/// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
+pub(crate) const LARGE: usize = 1 << 20;
+
+/// Plans kept for reuse; beyond it the cache starts anew.
+const CACHED_PLANS: usize = 512;
+
+impl Group {
+    /// Starts a collective. With `background` somebody drives it although nobody waits.
+    pub(crate) fn submit(
+        &self,
+        mut request: Request,
+        completion: Option<Completion>,
+        background: bool,
+    ) -> Result<Arc<WorkState>> {
+        self.check_alive()?;
+        let timeout = request.timeout.unwrap_or_else(|| self.timeout());
+        let mut core = self.core.lock();
+        self.check_alive()?;
+        let run = self.begin(&mut core, &mut request)?;
+        let work = self.keep(&mut core, run, timeout, completion);
+        self.step(&mut core);
+        let at_once = core.has_large();
+        self.after_submit(&mut core, background.then_some(at_once));
+        Ok(work)
+    }
+
+    /// Gives the request, which it empties, its number and its plan, or refuses what cannot be carried out.
+    pub(crate) fn begin(&self, core: &mut Core, request: &mut Request) -> Result<Box<PlanRun>> {
+        let sequence = core.sequence + 1;
+        let reuse_key = ReuseKey::of(request);
+        let alike = reuse_key.and_then(|reuse_key| core.take_reusable(&reuse_key, request));
+        let run = match alike {
+            Some(mut run) => {
+                run.repeat(request, sequence);
+                run
+            }
+            None => {
+                request.check(self.rank, self.world)?;
+                let request = std::mem::replace(request, Request::barrier());
+                let mut run = self.compile(core, request, sequence)?;
+                let print = run.fingerprint();
+                // Each of those is taken note of.
+                run.set_reuse_key(reuse_key.filter(|_| !print.is_between_pairs()));
+                self.note_pairs(core, &print, run.directions());
+                run
+            }
+        };
+        core.sequence = sequence;
+        for peer in run.peers() {
+            if core.links.open(Lane::Collective, peer).is_none() {
+                self.ensure_link(core, Lane::Collective, peer);
+            }
+        }
+        Ok(run)
+    }
+
+    /// Makes it an operation that whoever steps the group drives.
+    pub(crate) fn keep(
+        &self,
+        core: &mut Core,
+        run: Box<PlanRun>,
+        timeout: Duration,
+        completion: Option<Completion>,
+    ) -> Arc<WorkState> {
+        let fingerprint = run.fingerprint();
+        let work = Arc::new(WorkState::new(
+            run.collective(),
+            fingerprint.sequence,
+            timeout,
+            completion,
+        ));
+        core.recorder.record(&work, Some(fingerprint));
+        let after = core
+            .operations
+            .iter()
+            .filter(|earlier| earlier.run.overlaps(&run))
+            .map(|earlier| earlier.work.sequence)
+            .collect();
+        core.operations.push(Operation {
+            tell: work.started + TOLD_AFTER,
+            work: Arc::clone(&work),
+            run,
+            after,
+        });
+        work
+    }
+
+    fn compile(&self, core: &mut Core, request: Request, sequence: u64) -> Result<Box<PlanRun>> {
+        let (request, factor) = premultiplied(request);
+        // An algorithm that is asked for is what is done.
+        let consent = self.config.algorithm.is_none().then(|| {
+            let shape = request.shape(self.rank, self.world);
+            Consent::new(&shape, request.dtype.size(), &self.membership.topology)
+        });
+        let consent = consent.flatten();
+        let compiled = self.compiled(core, &request)?;
+        let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();
+        let partial_kernel = kernel(request.dtype.accumulator())?;
+        let kernel = kernel(request.dtype)?;
+        let fingerprint = request.fingerprint(sequence, compiled.algorithm);
+        let mut operands = Operands {
+            collective: request.collective,
+            input: request.input.unwrap_or_else(Memory::empty),
+            output: request.output.unwrap_or_else(Memory::empty),
+            scratch: Memory::empty(),
+            dtype: request.dtype,
+            kernel,
+            partial_kernel,
+            print: EncodedHeader::new(fingerprint),
+            rank: self.rank,
+            world: self.world,
+            workers: self.workers.clone(),
+            bounce: None,
+            streaming: Streaming::No,
+        };
+        let neighbours = self.membership.topology.ranks_beside(self.rank);
+        let footprint = (operands.input.len() + operands.output.len()).saturating_mul(neighbours);
+        operands.streaming = Streaming::for_footprint(footprint);
+        let bytes = compiled.plan.scratch * operands.partial().size();
+        let scratch = (bytes > 0).then(|| core.take_scratch(bytes));
+        if let Some(scratch) = &scratch {
+            operands.scratch = scratch.view(bytes);
+        }
+        if neighbours > 2 {
+            let size = operands.dtype.size().max(operands.partial().size());
+            let source = match operands.input.is_empty() {
+                true => &operands.output,
+                false => &operands.input,
+            };
+            operands.bounce = BounceBuffer::new(
+                &compiled.repeated_sends,
+                size,
+                source,
+                &mut core.spare_bounce,
+            );
+        }
+        let mut run = match core.take_spare() {
+            Some(mut spare) => {
+                spare.renew(compiled, operands, scratch, factor);
+                spare
+            }
+            None => PlanRun::new(compiled, operands, scratch, factor),
+        };
+        run.ask_for(consent);
+        Ok(run)
+    }
+
+    /// The plan of a request, from the cache when it has been made before.
+    fn compiled(&self, core: &mut Core, request: &Request) -> Result<Arc<CompiledPlan>> {
+        let shape = request.shape(self.rank, self.world);
+        let key = match &request.sizes {
+            Sizes::Even(count) => Some(PlanKey {
+                collective: request.collective,
+                count: *count,
+                size: request.dtype.size(),
+                root: request.root,
+                in_place: shape.in_place,
+                widen: shape.widen,
+            }),
+            _ => None,
+        };
+        if let Some(found) = key.as_ref().and_then(|key| core.plans.get(key)) {
+            return Ok(Arc::clone(found));
+        }
+        let mut algorithm = self.membership.select(&shape, request.dtype);
+        if let Some(wanted) = self.config.algorithm
+            && plan::applicable(wanted, &shape)
+        {
+            algorithm = wanted;
+        }
+        // Pieces that every thread has a share of.
+        let chunk = match self.config.threads.0 {
+            1 => plan::DEFAULT_CHUNK,
+            threads => plan::DEFAULT_CHUNK * 2 * threads,
+        };
+        let plan = plan::build_chunked(algorithm, &shape, chunk).ok_or_else(|| {
+            Error::internal(format!("no {algorithm} plan for {}", request.collective))
+        })?;
+        let number = Algorithm::ALL
+            .iter()
+            .position(|known| *known == algorithm)
+            .unwrap_or(0);
+        let size = match shape.widen {
+            true => request.dtype.accumulator().size(),
+            false => request.dtype.size(),
+        };
+        let compiled = Arc::new(CompiledPlan::new(plan, number as u8, size));
+        if let Some(key) = key {
+            if core.plans.len() >= CACHED_PLANS {
+                core.plans.clear();
+            }
+            core.plans.insert(key, Arc::clone(&compiled));
+        }
+        Ok(compiled)
+    }
+
+    /// Starts a send.
+    pub(crate) fn send(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        (to, tag): (Rank, u64),
+        options: PointToPoint,
+    ) -> Result<Arc<WorkState>> {
+        self.check_rank(to, "send to")?;
+        check_elements(dtype, &memory, "send")?;
+        let bytes = memory.len();
+        self.message(
+            (Collective::Send, Some(to), bytes),
+            options,
+            |core, work| {
+                core.matching
+                    .send(dtype, memory, (to, tag), work, &mut core.finished)
+            },
+        )
+    }
+
+    /// Starts a receive.
+    pub(crate) fn receive(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        (from, tag): (Option<Rank>, u64),
+        options: PointToPoint,
+    ) -> Result<Arc<WorkState>> {
+        if let Some(from) = from {
+            self.check_rank(from, "receive from")?;
+        }
+        check_elements(dtype, &memory, "recv")?;
+        let bytes = memory.len();
+        self.message((Collective::Recv, from, bytes), options, |core, work| {
+            core.matching
+                .receive(dtype, memory, (from, tag), work, &mut core.finished)
+        })
+    }
+
+    pub(crate) fn check_rank(&self, rank: Rank, what: &str) -> Result<()> {
+        if rank >= self.world {
+            return Err(Error::invalid(format!(
+                "{what} rank {rank}: the group has {} ranks",
+                self.world
+            )));
+        }
+        Ok(())
+    }
+
+    fn message(
+        &self,
+        (collective, peer, bytes): (Collective, Option<Rank>, usize),
+        options: PointToPoint,
+        start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<()>,
+    ) -> Result<Arc<WorkState>> {
+        self.check_alive()?;
+        let mut core = self.core.lock();
+        self.check_alive()?;
+        self.start_message(&mut core, (collective, peer, bytes), options, start)
+    }
+
+    /// Makes a send or a receive known, which `start` begins.
+    pub(crate) fn start_message(
+        &self,
+        core: &mut Core,
+        (collective, peer, bytes): (Collective, Option<Rank>, usize),
+        options: PointToPoint,
+        start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<()>,
+    ) -> Result<Arc<WorkState>> {
+        let timeout = options.timeout.unwrap_or_else(|| self.timeout());
+        let sequence = core.messages + 1;
+        let work = Arc::new(WorkState::new(
+            collective,
+            sequence,
+            timeout,
+            options.completion,
+        ));
+        let started = self.guarded(core, |core| start(core, &work));
+        if let Err(error) = started.flatten() {
+            if error.code.is_fatal() {
+                self.fail(core, error.clone());
+            }
+            return Err(error);
+        }
+        core.messages = sequence;
+        core.recorder.record(&work, None);
+        match peer {
+            Some(peer) => self.ensure_link(core, Lane::PointToPoint, peer),
+            None => {
+                (0..self.world).for_each(|peer| self.ensure_link(core, Lane::PointToPoint, peer))
+            }
+        }
+        // A receive whose message has not come leaves reading to the wait, so that what is sent meanwhile does not come
+        // after it.
+        if collective == Collective::Send || !core.matching.is_posted(&work) {
+            self.step(core);
+        }
+        self.after_submit(core, (!options.blocking).then_some(bytes >= LARGE));
+        Ok(work)
+    }
+
+    /// Sees to it that somebody drives what was just submitted: soon, or `at_once`; `None` when the caller will.
+    pub(crate) fn after_submit(&self, core: &mut Core, at_once: Option<bool>) {
+        if core.sleeping {
+            self.parker.unpark();
+        }
+        if let Some(at_once) = at_once {
+            self.hand_over(core, at_once);
+        }
+    }
+
+    /// Gives the group to the progress thread if it needs driving and nobody does it.
+    pub(crate) fn hand_over(&self, core: &mut Core, at_once: bool) {
+        if core.leader || !core.is_busy() {
+            return;
+        }
+        core.handed_over = true;
+        if core.watched {
+            // Until it is awake: a leader that comes first may take the ring for its own.
+            if core.dozing {
+                self.parker.unpark();
+            } else if at_once {
+                self.staff.progress.wake();
+            }
+        } else if let Some(this) = self.this.upgrade() {
+            core.watched = true;
+            self.staff.progress.adopt(this, at_once);
+        }
+    }
+}
+
+/// Turns `premul_sum` into `sum` of an input multiplied beforehand, in memory of the operation's own. The run
+/// multiplies when it begins: an earlier operation may still be writing to the input.
+fn premultiplied(mut request: Request) -> (Request, Option<Factor>) {
+    let Some(ReduceOp::PremulSum(factor)) = request.op else {
+        return (request, None);
+    };
+    let source = match request.input.as_ref().or(request.output.as_ref()) {
+        Some(source) if !source.is_empty() => source.clone(),
+        _ => return (request, None),
+    };
+    let scratch = Scratch::new(source.len());
+    request.input = Some(scratch.view(source.len()));
+    let factor = Factor {
+        source,
+        factor,
+        applied: false,
+        _scratch: scratch,
+    };
+    (request, Some(factor))
+}
+
+pub(crate) fn check_elements(dtype: DataType, memory: &Memory, operation: &str) -> Result<()> {
+    if !memory.len().is_multiple_of(dtype.size()) {
+        return Err(Error::invalid(format!(
+            "{operation}: {} bytes are not a whole number of {dtype} elements",
+            memory.len()
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,347 @@
+//! Sends and receives that block, in the calling thread.
+//!
+//! As with collectives, what a few looks can have is had under the group's lock at once: a short message is put into the
+//! link if there is room for all of it, and a receive takes the next message if that is the one it asks for. Everything
+//! else becomes an operation that others can drive; also a message of which only the beginning has come.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::buffer::Memory;
+use crate::communicator::PointToPoint;
+use crate::error::{Error, Result};
+use crate::types::{Collective, DataType, Rank};
+
+use crate::engine::collective::header::Fingerprint;
+use crate::engine::group::blocking::Turn;
+use crate::engine::group::panics::contained;
+use crate::engine::group::submit::check_elements;
+use crate::engine::message::matching::{Look, Wanted};
+use crate::engine::state::{Core, Group};
+use crate::engine::work::WorkState;
+
+impl Group {
+    /// Sends in this thread.
+    pub(crate) fn send_now(&self, outgoing: Outbound, timeout: Option<Duration>) -> Result<()> {
+        self.check_outgoing(&outgoing)?;
+        if self.send_first(&outgoing)? {
+            return Ok(());
+        }
+        let Outbound {
+            dtype,
+            memory,
+            to,
+            tag,
+        } = outgoing;
+        let work = self.send(dtype, memory, (to, tag), blocking(timeout))?;
+        self.wait(&work, None)
+    }
+
+    /// Receives in this thread. Returns the rank that the message came from.
+    pub(crate) fn receive_now(&self, incoming: Inbound, timeout: Option<Duration>) -> Result<Rank> {
+        self.check_incoming(&incoming)?;
+        let received = match self.look_for(&incoming, timeout)? {
+            Found::Whole(from) => return Ok(from),
+            Found::Beginning(work) => work,
+            Found::Nothing => self.start_receive(incoming, timeout)?,
+        };
+        self.wait_for_source(&received)
+    }
+
+    /// Sends and receives in this thread, at the same time. Returns the rank that the message came from.
+    pub(crate) fn exchange_now(
+        &self,
+        outgoing: Outbound,
+        incoming: Inbound,
+        timeout: Option<Duration>,
+    ) -> Result<Rank> {
+        self.check_outgoing(&outgoing)?;
+        self.check_incoming(&incoming)?;
+        // A message that comes unasked for may be looked for once this one has been sent; one that is offered is
+        // declined unless its receive has been started.
+        let eager = self.config.eager_bytes.0;
+        if incoming.memory.len() <= eager && self.send_first(&outgoing)? {
+            return self.receive_now(incoming, timeout);
+        }
+        let received = self.start_receive(incoming, timeout)?;
+        let Outbound {
+            dtype,
+            memory,
+            to,
+            tag,
+        } = outgoing;
+        let sent = self
+            .send(dtype, memory, (to, tag), blocking(timeout))
+            .and_then(|work| self.wait(&work, None));
+        if let Err(error) = sent {
+            // The receive's memory is in use until it has ended.
+            if !self.core.lock().matching.withdraw(&received) {
+                let _ = self.wait(&received, None);
+            }
+            return Err(error);
+        }
+        self.wait_for_source(&received)
+    }
+
+    fn check_outgoing(&self, outgoing: &Outbound) -> Result<()> {
+        self.check_alive()?;
+        self.check_rank(outgoing.to, "send to")?;
+        check_elements(outgoing.dtype, &outgoing.memory, "send")
+    }
+
+    fn check_incoming(&self, incoming: &Inbound) -> Result<()> {
+        self.check_alive()?;
+        check_elements(incoming.dtype, &incoming.memory, "recv")?;
+        match incoming.from {
+            Some(from) => self.check_rank(from, "receive from"),
+            None => Ok(()),
+        }
+    }
+
+    fn start_receive(
+        &self,
+        incoming: Inbound,
+        timeout: Option<Duration>,
+    ) -> Result<Arc<WorkState>> {
+        let Inbound {
+            dtype,
+            memory,
+            from,
+            tag,
+        } = incoming;
+        self.receive(dtype, memory, (from, tag), blocking(timeout))
+    }
+
+    fn wait_for_source(&self, received: &WorkState) -> Result<Rank> {
+        self.wait(received, None)?;
+        received
+            .source()
+            .ok_or_else(|| Error::internal("a message without a source"))
+    }
+
+    /// Sends a short message if there is room for all of it. Returns whether it has been sent.
+    fn send_first(&self, outgoing: &Outbound) -> Result<bool> {
+        let mut core = self.core.lock();
+        self.check_alive()?;
+        if core.leader {
+            return Ok(false);
+        }
+        let Core {
+            matching, links, ..
+        } = &mut *core;
+        let place = (outgoing.to, outgoing.tag);
+        let sent =
+            contained(|| matching.send_at_once(links, outgoing.dtype, &outgoing.memory, place));
+        match sent.flatten() {
+            Ok(sent) => {
+                if sent {
+                    self.note_message(&mut core, Collective::Send);
+                }
+                Ok(sent)
+            }
+            Err(error) => {
+                self.fail(&mut core, error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Looks for a message as long as that takes no sleep.
+    fn look_for(&self, incoming: &Inbound, timeout: Option<Duration>) -> Result<Found> {
+        let Some(from) = incoming.from else {
+            return Ok(Found::Nothing);
+        };
+        let mut core = self.core.lock();
+        self.check_alive()?;
+        if core.leader || core.is_busy() || !core.matching.may_look(from) {
+            return Ok(Found::Nothing);
+        }
+        let mut wanted = Wanted {
+            from,
+            tag: incoming.tag,
+            dtype: incoming.dtype,
+            memory: &incoming.memory,
+            arrived: None,
+        };
+        if self.look(&mut core, &mut wanted)? {
+            self.note_message(&mut core, Collective::Recv);
+            return Ok(Found::Whole(from));
+        }
+        if wanted.arrived.is_none() {
+            return Ok(Found::Nothing);
+        }
+        let what = (Collective::Recv, Some(from), incoming.memory.len());
+        let work = self.start_message(&mut core, what, blocking(timeout), |core, work| {
+            core.matching.receive_rest(&wanted, work);
+            Ok(())
+        })?;
+        Ok(Found::Beginning(work))
+    }
+
+    /// Whether the message has come.
+    fn look(&self, core: &mut Core, wanted: &mut Wanted<'_>) -> Result<bool> {
+        let found = self.patiently(core, |core| {
+            let Core {
+                matching,
+                links,
+                finished,
+                ..
+            } = core;
+            Ok(match matching.look(links, wanted, finished)? {
+                Look::Received => Turn::Over(true),
+                Look::Some => Turn::Moved,
+                Look::Nothing => Turn::Idle,
+                Look::Otherwise => Turn::Over(false),
+            })
+        });
+        if !core.finished.is_empty() {
+            self.settle(core);
+        }
+        found.inspect_err(|error| self.fail(core, error.clone()))
+    }
+
+    fn note_message(&self, core: &mut Core, collective: Collective) {
+        core.messages += 1;
+        core.recorder.note(Fingerprint {
+            sequence: core.messages,
+            collective: collective as u8,
+            ..Fingerprint::default()
+        });
+    }
+}
+
+/// The options of an operation whose caller waits for it.
+fn blocking(timeout: Option<Duration>) -> PointToPoint {
+    PointToPoint {
+        timeout,
+        blocking: true,
+        ..PointToPoint::default()
+    }
+}
+
+/// A message to send.
+pub(crate) struct Outbound {
+    pub(crate) dtype: DataType,
+    pub(crate) memory: Memory,
+    pub(crate) to: Rank,
+    pub(crate) tag: u64,
+}
+
+/// A message to receive.
+pub(crate) struct Inbound {
+    pub(crate) dtype: DataType,
+    pub(crate) memory: Memory,
+    /// From whom; `None`: from any rank.
+    pub(crate) from: Option<Rank>,
+    pub(crate) tag: u64,
+}
+
+/// What looking for a message has found.
+enum Found {
+    /// All of it, from that rank.
+    Whole(Rank),
+    /// Its beginning: this is the receive of the rest.
+    Beginning(Arc<WorkState>),
+    /// Nothing, or something else that came before it.
+    Nothing,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::links::LinkTable;
+    use crate::engine::message::frame::{Frame, Kind};
+    use crate::engine::message::matching::Matching;
+    use crate::transport::endpoint::Lane;
+    use crate::transport::{Link, local};
+
+    const EAGER: usize = 64 << 10;
+    const TAG: u64 = 3;
+
+    fn wanted(memory: &Memory) -> Wanted<'_> {
+        Wanted {
+            from: 1,
+            tag: TAG,
+            dtype: DataType::UInt8,
+            memory,
+            arrived: None,
+        }
+    }
+
+    /// What rank 0 has of its traffic with rank 1, and rank 1's end of the link between them.
+    fn sides() -> (Matching, LinkTable, impl Link) {
+        let (ours, theirs) = local::pair(1 << 18).unwrap();
+        let mut links = LinkTable::new(2);
+        links.establish(Lane::PointToPoint, 1, Box::new(ours), "rank 1".to_owned());
+        (Matching::new(0, 2, EAGER), links, theirs)
+    }
+
+    fn stream(link: &mut impl Link, bytes: &[u8]) {
+        assert_eq!(link.try_send(bytes).unwrap(), bytes.len());
+    }
+
+    fn header(bytes: usize, tag: u64) -> Vec<u8> {
+        let frame = Frame {
+            kind: Kind::Eager,
+            dtype: DataType::UInt8 as u8,
+            tag,
+            id: 0,
+            bytes: bytes as u64,
+        };
+        frame.encode().to_vec()
+    }
+
+    /// A sender may lose its core between two pieces of a message.
+    #[test]
+    fn a_message_that_stops_in_the_middle_becomes_an_operation() {
+        let message: Vec<u8> = (0..20_000).map(|index| index as u8).collect();
+        let (header, mut into) = (header(message.len(), TAG), vec![0; message.len()]);
+        let memory = Memory::of_mut(&mut into);
+        let (mut matching, mut links, mut theirs) = sides();
+        let (mut wanted, mut finished) = (wanted(&memory), Vec::new());
+        let mut look =
+            |wanted: &mut Wanted<'_>| matching.look(&mut links, wanted, &mut finished).unwrap();
+        assert!(matches!(look(&mut wanted), Look::Nothing));
+        stream(&mut theirs, &header[..5]);
+        assert!(matches!(look(&mut wanted), Look::Nothing));
+        stream(&mut theirs, &header[5..]);
+        assert!(matches!(look(&mut wanted), Look::Nothing));
+        assert_eq!(wanted.arrived, Some(0));
+        stream(&mut theirs, &message[..9_000]);
+        assert!(matches!(look(&mut wanted), Look::Some));
+        assert!(matches!(look(&mut wanted), Look::Nothing));
+        assert_eq!(wanted.arrived, Some(9_000));
+
+        let work = Arc::new(WorkState::new(Collective::Recv, 1, Duration::ZERO, None));
+        matching.receive_rest(&wanted, &work);
+        assert!(matching.is_busy() && !matching.may_look(1));
+        stream(&mut theirs, &message[9_000..]);
+        matching.advance(&mut links, &mut finished).unwrap();
+        assert_eq!(finished.len(), 1);
+        assert_eq!(work.source(), Some(1));
+        assert!(!matching.is_busy());
+        assert_eq!(into, message);
+    }
+
+    #[test]
+    fn another_message_than_the_wanted_one_is_kept_for_its_receive() {
+        let message = vec![7; 20_000];
+        let (mut into, mut other) = (vec![0; 100], vec![0; message.len()]);
+        let (memory, others) = (Memory::of_mut(&mut into), Memory::of_mut(&mut other));
+        let (mut matching, mut links, mut theirs) = sides();
+        let (mut wanted, mut finished) = (wanted(&memory), Vec::new());
+        stream(&mut theirs, &header(message.len(), TAG + 1));
+        stream(&mut theirs, &message);
+        let look = matching.look(&mut links, &mut wanted, &mut finished);
+        assert!(matches!(look, Ok(Look::Otherwise)));
+        assert_eq!(wanted.arrived, None);
+        matching.advance(&mut links, &mut finished).unwrap();
+        let work = Arc::new(WorkState::new(Collective::Recv, 1, Duration::ZERO, None));
+        let place = (Some(1), TAG + 1);
+        matching
+            .receive(DataType::UInt8, others, place, &work, &mut finished)
+            .unwrap();
+        assert_eq!(finished.len(), 1);
+        assert_eq!(other, message);
+    }
+}

@@ -1,0 +1,544 @@
+//! A group of ranks: its links and operations behind one lock, and how callers submit and wait.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
+
+use crate::buffer::Scratch;
+use crate::config::Config;
+use crate::error::{Code, Error, Result};
+use crate::health::{self, Recorder};
+use crate::plan::cost::Costs;
+use crate::plan::select::{Topology, select};
+use crate::plan::{Algorithm, Shape};
+use crate::reduce::Workers;
+use crate::transport::endpoint::{Address, Endpoint, Lane};
+use crate::transport::keys::GroupKey;
+use crate::transport::{Link, Notice, WRITERS_PATIENCE};
+use crate::types::{Collective, DataType, Rank};
+
+use crate::engine::collective::pair_counts::Pairs;
+use crate::engine::collective::request::Request;
+use crate::engine::collective::run::{CompiledPlan, PlanRun, ReuseKey};
+use crate::engine::collective::shared::Commons;
+use crate::engine::group::for_devices::LocalGroups;
+use crate::engine::group::panics::contained;
+use crate::engine::group::submit::LARGE;
+use crate::engine::links::LinkTable;
+use crate::engine::message::matching::{Finished, Matching};
+use crate::engine::threads::{RuntimeThreads, ThreadsGuard};
+use crate::engine::wait::backoff::{Backoff, Parker};
+use crate::engine::work::WorkState;
+
+/// A rank as errors name it and links reach it.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    /// `host node7, pid 4321`.
+    pub(crate) label: String,
+    /// Where it listens; `None` inside one process.
+    pub(crate) address: Option<Address>,
+}
+
+/// How a group reaches its members.
+pub(crate) struct Membership {
+    pub(crate) members: Vec<Member>,
+    pub(crate) key: GroupKey,
+    /// Where they reach this process, until the group is closed; `None` inside one process.
+    pub(crate) endpoint: Mutex<Option<Arc<Endpoint>>>,
+    pub(crate) topology: Topology,
+    /// What things cost, as rank 0 of the group that all members came from measured it.
+    pub(crate) costs: Costs,
+    /// Where its parts come from, inside one process.
+    pub(crate) local_groups: Option<Arc<LocalGroups>>,
+}
+
+impl Membership {
+    pub(crate) fn endpoint(&self) -> Option<Arc<Endpoint>> {
+        self.endpoint.lock().clone()
+    }
+
+    /// The algorithm for `shape`, the same on all members.
+    pub(crate) fn select(&self, shape: &Shape, dtype: DataType) -> Algorithm {
+        select(shape, dtype.size(), &self.topology, &self.costs)
+    }
+}
+
+/// News from the threads that make connections.
+pub(crate) enum Mail {
+    Established {
+        lane: Lane,
+        peer: Rank,
+        link: Box<dyn Link>,
+    },
+    /// The peer is making the connection; ours gave way.
+    Awaited { lane: Lane, peer: Rank },
+    Failed {
+        lane: Lane,
+        peer: Rank,
+        error: Error,
+    },
+}
+
+/// Everything of one communicator.
+pub(crate) struct Group {
+    pub(crate) rank: Rank,
+    pub(crate) world: usize,
+    /// Its number among the groups of this process.
+    pub(crate) number: u32,
+    pub(crate) membership: Membership,
+    pub(crate) config: Config,
+    pub(crate) core: Mutex<Core>,
+    /// Signalled when an operation ends and when the leader leaves.
+    pub(crate) turn: Condvar,
+    mailbox: Mutex<Vec<Mail>>,
+    has_mail: AtomicBool,
+    pub(crate) parker: Parker,
+    /// The first cause, once the group is dead, and the notice of it for others.
+    failure: OnceLock<(Error, Notice)>,
+    pub(crate) closed: Arc<AtomicBool>,
+    timeout_ms: AtomicU64,
+    pub(crate) staff: Arc<RuntimeThreads>,
+    /// Until the group is closed.
+    stay: Mutex<Option<Arc<ThreadsGuard>>>,
+    pub(crate) workers: Option<Arc<Workers>>,
+    pub(crate) this: Weak<Self>,
+}
+
+/// What the lock protects.
+pub(crate) struct Core {
+    pub(crate) links: LinkTable,
+    /// Of operations that can be done in shared memory if all ranks agree.
+    pub(crate) commons: Commons,
+    /// Collectives under way, in their order.
+    pub(crate) operations: Vec<Operation>,
+    pub(crate) matching: Matching,
+    pub(crate) finished: Finished,
+    /// A caller leads; the progress thread keeps away.
+    pub(crate) leader: bool,
+    /// The leader sleeps and must be rung for.
+    pub(crate) sleeping: bool,
+    /// The progress thread sleeps, woken by what was under way when it fell asleep: for anything newer it must be
+    /// rung for.
+    pub(crate) dozing: bool,
+    pub(crate) followers: usize,
+    /// The progress thread has the group on its list.
+    pub(crate) watched: bool,
+    /// Operations were handed to it since it last looked.
+    pub(crate) handed_over: bool,
+    /// Of operations of which two ranks alone know what goes between them, once there has been one.
+    pub(crate) pairs: Option<Box<Pairs>>,
+    /// When to ask next whether the peers that are waited for run.
+    pub(crate) next_question: Option<Instant>,
+    /// How the leader waits.
+    pub(crate) backoff: Backoff,
+    pub(crate) sequence: u64,
+    pub(crate) messages: u64,
+    pub(crate) plans: FxHashMap<PlanKey, Arc<CompiledPlan>>,
+    pub(crate) spare_scratch: Vec<Scratch>,
+    /// Executions that have ended, the oldest first.
+    #[expect(clippy::vec_box, reason = "they move in and out by their pointers")]
+    pub(crate) spare_executions: Vec<Box<PlanRun>>,
+    pub(crate) spare_bounce: Option<Scratch>,
+    pub(crate) recorder: Recorder,
+}
+
+/// A collective under way.
+pub(crate) struct Operation {
+    pub(crate) work: Arc<WorkState>,
+    pub(crate) run: Box<PlanRun>,
+    /// Operations that must end first, because they touch the same memory.
+    pub(crate) after: Vec<u64>,
+    /// When to tell the peers it waits for what this rank is in.
+    pub(crate) tell: Instant,
+}
+
+/// What a cached plan depends on.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct PlanKey {
+    pub(crate) collective: Collective,
+    pub(crate) count: usize,
+    pub(crate) size: usize,
+    pub(crate) root: Rank,
+    pub(crate) in_place: bool,
+    pub(crate) widen: bool,
+}
+
+static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
+
+impl Group {
+    pub(crate) fn assemble(
+        rank: Rank,
+        membership: Membership,
+        config: Config,
+    ) -> Result<Arc<Self>> {
+        crate::engine::group::bootstrap::check_process()?;
+        crate::engine::group::bootstrap::note_process();
+        let stay = ThreadsGuard::begin()?;
+        let world = membership.members.len();
+        let spin = config.spin_us.map(Duration::from_micros);
+        let neighbours = membership.topology.ranks_beside(rank);
+        let cores = crate::engine::group::bootstrap::cores();
+        let core = Core {
+            links: LinkTable::new(world),
+            commons: Commons::default(),
+            operations: Vec::new(),
+            matching: Matching::new(rank, world, config.eager_bytes.0),
+            finished: Vec::new(),
+            leader: false,
+            sleeping: false,
+            dozing: false,
+            followers: 0,
+            watched: false,
+            handed_over: false,
+            pairs: None,
+            next_question: None,
+            backoff: Backoff::new(neighbours, cores, spin),
+            sequence: 0,
+            messages: 0,
+            plans: FxHashMap::default(),
+            spare_scratch: Vec::new(),
+            spare_executions: Vec::new(),
+            spare_bounce: None,
+            recorder: Recorder::new(config.flight_records),
+        };
+        let parker = Parker::new()?;
+        Ok(Arc::new_cyclic(|this| Self {
+            rank,
+            world,
+            number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+            membership,
+            timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, milliseconds)),
+            workers: (config.threads.0 > 1).then(|| Arc::new(Workers::new(config.threads.0))),
+            config,
+            core: Mutex::new(core),
+            turn: Condvar::new(),
+            mailbox: Mutex::new(Vec::new()),
+            has_mail: AtomicBool::new(false),
+            parker,
+            failure: OnceLock::new(),
+            closed: Arc::new(AtomicBool::new(false)),
+            staff: Arc::clone(stay.staff()),
+            stay: Mutex::new(Some(stay)),
+            this: Weak::clone(this),
+        }))
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    pub(crate) fn world(&self) -> usize {
+        self.world
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(crate) fn parker(&self) -> &Parker {
+        &self.parker
+    }
+
+    pub(crate) fn set_timeout(&self, timeout: Duration) {
+        self.timeout_ms
+            .store(milliseconds(timeout), Ordering::Relaxed);
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.failure.get().map(|(error, _)| error.clone())
+    }
+
+    /// What other ranks are told of the failure.
+    pub(crate) fn notice(&self) -> Option<&Notice> {
+        self.failure.get().map(|(_, notice)| notice)
+    }
+
+    pub(crate) fn sequence(&self) -> u64 {
+        self.lock_here().map_or(0, |core| core.sequence)
+    }
+
+    /// What operations under way wait for, in words.
+    pub(crate) fn waits(&self) -> String {
+        self.lock_here()
+            .map_or_else(String::new, |core| self.describe_waits(&core))
+    }
+
+    pub(crate) fn recent_operations(&self) -> Vec<String> {
+        self.lock_here()
+            .map_or_else(Vec::new, |core| core.recorder.lines())
+    }
+
+    /// The lock, for what may also be asked in a forked child: there it may be taken for ever, and is left alone.
+    pub(crate) fn lock_here(&self) -> Option<MutexGuard<'_, Core>> {
+        crate::engine::group::bootstrap::check_process().ok()?;
+        Some(self.core.lock())
+    }
+
+    /// `rank 3 (host node7, pid 4321)`.
+    pub(crate) fn name_of(&self, rank: Rank) -> String {
+        format!("rank {rank} ({})", self.membership.members[rank].label)
+    }
+
+    /// Refuses work on a group that is dead, closed, or inherited by a fork.
+    #[inline]
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        match self.failure.get().is_none() && !self.closed.load(Ordering::Acquire) {
+            true => crate::engine::group::bootstrap::check_process(),
+            false => self.refuse(),
+        }
+    }
+
+    #[cold]
+    fn refuse(&self) -> Result<()> {
+        crate::engine::group::bootstrap::check_process()?;
+        if let Some((first, _)) = self.failure.get() {
+            let mut error = first.clone();
+            error.operation = None;
+            error.message = format!(
+                "this communicator is dead since an earlier failure: {}; destroy it and make a new one",
+                error.message
+            );
+            return Err(error);
+        }
+        Err(Error::invalid("this communicator has been closed"))
+    }
+
+    /// Posts news for whoever steps the group next. Must not be called under the group's lock.
+    pub(crate) fn post(&self, mail: Mail) {
+        self.mailbox.lock().push(mail);
+        self.has_mail.swap(true, Ordering::AcqRel);
+        self.parker.unpark();
+        // Nobody steps a group that is dead or closed. Of this swap and the one in `take_mail` the later one sees
+        // what came before the other: either the end reads this mail, or it is known of here.
+        if self.failure.get().is_some() || self.is_closed() {
+            self.read_mail(&mut self.core.lock());
+        }
+    }
+
+    /// News since the last look.
+    pub(crate) fn take_mail(&self) -> Vec<Mail> {
+        if !self.has_mail.swap(false, Ordering::AcqRel) {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.mailbox.lock())
+    }
+
+    pub(crate) fn has_mail(&self) -> bool {
+        self.has_mail.load(Ordering::Acquire)
+    }
+
+    /// Ends operations that a step has completed.
+    pub(crate) fn settle(&self, core: &mut Core) {
+        for (work, result) in std::mem::take(&mut core.finished) {
+            if let Some((completion, result)) = work.finish(result) {
+                self.staff.completions.tell(completion, result);
+            }
+        }
+        if core.followers > 0 {
+            self.turn.notify_all();
+        }
+    }
+
+    /// The group is dead: every operation fails with the first cause, and the other ranks are told.
+    pub(crate) fn fail(&self, core: &mut Core, error: Error) {
+        let notice = health::notice(&error, self.rank);
+        self.fail_with(core, error, &notice);
+    }
+
+    /// As [`Group::fail`], passing on another rank's notice.
+    pub(crate) fn fail_with(&self, core: &mut Core, error: Error, notice: &Notice) {
+        if self.failure.set((error.clone(), notice.clone())).is_err() {
+            return;
+        }
+        tracing::info!(rank = self.rank, error = %error, "the group has failed");
+        // First of all: it revokes what is lent, before the memory of the operations can be used for anything else. A
+        // link that panics keeps neither the others from it nor the operations from their end.
+        for (_, _, open) in core.links.iter_open() {
+            let _ = contained(|| open.link.send_abort(notice));
+        }
+        let until = Instant::now() + WRITERS_PATIENCE;
+        for (_, _, open) in core.links.iter_open() {
+            let _ = contained(|| open.link.await_writer(until));
+        }
+        // Each operation's error names the operation itself.
+        let each = Error {
+            operation: None,
+            ..error
+        };
+        for operation in core.operations.drain(..) {
+            core.finished.push((operation.work, Err(each.clone())));
+        }
+        for work in core.matching.clear() {
+            core.finished.push((work, Err(each.clone())));
+        }
+        // Links that are new hear of it as they are read.
+        let _ = contained(|| self.read_mail(core));
+        self.settle(core);
+        self.parker.unpark();
+    }
+
+    /// Ends every operation on every rank.
+    pub(crate) fn abort(&self, reason: &str) {
+        if crate::engine::group::bootstrap::check_process().is_err() {
+            // The connections are the parent's, which goes on.
+            return;
+        }
+        let error = Error::new(
+            Code::Aborted,
+            format!("rank {} aborted the group: {reason}", self.rank),
+        );
+        self.fail(&mut self.core.lock(), error);
+    }
+
+    /// Leaves in good order. Threads that worked for this group alone end soon after; nobody waits for that here.
+    pub(crate) fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if crate::engine::group::bootstrap::check_process().is_err() {
+            return;
+        }
+        if let Some(endpoint) = self.membership.endpoint() {
+            endpoint.unregister(&self.membership.key.id(), self.rank);
+        }
+        let mut core = self.core.lock();
+        if core.has_unfinished() {
+            self.abort_on_close(&mut core);
+        }
+        self.read_mail(&mut core);
+        if self.failure.get().is_none() {
+            for (_, _, open) in core.links.iter_open() {
+                open.link.send_farewell();
+            }
+        }
+        core.links = LinkTable::new(self.world);
+        core.commons = Commons::default();
+        // A message that came in half, and that nobody has asked for.
+        core.matching.clear();
+        drop(core);
+        // The progress thread may hold the group still.
+        self.parker.unpark();
+        self.staff.progress.forget(self.number);
+        let endpoint = self.membership.endpoint.lock().take();
+        let stay = self.stay.lock().take();
+        drop((endpoint, stay));
+    }
+
+    fn abort_on_close(&self, core: &mut Core) {
+        let waits = self.describe_waits(core);
+        let error = Error::new(
+            Code::Aborted,
+            format!(
+                "rank {} closed its communicator while operations were under way: {waits}",
+                self.rank
+            ),
+        );
+        self.fail(core, error);
+    }
+}
+
+impl Core {
+    /// Whether there is anything to move.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.operations.is_empty() || self.matching.is_busy()
+    }
+
+    /// Whether a collective under way takes long enough to wake a thread for it.
+    pub(crate) fn has_large(&self) -> bool {
+        let is_large = |operation: &Operation| operation.run.bytes() >= LARGE;
+        self.operations.iter().any(is_large)
+    }
+
+    /// Whether an operation of this rank is under way.
+    pub(crate) fn has_unfinished(&self) -> bool {
+        !self.operations.is_empty() || !self.matching.pending().is_empty()
+    }
+
+    pub(crate) fn take_scratch(&mut self, bytes: usize) -> Scratch {
+        match self
+            .spare_scratch
+            .iter()
+            .position(|scratch| scratch.len() >= bytes)
+        {
+            Some(found) => self.spare_scratch.swap_remove(found),
+            None => Scratch::new(bytes),
+        }
+    }
+
+    /// Keeps what a run that has ended can pass on to the next.
+    pub(crate) fn recycle(&mut self, mut run: Box<PlanRun>) {
+        run.ask_for(None);
+        if !run.is_short()
+            && let Some(scratch) = run.scratch_owner.take()
+        {
+            self.return_scratch(scratch);
+        }
+        if let Some(bounce) = run.take_bounce() {
+            self.spare_bounce = Some(bounce.into_scratch());
+        }
+        self.spare_executions.push(run);
+    }
+
+    /// A spare run that can carry out `request`, which has this reuse_key.
+    pub(crate) fn take_reusable(
+        &mut self,
+        reuse_key: &ReuseKey,
+        request: &Request,
+    ) -> Option<Box<PlanRun>> {
+        let suits = |spare: &PlanRun| spare.is_like(reuse_key) && spare.fits(request);
+        let last = self.spare_executions.pop_if(|spare| suits(spare));
+        if last.is_some() {
+            return last;
+        }
+        let found = self
+            .spare_executions
+            .iter()
+            .rposition(|spare| suits(spare))?;
+        Some(self.spare_executions.remove(found))
+    }
+
+    /// The memory of a spare run, once there are enough of them.
+    pub(crate) fn take_spare(&mut self) -> Option<Box<PlanRun>> {
+        const KEPT: usize = 4;
+        if self.spare_executions.len() < KEPT {
+            return None;
+        }
+        let mut spare = self.spare_executions.remove(0);
+        if let Some(scratch) = spare.scratch_owner.take() {
+            self.return_scratch(scratch);
+        }
+        Some(spare)
+    }
+
+    /// Keeps a few pieces of scratch memory, the largest ones, for the operations to come.
+    fn return_scratch(&mut self, scratch: Scratch) {
+        const KEPT: usize = 4;
+        self.spare_scratch.push(scratch);
+        if self.spare_scratch.len() > KEPT {
+            self.spare_scratch.sort_by_key(Scratch::len);
+            self.spare_scratch.remove(0);
+        }
+    }
+}
+
+/// A timeout in milliseconds, where 0 means none: a shorter one than a millisecond is not that.
+fn milliseconds(timeout: Duration) -> u64 {
+    u64::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group")
+            .field("rank", &self.rank)
+            .field("world", &self.world)
+            .finish()
+    }
+}

@@ -1,0 +1,83 @@
+//! The threads that work for the groups of a process: they are there while a group is open.
+//!
+//! The first group to be made brings them in; the last one to be closed sends them home, without waiting for them. A
+//! group that is made later brings in others, even if some of the first are still about to leave.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::error::{Error, Result};
+use crate::threads;
+
+use crate::engine::group::bootstrap::check_process;
+use crate::engine::wait::completions::CompletionThreads;
+use crate::engine::wait::progress::Progress;
+
+/// The threads, as a group reaches them.
+pub(crate) struct RuntimeThreads {
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) completions: Arc<CompletionThreads>,
+}
+
+/// What keeps the threads here: every open group has it.
+pub(crate) struct ThreadsGuard(Arc<RuntimeThreads>);
+
+static CURRENT: Mutex<Weak<ThreadsGuard>> = Mutex::new(Weak::new());
+
+impl ThreadsGuard {
+    /// Has the threads stay for one group more, and brings them in for the first.
+    ///
+    /// # Errors
+    /// `System` when the system refuses a thread or a descriptor.
+    pub(crate) fn begin() -> Result<Arc<Self>> {
+        let mut current = CURRENT.lock();
+        if let Some(stay) = current.upgrade() {
+            return Ok(stay);
+        }
+        let stay = Self(Arc::new(RuntimeThreads {
+            progress: Arc::new(Progress::new()?),
+            completions: Arc::default(),
+        }));
+        // If one cannot be started, dropping this ends the others.
+        stay.start()
+            .map_err(|cause| Error::system("start the threads that drive operations", cause))?;
+        let stay = Arc::new(stay);
+        *current = Arc::downgrade(&stay);
+        Ok(stay)
+    }
+
+    pub(crate) fn staff(&self) -> &Arc<RuntimeThreads> {
+        &self.0
+    }
+
+    fn start(&self) -> std::io::Result<()> {
+        let RuntimeThreads {
+            progress,
+            completions,
+        } = &*self.0;
+        let progress = Arc::clone(progress);
+        threads::spawn("unisono-drive", move || progress.run())?;
+        completions.start()
+    }
+}
+
+impl Drop for ThreadsGuard {
+    fn drop(&mut self) {
+        // A forked child has none of the threads, and their locks as they were.
+        if check_process().is_ok() {
+            self.0.progress.stop();
+            self.0.completions.stop();
+        }
+    }
+}
+
+/// Waits until the threads that worked for this process's groups have ended, which they do soon after the last group
+/// was closed; at most `limit`. For who is about to take away what completions stand on, as an interpreter that ends.
+///
+/// Returns whether they have ended: false at once while a group is open, and in a forked child, which has none of them.
+pub fn wait_for_threads(limit: Duration) -> bool {
+    let is_open = || CURRENT.lock().strong_count() > 0;
+    check_process().is_ok() && !is_open() && threads::wait_for_end(limit)
+}
