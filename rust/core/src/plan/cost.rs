@@ -22,7 +22,7 @@ mod tests;
 
 use self::bill::{Bill, Layout};
 use self::formulas::{Work, add_up};
-use super::select::Topology;
+use super::topology::Topology;
 use super::{Algorithm, Counts, Shape};
 use crate::types::Collective;
 

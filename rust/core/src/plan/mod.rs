@@ -47,6 +47,7 @@ pub mod simulate;
 pub mod staged;
 #[cfg(test)]
 mod tests;
+pub mod topology;
 mod tree;
 pub mod windows;
 

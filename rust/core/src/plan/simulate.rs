@@ -17,7 +17,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use super::cost::Costs;
-use super::select::Topology;
+use super::topology::Topology;
 use super::{Buffer, Plan, Span, Step};
 use crate::types::Rank;
 

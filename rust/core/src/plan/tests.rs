@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::check::{Report, verify};
 use super::cost::Costs;
-use super::select::{Topology, select};
+use super::select::select;
+use super::topology::Topology;
 use super::*;
 
 /// Counts of a request for all ranks, from which each rank's shape borrows.

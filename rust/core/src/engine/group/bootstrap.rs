@@ -9,7 +9,7 @@ use crate::buffer::Memory;
 use crate::communicator::PointToPoint;
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
-use crate::plan::select::Topology;
+use crate::plan::topology::Topology;
 use crate::rendezvous::launcher;
 use crate::rendezvous::roster::{self, Introduction};
 use crate::rendezvous::secret::Secret;

@@ -1,7 +1,7 @@
 //! What the formulas add up, and where.
 
 use super::Costs;
-use crate::plan::select::Topology;
+use crate::plan::topology::Topology;
 
 /// Payloads up to this length travel in the post that announces them.
 const POSTED: f64 = 560.0;

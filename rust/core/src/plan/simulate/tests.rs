@@ -2,7 +2,8 @@
 
 use super::{CostModel, simulate};
 use crate::plan::cost::{Costs, predict};
-use crate::plan::select::{Topology, select};
+use crate::plan::select::select;
+use crate::plan::topology::Topology;
 use crate::plan::{Algorithm, Buffer, Counts, Plan, Shape, Span, Step, Wire, applicable, build};
 use crate::types::Collective;
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::engine::collective::run::{Direction, Waiting};
 use crate::engine::collective::transfer::Operands;
 use crate::engine::links::LinkTable;
-use crate::plan::select::Topology;
+use crate::plan::topology::Topology;
 use crate::plan::windows::{MOST_RANKS, Place, Plan, Room, Shots, Step, build, build_in_step};
 use crate::plan::{Buffer, Counts, Shape, Span};
 use crate::reduce::{Source, Streaming, copy_hinted};

@@ -36,7 +36,7 @@ use rustc_hash::FxHashMap;
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
 use crate::heap::Window;
-use crate::plan::select::Topology;
+use crate::plan::topology::Topology;
 use crate::plan::windows::Plan;
 use crate::plan::{Counts, Shape};
 use crate::transport::{Loan, Shared};
