@@ -3,7 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use unisono::plan::{Algorithm, Counts, Shape, applicable};
+use unisono::plan::topology::Topology;
+use unisono::plan::{Algorithm, Counts, Shape, applicable, shared};
 
 use crate::Arguments;
 use crate::cell::Kind;
@@ -60,9 +61,20 @@ pub(crate) fn list_algorithms(arguments: &Arguments) {
                 in_place: false,
                 widen: false,
             };
+            // The buffers of this benchmark are private: none is reduced in place.
+            let host = Topology::one_host(world, 1);
+            let large = Shape {
+                counts: Counts::Even(1 << 20),
+                ..shape
+            };
+            let serves = |algorithm: &Algorithm| {
+                applicable(*algorithm, &shape)
+                    || (*algorithm == Algorithm::Windows
+                        && shared::serves(*algorithm, &large, 1, &host))
+            };
             let serving: Vec<String> = Algorithm::ALL
                 .into_iter()
-                .filter(|algorithm| applicable(*algorithm, &shape))
+                .filter(serves)
                 .map(|algorithm| format!("\"{algorithm}\""))
                 .collect();
             println!(

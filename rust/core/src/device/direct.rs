@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::engine::{Request, Sizes};
+use crate::engine::{PlanKey, Request, Sizes};
 use crate::error::{Error, Result};
 use crate::plan::windows::{self, HALVES, Peers, Place, Plan, Room, Shots, Step, What};
 use crate::plan::{Buffer, Shape, Span};
@@ -41,17 +41,6 @@ pub(super) struct Direct {
 /// Plans by what they were made from.
 pub(super) type Plans = FxHashMap<PlanKey, Arc<Plan>>;
 
-/// Everything that a plan for even counts depends on, beside the group.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct PlanKey {
-    collective: Collective,
-    count: usize,
-    size: usize,
-    root: Rank,
-    in_place: bool,
-    premultiplied: bool,
-}
-
 /// An operation on its way into a stream.
 pub(super) struct Ticket<'a> {
     pub(super) request: &'a Request,
@@ -78,17 +67,10 @@ impl Direct {
     ) -> Result<Arc<Plan>> {
         let size = request.dtype.size();
         let premultiplied = matches!(request.op, Some(ReduceOp::PremulSum(_)));
-        let key = match &request.sizes {
-            Sizes::Even(count) => Some(PlanKey {
-                collective: request.collective,
-                count: *count,
-                size,
-                root: request.root,
-                in_place: shape.in_place,
-                premultiplied,
-            }),
-            _ => None,
-        };
+        let key = PlanKey::of(shape, size).map(|key| PlanKey {
+            premultiplied,
+            ..key
+        });
         if let Some(plan) = key.as_ref().and_then(|key| plans.get(key)) {
             return Ok(Arc::clone(plan));
         }

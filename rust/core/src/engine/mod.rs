@@ -19,6 +19,7 @@ mod wait;
 mod work;
 
 pub(crate) use collective::header::Fingerprint;
+pub(crate) use collective::plan_cache::PlanKey;
 pub use collective::request::{Request, Sizes};
 pub(crate) use group::for_devices::Identity;
 pub(crate) use message::blocking::{Inbound, Outbound};

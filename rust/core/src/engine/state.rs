@@ -6,26 +6,25 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rustc_hash::FxHashMap;
 
-use crate::buffer::Scratch;
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
 use crate::health::{self, Recorder};
 use crate::plan::cost::Costs;
-use crate::plan::select::select;
+use crate::plan::select::{self, Choice, choose};
 use crate::plan::topology::Topology;
 use crate::plan::{Algorithm, Shape};
 use crate::reduce::Workers;
 use crate::transport::endpoint::{Address, Endpoint, Lane};
 use crate::transport::keys::GroupKey;
 use crate::transport::{Link, Notice, WRITERS_PATIENCE};
-use crate::types::{Collective, DataType, Rank};
+use crate::types::{DataType, Rank};
 
 use crate::engine::collective::pair_counts::Pairs;
+use crate::engine::collective::plan_cache::PlanStore;
 use crate::engine::collective::request::Request;
-use crate::engine::collective::run::{CompiledPlan, PlanRun, ReuseKey};
-use crate::engine::collective::shared::Commons;
+use crate::engine::collective::run::{PlanRun, ReuseKey};
+use crate::engine::collective::shared::SharedMemory;
 use crate::engine::group::for_devices::LocalGroups;
 use crate::engine::group::panics::contained;
 use crate::engine::group::submit::LARGE;
@@ -62,9 +61,23 @@ impl Membership {
         self.endpoint.lock().clone()
     }
 
-    /// The algorithm for `shape`, the same on all members.
-    pub(crate) fn select(&self, shape: &Shape, dtype: DataType) -> Algorithm {
-        select(shape, dtype.size(), &self.topology, &self.costs)
+    /// The algorithms for `shape`, the same on all members. `wanted`: the one that the user asks for.
+    pub(crate) fn choose(
+        &self,
+        shape: &Shape,
+        dtype: DataType,
+        wanted: Option<Algorithm>,
+    ) -> Choice {
+        choose(shape, dtype.size(), &self.topology, &self.costs, wanted)
+    }
+
+    /// What each algorithm should take for `shape`, in microseconds, the cheapest first.
+    pub(crate) fn prices(&self, shape: &Shape, dtype: DataType) -> String {
+        let prices = select::prices(shape, dtype.size(), &self.topology, &self.costs);
+        let words = prices
+            .iter()
+            .map(|(algorithm, seconds)| format!("{algorithm} {:.1} us", seconds * 1e6));
+        words.collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -112,8 +125,8 @@ pub(crate) struct Group {
 /// What the lock protects.
 pub(crate) struct Core {
     pub(crate) links: LinkTable,
-    /// Of operations that can be done in shared memory if all ranks agree.
-    pub(crate) commons: Commons,
+    /// What operations have in common that are done in the memory of the host, if all ranks agree.
+    pub(crate) shared: SharedMemory,
     /// Collectives under way, in their order.
     pub(crate) operations: Vec<Operation>,
     pub(crate) matching: Matching,
@@ -138,12 +151,10 @@ pub(crate) struct Core {
     pub(crate) backoff: Backoff,
     pub(crate) sequence: u64,
     pub(crate) messages: u64,
-    pub(crate) plans: FxHashMap<PlanKey, Arc<CompiledPlan>>,
-    pub(crate) spare_scratch: Vec<Scratch>,
+    pub(crate) plans: PlanStore,
     /// Executions that have ended, the oldest first.
     #[expect(clippy::vec_box, reason = "they move in and out by their pointers")]
     pub(crate) spare_executions: Vec<Box<PlanRun>>,
-    pub(crate) spare_bounce: Option<Scratch>,
     pub(crate) recorder: Recorder,
 }
 
@@ -155,17 +166,6 @@ pub(crate) struct Operation {
     pub(crate) after: Vec<u64>,
     /// When to tell the peers it waits for what this rank is in.
     pub(crate) tell: Instant,
-}
-
-/// What a cached plan depends on.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct PlanKey {
-    pub(crate) collective: Collective,
-    pub(crate) count: usize,
-    pub(crate) size: usize,
-    pub(crate) root: Rank,
-    pub(crate) in_place: bool,
-    pub(crate) widen: bool,
 }
 
 static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
@@ -185,7 +185,7 @@ impl Group {
         let cores = crate::engine::group::bootstrap::cores();
         let core = Core {
             links: LinkTable::new(world),
-            commons: Commons::default(),
+            shared: SharedMemory::default(),
             operations: Vec::new(),
             matching: Matching::new(rank, world, config.eager_bytes.0),
             finished: Vec::new(),
@@ -200,10 +200,8 @@ impl Group {
             backoff: Backoff::new(neighbours, cores, spin),
             sequence: 0,
             messages: 0,
-            plans: FxHashMap::default(),
-            spare_scratch: Vec::new(),
+            plans: PlanStore::default(),
             spare_executions: Vec::new(),
-            spare_bounce: None,
             recorder: Recorder::new(config.flight_records),
         };
         let parker = Parker::new()?;
@@ -421,7 +419,7 @@ impl Group {
             }
         }
         core.links = LinkTable::new(self.world);
-        core.commons = Commons::default();
+        core.shared = SharedMemory::default();
         // A message that came in half, and that nobody has asked for.
         core.matching.clear();
         drop(core);
@@ -463,27 +461,16 @@ impl Core {
         !self.operations.is_empty() || !self.matching.pending().is_empty()
     }
 
-    pub(crate) fn take_scratch(&mut self, bytes: usize) -> Scratch {
-        match self
-            .spare_scratch
-            .iter()
-            .position(|scratch| scratch.len() >= bytes)
-        {
-            Some(found) => self.spare_scratch.swap_remove(found),
-            None => Scratch::new(bytes),
-        }
-    }
-
     /// Keeps what a run that has ended can pass on to the next.
     pub(crate) fn recycle(&mut self, mut run: Box<PlanRun>) {
-        run.ask_for(None);
+        run.share(None);
         if !run.is_short()
             && let Some(scratch) = run.scratch_owner.take()
         {
-            self.return_scratch(scratch);
+            self.plans.return_scratch(scratch);
         }
         if let Some(bounce) = run.take_bounce() {
-            self.spare_bounce = Some(bounce.into_scratch());
+            self.plans.return_bounce(bounce);
         }
         self.spare_executions.push(run);
     }
@@ -514,19 +501,9 @@ impl Core {
         }
         let mut spare = self.spare_executions.remove(0);
         if let Some(scratch) = spare.scratch_owner.take() {
-            self.return_scratch(scratch);
+            self.plans.return_scratch(scratch);
         }
         Some(spare)
-    }
-
-    /// Keeps a few pieces of scratch memory, the largest ones, for the operations to come.
-    fn return_scratch(&mut self, scratch: Scratch) {
-        const KEPT: usize = 4;
-        self.spare_scratch.push(scratch);
-        if self.spare_scratch.len() > KEPT {
-            self.spare_scratch.sort_by_key(Scratch::len);
-            self.spare_scratch.remove(0);
-        }
     }
 }
 

@@ -17,10 +17,11 @@
 
 mod bill;
 mod formulas;
+mod shared;
 #[cfg(test)]
 mod tests;
 
-use self::bill::{Bill, Layout};
+use self::bill::{Bill, Layout, Private};
 use self::formulas::{Work, add_up};
 use super::topology::Topology;
 use super::{Algorithm, Counts, Shape};
@@ -206,13 +207,20 @@ pub fn predict(
     topology: &Topology,
     costs: &Costs,
 ) -> f64 {
-    predict_in(
-        algorithm,
-        shape,
-        element_size,
-        Layout::of(topology, shape.world),
-        costs,
-    )
+    let layout = Layout::of(topology, shape.world);
+    predict_in(algorithm, shape, element_size, layout, costs)
+}
+
+/// [`predict`] where no peer reaches the caller's buffers: what is read out of them goes through the kernel.
+pub fn predict_private(
+    algorithm: Algorithm,
+    shape: &Shape,
+    element_size: usize,
+    topology: &Topology,
+    costs: &Costs,
+) -> f64 {
+    let layout = Layout::of(topology, shape.world);
+    predict_where(algorithm, shape, element_size, layout, (costs, true))
 }
 
 /// The algorithm of `candidates` that takes least, the first of equals.
@@ -240,6 +248,17 @@ fn predict_in(
     element_size: usize,
     layout: Layout,
     costs: &Costs,
+) -> f64 {
+    predict_where(algorithm, shape, element_size, layout, (costs, false))
+}
+
+/// The same with the callers' buffers in memory that no peer reaches, if so.
+fn predict_where(
+    algorithm: Algorithm,
+    shape: &Shape,
+    element_size: usize,
+    layout: Layout,
+    (costs, is_private): (&Costs, bool),
 ) -> f64 {
     let elements = match shape.counts {
         Counts::Even(count) => count,
@@ -273,6 +292,9 @@ fn predict_in(
         },
     };
     let mut bill = Bill::new(costs, layout);
+    bill.private = is_private.then(|| Private {
+        is_cold: work.longer_buffer(shape.collective) * shape.world as f64 >= costs.cache,
+    });
     add_up(algorithm, shape.collective, &work, &mut bill);
     bill.seconds()
 }

@@ -43,6 +43,7 @@ mod doubling;
 mod halving;
 mod ring;
 pub mod select;
+pub mod shared;
 pub mod simulate;
 pub mod staged;
 #[cfg(test)]
@@ -370,11 +371,17 @@ pub enum Algorithm {
     Halving,
     /// Bruck et al. 1997: log2(n) rounds for all_to_all, all_gather and barrier.
     Bruck,
+    /// Copy-in, copy-out: chunk by chunk through windows, memory of each rank that all ranks of the host map. For
+    /// buffers that the peers cannot reach. See [`windows`].
+    Windows,
+    /// An all_reduce in one pass over the buffers of all ranks, where they lie in the heap that the ranks of the host
+    /// share: each rank sums up its slice of all of them and stores the sum to all of them.
+    InPlace,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Direct,
         Self::TwoShot,
         Self::Ring,
@@ -382,6 +389,8 @@ impl Algorithm {
         Self::RecursiveDoubling,
         Self::Halving,
         Self::Bruck,
+        Self::Windows,
+        Self::InPlace,
     ];
 
     /// The name used in settings and reports.
@@ -394,7 +403,22 @@ impl Algorithm {
             Self::RecursiveDoubling => "recursive_doubling",
             Self::Halving => "halving",
             Self::Bruck => "bruck",
+            Self::Windows => "windows",
+            Self::InPlace => "in_place",
         }
+    }
+
+    /// Its number in [`Self::ALL`], by which ranks compare what they do.
+    pub fn number(self) -> u8 {
+        Self::ALL
+            .iter()
+            .position(|known| *known == self)
+            .unwrap_or(0) as u8
+    }
+
+    /// Whether all ranks must share memory for it, and agree on that before.
+    pub const fn needs_shared_memory(self) -> bool {
+        matches!(self, Self::Windows | Self::InPlace)
     }
 }
 
@@ -409,7 +433,7 @@ impl fmt::Display for Algorithm {
 /// latency, short enough to be still in the cache when its turn comes again.
 pub const DEFAULT_CHUNK: usize = 32 * 1024;
 
-/// Whether `algorithm` can serve `shape`. False for every algorithm when the shape itself is malformed.
+/// Whether `algorithm` can serve `shape` with messages alone. False for every algorithm when the shape itself is malformed.
 pub fn applicable(algorithm: Algorithm, shape: &Shape) -> bool {
     is_well_formed(shape) && serves(algorithm, shape)
 }
@@ -438,6 +462,10 @@ fn is_well_formed(shape: &Shape) -> bool {
 fn serves(algorithm: Algorithm, shape: &Shape) -> bool {
     use Algorithm::{Bruck, Direct, Halving, RecursiveDoubling, Ring, Tree, TwoShot};
 
+    if algorithm.needs_shared_memory() {
+        // Their plans are made elsewhere: see `shared::serves`.
+        return false;
+    }
     let even = matches!(shape.counts, Counts::Even(_));
     match shape.collective {
         Collective::AllReduce => algorithm != Bruck,

@@ -7,13 +7,81 @@
 //!
 //! It is the one that [`predict`](super::cost::predict) finds cheapest at the group's [`Costs`], which are measured on
 //! rank 0 and the same everywhere. Of algorithms that are equally good the first in [`Algorithm::ALL`] is taken.
+//!
+//! Algorithms that [need shared memory](Algorithm::needs_shared_memory) run only where all ranks agree that they have
+//! it, which no rank knows alone. So a [`Choice`] names those that are cheaper than messages, and what is done with
+//! messages where the ranks do not agree.
 
-use super::cost::{Costs, least};
+use super::cost::{Costs, least, predict, predict_private};
 use super::topology::Topology;
-use super::{Algorithm, Counts, Shape, is_well_formed, serves};
+use super::{Algorithm, Counts, Shape, applicable, is_well_formed, serves, shared};
 use crate::types::Collective;
 
-/// The algorithm for `shape`, whose elements are `element_size` bytes long. Always applicable, and equal on
+/// The algorithms for one request; the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Choice {
+    /// The cheapest of those that send messages and need nothing else. Always applicable.
+    pub messages: Algorithm,
+    /// Whether [`Algorithm::InPlace`] serves it for less.
+    pub in_place: bool,
+    /// Whether [`Algorithm::Windows`] serves it for less.
+    pub windows: bool,
+}
+
+impl Choice {
+    /// Messages, by `algorithm`.
+    pub const fn messages(algorithm: Algorithm) -> Self {
+        Self {
+            messages: algorithm,
+            in_place: false,
+            windows: false,
+        }
+    }
+
+    /// Whether the ranks must agree before it is known what they do.
+    pub const fn needs_agreement(self) -> bool {
+        self.in_place || self.windows
+    }
+}
+
+/// The algorithms for `shape`, whose elements are `element_size` bytes long.
+///
+/// `wanted` is an algorithm that the user asks for: it is taken, at any price, wherever it serves the request, and
+/// where it sends messages nothing is done in shared memory without them.
+pub fn choose(
+    shape: &Shape,
+    element_size: usize,
+    topology: &Topology,
+    costs: &Costs,
+    wanted: Option<Algorithm>,
+) -> Choice {
+    let messages = select(shape, element_size, topology, costs);
+    let can = |algorithm| shared::serves(algorithm, shape, element_size, topology);
+    match wanted {
+        Some(Algorithm::InPlace) => Choice {
+            in_place: can(Algorithm::InPlace),
+            ..Choice::messages(messages)
+        },
+        Some(Algorithm::Windows) => Choice {
+            windows: can(Algorithm::Windows),
+            ..Choice::messages(messages)
+        },
+        Some(wanted) if applicable(wanted, shape) => Choice::messages(wanted),
+        Some(_) => Choice::messages(messages),
+        None => {
+            let price = |algorithm| predict(algorithm, shape, element_size, topology, costs);
+            // Where windows are an alternative, the buffers lie where no peer reaches them.
+            let private = || predict_private(messages, shape, element_size, topology, costs);
+            Choice {
+                messages,
+                in_place: can(Algorithm::InPlace) && price(Algorithm::InPlace) < price(messages),
+                windows: can(Algorithm::Windows) && price(Algorithm::Windows) < private(),
+            }
+        }
+    }
+}
+
+/// The algorithm of messages for `shape`, whose elements are `element_size` bytes long. Always applicable, and equal on
 /// all ranks.
 pub fn select(shape: &Shape, element_size: usize, topology: &Topology, costs: &Costs) -> Algorithm {
     match (shape.collective, shape.counts) {
@@ -33,4 +101,23 @@ pub fn select(shape: &Shape, element_size: usize, topology: &Topology, costs: &C
         .into_iter()
         .filter(|algorithm| serves(*algorithm, shape));
     least(candidates, shape, element_size, topology, costs).unwrap_or(Algorithm::Direct)
+}
+
+/// What each algorithm that serves `shape` should take, in seconds, the cheapest first: for reports.
+pub fn prices(
+    shape: &Shape,
+    element_size: usize,
+    topology: &Topology,
+    costs: &Costs,
+) -> Vec<(Algorithm, f64)> {
+    let can = |algorithm: &Algorithm| {
+        applicable(*algorithm, shape) || shared::serves(*algorithm, shape, element_size, topology)
+    };
+    let price = |algorithm| {
+        let seconds = predict(algorithm, shape, element_size, topology, costs);
+        (algorithm, seconds)
+    };
+    let mut prices: Vec<_> = Algorithm::ALL.into_iter().filter(can).map(price).collect();
+    prices.sort_by(|(_, a), (_, b)| a.total_cmp(b));
+    prices
 }

@@ -17,11 +17,12 @@ use crate::plan::{Plan, Step};
 use crate::reduce;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-use crate::engine::collective::shared::{Commons, Consent, State};
+use crate::engine::collective::shared::{SharedMemory, SharedRun, State};
 use crate::engine::links::LinkTable;
 
 use crate::engine::collective::bounce::{BounceBuffer, RepeatedSends};
 use crate::engine::collective::header::{Fingerprint, HEADER};
+use crate::engine::collective::plan_cache::PlanKey;
 use crate::engine::collective::request::{Request, Sizes};
 use crate::engine::collective::transfer::{Operands, Progress, Way};
 
@@ -44,7 +45,6 @@ pub(crate) enum Direction {
 #[derive(Debug)]
 pub(crate) struct CompiledPlan {
     pub(crate) plan: Plan,
-    pub(crate) algorithm: u8,
     /// For which of the steps before each one it waits.
     waits: Vec<Waits>,
     /// The last step on each link direction, sorted.
@@ -58,7 +58,7 @@ pub(crate) struct CompiledPlan {
 
 impl CompiledPlan {
     /// `plan` for elements of at most `size` bytes.
-    pub(crate) fn new(plan: Plan, algorithm: u8, size: usize) -> Self {
+    pub(crate) fn new(plan: Plan, size: usize) -> Self {
         let is_short = plan.longest_message().saturating_mul(size) <= SHORT;
         let plan = if is_short { plan.sends_first() } else { plan };
         let steps = &plan.steps;
@@ -87,11 +87,19 @@ impl CompiledPlan {
             repeated_sends: RepeatedSends::of(&plan),
             last_receives: plan.last_receives(),
             plan,
-            algorithm,
             waits,
             last_use: last_use.into_iter().collect(),
         }
     }
+}
+
+/// A plan of messages, with the memory that one run of it needs.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) compiled: Arc<CompiledPlan>,
+    pub(crate) scratch: Option<Scratch>,
+    pub(crate) scratch_bytes: usize,
+    pub(crate) bounce: Option<BounceBuffer>,
 }
 
 /// Bit k: the step waits for the one k + 1 before it.
@@ -130,8 +138,8 @@ pub(crate) struct PlanRun {
     pub(crate) scratch_owner: Option<Scratch>,
     /// What the input is multiplied with beforehand.
     factor: Option<Factor>,
-    /// How it is done instead of by its plan, if that turns out to be possible.
-    consent: Option<Consent>,
+    /// How it is done in shared memory, if the ranks agree. Until they have decided there is no plan of messages.
+    shared: Option<SharedRun>,
     /// What it is a run of, where the next operation like it may use it again.
     reuse_key: Option<ReuseKey>,
     /// The first unfinished step.
@@ -192,19 +200,19 @@ pub(crate) struct Factor {
 }
 
 impl PlanRun {
-    /// The run of `compiled` on `operands`, whose scratch memory is in `scratch_owner`.
+    /// A run on `operands` of which it is to be said how it is done: see [`Self::share`] and [`Self::go_by_messages`].
+    /// Until then it has the plan `nothing`, of no steps.
     pub(crate) fn new(
-        compiled: Arc<CompiledPlan>,
+        nothing: Arc<CompiledPlan>,
         operands: Operands,
-        scratch_owner: Option<Scratch>,
         factor: Option<Factor>,
     ) -> Box<Self> {
         Box::new(Self {
-            compiled,
+            compiled: nothing,
             operands,
-            scratch_owner,
+            scratch_owner: None,
             factor,
-            consent: None,
+            shared: None,
             reuse_key: None,
             base: 0,
             ended: 0,
@@ -216,28 +224,50 @@ impl PlanRun {
     /// The same with the memory of one that has ended.
     pub(crate) fn renew(
         &mut self,
-        compiled: Arc<CompiledPlan>,
+        nothing: Arc<CompiledPlan>,
         operands: Operands,
-        scratch_owner: Option<Scratch>,
         factor: Option<Factor>,
     ) {
-        self.compiled = compiled;
+        self.compiled = nothing;
         self.operands = operands;
-        self.scratch_owner = scratch_owner;
+        self.scratch_owner = None;
         self.factor = factor;
-        self.consent = None;
+        self.shared = None;
         self.reuse_key = None;
         self.restart();
     }
 
     /// Has it done in shared memory if all ranks agree.
-    pub(crate) fn ask_for(&mut self, consent: Option<Consent>) {
-        self.consent = consent;
+    pub(crate) fn share(&mut self, shared: Option<SharedRun>) {
+        self.shared = shared;
+    }
+
+    /// What its plan of messages is made from, where the ranks have decided to go by one.
+    pub(crate) fn declined(&self) -> Option<PlanKey> {
+        let shared = self.shared.as_ref()?;
+        (shared.state() == State::Declined).then_some(shared.key)
+    }
+
+    /// Has it go by messages.
+    pub(crate) fn go_by_messages(&mut self, prepared: Prepared) {
+        self.shared = None;
+        self.compiled = prepared.compiled;
+        self.operands.bounce = prepared.bounce;
+        self.scratch_owner = prepared.scratch;
+        if let Some(scratch) = &self.scratch_owner {
+            self.operands.scratch = scratch.view(prepared.scratch_bytes);
+        }
+        self.restart();
+    }
+
+    /// What it works on.
+    pub(crate) fn operands(&self) -> &Operands {
+        &self.operands
     }
 
     /// Lets the next operation like this one use the run again, once it has ended, if every message is short.
     pub(crate) fn set_reuse_key(&mut self, reuse_key: Option<ReuseKey>) {
-        self.reuse_key = reuse_key.filter(|_| self.compiled.is_short && self.consent.is_none());
+        self.reuse_key = reuse_key.filter(|_| self.compiled.is_short && self.shared.is_none());
     }
 
     /// Whether it can carry out an operation of this reuse_key when it has ended.
@@ -288,7 +318,7 @@ impl PlanRun {
 
     /// The peers this operation exchanges messages with; one may be named twice.
     pub(crate) fn peers(&self) -> impl Iterator<Item = Rank> + '_ {
-        let all = self.consent.as_ref().map_or(0, |_| self.operands.world);
+        let all = self.shared.as_ref().map_or(0, |_| self.operands.world);
         let others = (0..all).filter(|peer| *peer != self.operands.rank);
         let named = self.compiled.last_use.iter().map(|((peer, _), _)| *peer);
         others.chain(named)
@@ -332,21 +362,21 @@ impl PlanRun {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        if let Some(consent) = &self.consent {
-            return consent.state() == State::Done;
+        if let Some(shared) = &self.shared {
+            return shared.state() == State::Done;
         }
         self.base == self.compiled.plan.steps.len()
     }
 
     /// Whether it is known how it is done.
     pub(crate) fn is_decided(&self) -> bool {
-        self.consent.as_ref().is_none_or(Consent::is_decided)
+        self.shared.as_ref().is_none_or(SharedRun::is_decided)
     }
 
     /// Whether this operation will use the link direction no more.
     pub(crate) fn has_left(&self, direction: (Rank, Direction)) -> bool {
-        if let Some(consent) = &self.consent {
-            return consent.has_left_links(&self.operands);
+        if let Some(shared) = &self.shared {
+            return shared.has_left_links(&self.operands);
         }
         let uses = &self.compiled.last_use;
         match uses.binary_search_by_key(&direction, |(key, _)| *key) {
@@ -385,25 +415,21 @@ impl PlanRun {
     }
 
     /// Moves every step that may move. Returns whether anything did. `free` says whether all operations before this
-    /// one are done with a link direction; `commons`, what they have in common, and whether it is decided how all before
-    /// this one are done.
+    /// one are done with a link direction; `memory`, what they have in common there, and whether it is decided how all
+    /// before this one are done.
     pub(crate) fn advance(
         &mut self,
         links: &mut LinkTable,
         free: &dyn Fn((Rank, Direction)) -> bool,
-        commons: (&mut Commons, bool),
+        memory: (&mut SharedMemory, bool),
     ) -> Result<bool> {
         if self.factor.is_some() {
             self.apply_factor();
         }
-        let mut moved = false;
-        if let Some(consent) = &mut self.consent {
-            moved = consent.advance(&self.operands, links, free, commons)?;
-            if consent.state() != State::Declined {
-                return Ok(moved);
-            }
-            self.consent = None;
+        if let Some(shared) = &mut self.shared {
+            return shared.advance(&self.operands, links, free, memory);
         }
+        let mut moved = false;
         let mut index = self.base;
         while index < self.horizon() {
             let bit = 1 << (index - self.base);
@@ -476,25 +502,25 @@ impl PlanRun {
 
     /// Whether it is under way in shared memory.
     pub(crate) fn is_crossing(&self) -> bool {
-        self.consent.as_ref().is_some_and(Consent::is_crossing)
+        self.shared.as_ref().is_some_and(SharedRun::is_crossing)
     }
 
     /// Whether peers have come so far in shared memory that this rank can go on.
-    pub(crate) fn may_cross(&self, commons: &Commons) -> bool {
-        self.consent
+    pub(crate) fn may_cross(&self, memory: &SharedMemory) -> bool {
+        self.shared
             .as_ref()
-            .is_some_and(|consent| consent.may_cross(commons))
+            .is_some_and(|shared| shared.may_cross(memory))
     }
 
     /// The peers that steps are waiting for now.
     pub(crate) fn waiting(
         &self,
         free: &dyn Fn((Rank, Direction)) -> bool,
-        commons: &Commons,
+        memory: &SharedMemory,
         mut visit: impl FnMut(Waiting),
     ) {
-        if let Some(consent) = &self.consent {
-            return consent.waiting(&self.operands, commons, visit);
+        if let Some(shared) = &self.shared {
+            return shared.waiting(&self.operands, memory, visit);
         }
         for index in self.base..self.horizon() {
             if self.is_before(self.ended, index) || !self.may_start(index, free) {

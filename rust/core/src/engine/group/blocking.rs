@@ -92,8 +92,8 @@ impl Group {
                 });
             }
             // It is the only one.
-            let commons = (&mut core.commons, true);
-            let moved = run.advance(&mut core.links, &|_| true, commons)?;
+            let moved = run.advance(&mut core.links, &|_| true, (&mut core.shared, true))?;
+            let moved = moved | self.go_by_messages(&mut core.plans, run)?;
             Ok(if run.is_done() {
                 Turn::Over(true)
             } else if moved {

@@ -47,8 +47,12 @@ impl Group {
                     .all(|operation| operation.run.has_left(direction))
             };
             let decided = |operation: &Operation| operation.run.is_decided();
-            let commons = (&mut core.commons, earlier.iter().all(decided));
-            match operation.run.advance(&mut core.links, &free, commons) {
+            let is_next = earlier.iter().all(decided);
+            let run = &mut operation.run;
+            let advanced = run
+                .advance(&mut core.links, &free, (&mut core.shared, is_next))
+                .and_then(|any| Ok(any | self.go_by_messages(&mut core.plans, run)?));
+            match advanced {
                 Ok(any) => moved |= any,
                 Err(error) => {
                     let error = error.with_operation(operation.work.name());
@@ -428,8 +432,8 @@ impl Group {
         let is_crossing = |operation: &Operation| operation.run.is_crossing();
         if core.operations.iter().any(is_crossing) {
             // Before the last look, and whoever was late at the one before: what comes after this rings.
-            core.commons.arm();
-            let may_cross = |operation: &Operation| operation.run.may_cross(&core.commons);
+            core.shared.arm();
+            let may_cross = |operation: &Operation| operation.run.may_cross(&core.shared);
             ready |= core.operations.iter().any(may_cross);
         }
         for (_, _, open) in core.links.iter_open() {
@@ -443,7 +447,7 @@ impl Group {
 
     /// Withdraws what [`Group::arm`] announced.
     pub(crate) fn disarm(&self, core: &mut Core) {
-        core.commons.disarm();
+        core.shared.disarm();
         for (_, _, open) in core.links.iter_open() {
             if open.interest != Interest::default() {
                 open.link.disarm();
@@ -488,7 +492,7 @@ pub(crate) fn visit_waits(core: &Core, mut visit: impl FnMut(&Operation, Waiting
         };
         operation
             .run
-            .waiting(&free, &core.commons, |waiting| visit(operation, waiting));
+            .waiting(&free, &core.shared, |waiting| visit(operation, waiting));
     }
 }
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::error::Result;
+use crate::plan::cost::predict;
 use crate::plan::simulate::{CostModel, simulate};
-use crate::plan::{self, Counts, Plan, Shape};
+use crate::plan::{self, Algorithm, Counts, Plan, Shape};
 use crate::types::{Collective, DataType, Rank};
 
 use crate::engine::collective::request::Request;
@@ -31,11 +32,13 @@ impl Group {
             counts: alike.map_or(shape.counts, Counts::Even),
             ..shape
         };
-        let algorithm = self
-            .config
-            .algorithm
-            .filter(|wanted| plan::applicable(*wanted, &shape))
-            .unwrap_or_else(|| self.membership.select(&shape, dtype));
+        let choice = self.membership.choose(&shape, dtype, self.config.algorithm);
+        if choice.windows {
+            let topology = &self.membership.topology;
+            let costs = &self.membership.costs;
+            let seconds = predict(Algorithm::Windows, &shape, dtype.size(), topology, costs);
+            return Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX));
+        }
         let plans: Option<Vec<Plan>> = (0..self.world)
             .map(|rank| {
                 let in_place = shape.in_place
@@ -45,7 +48,7 @@ impl Group {
                     in_place,
                     ..shape
                 };
-                plan::build(algorithm, &shape)
+                plan::build(choice.messages, &shape)
             })
             .collect();
         let seconds = plans.map_or(0.0, |plans| simulate(&plans, &self.costs(dtype)));
@@ -83,13 +86,13 @@ impl Group {
             links += 1;
             link_bytes += open.link.memory();
         }
-        let scratch: usize = core.spare_scratch.iter().map(|spare| spare.len()).sum();
+        let (plans, scratch) = core.plans.sizes();
         [
             ("links", links),
             ("link_bytes", link_bytes),
             ("scratch_bytes", scratch),
             ("operations", core.operations.len()),
-            ("plans", core.plans.len()),
+            ("plans", plans),
         ]
         .map(|(name, amount)| (name, amount as u64))
         .to_vec()

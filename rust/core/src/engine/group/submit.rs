@@ -6,25 +6,23 @@ use std::time::Duration;
 use crate::buffer::{Memory, Scratch};
 use crate::communicator::PointToPoint;
 use crate::error::{Error, Result};
-use crate::plan::{self, Algorithm};
+use crate::plan::select::Choice;
+use crate::plan::{self, Algorithm, Shape};
 use crate::reduce::{Kernel, Streaming};
 use crate::transport::endpoint::Lane;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-use crate::engine::collective::bounce::BounceBuffer;
-use crate::engine::collective::request::{Request, Sizes};
+use crate::engine::collective::plan_cache::{PlanKey, PlanStore};
+use crate::engine::collective::request::Request;
 use crate::engine::collective::run::{CompiledPlan, Factor, PlanRun, ReuseKey};
-use crate::engine::collective::shared::Consent;
+use crate::engine::collective::shared::SharedRun;
 use crate::engine::collective::transfer::{EncodedHeader, Operands};
 use crate::engine::group::deadlock::TOLD_AFTER;
-use crate::engine::state::{Core, Group, Operation, PlanKey};
+use crate::engine::state::{Core, Group, Operation};
 use crate::engine::work::{Completion, WorkState};
 
 /// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
 pub(crate) const LARGE: usize = 1 << 20;
-
-/// Plans kept for reuse; beyond it the cache starts anew.
-const CACHED_PLANS: usize = 512;
 
 impl Group {
     /// Starts a collective. With `background` somebody drives it although nobody waits.
@@ -107,19 +105,23 @@ impl Group {
         work
     }
 
+    /// The run of a request: of its plan of messages, or one on which the ranks are to agree first.
     fn compile(&self, core: &mut Core, request: Request, sequence: u64) -> Result<Box<PlanRun>> {
         let (request, factor) = premultiplied(request);
-        // An algorithm that is asked for is what is done.
-        let consent = self.config.algorithm.is_none().then(|| {
-            let shape = request.shape(self.rank, self.world);
-            Consent::new(&shape, request.dtype.size(), &self.membership.topology)
-        });
-        let consent = consent.flatten();
-        let compiled = self.compiled(core, &request)?;
+        let shape = request.shape(self.rank, self.world);
+        let key = PlanKey::of(&shape, request.dtype.size());
+        let wanted = self.config.algorithm;
+        let choice = core
+            .plans
+            .choice(key, || self.choose(&shape, request.dtype));
         let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();
         let partial_kernel = kernel(request.dtype.accumulator())?;
         let kernel = kernel(request.dtype)?;
-        let fingerprint = request.fingerprint(sequence, compiled.algorithm);
+        let compiled = match choice.needs_agreement() {
+            true => None,
+            false => Some(self.compiled(&mut core.plans, &shape, request.dtype)?),
+        };
+        let fingerprint = request.fingerprint(sequence, choice.messages.number());
         let mut operands = Operands {
             collective: request.collective,
             input: request.input.unwrap_or_else(Memory::empty),
@@ -138,82 +140,79 @@ impl Group {
         let neighbours = self.membership.topology.ranks_beside(self.rank);
         let footprint = (operands.input.len() + operands.output.len()).saturating_mul(neighbours);
         operands.streaming = Streaming::for_footprint(footprint);
-        let bytes = compiled.plan.scratch * operands.partial().size();
-        let scratch = (bytes > 0).then(|| core.take_scratch(bytes));
-        if let Some(scratch) = &scratch {
-            operands.scratch = scratch.view(bytes);
-        }
-        if neighbours > 2 {
-            let size = operands.dtype.size().max(operands.partial().size());
-            let source = match operands.input.is_empty() {
-                true => &operands.output,
-                false => &operands.input,
-            };
-            operands.bounce = BounceBuffer::new(
-                &compiled.repeated_sends,
-                size,
-                source,
-                &mut core.spare_bounce,
-            );
-        }
+        let prepared = compiled.map(|compiled| core.plans.prepare(compiled, &operands, neighbours));
+        let nothing = core.plans.nothing();
         let mut run = match core.take_spare() {
             Some(mut spare) => {
-                spare.renew(compiled, operands, scratch, factor);
+                spare.renew(nothing, operands, factor);
                 spare
             }
-            None => PlanRun::new(compiled, operands, scratch, factor),
+            None => PlanRun::new(nothing, operands, factor),
         };
-        run.ask_for(consent);
+        if let Some(prepared) = prepared {
+            run.go_by_messages(prepared);
+        } else if let Some(key) = key {
+            let is_asked_for = wanted.is_some_and(Algorithm::needs_shared_memory);
+            let cores = self.membership.topology.cores_per_host;
+            let shared = SharedRun::new(key, choice, is_asked_for, (self.world, cores));
+            run.share(Some(shared));
+        }
         Ok(run)
     }
 
-    /// The plan of a request, from the cache when it has been made before.
-    fn compiled(&self, core: &mut Core, request: &Request) -> Result<Arc<CompiledPlan>> {
-        let shape = request.shape(self.rank, self.world);
-        let key = match &request.sizes {
-            Sizes::Even(count) => Some(PlanKey {
-                collective: request.collective,
-                count: *count,
-                size: request.dtype.size(),
-                root: request.root,
-                in_place: shape.in_place,
-                widen: shape.widen,
-            }),
-            _ => None,
-        };
-        if let Some(found) = key.as_ref().and_then(|key| core.plans.get(key)) {
-            return Ok(Arc::clone(found));
+    /// The algorithms for a request, which are told the first time.
+    fn choose(&self, shape: &Shape, dtype: DataType) -> Choice {
+        let wanted = self.config.algorithm;
+        let choice = self.membership.choose(shape, dtype, wanted);
+        if tracing::enabled!(tracing::Level::DEBUG) {
+            let prices = self.membership.prices(shape, dtype);
+            tracing::debug!(
+                rank = self.rank, collective = %shape.collective, counts = ?shape.counts, %dtype,
+                messages = %choice.messages, windows = choice.windows, in_place = choice.in_place,
+                asked_for = wanted.map(Algorithm::name), prices,
+                "chose the algorithms for a collective of this size"
+            );
         }
-        let mut algorithm = self.membership.select(&shape, request.dtype);
-        if let Some(wanted) = self.config.algorithm
-            && plan::applicable(wanted, &shape)
-        {
-            algorithm = wanted;
-        }
-        // Pieces that every thread has a share of.
-        let chunk = match self.config.threads.0 {
-            1 => plan::DEFAULT_CHUNK,
-            threads => plan::DEFAULT_CHUNK * 2 * threads,
+        choice
+    }
+
+    /// The plan of messages of a request, from the cache when it has been made before.
+    fn compiled(
+        &self,
+        plans: &mut PlanStore,
+        shape: &Shape,
+        dtype: DataType,
+    ) -> Result<Arc<CompiledPlan>> {
+        let key = PlanKey::of(shape, dtype.size());
+        let choice = plans.choice(key, || self.choose(shape, dtype));
+        plans.compiled(key, || {
+            // Pieces that every thread has a share of.
+            let chunk = match self.config.threads.0 {
+                1 => plan::DEFAULT_CHUNK,
+                threads => plan::DEFAULT_CHUNK * 2 * threads,
+            };
+            let algorithm = choice.messages;
+            let plan = plan::build_chunked(algorithm, shape, chunk).ok_or_else(|| {
+                Error::internal(format!("no {algorithm} plan for {}", shape.collective))
+            })?;
+            let size = match shape.widen {
+                true => dtype.accumulator().size(),
+                false => dtype.size(),
+            };
+            Ok(CompiledPlan::new(plan, size))
+        })
+    }
+
+    /// Gives an operation its plan of messages where the ranks have decided to go by one. Returns whether they have.
+    pub(crate) fn go_by_messages(&self, plans: &mut PlanStore, run: &mut PlanRun) -> Result<bool> {
+        let Some(key) = run.declined() else {
+            return Ok(false);
         };
-        let plan = plan::build_chunked(algorithm, &shape, chunk).ok_or_else(|| {
-            Error::internal(format!("no {algorithm} plan for {}", request.collective))
-        })?;
-        let number = Algorithm::ALL
-            .iter()
-            .position(|known| *known == algorithm)
-            .unwrap_or(0);
-        let size = match shape.widen {
-            true => request.dtype.accumulator().size(),
-            false => request.dtype.size(),
-        };
-        let compiled = Arc::new(CompiledPlan::new(plan, number as u8, size));
-        if let Some(key) = key {
-            if core.plans.len() >= CACHED_PLANS {
-                core.plans.clear();
-            }
-            core.plans.insert(key, Arc::clone(&compiled));
-        }
-        Ok(compiled)
+        let shape = key.shape(self.rank, self.world);
+        let compiled = self.compiled(plans, &shape, run.operands().dtype)?;
+        let neighbours = self.membership.topology.ranks_beside(self.rank);
+        run.go_by_messages(plans.prepare(compiled, run.operands(), neighbours));
+        Ok(true)
     }
 
     /// Starts a send.

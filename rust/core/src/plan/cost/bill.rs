@@ -9,6 +9,26 @@ const POSTED: f64 = 560.0;
 /// Payloads from this length on are read out of the sender's memory.
 const LENT: f64 = (64 << 10) as f64;
 
+/// What reading memory that no peer has mapped takes more than reading the heap, in copies of the same bytes.
+pub(super) struct Private {
+    /// The buffers of all ranks together are larger than the last cache: each reader fetches them from memory.
+    pub(super) is_cold: bool,
+}
+
+impl Private {
+    /// The kernel looks up each page. What is folded is first copied, block by block, to where the sum can read it.
+    fn surcharge(&self, taken: Taken) -> f64 {
+        let read = match taken {
+            Taken::Copied => 0.15,
+            Taken::Folded => 1.9,
+        };
+        match self.is_cold {
+            true => read + 1.0,
+            false => read,
+        }
+    }
+}
+
 /// Steps that a rank has in hand at once.
 const WINDOW: usize = 8;
 
@@ -52,7 +72,7 @@ impl Layout {
     }
 
     /// Whether ranks share cores.
-    fn is_crowded(&self) -> bool {
+    pub(super) fn is_crowded(&self) -> bool {
         self.beside > self.cores
     }
 
@@ -73,6 +93,8 @@ pub(super) enum Taken {
 pub(super) struct Bill<'a> {
     pub(super) costs: &'a Costs,
     pub(super) at: Layout,
+    /// The callers' buffers lie where no peer reaches them.
+    pub(super) private: Option<Private>,
     /// The seconds of rounds.
     pub(super) rounds: f64,
     /// Seconds of work of every rank.
@@ -86,10 +108,15 @@ pub(super) struct Bill<'a> {
 }
 
 impl<'a> Bill<'a> {
+    pub(super) fn is_crowded(&self) -> bool {
+        self.at.is_crowded()
+    }
+
     pub(super) fn new(costs: &'a Costs, at: Layout) -> Self {
         Self {
             costs,
             at,
+            private: None,
             rounds: 0.0,
             each: 0.0,
             root: 0.0,
@@ -139,6 +166,9 @@ impl<'a> Bill<'a> {
         let mut seconds = self.costs.message;
         if bytes >= LENT {
             seconds += self.costs.loan;
+            if let Some(private) = &self.private {
+                seconds += bytes * private.surcharge(taken) * self.costs.copy;
+            }
         }
         if taken == Taken::Folded {
             seconds += bytes * widening * self.costs.fold;

@@ -1,6 +1,7 @@
 //! What each algorithm does in each collective: the plans, counted instead of made.
 
 use super::bill::{Bill, Taken};
+use super::shared;
 use crate::plan::{Algorithm, DEFAULT_CHUNK};
 use crate::types::Collective;
 
@@ -20,6 +21,14 @@ pub(super) struct Work {
 impl Work {
     fn pieces(elements: usize) -> f64 {
         elements.div_ceil(DEFAULT_CHUNK).max(1) as f64
+    }
+
+    /// Bytes of the longer of a rank's two buffers.
+    pub(super) fn longer_buffer(&self, collective: Collective) -> f64 {
+        match collective {
+            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => self.bytes,
+            _ => self.bytes * self.world as f64,
+        }
     }
 
     fn slice(&self) -> f64 {
@@ -50,6 +59,11 @@ impl Work {
 
 /// Puts all that `algorithm` does for `collective` on the bill.
 pub(super) fn add_up(algorithm: Algorithm, collective: Collective, work: &Work, bill: &mut Bill) {
+    match algorithm {
+        Algorithm::Windows => return shared::windows(collective, work, bill),
+        Algorithm::InPlace => return shared::in_place(work, bill),
+        _ => {}
+    }
     match collective {
         Collective::AllReduce => all_reduce(algorithm, work, bill),
         Collective::Reduce => reduce(algorithm, work, bill),
@@ -72,7 +86,7 @@ fn all_reduce(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
             bill.pass(bytes * widening);
             bill.everyone(bytes, Work::pieces(work.elements), Taken::Folded, widening);
         }
-        Algorithm::TwoShot | Algorithm::Bruck => {
+        Algorithm::TwoShot => {
             bill.rounds(2);
             if !work.is_summed_in_cache(bill.costs.cache) {
                 bill.pass(work.slice() * widening);
@@ -116,6 +130,8 @@ fn all_reduce(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
                 bill.swap(1, bytes, Taken::Copied, 1.0);
             }
         }
+        // None of all_reduce, or priced before.
+        Algorithm::Bruck | Algorithm::Windows | Algorithm::InPlace => {}
     }
 }
 

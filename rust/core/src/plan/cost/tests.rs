@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::plan::applicable;
-use crate::plan::select::select;
+use crate::plan::select::{Choice, choose, select};
 
 fn shape(collective: Collective, world: usize, count: usize) -> Shape<'static> {
     Shape {
@@ -189,5 +189,94 @@ proptest! {
             let costs = told.costs();
             prop_assert!(costs.turn > 0.0 && costs.copy > 0.0 && costs.fold > 0.0);
         }
+    }
+}
+
+/// Bytes of the longer buffer from which on `algorithm` is chosen at every size.
+fn threshold(algorithm: Algorithm, collective: Collective, topology: &Topology) -> f64 {
+    let world = topology.host_of.len();
+    let is_chosen = |bytes: f64| {
+        let count = match collective {
+            Collective::AllGather | Collective::ReduceScatter => bytes / 4.0 / world as f64,
+            _ => bytes / 4.0,
+        };
+        let shape = shape(collective, world, count as usize);
+        let choice = choose(&shape, 4, topology, &Costs::TYPICAL, None);
+        match algorithm {
+            Algorithm::InPlace => choice.in_place,
+            _ => choice.windows,
+        }
+    };
+    // Quarters of doublings from 1 KiB to 256 MiB.
+    let sizes = (40..112).map(|step| f64::from(step) / 4.0).map(f64::exp2);
+    sizes
+        .rev()
+        .take_while(|bytes| is_chosen(*bytes))
+        .last()
+        .unwrap_or(f64::INFINITY)
+}
+
+/// The sizes from which on windows were found faster than messages, with private memory on two cores.
+#[test]
+fn windows_are_chosen_where_they_were_measured_to_be_faster() {
+    use Collective::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
+    const KIB: f64 = 1024.0;
+    let measured = [
+        (AllReduce, 2, 768.0),
+        (AllReduce, 4, 16.0),
+        (AllReduce, 8, 8.0),
+        (Reduce, 2, 256.0),
+        (Reduce, 4, 64.0),
+        (ReduceScatter, 2, 512.0),
+        (ReduceScatter, 4, 16.0),
+        (Broadcast, 2, 4096.0),
+        (Broadcast, 4, 1024.0),
+        (AllGather, 2, 16384.0),
+        (AllGather, 4, 16384.0),
+    ];
+    for (collective, world, kib) in measured {
+        let topology = Topology::one_host(world, 2);
+        let predicted = threshold(Algorithm::Windows, collective, &topology) / KIB;
+        let ratio = predicted / kib;
+        println!("{collective} {world} ranks: from {predicted:.0} KiB on, measured {kib:.0}");
+        assert!(
+            (0.24..4.1).contains(&ratio),
+            "{collective}, {world} ranks: from {predicted:.0} KiB on, measured {kib:.0}"
+        );
+    }
+}
+
+/// Where each slice has 16 KiB, memory decides and no longer the messages.
+#[test]
+fn in_place_is_chosen_for_slices_of_some_kilobytes() {
+    for (world, cores) in [(2, 2), (4, 2), (8, 2), (4, 4), (16, 16)] {
+        let topology = Topology::one_host(world, cores);
+        let slice = threshold(Algorithm::InPlace, Collective::AllReduce, &topology) / world as f64;
+        assert!(
+            (4096.0..70_000.0).contains(&slice),
+            "{world} ranks, {cores} cores: {slice}"
+        );
+    }
+}
+
+#[test]
+fn an_algorithm_that_is_asked_for_is_chosen() {
+    let host = Topology::one_host(4, 2);
+    let request = shape(Collective::AllReduce, 4, 1 << 20);
+    let ask = |topology: &Topology, shape: &Shape, wanted| {
+        choose(shape, 4, topology, &Costs::TYPICAL, Some(wanted))
+    };
+    for algorithm in Algorithm::ALL {
+        let choice = ask(&host, &request, algorithm);
+        assert_eq!(choice.windows, algorithm == Algorithm::Windows);
+        assert_eq!(choice.in_place, algorithm == Algorithm::InPlace);
+        if applicable(algorithm, &request) {
+            assert_eq!(choice, Choice::messages(algorithm));
+        }
+        // Between hosts there is no shared memory, and a gather has no plan through windows.
+        let apart = ask(&Topology::even(2, 2, 2), &request, algorithm);
+        assert!(!apart.needs_agreement());
+        let gather = shape(Collective::Gather, 4, 1 << 20);
+        assert!(!ask(&host, &gather, algorithm).needs_agreement());
     }
 }

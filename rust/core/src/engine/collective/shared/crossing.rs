@@ -10,69 +10,16 @@ use std::sync::Arc;
 use crate::engine::collective::run::{Direction, Waiting};
 use crate::engine::collective::transfer::Operands;
 use crate::engine::links::LinkTable;
-use crate::plan::topology::Topology;
 use crate::plan::windows::{MOST_RANKS, Place, Plan, Room, Shots, Step, build, build_in_step};
-use crate::plan::{Buffer, Counts, Shape, Span};
+use crate::plan::{Buffer, Shape, Span};
 use crate::reduce::{Source, Streaming, copy_hinted};
 use crate::types::{Collective, Rank};
 
 use super::LINE;
-use super::windows::{CHUNK, Windows};
+use super::windows::Windows;
 
 /// Bytes that are worked on between two turns of other operations.
 const TURN: usize = 256 << 10;
-
-/// About how many steps a plan may have: they are made for the whole operation at once.
-const MOST_STEPS: usize = 1 << 19;
-
-/// Bytes of the longer buffer from which on an operation goes through windows rather than by its plan, as measured with
-/// private memory on two cores. `None`: never.
-///
-/// Where ranks share cores every message that a rank waits for costs it its core, and windows take one or two meetings
-/// for each chunk, whatever the number of ranks. Where each has its own, a second copy in the cache has to be made up for
-/// by what is spared of reading memory of another process.
-fn least_bytes(collective: Collective, world: usize, is_crowded: bool) -> Option<usize> {
-    Some(match (collective, is_crowded) {
-        (Collective::AllReduce, true) => ((64 << 10) / world).max(8 << 10),
-        (Collective::AllReduce, false) => 768 << 10,
-        (Collective::Reduce, true) => 64 << 10,
-        (Collective::Reduce, false) => 256 << 10,
-        (Collective::ReduceScatter, true) => 16 << 10,
-        (Collective::ReduceScatter, false) => 512 << 10,
-        (Collective::Broadcast, true) => 1 << 20,
-        (Collective::Broadcast, false) => 4 << 20,
-        (Collective::AllGather, _) => 16 << 20,
-        _ => return None,
-    })
-}
-
-/// Whether an operation of that shape is worth it; the same on all ranks.
-pub(super) fn is_worth(shape: &Shape, element_size: usize, topology: &Topology) -> bool {
-    let Counts::Even(count) = shape.counts else {
-        return false;
-    };
-    let blocks = match shape.collective {
-        Collective::AllGather | Collective::ReduceScatter => shape.world,
-        _ => 1,
-    };
-    let bytes = count.saturating_mul(element_size).saturating_mul(blocks);
-    if (bytes / chunk(shape.collective, shape.world, topology)).saturating_mul(shape.world + 8)
-        > MOST_STEPS
-    {
-        return false;
-    }
-    let is_crowded = shape.world > topology.cores_per_host;
-    least_bytes(shape.collective, shape.world, is_crowded).is_some_and(|least| bytes >= least)
-}
-
-/// Bytes of a chunk; the same on all ranks. Of an all_reduce all that is touched is to stay in the caches, and so it is less
-/// where more than two ranks share a core.
-pub(super) fn chunk(collective: Collective, world: usize, topology: &Topology) -> usize {
-    match collective == Collective::AllReduce && world > 2 * topology.cores_per_host {
-        true => CHUNK / 2,
-        false => CHUNK,
-    }
-}
 
 /// The plan of an operation of that shape, in chunks of so many bytes.
 pub(super) fn plan(shape: &Shape, element_size: usize, chunk: usize) -> Option<Plan> {

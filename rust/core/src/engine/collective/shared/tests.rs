@@ -9,7 +9,8 @@ use crate::config::Config;
 use crate::engine::Request;
 use crate::error::Code;
 use crate::heap::Buffer;
-use crate::types::ReduceOp;
+use crate::plan::{Counts, Shape};
+use crate::types::{Collective, ReduceOp};
 
 /// Runs `body` as every rank of a group inside this process. However slow the machine, they go through windows.
 fn run(world: usize, algorithm: Option<&str>, body: impl Fn(&Communicator) + Sync) {
@@ -31,46 +32,51 @@ fn run_with(
     std::thread::scope(|scope| {
         for comm in ranks {
             let body = &body;
-            comm.group().core.lock().commons.pace.is_patient = is_patient;
+            if is_patient {
+                comm.group().core.lock().shared.speed = WindowSpeed::unlimited();
+            }
             scope.spawn(move || body(&comm));
         }
     });
 }
 
-/// How often operations went that way.
-fn went(comm: &Communicator, way: Way) -> usize {
-    let core = comm.group().core.lock();
-    let ways = core.commons.ways.iter();
-    ways.filter(|taken| **taken == way).count()
+/// How often operations were done that way.
+fn went(comm: &Communicator, decision: Decision) -> usize {
+    let decided = comm.group().core.lock().shared.decided;
+    let count = match decision {
+        Decision::InPlace => decided.in_place,
+        Decision::Windows => decided.windows,
+        Decision::Messages => decided.messages,
+    };
+    count as usize
 }
 
 fn agreed(comm: &Communicator) -> usize {
-    went(comm, Way::OnePass)
+    went(comm, Decision::InPlace)
 }
 
-/// Whether an all_reduce of so many bytes goes through windows here.
-fn crosses(world: usize, bytes: usize) -> bool {
-    worth(Collective::AllReduce, world, bytes)
-}
-
-/// Whether a collective on so many bytes per buffer or block does.
-fn worth(collective: Collective, world: usize, count: usize) -> bool {
+/// Whether a collective on so many elements per buffer or block goes through windows if its memory is private.
+fn worth<T: Element>(comm: &Communicator, collective: Collective, count: usize) -> bool {
+    let reduces = !matches!(collective, Collective::Broadcast | Collective::AllGather);
     let shape = Shape {
         collective,
-        rank: 0,
-        world,
+        rank: comm.rank(),
+        world: comm.world_size(),
         counts: Counts::Even(count),
         root: 0,
         in_place: false,
-        widen: false,
+        widen: reduces && T::DTYPE.accumulator() != T::DTYPE,
     };
-    let cores = std::thread::available_parallelism().unwrap().get();
-    crossing::is_worth(&shape, 1, &Topology::one_host(world, cores))
+    let membership = &comm.group().membership;
+    membership.choose(&shape, T::DTYPE, None).windows
 }
 
-/// Elements of a buffer whose slices are worth a vote, and a few more.
+/// Bytes of a slice from which on an all_reduce in place pays on any machine.
+const LARGE_SLICE: usize = 128 << 10;
+
+/// Elements of a buffer whose slices are worth an agreement, and a few more.
 fn count<T>(world: usize, more: usize) -> usize {
-    world * LEAST_SLICE / size_of::<T>() + more
+    world * LARGE_SLICE / size_of::<T>() + more
 }
 
 /// What a rank by rank fold gives.
@@ -114,10 +120,10 @@ fn check<T: Element + PartialEq + Send>(op: ReduceOp, value: fn(usize, usize) ->
                     // SAFETY: both live until the operation has been waited for, and are not touched before.
                     let work = unsafe { comm.start(request, None) }.unwrap();
                     work.wait(None).unwrap();
-                    if crosses(world, count * size_of::<T>()) {
+                    if worth::<T>(comm, Collective::AllReduce, count) {
                         assert!(private == expected, "in place: {what}");
                         assert!(apart == expected, "out of place: {what}");
-                        assert_eq!(went(comm, Way::Windows), 2 * round);
+                        assert_eq!(went(comm, Decision::Windows), 2 * round);
                     } else {
                         assert!(private == apart, "by a plan: {what}");
                     }
@@ -170,7 +176,7 @@ fn a_factor_is_applied_once() {
             comm.reduce_scatter(&blocks, &mut block, op).unwrap();
             assert!(block.iter().all(|&sum| sum == 3.0));
         }
-        assert!(went(comm, Way::Windows) > 0);
+        assert!(went(comm, Decision::Windows) > 0);
     });
 }
 
@@ -200,11 +206,11 @@ impl Place {
 fn one_private_buffer_is_enough_to_go_another_way() {
     for world in [2, 4] {
         let count = count::<f32>(world, 11);
-        let crosses = crosses(world, 4 * count);
         run(world, None, |comm| {
             let rank = comm.rank();
-            // Without windows votes fail in calls 0, 2 and 6; what is left out between them would have failed too, and the
-            // next vote is in call 14.
+            let crosses = worth::<f32>(comm, Collective::AllReduce, count);
+            // Without windows agreements fail in calls 0, 2 and 6; what is left out between them would have failed too, and the
+            // next attempt is in call 14.
             for call in 0..20 {
                 let shared = call > 8 || rank != 1;
                 let values = (0..count).map(|index| (index % 13 + rank + call) as f32);
@@ -222,7 +228,7 @@ fn one_private_buffer_is_enough_to_go_another_way() {
                 assert_eq!(agreed(comm), call.saturating_sub(from));
             }
             let by_windows = if crosses { 9 } else { 0 };
-            assert_eq!(went(comm, Way::Windows), by_windows);
+            assert_eq!(went(comm, Decision::Windows), by_windows);
             // Other sizes are not concerned.
             let mut data = Buffer::from_slice(&vec![1.0_f32; count + 100]);
             let before = agreed(comm);
@@ -237,23 +243,21 @@ fn one_private_buffer_is_enough_to_go_another_way() {
 fn other_collectives_go_through_windows_where_memory_is_private() {
     for world in [2, 3, 5] {
         for count in [1 << 10, 50_001, 700_003, 2_500_000] {
-            let ways: Vec<(Collective, usize)> = [
-                (Collective::Broadcast, 4),
-                (Collective::Reduce, 4),
-                (Collective::AllGather, 4),
-                (Collective::ReduceScatter, 4),
-            ]
-            .into();
-            let crossing = ways
-                .iter()
-                .filter(|(collective, size)| worth(*collective, world, count * size))
-                .count();
             run(world, None, |comm| {
+                let crossing = [
+                    Collective::Broadcast,
+                    Collective::Reduce,
+                    Collective::AllGather,
+                    Collective::ReduceScatter,
+                ]
+                .into_iter()
+                .filter(|collective| worth::<f32>(comm, *collective, count))
+                .count();
                 for (round, shared) in [false, true, false].into_iter().enumerate() {
                     check_others(comm, count, shared, round);
-                    // Votes for what lies in the heap have another outcome.
+                    // For what lies in the heap the ranks decide differently.
                     if round == 0 {
-                        assert_eq!(went(comm, Way::Windows), crossing, "{world}, {count}");
+                        assert_eq!(went(comm, Decision::Windows), crossing, "{world}, {count}");
                     }
                 }
             });
@@ -332,11 +336,11 @@ fn what_lies_in_pieces_goes_through_windows() {
                 );
             }
         }
-        assert_eq!(went(comm, Way::Windows), 3);
+        assert_eq!(went(comm, Decision::Windows), 3);
     });
 }
 
-/// Ranks take their steps in different orders, and all count the same votes.
+/// Ranks take their steps in different orders, and all decide alike.
 #[test]
 fn many_operations_at_once_agree() {
     const WORLD: usize = 3;
@@ -415,6 +419,38 @@ fn an_abort_ends_it_wherever_it_is() {
                 together.wait();
                 assert!(data.data().iter().all(|&element| element == 0.0));
             });
+        }
+    }
+}
+
+#[test]
+fn what_is_asked_for_by_name_is_done_wherever_it_applies() {
+    let sum = |world: usize, index: usize| {
+        let ranks = (0..world).map(|rank| (rank + index % 7) as f32);
+        ranks.sum::<f32>()
+    };
+    for world in [2, 5] {
+        for count in [1, 100, 50_000] {
+            for (algorithm, decision) in [
+                ("windows", Decision::Windows),
+                ("in_place", Decision::InPlace),
+            ] {
+                run(world, Some(algorithm), |comm| {
+                    let own = |index: usize| (comm.rank() + index % 7) as f32;
+                    let mut data = Buffer::from_slice(&(0..count).map(own).collect::<Vec<_>>());
+                    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    let mut sums = data.iter().enumerate();
+                    assert!(sums.all(|(index, &found)| found == sum(world, index)));
+                    // In place, every rank needs a slice of its own.
+                    let applies = algorithm == "windows" || 4 * count > LINE * world * world;
+                    let what = format!("{algorithm}, {world} ranks, {count} elements");
+                    assert_eq!(went(comm, decision), usize::from(applies), "{what}");
+                    // No plan of messages was made for it, and no memory taken.
+                    let plans = comm.group().core.lock().plans.sizes().0;
+                    assert_eq!(plans, usize::from(!applies), "{what}");
+                    check_others(comm, count, true, 0);
+                });
+            }
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::heap::{Held, Layout, PeerWindow, Window};
+use crate::plan::shared::CHUNK;
 use crate::plan::windows::{HALVES, Peers, What};
 use crate::transport::endpoint::Lane;
 use crate::types::Rank;
@@ -14,12 +15,8 @@ use crate::engine::links::LinkTable;
 
 use super::semaphores::{self, Kind, Semaphores, Words, semaphore_of};
 
-/// Bytes of a chunk. What all ranks have of a chunk, in their windows and in their own memory, is to stay in the caches of
-/// the cores that they share; and a chunk is to take longer than the meetings in it. (32 to 256 KiB were measured.)
-pub(super) const CHUNK: usize = 128 << 10;
-
 /// Bytes of a half: an all_reduce has contributions and results in it.
-pub(super) const HALF: usize = 2 * CHUNK;
+const HALF: usize = 2 * CHUNK;
 
 /// Where the data of the first rank begins in a page: behind its beginning, where long buffers begin.
 const SKEW_OF_FIRST: usize = 256;

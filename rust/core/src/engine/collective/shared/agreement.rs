@@ -1,4 +1,8 @@
-//! One message from each rank to each other, in which it offers memory or says in a word what it would have.
+//! One round of agreement: every rank sends every other one message, a *proposal*.
+//!
+//! A proposal offers memory, or says in the place of the message's length why the rank offers none. When a rank has heard
+//! all proposals it decides, and all ranks decide alike, because all have heard the same. The proposals are also where
+//! ranks find that they are not in the same operation.
 
 use crate::engine::collective::header::{Fingerprint, HEADER};
 use crate::engine::collective::run::{Direction, Waiting};
@@ -13,69 +17,69 @@ use crate::types::Rank;
 /// Whether all operations before this one are done with a direction of a link.
 pub(super) type Free<'a> = &'a dyn Fn((Rank, Direction)) -> bool;
 
-/// What a rank says to all others.
+/// What a rank proposes to all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Voice {
-    /// It offers memory.
+pub(super) enum Proposal {
+    /// Offers memory.
     Offer,
-    /// It offers nothing.
-    Plain,
-    /// It offers nothing, and all could do without an agreement.
-    Reluctant,
-    /// It offers nothing, and has found the windows slow.
-    Wary,
+    /// Offers nothing: its buffer lies where no peer reaches it.
+    Private,
+    /// Offers nothing: what peers read of its buffer they can as well read by messages, or they read nothing of it.
+    PreferMessages,
+    /// Offers nothing, as [`Self::Private`], and reports that the windows were slow.
+    SlowWindows,
 }
 
-impl Voice {
+impl Proposal {
     /// What stands in the place of a message's length where more is to be said than nothing: no message is as long.
     fn mark(self) -> Option<usize> {
         match self {
-            Self::Offer | Self::Plain => None,
-            Self::Reluctant => Some(usize::MAX),
-            Self::Wary => Some(usize::MAX - 1),
+            Self::Offer | Self::Private => None,
+            Self::PreferMessages => Some(usize::MAX),
+            Self::SlowWindows => Some(usize::MAX - 1),
         }
     }
 }
 
 /// What is known of one peer.
 #[derive(Debug, Default)]
-struct Partner {
+struct Peer {
     /// Bytes of the message that have been sent, where it offers nothing and is streamed.
     sent: usize,
-    told: bool,
+    sent_all: bool,
     /// What this rank offers it.
     ticket: Option<Ticket>,
-    heard: Option<Voice>,
+    heard: Option<Proposal>,
     /// What it offers this rank.
     offered: Option<Shared>,
 }
 
 /// One rank's part.
 #[derive(Debug)]
-pub(super) struct Ballot {
+pub(super) struct AgreementRound {
     /// By rank; the own place is empty.
-    partners: Vec<Partner>,
-    /// What this rank says. `None` until it knows.
-    pub(super) voice: Option<Voice>,
+    peers: Vec<Peer>,
+    /// This rank's proposal; `None` until it is known.
+    pub(super) proposal: Option<Proposal>,
 }
 
-impl Ballot {
+impl AgreementRound {
     pub(super) fn new(world: usize) -> Self {
         Self {
-            partners: (0..world).map(|_| Partner::default()).collect(),
-            voice: None,
+            peers: (0..world).map(|_| Peer::default()).collect(),
+            proposal: None,
         }
     }
 
-    /// Finds out what this rank says by asking each link: `yes` if all can. Unknown while it is not its turn, some link is
-    /// not open yet, or a peer has not said whether it reaches the memory. That is waited for, so that what happens does
-    /// not depend on when it comes.
-    pub(super) fn make_up(
+    /// Makes this rank's proposal by asking each link: `yes` if all can. Unknown while it is not its turn, some link is
+    /// not open yet, or a peer has not said whether it reaches the memory. The rank waits for that, so that the proposal
+    /// does not depend on when the answer comes.
+    pub(super) fn propose(
         &mut self,
         operands: &Operands,
         links: &mut LinkTable,
         free: Free<'_>,
-        yes: Voice,
+        yes: Proposal,
         mut ask: impl FnMut(&mut PeerLink) -> Option<bool>,
     ) {
         let mut can = Some(true);
@@ -88,51 +92,51 @@ impl Ballot {
             let here = ask(&mut open.link);
             can = can.zip(here).map(|(can, here)| can && here);
         }
-        self.voice = can.map(|can| if can { yes } else { Voice::Plain });
+        self.proposal = can.map(|can| if can { yes } else { Proposal::Private });
     }
 
-    /// Tells the peers. `header` is for a peer, `offer` sends it with what is offered.
-    pub(super) fn tell(
+    /// Sends the proposal. `header` makes a peer's message, `offer` sends it with the memory on offer.
+    pub(super) fn send(
         &mut self,
         operands: &Operands,
         links: &mut LinkTable,
         header: impl Fn(Rank) -> [u8; HEADER],
         offer: impl Fn(&mut PeerLink, Rank, &[u8; HEADER]) -> Result<Lending>,
     ) -> Result<bool> {
-        let Some(voice) = self.voice else {
+        let Some(proposal) = self.proposal else {
             return Ok(false);
         };
         let mut moved = false;
         for peer in peers(operands) {
-            let partner = &mut self.partners[peer];
-            if partner.told {
+            let state = &mut self.peers[peer];
+            if state.sent_all {
                 continue;
             }
             let (open, mut header) = (open(links, peer)?, header(peer));
-            if let Some(mark) = voice.mark() {
+            if let Some(mark) = proposal.mark() {
                 Fingerprint::write_length(&mut header, mark);
             }
-            if voice == Voice::Offer {
+            if proposal == Proposal::Offer {
                 match offer(&mut open.link, peer, &header)? {
-                    Lending::Lent(ticket) => (partner.ticket, partner.told) = (Some(ticket), true),
+                    Lending::Lent(ticket) => (state.ticket, state.sent_all) = (Some(ticket), true),
                     Lending::NotNow => {}
                     Lending::Unfit => {
                         return Err(Error::internal("memory that can be shared was not"));
                     }
                 }
             } else if HEADER <= open.post_limit {
-                partner.told = open.link.try_post(&header, &[])?;
+                state.sent_all = open.link.try_post(&header, &[])?;
             } else {
-                partner.sent += open.link.try_send(&header[partner.sent..])?;
-                partner.told = partner.sent == HEADER;
+                state.sent += open.link.try_send(&header[state.sent..])?;
+                state.sent_all = state.sent == HEADER;
             }
-            moved |= partner.told;
+            moved |= state.sent_all;
         }
         Ok(moved)
     }
 
-    /// Takes in what the others say, in messages that begin with `expected`.
-    pub(super) fn hear(
+    /// Receives the others' proposals, in messages that begin with `expected`.
+    pub(super) fn receive(
         &mut self,
         operands: &Operands,
         links: &mut LinkTable,
@@ -141,50 +145,50 @@ impl Ballot {
     ) -> Result<bool> {
         let mut moved = false;
         for peer in peers(operands) {
-            let partner = &mut self.partners[peer];
-            if partner.heard.is_some() || !free((peer, Direction::Receive)) {
+            let state = &mut self.peers[peer];
+            if state.heard.is_some() || !free((peer, Direction::Receive)) {
                 continue;
             }
             let Some(open) = links.open(Lane::Collective, peer) else {
                 continue;
             };
-            if let Some((voice, offered)) = take(open, expected, (operands.rank, peer))? {
-                (partner.heard, partner.offered) = (Some(voice), offered);
+            if let Some((proposal, offered)) = take(open, expected, (operands.rank, peer))? {
+                (state.heard, state.offered) = (Some(proposal), offered);
                 moved = true;
             }
         }
         Ok(moved)
     }
 
-    /// Whether everybody has been told and heard.
+    /// Whether all proposals have been sent and received.
     pub(super) fn is_complete(&self, operands: &Operands) -> bool {
         self.others(operands)
-            .all(|(_, partner)| partner.told && partner.heard.is_some())
+            .all(|(_, state)| state.sent_all && state.heard.is_some())
     }
 
-    /// Whether everybody, this rank too, says that. Only of a complete one.
-    pub(super) fn all_say(&self, operands: &Operands, voice: Voice) -> bool {
+    /// Whether every rank, this one too, proposes that. Only of a complete round.
+    pub(super) fn all_propose(&self, operands: &Operands, proposal: Proposal) -> bool {
         let mut others = self.others(operands);
-        self.voice == Some(voice) && others.all(|(_, partner)| partner.heard == Some(voice))
+        self.proposal == Some(proposal) && others.all(|(_, state)| state.heard == Some(proposal))
     }
 
-    /// Whether anybody, this rank too, says that. Only of a complete one.
-    pub(super) fn any_says(&self, operands: &Operands, voice: Voice) -> bool {
+    /// Whether any rank, this one too, proposes that. Only of a complete round.
+    pub(super) fn any_proposes(&self, operands: &Operands, proposal: Proposal) -> bool {
         let mut others = self.others(operands);
-        self.voice == Some(voice) || others.any(|(_, partner)| partner.heard == Some(voice))
+        self.proposal == Some(proposal) || others.any(|(_, state)| state.heard == Some(proposal))
     }
 
     /// What the others offer, by rank.
     pub(super) fn offered(&mut self) -> impl Iterator<Item = (Rank, &mut Shared)> {
-        let partners = self.partners.iter_mut().enumerate();
-        partners.filter_map(|(peer, partner)| Some((peer, partner.offered.as_mut()?)))
+        let peers = self.peers.iter_mut().enumerate();
+        peers.filter_map(|(peer, state)| Some((peer, state.offered.as_mut()?)))
     }
 
     /// Gives back what the others offer, and keeps it all the same, by rank.
     pub(super) fn keep_offered(&mut self, links: &mut LinkTable) -> Vec<Option<Held>> {
-        let mut kept = Vec::with_capacity(self.partners.len());
-        for (peer, partner) in self.partners.iter_mut().enumerate() {
-            let held = partner.offered.take().map(Shared::into_held);
+        let mut kept = Vec::with_capacity(self.peers.len());
+        for (peer, state) in self.peers.iter_mut().enumerate() {
+            let held = state.offered.take().map(Shared::into_held);
             if held.is_some()
                 && let Some(open) = links.open(Lane::Collective, peer)
             {
@@ -195,19 +199,19 @@ impl Ballot {
         kept
     }
 
-    /// Gives back what was used.
+    /// Gives back what the others offer, and this rank has used.
     pub(super) fn give_back(&mut self, links: &mut LinkTable) {
         self.return_by(links, |link| link.give_back());
     }
 
-    /// Gives back what was not.
+    /// Gives back what the others offer, and this rank has not used.
     pub(super) fn decline(&mut self, links: &mut LinkTable) {
         self.return_by(links, |link| link.decline());
     }
 
     fn return_by(&mut self, links: &mut LinkTable, give: impl Fn(&mut PeerLink)) {
-        for (peer, partner) in self.partners.iter_mut().enumerate() {
-            if partner.offered.take().is_some()
+        for (peer, state) in self.peers.iter_mut().enumerate() {
+            if state.offered.take().is_some()
                 && let Some(open) = links.open(Lane::Collective, peer)
             {
                 give(&mut open.link);
@@ -215,14 +219,13 @@ impl Ballot {
         }
     }
 
-    /// Whether all has been said, and nothing is with the others that was not seen to be back.
+    /// Whether the round is complete, and everything offered has come back.
     pub(super) fn is_settled(&self, operands: &Operands) -> bool {
         let mut others = self.others(operands);
-        others
-            .all(|(_, partner)| partner.told && partner.heard.is_some() && partner.ticket.is_none())
+        others.all(|(_, state)| state.sent_all && state.heard.is_some() && state.ticket.is_none())
     }
 
-    /// Whether nothing is with the others any more; it is to come back as `expected`.
+    /// Whether everything offered has come back; as `expected`, or the ranks have decided differently.
     pub(super) fn is_back(
         &mut self,
         operands: &Operands,
@@ -231,16 +234,16 @@ impl Ballot {
     ) -> Result<bool> {
         let mut all = true;
         for peer in peers(operands) {
-            let partner = &mut self.partners[peer];
-            let Some(ticket) = partner.ticket else {
+            let state = &mut self.peers[peer];
+            let Some(ticket) = state.ticket else {
                 continue;
             };
             match open(links, peer)?.link.loan(ticket)? {
                 Loan::Out => all = false,
-                back if back == expected => partner.ticket = None,
+                back if back == expected => state.ticket = None,
                 other => {
                     return Err(Error::internal(format!(
-                        "rank {peer} has counted other votes: {other:?}"
+                        "rank {peer} has decided differently: {other:?}"
                     ))
                     .with_peer(peer));
                 }
@@ -256,9 +259,9 @@ impl Ballot {
         bytes: impl Fn(Rank) -> usize,
         mut visit: impl FnMut(Waiting),
     ) {
-        // Before that nobody need be there any more to give something back.
+        // Before that no peer need be there to give something back.
         let is_complete = self.is_complete(operands);
-        for (peer, partner) in self.others(operands) {
+        for (peer, state) in self.others(operands) {
             let mut wait = |direction, done: usize, of| {
                 visit(Waiting {
                     peer,
@@ -268,35 +271,35 @@ impl Ballot {
                 });
             };
             let theirs = bytes(peer);
-            if !partner.told {
-                // Until all have answered whether they reach the memory there is nothing to send.
-                let direction = match self.voice {
+            if !state.sent_all {
+                // Until all peers have said whether they reach the memory there is nothing to send.
+                let direction = match self.proposal {
                     Some(_) => Direction::Send,
                     None => Direction::Meet,
                 };
                 wait(direction, 0, theirs);
             }
-            if partner.heard.is_none() {
+            if state.heard.is_none() {
                 wait(Direction::Receive, 0, bytes(operands.rank));
-            } else if is_complete && partner.ticket.is_some() {
+            } else if is_complete && state.ticket.is_some() {
                 wait(Direction::Send, theirs, theirs);
             }
         }
     }
 
-    fn others<'a>(&'a self, operands: &Operands) -> impl Iterator<Item = (Rank, &'a Partner)> {
+    fn others<'a>(&'a self, operands: &Operands) -> impl Iterator<Item = (Rank, &'a Peer)> {
         let rank = operands.rank;
-        let partners = self.partners.iter().enumerate();
-        partners.filter(move |(peer, _)| *peer != rank)
+        let peers = self.peers.iter().enumerate();
+        peers.filter(move |(peer, _)| *peer != rank)
     }
 }
 
-/// The next message, if it is there: what the peer says, and offers.
+/// The peer's proposal, if it has arrived, and the memory that it offers.
 fn take(
     open: &mut OpenLink,
     expected: &[u8; HEADER],
     (rank, peer): (Rank, Rank),
-) -> Result<Option<(Voice, Option<Shared>)>> {
+) -> Result<Option<(Proposal, Option<Shared>)>> {
     let OpenLink { link, header, .. } = open;
     let mut rest = None;
     let taken = open.header_bytes == 0
@@ -311,17 +314,20 @@ fn take(
         }
         (open.header_bytes, rest) = (0, Some(0));
     }
-    let mut voice = Voice::Plain;
+    let mut proposal = Proposal::Private;
     if rest.is_some() && !Fingerprint::is_same(&open.header, expected) {
-        let says = |voice: &Voice| {
+        let says = |proposal: &Proposal| {
             let mut marked = *expected;
-            voice.mark().is_some_and(|mark| {
+            proposal.mark().is_some_and(|mark| {
                 Fingerprint::write_length(&mut marked, mark);
                 Fingerprint::is_same(&open.header, &marked)
             })
         };
-        match [Voice::Reluctant, Voice::Wary].into_iter().find(says) {
-            Some(said) => voice = said,
+        match [Proposal::PreferMessages, Proposal::SlowWindows]
+            .into_iter()
+            .find(says)
+        {
+            Some(said) => proposal = said,
             None => return Err(difference(expected, &open.header, rank, peer)),
         }
     }
@@ -330,9 +336,9 @@ fn take(
     }
     let offered = if taken { open.link.shared()? } else { None };
     if offered.is_some() {
-        voice = Voice::Offer;
+        proposal = Proposal::Offer;
     }
-    Ok(Some((voice, offered)))
+    Ok(Some((proposal, offered)))
 }
 
 fn peers(operands: &Operands) -> impl Iterator<Item = Rank> + use<> {

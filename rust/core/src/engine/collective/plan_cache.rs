@@ -1,0 +1,184 @@
+//! Choices and plans that have been made before, by what they depend on, and memory for the runs to come.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::buffer::Scratch;
+use crate::engine::collective::bounce::BounceBuffer;
+use crate::engine::collective::run::{CompiledPlan, Prepared};
+use crate::engine::collective::transfer::Operands;
+use crate::error::Result;
+use crate::plan::select::Choice;
+use crate::plan::{Counts, Plan, Shape};
+use crate::types::{Collective, Rank};
+
+/// Plans kept for reuse; beyond it the cache starts anew.
+const MOST_PLANS: usize = 512;
+
+/// Pieces of scratch memory that are kept.
+const MOST_SCRATCH: usize = 4;
+
+/// Everything that a plan for even counts depends on, beside the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PlanKey {
+    pub(crate) collective: Collective,
+    pub(crate) count: usize,
+    pub(crate) element_size: usize,
+    pub(crate) root: Rank,
+    pub(crate) in_place: bool,
+    pub(crate) widen: bool,
+    /// The input is multiplied on the way, by the plan itself.
+    pub(crate) premultiplied: bool,
+}
+
+impl PlanKey {
+    /// That of a request with even counts on elements of so many bytes; `None` for others.
+    pub(crate) fn of(shape: &Shape, element_size: usize) -> Option<Self> {
+        let Counts::Even(count) = shape.counts else {
+            return None;
+        };
+        Some(Self {
+            collective: shape.collective,
+            count,
+            element_size,
+            root: shape.root,
+            in_place: shape.in_place,
+            widen: shape.widen,
+            premultiplied: false,
+        })
+    }
+
+    /// What it was made of, on rank `rank` of `world`.
+    pub(crate) fn shape(&self, rank: Rank, world: usize) -> Shape<'static> {
+        Shape {
+            collective: self.collective,
+            rank,
+            world,
+            counts: Counts::Even(self.count),
+            root: self.root,
+            in_place: self.in_place,
+            widen: self.widen,
+        }
+    }
+}
+
+/// What a group keeps from one operation to the next.
+#[derive(Debug)]
+pub(crate) struct PlanStore {
+    choices: FxHashMap<PlanKey, Choice>,
+    compiled: FxHashMap<PlanKey, Arc<CompiledPlan>>,
+    scratch: Vec<Scratch>,
+    bounce: Option<Scratch>,
+    nothing: Arc<CompiledPlan>,
+}
+
+impl Default for PlanStore {
+    fn default() -> Self {
+        Self {
+            choices: FxHashMap::default(),
+            compiled: FxHashMap::default(),
+            scratch: Vec::new(),
+            bounce: None,
+            nothing: Arc::new(CompiledPlan::new(Plan::default(), 1)),
+        }
+    }
+}
+
+impl PlanStore {
+    /// A plan of no steps.
+    pub(crate) fn nothing(&self) -> Arc<CompiledPlan> {
+        Arc::clone(&self.nothing)
+    }
+
+    /// The choice for an operation, made by `choose` the first time.
+    pub(crate) fn choice(
+        &mut self,
+        key: Option<PlanKey>,
+        choose: impl FnOnce() -> Choice,
+    ) -> Choice {
+        let Some(key) = key else {
+            return choose();
+        };
+        if let Some(choice) = self.choices.get(&key) {
+            return *choice;
+        }
+        let choice = choose();
+        if self.choices.len() >= MOST_PLANS {
+            self.choices.clear();
+        }
+        self.choices.insert(key, choice);
+        choice
+    }
+
+    /// The plan of an operation, made by `make` the first time.
+    pub(crate) fn compiled(
+        &mut self,
+        key: Option<PlanKey>,
+        make: impl FnOnce() -> Result<CompiledPlan>,
+    ) -> Result<Arc<CompiledPlan>> {
+        if let Some(found) = key.as_ref().and_then(|key| self.compiled.get(key)) {
+            return Ok(Arc::clone(found));
+        }
+        let compiled = Arc::new(make()?);
+        if let Some(key) = key {
+            if self.compiled.len() >= MOST_PLANS {
+                self.compiled.clear();
+            }
+            self.compiled.insert(key, Arc::clone(&compiled));
+        }
+        Ok(compiled)
+    }
+
+    /// The memory that a run of `compiled` on `operands` needs. `neighbours`: the ranks of this host.
+    pub(crate) fn prepare(
+        &mut self,
+        compiled: Arc<CompiledPlan>,
+        operands: &Operands,
+        neighbours: usize,
+    ) -> Prepared {
+        let scratch_bytes = compiled.plan.scratch * operands.partial().size();
+        let scratch = (scratch_bytes > 0).then(|| self.take_scratch(scratch_bytes));
+        let size = operands.dtype.size().max(operands.partial().size());
+        let source = match operands.input.is_empty() {
+            true => &operands.output,
+            false => &operands.input,
+        };
+        let bounce = match neighbours > 2 {
+            true => BounceBuffer::new(&compiled.repeated_sends, size, source, &mut self.bounce),
+            false => None,
+        };
+        Prepared {
+            compiled,
+            scratch,
+            scratch_bytes,
+            bounce,
+        }
+    }
+
+    fn take_scratch(&mut self, bytes: usize) -> Scratch {
+        match self.scratch.iter().position(|kept| kept.len() >= bytes) {
+            Some(found) => self.scratch.swap_remove(found),
+            None => Scratch::new(bytes),
+        }
+    }
+
+    /// Keeps a few pieces of scratch memory, the largest ones, for the operations to come.
+    pub(crate) fn return_scratch(&mut self, scratch: Scratch) {
+        self.scratch.push(scratch);
+        if self.scratch.len() > MOST_SCRATCH {
+            self.scratch.sort_by_key(Scratch::len);
+            self.scratch.remove(0);
+        }
+    }
+
+    pub(crate) fn return_bounce(&mut self, bounce: BounceBuffer) {
+        self.bounce = Some(bounce.into_scratch());
+    }
+
+    /// How many plans there are, and bytes of scratch memory that are kept.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        let bytes = self.scratch.iter().map(Scratch::len).sum();
+        (self.compiled.len(), bytes)
+    }
+}

@@ -1,0 +1,489 @@
+//! One rank's part in an operation that the ranks of a host may do in the memory they share.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::buffer::Memory;
+use crate::error::{Code, Error, Result};
+use crate::heap::Window;
+use crate::plan::select::Choice;
+use crate::plan::shared::chunk;
+use crate::transport::{Loan, Shared};
+use crate::types::{Collective, Rank};
+
+use super::agreement::{AgreementRound, Free, Proposal};
+use super::crossing::Crossing;
+use super::one_pass::{self, Slice};
+use super::{Decision, LINE, SharedMemory, WindowState, Windows, windows};
+use crate::engine::collective::plan_cache::PlanKey;
+use crate::engine::collective::run::Waiting;
+use crate::engine::collective::transfer::Operands;
+use crate::engine::links::LinkTable;
+
+/// Bytes of a message from which on it is read where it lies, if it lies in the heap.
+const LENT_FROM: usize = 16 << 10;
+
+/// Where an operation stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It has not begun.
+    New,
+    /// The ranks open their windows to each other.
+    Opening,
+    /// Proposals are under way.
+    Agreeing,
+    /// The decision is known.
+    UnderWay,
+    /// It is to go by messages, and uses nothing here any more.
+    Declined,
+    Done,
+}
+
+/// One rank's part in such an operation.
+#[derive(Debug)]
+pub(crate) struct SharedRun {
+    pub(crate) key: PlanKey,
+    /// The algorithms of shared memory that serve it for less than messages.
+    choice: Choice,
+    /// The user has asked for one of them: neither back-off nor preference stands against it.
+    is_asked_for: bool,
+    /// Bytes that go through windows at once.
+    chunk: usize,
+    round: AgreementRound,
+    /// While windows are being opened.
+    own_window: Option<Window>,
+    decision: Option<Decision>,
+    /// Bytes of the own slice that are done.
+    done: usize,
+    crossing: Option<Crossing>,
+    /// Since when all go through windows.
+    since: Option<Instant>,
+    state: State,
+}
+
+impl SharedRun {
+    /// For an operation of `world` ranks, `cores` of which run at a time; the same on all ranks.
+    pub(crate) fn new(
+        key: PlanKey,
+        choice: Choice,
+        is_asked_for: bool,
+        (world, cores): (usize, usize),
+    ) -> Self {
+        Self {
+            key,
+            choice,
+            is_asked_for,
+            chunk: chunk(key.collective, world, cores),
+            round: AgreementRound::new(world),
+            own_window: None,
+            decision: None,
+            done: 0,
+            crossing: None,
+            since: None,
+            state: State::New,
+        }
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.state
+    }
+
+    /// Whether it is known how the operation is done.
+    pub(crate) fn is_decided(&self) -> bool {
+        self.decision.is_some() || self.state == State::Declined
+    }
+
+    /// Whether it will use links no more.
+    pub(crate) fn has_left_links(&self, operands: &Operands) -> bool {
+        self.state == State::Done
+            || (self.decision == Some(Decision::Windows) && self.round.is_settled(operands))
+    }
+
+    /// Moves it as far as that goes now. Returns whether anything moved. `is_next`: how all operations before it are to
+    /// be done is decided.
+    pub(crate) fn advance(
+        &mut self,
+        operands: &Operands,
+        links: &mut LinkTable,
+        free: Free<'_>,
+        (memory, is_next): (&mut SharedMemory, bool),
+    ) -> Result<bool> {
+        if self.state == State::New && !is_next {
+            return Ok(false);
+        }
+        let mut moved = false;
+        if self.state == State::New {
+            self.begin(operands, memory);
+            moved = true;
+        }
+        if self.state == State::Opening {
+            moved |= self.open(operands, links, free, memory)?;
+        }
+        if self.state == State::Agreeing {
+            moved |= self.agree(operands, links, free, memory)?;
+        }
+        if self.state == State::UnderWay {
+            moved |= match self.decision {
+                Some(Decision::InPlace) => self.work(operands, links)?,
+                Some(Decision::Windows) => self.cross(operands, links, memory)?,
+                Some(Decision::Messages) | None => self.retreat(operands, links)?,
+            };
+        }
+        Ok(moved)
+    }
+
+    fn begin(&mut self, operands: &Operands, memory: &mut SharedMemory) {
+        if self.choice.windows && memory.are_open() && !self.is_asked_for {
+            self.choice.windows = memory.speed.attempts();
+        }
+        // An all_reduce goes through windows if it is not done in place: a round about it is never in vain.
+        let is_certain = self.is_asked_for || operands.collective == Collective::AllReduce;
+        self.state = match memory.windows {
+            WindowState::Unknown if self.choice.windows => State::Opening,
+            WindowState::Open(_) if self.choice.windows && is_certain => State::Agreeing,
+            WindowState::Closed if !self.choice.in_place => State::Declined,
+            _ if !self.choice.needs_agreement() => State::Declined,
+            _ if self.is_asked_for => State::Agreeing,
+            _ => {
+                let attempts = memory
+                    .agreements
+                    .attempts(operands.collective, self.key.count);
+                match attempts {
+                    true => State::Agreeing,
+                    false => State::Declined,
+                }
+            }
+        };
+        if self.state == State::Opening {
+            self.own_window = windows::create(operands.rank, operands.world);
+        }
+    }
+
+    /// Shows the others this rank's window, and receives theirs.
+    fn open(
+        &mut self,
+        operands: &Operands,
+        links: &mut LinkTable,
+        free: Free<'_>,
+        memory: &mut SharedMemory,
+    ) -> Result<bool> {
+        let own = self.own_window.as_ref();
+        let (round, header) = (&mut self.round, operands.header(0));
+        if round.proposal.is_none() {
+            round.propose(operands, links, free, Proposal::Offer, |link| match own {
+                Some(window) => link.can_show(window),
+                None => Some(false),
+            });
+        }
+        let mut moved = false;
+        if matches!(memory.windows, WindowState::Unknown) {
+            moved |= round.send(
+                operands,
+                links,
+                |_| header,
+                |link, _, header| {
+                    let window = own.ok_or_else(|| Error::internal("no window to show"))?;
+                    link.try_show(header, window)
+                },
+            )?;
+            moved |= round.receive(operands, links, free, &header)?;
+            if !round.is_complete(operands) {
+                return Ok(moved);
+            }
+            let all = round.all_propose(operands, Proposal::Offer);
+            let held = round.keep_offered(links);
+            memory.windows = match self.own_window.take().filter(|_| all) {
+                Some(own) => Windows::new(operands.rank, own, held)
+                    .map(|windows| WindowState::Open(Box::new(windows)))
+                    .ok_or_else(|| Error::internal("a peer's window has another size"))?,
+                None => WindowState::Closed,
+            };
+            tracing::debug!(
+                rank = operands.rank,
+                open = all,
+                "windows between the ranks of this host"
+            );
+        }
+        if !self.round.is_back(operands, links, Loan::Returned)? {
+            return Ok(moved);
+        }
+        self.round = AgreementRound::new(operands.world);
+        self.begin(operands, memory);
+        Ok(true)
+    }
+
+    /// Exchanges proposals, and decides.
+    fn agree(
+        &mut self,
+        operands: &Operands,
+        links: &mut LinkTable,
+        free: Free<'_>,
+        memory: &mut SharedMemory,
+    ) -> Result<bool> {
+        let mut moved = false;
+        if self.round.proposal.is_none() {
+            self.propose(operands, links, free, memory);
+        }
+        let is_private = matches!(
+            self.round.proposal,
+            Some(Proposal::Private | Proposal::SlowWindows)
+        );
+        if is_private && self.choice.windows {
+            // It goes through the windows if there are any: what others wait for comes first.
+            moved |= self.go_on_crossing(operands, links, memory, true)?;
+        }
+        let expected = operands.header(offered_slice(operands, operands.rank).bytes);
+        moved |= self.round.send(
+            operands,
+            links,
+            |peer| operands.header(offered_slice(operands, peer).bytes),
+            |link, peer, header| {
+                let theirs = offered_slice(operands, peer);
+                link.try_share(header, operands.output.place(theirs.start, theirs.bytes))
+            },
+        )?;
+        moved |= self.round.receive(operands, links, free, &expected)?;
+        self.check_offers(operands)?;
+        if self.round.is_complete(operands) {
+            self.decide(operands, links, memory);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn propose(
+        &mut self,
+        operands: &Operands,
+        links: &mut LinkTable,
+        free: Free<'_>,
+        memory: &mut SharedMemory,
+    ) {
+        let (wish, place) = self.wish(operands);
+        self.round.propose(operands, links, free, wish, |link| {
+            place.map_or(Some(true), |place| link.can_share(place))
+        });
+        // Once, so that all peers receive the same.
+        let goes = self.choice.windows && memory.are_open();
+        if self.round.proposal == Some(Proposal::Private) && goes && memory.speed.report() {
+            self.round.proposal = Some(Proposal::SlowWindows);
+        }
+    }
+
+    /// What this rank proposes, if its peers reach the memory; else [`Proposal::Private`].
+    fn wish(&self, operands: &Operands) -> (Proposal, Option<(usize, usize)>) {
+        let one_piece = |memory: &Memory| {
+            let place = memory.place(0, memory.len());
+            (place.1 == memory.len()).then_some(place)
+        };
+        if operands.collective == Collective::AllReduce {
+            let offers = self.choice.in_place && self.key.in_place;
+            let whole = one_piece(&operands.output).filter(|_| offers);
+            return (whole.map_or(Proposal::Private, |_| Proposal::Offer), whole);
+        }
+        if self.is_asked_for {
+            return (Proposal::Private, None);
+        }
+        let is_read = match operands.collective {
+            Collective::Broadcast => operands.rank == self.key.root,
+            Collective::Reduce => operands.rank != self.key.root,
+            _ => true,
+        };
+        if !is_read {
+            return (Proposal::PreferMessages, None);
+        }
+        // Messages read it where it lies, if it lies in the heap and they are long enough to be lent.
+        let source = match operands.input.is_empty() {
+            true => &operands.output,
+            false => &operands.input,
+        };
+        let is_lent = self.key.count * operands.dtype.size() >= LENT_FROM;
+        let whole = one_piece(source).filter(|_| is_lent);
+        let wish = whole.map_or(Proposal::Private, |_| Proposal::PreferMessages);
+        (wish, whole)
+    }
+
+    /// Refuses an offer that is not a slice of the buffer.
+    fn check_offers(&mut self, operands: &Operands) -> Result<()> {
+        let own = offered_slice(operands, operands.rank).bytes;
+        let unfit =
+            |(_, shared): &(Rank, &mut Shared)| shared.bytes() != own || !shared.is_writable();
+        let Some((peer, shared)) = self.round.offered().find(unfit) else {
+            return Ok(());
+        };
+        let what = match shared.is_writable() {
+            true => format!("{} bytes where this rank's slice has {own}", shared.bytes()),
+            false => "memory that cannot be written".to_owned(),
+        };
+        let error = Error::new(Code::Untrusted, format!("rank {peer} shares {what}"));
+        Err(error.with_peer(peer))
+    }
+
+    /// All proposals have been sent and received.
+    fn decide(&mut self, operands: &Operands, links: &mut LinkTable, memory: &mut SharedMemory) {
+        let all_offer = self.round.all_propose(operands, Proposal::Offer);
+        if !all_offer {
+            self.round.decline(links);
+        }
+        let through_windows = self.choice.windows
+            && memory.are_open()
+            && !self.round.all_propose(operands, Proposal::PreferMessages);
+        let decision = match (all_offer, through_windows) {
+            (true, _) => Decision::InPlace,
+            (false, true) => Decision::Windows,
+            (false, false) => Decision::Messages,
+        };
+        if decision == Decision::Windows {
+            let reported = self.round.any_proposes(operands, Proposal::SlowWindows);
+            memory.speed.note(reported);
+        }
+        let (collective, count) = (operands.collective, self.key.count);
+        let agreed = decision != Decision::Messages;
+        memory.agreements.note(collective, count, agreed);
+        let times = memory.decided.count(decision);
+        if times.is_power_of_two() {
+            let own = self.round.proposal;
+            tracing::debug!(
+                rank = operands.rank, %collective, count, ?decision, ?own, times,
+                "the ranks of this host have agreed on how to do a collective"
+            );
+        }
+        (self.decision, self.state) = (Some(decision), State::UnderWay);
+    }
+
+    /// Works on the own slice of all buffers.
+    fn work(&mut self, operands: &Operands, links: &mut LinkTable) -> Result<bool> {
+        let own = slice(operands, operands.rank);
+        if self.done < own.bytes {
+            let shared = self.round.offered();
+            if !one_pass::work(operands, own, &mut self.done, shared) {
+                return Ok(false);
+            }
+            if self.done == own.bytes {
+                self.round.give_back(links);
+            }
+            return Ok(true);
+        }
+        let is_back = self.round.is_back(operands, links, Loan::Returned)?;
+        if is_back {
+            self.state = State::Done;
+        }
+        Ok(is_back)
+    }
+
+    /// Goes through the windows.
+    fn cross(
+        &mut self,
+        operands: &Operands,
+        links: &mut LinkTable,
+        memory: &mut SharedMemory,
+    ) -> Result<bool> {
+        let moved = self.go_on_crossing(operands, links, memory, false)?;
+        if self.crossing.is_some() {
+            self.since.get_or_insert_with(Instant::now);
+        }
+        // What comes after it waits for the links.
+        let is_back = self.round.is_settled(operands)
+            || self.round.is_back(operands, links, Loan::Declined)?;
+        let is_over = self.crossing.as_ref().is_some_and(Crossing::is_done);
+        if is_over && is_back {
+            if let (Some(crossing), Some(windows)) = (&self.crossing, memory.windows()) {
+                windows.release(crossing.halves());
+            }
+            let chunks = operands.output.len().max(operands.input.len()) / self.chunk + 1;
+            let taken = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+            memory.speed.observe(taken / chunks as u32, operands.world);
+            self.state = State::Done;
+            return Ok(true);
+        }
+        Ok(moved)
+    }
+
+    /// As far as that goes, or `alone`: see [`Crossing::advance`].
+    fn go_on_crossing(
+        &mut self,
+        operands: &Operands,
+        links: &mut LinkTable,
+        memory: &mut SharedMemory,
+        alone: bool,
+    ) -> Result<bool> {
+        let sequence = operands.fingerprint().sequence;
+        if !memory
+            .windows()
+            .is_some_and(|windows| windows.acquire(sequence))
+        {
+            return Ok(false);
+        }
+        if self.crossing.is_none() {
+            let plan = memory.plan(self.key, (operands.rank, operands.world), self.chunk)?;
+            self.crossing = Some(Crossing::new(Arc::clone(&plan)));
+        }
+        let (Some(crossing), Some(windows)) = (&mut self.crossing, memory.windows()) else {
+            return Ok(false);
+        };
+        Ok(crossing.advance(operands, windows, links, alone))
+    }
+
+    /// Waits until everything offered has come back.
+    fn retreat(&mut self, operands: &Operands, links: &mut LinkTable) -> Result<bool> {
+        let is_back = self.round.is_back(operands, links, Loan::Declined)?;
+        if is_back {
+            self.state = State::Declined;
+        }
+        Ok(is_back)
+    }
+
+    /// Whether it is under way in the windows.
+    pub(crate) fn is_crossing(&self) -> bool {
+        let is_on = self.crossing.as_ref().is_some_and(|it| !it.is_done());
+        is_on && self.state == State::UnderWay
+    }
+
+    /// Whether it can go on there.
+    pub(crate) fn may_cross(&self, memory: &SharedMemory) -> bool {
+        match (&memory.windows, &self.crossing) {
+            (WindowState::Open(windows), Some(crossing)) => {
+                self.is_crossing() && crossing.may_go_on(windows)
+            }
+            _ => false,
+        }
+    }
+
+    /// What it waits for, in reports and to be woken for.
+    pub(crate) fn waiting(
+        &self,
+        operands: &Operands,
+        memory: &SharedMemory,
+        visit: impl FnMut(Waiting),
+    ) {
+        match (&memory.windows, &self.crossing, self.state) {
+            (WindowState::Open(windows), Some(crossing), State::UnderWay)
+                if !crossing.is_done() =>
+            {
+                crossing.waiting(operands, windows, visit);
+            }
+            _ => {
+                let bytes = |rank| offered_slice(operands, rank).bytes;
+                self.round.waiting(operands, bytes, visit);
+            }
+        }
+    }
+}
+
+/// What of its buffer a rank offers another: that one's slice of an all_reduce. Of other collectives nothing.
+fn offered_slice(operands: &Operands, rank: Rank) -> Slice {
+    match operands.collective {
+        Collective::AllReduce => slice(operands, rank),
+        _ => Slice::default(),
+    }
+}
+
+/// A rank's slice of every buffer.
+fn slice(operands: &Operands, rank: Rank) -> Slice {
+    let bytes = operands.output.len();
+    let step = bytes.div_ceil(operands.world).next_multiple_of(LINE);
+    let start = bytes.min(step * rank);
+    Slice {
+        start,
+        bytes: step.min(bytes - start),
+    }
+}

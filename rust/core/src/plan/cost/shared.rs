@@ -1,0 +1,80 @@
+//! What the algorithms take that need shared memory, where all ranks agree to them.
+
+use super::bill::{Bill, Taken};
+use super::formulas::Work;
+use crate::plan::shared::chunk;
+use crate::plan::windows::HALVES;
+use crate::types::Collective;
+
+/// What it takes to copy a byte into the rank's own window, in copies of a byte that another core has just written: where
+/// ranks share a core, the line is in its cache already.
+const INTO_WINDOW_SHARING_CORES: f64 = 0.5;
+const INTO_WINDOW: f64 = 0.75;
+
+/// Seconds that an agreement takes beside its messages: an operation that needs one is neither repeated from an earlier
+/// run nor walked without looking ahead.
+const AGREEMENT: f64 = 3e-6;
+
+/// Through windows, chunk by chunk.
+pub(super) fn windows(collective: Collective, work: &Work, bill: &mut Bill) {
+    let whole = work.longer_buffer(collective);
+    let chunk = chunk(collective, work.world, bill.at.cores) as f64;
+    // All contributions must be there; of an all_reduce, all parts of the result too.
+    let meetings = match collective {
+        Collective::AllReduce => 2.0,
+        _ => 1.0,
+    };
+    agree(work, bill);
+    // What a rank puts into its window at once.
+    let put = match collective {
+        Collective::AllGather => work.bytes,
+        _ => whole,
+    };
+    bill.rounds += (put / chunk).ceil() * meetings * bill.round(false);
+    let copy = bill.costs.copy;
+    let (into, fold) = match bill.is_crowded() {
+        true => (
+            INTO_WINDOW_SHARING_CORES * copy,
+            bill.costs.fold * work.widening,
+        ),
+        false => {
+            // The lines of the window are still where the operation before it has left them: in the others' caches.
+            bill.alone += whole.min(HALVES as f64 * chunk) * copy;
+            (INTO_WINDOW * copy, bill.costs.fold * work.widening)
+        }
+    };
+    let others = (work.world - 1) as f64;
+    match collective {
+        Collective::AllReduce => {
+            let slice = whole / work.world as f64;
+            bill.each += whole * into + others * slice * fold + whole * copy;
+        }
+        // The root reads all windows while the others fill them.
+        Collective::Reduce => {
+            bill.each += whole * into;
+            bill.root += whole * (others * fold - into);
+        }
+        Collective::ReduceScatter => bill.each += others * work.bytes * (into + fold),
+        // The others read the root's window while it fills it.
+        Collective::Broadcast => bill.each += whole * copy,
+        _ => bill.each += work.bytes * (copy + into) + others * work.bytes * copy,
+    }
+}
+
+/// In the buffers of all ranks, slice by slice: each byte of each is read once and written once.
+pub(super) fn in_place(work: &Work, bill: &mut Bill) {
+    let others = (work.world - 1) as f64;
+    agree(work, bill);
+    // Slices are lent to every peer, and come back.
+    bill.each += others * 2.0 * bill.costs.loan;
+    bill.rounds(1);
+    let moved = others * work.bytes / work.world as f64;
+    bill.each += moved * (bill.costs.fold * work.widening + bill.costs.copy);
+}
+
+/// Every rank tells every other what it can do.
+fn agree(work: &Work, bill: &mut Bill) {
+    bill.rounds += AGREEMENT;
+    bill.rounds(1);
+    bill.exchanges((work.world - 1) as f64, false, 0.0, Taken::Copied, 1.0);
+}
