@@ -113,7 +113,7 @@ settings! {
     ring_bytes: RingBytes, "UNISONO_RING_BYTES", "256K", "a power of two, 4K to 64M", true,
         "Shared memory per direction and peer: more lets large messages stream, less fits the cache.";
     algorithm: Option<Algorithm>, "UNISONO_ALGORITHM", "auto",
-        "auto, direct, two_shot, ring, tree, recursive_doubling, halving, bruck, windows or in_place", true,
+        "auto, direct, two_shot, ring, tree, recursive_doubling, halving, bruck, hierarchical, windows or in_place", true,
         "Forces this algorithm wherever it applies. All but windows and in_place send messages, and switch these two off.";
     lend_bytes: LendBytes, "UNISONO_LEND_BYTES", "auto", "auto, none, or bytes, such as 256K", false,
         "Payloads from this size on are read out of this process's memory by their receivers, not copied through a ring.";

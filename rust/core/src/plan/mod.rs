@@ -41,6 +41,7 @@ pub mod cost;
 mod direct;
 mod doubling;
 mod halving;
+pub mod hierarchical;
 mod ring;
 pub mod select;
 pub mod shared;
@@ -56,6 +57,7 @@ use std::fmt;
 
 use std::collections::BTreeMap;
 
+use self::topology::Topology;
 use crate::types::{Collective, Rank};
 
 /// The smallest number of steps that an executor must be willing to have unfinished at once.
@@ -371,6 +373,9 @@ pub enum Algorithm {
     Halving,
     /// Bruck et al. 1997: log2(n) rounds for all_to_all, all_gather and barrier.
     Bruck,
+    /// Reduce_scatter inside each host, all_reduce across the hosts by all ranks at once, all_gather inside each host. See
+    /// [`hierarchical`].
+    Hierarchical,
     /// Copy-in, copy-out: chunk by chunk through windows, memory of each rank that all ranks of the host map. For
     /// buffers that the peers cannot reach. See [`windows`].
     Windows,
@@ -381,7 +386,7 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Direct,
         Self::TwoShot,
         Self::Ring,
@@ -389,6 +394,7 @@ impl Algorithm {
         Self::RecursiveDoubling,
         Self::Halving,
         Self::Bruck,
+        Self::Hierarchical,
         Self::Windows,
         Self::InPlace,
     ];
@@ -403,6 +409,7 @@ impl Algorithm {
             Self::RecursiveDoubling => "recursive_doubling",
             Self::Halving => "halving",
             Self::Bruck => "bruck",
+            Self::Hierarchical => "hierarchical",
             Self::Windows => "windows",
             Self::InPlace => "in_place",
         }
@@ -433,7 +440,8 @@ impl fmt::Display for Algorithm {
 /// latency, short enough to be still in the cache when its turn comes again.
 pub const DEFAULT_CHUNK: usize = 32 * 1024;
 
-/// Whether `algorithm` can serve `shape` with messages alone. False for every algorithm when the shape itself is malformed.
+/// Whether `algorithm` can serve `shape` with messages alone, wherever the ranks are. False for every algorithm when the
+/// shape itself is malformed.
 pub fn applicable(algorithm: Algorithm, shape: &Shape) -> bool {
     is_well_formed(shape) && serves(algorithm, shape)
 }
@@ -462,8 +470,8 @@ fn is_well_formed(shape: &Shape) -> bool {
 fn serves(algorithm: Algorithm, shape: &Shape) -> bool {
     use Algorithm::{Bruck, Direct, Halving, RecursiveDoubling, Ring, Tree, TwoShot};
 
-    if algorithm.needs_shared_memory() {
-        // Their plans are made elsewhere: see `shared::serves`.
+    if algorithm.needs_shared_memory() || algorithm == Algorithm::Hierarchical {
+        // These depend on where the ranks are: see `shared::serves`, `hierarchical::serves`.
         return false;
     }
     let even = matches!(shape.counts, Counts::Even(_));
@@ -484,6 +492,29 @@ fn serves(algorithm: Algorithm, shape: &Shape) -> bool {
         Collective::AllToAll => algorithm == Direct || (algorithm == Bruck && even),
         Collective::Barrier => matches!(algorithm, Direct | Bruck),
         Collective::Send | Collective::Recv => false,
+    }
+}
+
+/// Whether `algorithm` can serve `shape` with messages alone, with the ranks as in `topology`.
+pub fn applicable_on(algorithm: Algorithm, shape: &Shape, topology: &Topology) -> bool {
+    match algorithm {
+        Algorithm::Hierarchical => is_well_formed(shape) && hierarchical::serves(shape, topology),
+        _ => applicable(algorithm, shape),
+    }
+}
+
+/// [`build_chunked`], also for algorithms that depend on where the ranks are.
+pub fn build_on(
+    algorithm: Algorithm,
+    shape: &Shape,
+    chunk: usize,
+    topology: &Topology,
+) -> Option<Plan> {
+    match algorithm {
+        Algorithm::Hierarchical if applicable_on(algorithm, shape, topology) => {
+            hierarchical::all_reduce(shape, chunk.max(1), topology)
+        }
+        _ => build_chunked(algorithm, shape, chunk),
     }
 }
 

@@ -14,7 +14,7 @@
 
 use super::cost::{Costs, least, predict, predict_private};
 use super::topology::Topology;
-use super::{Algorithm, Counts, Shape, applicable, is_well_formed, serves, shared};
+use super::{Algorithm, Counts, Shape, applicable_on, is_well_formed, shared};
 use crate::types::Collective;
 
 /// The algorithms for one request; the same on all ranks.
@@ -66,7 +66,7 @@ pub fn choose(
             windows: can(Algorithm::Windows),
             ..Choice::messages(messages)
         },
-        Some(wanted) if applicable(wanted, shape) => Choice::messages(wanted),
+        Some(wanted) if applicable_on(wanted, shape, topology) => Choice::messages(wanted),
         Some(_) => Choice::messages(messages),
         None => {
             let price = |algorithm| predict(algorithm, shape, element_size, topology, costs);
@@ -99,7 +99,7 @@ pub fn select(shape: &Shape, element_size: usize, topology: &Topology, costs: &C
     }
     let candidates = Algorithm::ALL
         .into_iter()
-        .filter(|algorithm| serves(*algorithm, shape));
+        .filter(|algorithm| applicable_on(*algorithm, shape, topology));
     least(candidates, shape, element_size, topology, costs).unwrap_or(Algorithm::Direct)
 }
 
@@ -111,7 +111,8 @@ pub fn prices(
     costs: &Costs,
 ) -> Vec<(Algorithm, f64)> {
     let can = |algorithm: &Algorithm| {
-        applicable(*algorithm, shape) || shared::serves(*algorithm, shape, element_size, topology)
+        applicable_on(*algorithm, shape, topology)
+            || shared::serves(*algorithm, shape, element_size, topology)
     };
     let price = |algorithm| {
         let seconds = predict(algorithm, shape, element_size, topology, costs);

@@ -343,7 +343,7 @@ proptest! {
         request.with_shapes(|shapes| {
             let first = select(&shapes[0], element_size, &topology, &costs);
             for shape in shapes {
-                prop_assert!(applicable(first, shape));
+                prop_assert!(applicable_on(first, shape, &topology));
                 prop_assert_eq!(select(shape, element_size, &topology, &costs), first);
             }
             Ok(())

@@ -46,6 +46,18 @@ impl Topology {
         }
     }
 
+    /// The ranks of each host in ascending order; hosts by their first ranks.
+    pub fn hosts(&self) -> Vec<Vec<Rank>> {
+        let mut hosts: Vec<(usize, Vec<Rank>)> = Vec::new();
+        for (rank, host) in self.host_of.iter().enumerate() {
+            match hosts.iter_mut().find(|(known, _)| known == host) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => hosts.push((*host, vec![rank])),
+            }
+        }
+        hosts.into_iter().map(|(_, ranks)| ranks).collect()
+    }
+
     /// How many ranks share `rank`'s host, itself among them.
     pub fn ranks_beside(&self, rank: Rank) -> usize {
         let host = self.host_of[rank];

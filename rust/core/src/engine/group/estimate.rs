@@ -48,7 +48,8 @@ impl Group {
                     in_place,
                     ..shape
                 };
-                plan::build(choice.messages, &shape)
+                let topology = &self.membership.topology;
+                plan::build_on(choice.messages, &shape, plan::DEFAULT_CHUNK, topology)
             })
             .collect();
         let seconds = plans.map_or(0.0, |plans| simulate(&plans, &self.costs(dtype)));

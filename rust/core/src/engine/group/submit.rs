@@ -192,7 +192,8 @@ impl Group {
                 threads => plan::DEFAULT_CHUNK * 2 * threads,
             };
             let algorithm = choice.messages;
-            let plan = plan::build_chunked(algorithm, shape, chunk).ok_or_else(|| {
+            let topology = &self.membership.topology;
+            let plan = plan::build_on(algorithm, shape, chunk, topology).ok_or_else(|| {
                 Error::internal(format!("no {algorithm} plan for {}", shape.collective))
             })?;
             let size = match shape.widen {

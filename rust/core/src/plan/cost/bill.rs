@@ -45,6 +45,9 @@ pub(super) struct Layout {
     /// Links of a ring that leave the host which they leave most.
     pub(super) leaving: usize,
     pub(super) cores: usize,
+    pub(super) hosts: usize,
+    /// Ranks on the host that has fewest.
+    pub(super) fewest: usize,
 }
 
 impl Layout {
@@ -64,6 +67,8 @@ impl Layout {
             run: (world / runs.max(1)).max(1),
             leaving: leaves.iter().copied().max().unwrap_or(0),
             cores: topology.cores_per_host.max(1),
+            hosts,
+            fewest: ranks.iter().copied().min().unwrap_or(1).max(1),
         }
     }
 

@@ -130,9 +130,29 @@ fn all_reduce(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
                 bill.swap(1, bytes, Taken::Copied, 1.0);
             }
         }
+        Algorithm::Hierarchical => hierarchical(work, bill),
         // None of all_reduce, or priced before.
         Algorithm::Bruck | Algorithm::Windows | Algorithm::InPlace => {}
     }
+}
+
+/// Each host sums up, the ranks exchange their shards with their counterparts on the other hosts, each host gathers.
+fn hierarchical(work: &Work, bill: &mut Bill) {
+    let (beside, hosts) = (bill.at.beside as f64, bill.at.hosts as f64);
+    let shard = work.bytes / bill.at.fewest as f64;
+    let near = beside - 1.0;
+    let pieces = Work::pieces(work.elements.div_ceil(bill.at.fewest * bill.at.hosts));
+    let inside = shard / pieces;
+    bill.rounds += 2.0 * bill.round(false) + 2.0 * bill.round(true);
+    bill.exchanges(near * pieces, false, inside, Taken::Folded, work.widening);
+    bill.exchanges(near * pieces, false, inside, Taken::Copied, 1.0);
+    let across = shard / hosts / pieces;
+    let messages = (hosts - 1.0) * pieces;
+    bill.exchanges(messages, true, across * work.widening, Taken::Folded, 1.0);
+    bill.exchanges(messages, true, across, Taken::Copied, 1.0);
+    // Sums in place wait in scratch memory until all have contributed.
+    bill.pass(shard);
+    bill.wire += work.bytes * (hosts - 1.0) / hosts * (work.widening + 1.0);
 }
 
 /// Every member is left with its part of `bytes`; the largest exchanges with the nearest or the `farthest`.

@@ -4,7 +4,10 @@ use super::{CostModel, simulate};
 use crate::plan::cost::{Costs, predict};
 use crate::plan::select::select;
 use crate::plan::topology::Topology;
-use crate::plan::{Algorithm, Buffer, Counts, Plan, Shape, Span, Step, Wire, applicable, build};
+use crate::plan::{
+    Algorithm, Buffer, Counts, DEFAULT_CHUNK, Plan, Shape, Span, Step, Wire, applicable_on,
+    build_on,
+};
 use crate::types::Collective;
 
 fn shapes(collective: Collective, world: usize, count: usize, widen: bool) -> Vec<Shape<'static>> {
@@ -24,7 +27,10 @@ fn shapes(collective: Collective, world: usize, count: usize, widen: bool) -> Ve
 fn seconds(algorithm: Algorithm, shapes: &[Shape], cost: &CostModel) -> f64 {
     let plans: Vec<Plan> = shapes
         .iter()
-        .map(|shape| build(algorithm, shape).expect("the algorithm applies"))
+        .map(|shape| {
+            let plan = build_on(algorithm, shape, DEFAULT_CHUNK, &cost.topology);
+            plan.expect("the algorithm applies")
+        })
         .collect();
     simulate(&plans, cost)
 }
@@ -87,6 +93,35 @@ fn a_long_ring_between_hosts_runs_at_the_speed_of_the_wire() {
     }
 }
 
+/// However many ranks each host has, its link carries each element once each way, and little else takes time.
+#[test]
+fn ranks_of_a_host_share_its_wire_by_hierarchy() {
+    for (hosts, ranks) in [(2, 2), (2, 4), (4, 2), (3, 8)] {
+        let in_blocks = Topology::even(hosts, ranks, 8);
+        let round_robin = Topology {
+            host_of: (0..hosts * ranks).map(|rank| rank % hosts).collect(),
+            ..in_blocks
+        };
+        for topology in [Topology::even(hosts, ranks, 8), round_robin] {
+            let cost = CostModel::typical(topology, 4, 4);
+            let count = 16 << 20;
+            let shapes = shapes(Collective::AllReduce, hosts * ranks, count, false);
+            let bytes = 2.0 * (hosts - 1) as f64 / hosts as f64 * (4 * count) as f64;
+            let got = seconds(Algorithm::Hierarchical, &shapes, &cost);
+            let share = bytes * cost.across.per_byte / got;
+            assert!(
+                share > 0.8,
+                "{hosts} hosts of {ranks}: {share:.2} of the wire"
+            );
+            let flat = seconds(Algorithm::Ring, &shapes, &cost);
+            assert!(
+                got < flat,
+                "{hosts} hosts of {ranks}: a ring takes {flat}, this {got}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_thousand_ranks_meet_in_ten_rounds() {
     let cost = CostModel::typical(Topology::even(1024, 1, 4), 1, 1);
@@ -116,7 +151,7 @@ fn far_off(
     let shapes = shapes(collective, world, count, element_size < 4);
     let (best, fastest) = Algorithm::ALL
         .into_iter()
-        .filter(|&algorithm| applicable(algorithm, &shapes[0]))
+        .filter(|&algorithm| applicable_on(algorithm, &shapes[0], topology))
         .map(|algorithm| (seconds(algorithm, &shapes, &cost), algorithm))
         .min_by(|a, b| a.0.total_cmp(&b.0))
         .expect("some algorithm applies");
@@ -187,7 +222,7 @@ fn predictions_are_near_the_simulation() {
                 };
                 let shapes = shapes(collective, world, count, false);
                 for algorithm in Algorithm::ALL {
-                    if !applicable(algorithm, &shapes[0]) {
+                    if !applicable_on(algorithm, &shapes[0], &topology) {
                         continue;
                     }
                     let simulated = seconds(algorithm, &shapes, &cost);
