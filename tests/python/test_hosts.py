@@ -57,9 +57,17 @@ def test_labels_tell_which_ranks_share_a_host():
         check_links(run(net, "everything", env=lambda rank: {"UNISONO_HOST": f"node{rank // 2}"}))
 
 
-def test_without_labels_ranks_find_out_by_trying():
+def test_without_labels_the_network_namespace_tells():
     with hosts() as net:
         results = run(net, "everything")
+    check_links(results)
+    # Nothing was tried in vain.
+    assert not any("no shared memory" in result.output for result in results)
+
+
+def test_ranks_of_one_label_find_out_by_trying():
+    with hosts() as net:
+        results = run(net, "everything", UNISONO_HOST="one")
     check_links(results)
     # Who finds out says so, with the reason, and does not repeat it.
     fallback = "no shared memory inside this host: using TCP"

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use half::f16;
 use unisono::config::Config;
 use unisono::error::Result;
 use unisono::rendezvous::memory::MemoryStore;
@@ -28,7 +29,18 @@ const TRANSPORTS: [Transport; 4] = [
 
 /// Runs `body` as every rank of a world, each on a thread of its own.
 fn run(transport: Transport, world: usize, body: impl Fn(&Communicator) + Send + Sync) {
+    run_by("auto", transport, world, body);
+}
+
+/// The same with collectives by this algorithm wherever it applies.
+fn run_by(
+    algorithm: &str,
+    transport: Transport,
+    world: usize,
+    body: impl Fn(&Communicator) + Send + Sync,
+) {
     let mut config = Config::default();
+    config.set("algorithm", algorithm).expect("an algorithm");
     config.set("timeout", "60").expect("a setting");
     config.set("join_timeout", "30").expect("a setting");
     match transport {
@@ -354,5 +366,32 @@ fn threads_share_a_reduction_and_change_nothing_of_it() {
         for got in sums(threads) {
             assert!(got == expected, "{threads} threads");
         }
+    }
+}
+
+/// Two hosts of equal and of unequal numbers of ranks, numbered in turn: by composition of plans, which is proved
+/// elsewhere, over the links there are.
+#[test]
+fn hosts_are_crossed_by_all_ranks_at_once() {
+    for world in [3, 4, 5, 8] {
+        run_by("hierarchical", Transport::Mixed, world, |comm| {
+            for count in COUNTS {
+                let sum: Vec<i64> = (0..count)
+                    .map(|i| (0..world).map(|rank| value(rank, i)).sum())
+                    .collect();
+                let mut data = contribution(comm.rank(), count);
+                comm.all_reduce(&mut data, ReduceOp::Sum)
+                    .expect("all_reduce");
+                assert!(data == sum, "world {world} count {count}");
+            }
+            // Halves are summed up in float32 on the way, and rounded once.
+            let mut halves = vec![f16::from_f32(0.1 * (comm.rank() + 1) as f32); 100_000];
+            comm.all_reduce(&mut halves, ReduceOp::Avg)
+                .expect("all_reduce");
+            let first = halves[0];
+            assert!(halves.iter().all(|half| *half == first));
+            let expected = 0.05 * (world + 1) as f32;
+            assert!((first.to_f32() - expected).abs() < 1e-3, "{first}");
+        });
     }
 }

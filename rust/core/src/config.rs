@@ -109,7 +109,7 @@ settings! {
     interface: Option<String>, "UNISONO_INTERFACE", "auto", "auto, an interface (eth0) or an address", false,
         "TCP connections use this network interface instead of the one that leads to the peer.";
     host: Option<String>, "UNISONO_HOST", "auto", "auto, or any label", false,
-        "Ranks with the same label count as one host and try shared memory; auto tells by the running kernel.";
+        "Ranks with the same label count as one host and try shared memory; auto tells by kernel, user and network namespace.";
     ring_bytes: RingBytes, "UNISONO_RING_BYTES", "256K", "a power of two, 4K to 64M", true,
         "Shared memory per direction and peer: more lets large messages stream, less fits the cache.";
     algorithm: Option<Algorithm>, "UNISONO_ALGORITHM", "auto",

@@ -10,6 +10,7 @@ use super::secret::Secret;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::cost::{Costs, Rounded};
+use crate::transport::endpoint::network_namespace;
 use crate::transport::keys::{KeyPair, random_bytes};
 use crate::types::Rank;
 
@@ -153,14 +154,14 @@ fn this_process() -> Result<Uuid> {
     }
 }
 
-/// The label of the host that this process runs on: the running kernel, told by its boot id, and the user, since users of
-/// one host do not share memory. Containers of one host have the same; whether their ranks can share memory they find out
-/// by trying.
+/// The label of the host that this process runs on: the running kernel, told by its boot id; the user, since users of one
+/// host do not share memory; and the network namespace, since the sockets that hand memory over do not lead out of it.
 pub fn host_label() -> String {
     let user = rustix::process::geteuid().as_raw();
+    let network = network_namespace();
     match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
-        Ok(id) if !id.trim().is_empty() => format!("{} user {user}", id.trim()),
-        _ => format!("{} user {user}", hostname()),
+        Ok(id) if !id.trim().is_empty() => format!("{} user {user} network {network}", id.trim()),
+        _ => format!("{} user {user} network {network}", hostname()),
     }
 }
 

@@ -16,10 +16,11 @@ const MAX_NAME: usize = 255;
 const MAX_UNIX_NAME: usize = 107;
 const MAX_TCP: usize = 16;
 
-/// A host as far as sharing memory goes: one boot of one kernel, one user there, and the label the user gave to a part of
-/// it.
+/// A host as far as sharing memory goes: one boot of one kernel, one network namespace and one user there, and the label
+/// that the user gave to a part of it.
 ///
-/// Two processes with equal `HostId` try shared memory. Containers on one host are equal too and find out by trying.
+/// Two processes with equal `HostId` try shared memory. Containers in one network namespace are equal and find out by
+/// trying.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostId {
     boot: [u8; 16],
@@ -44,11 +45,29 @@ impl HostId {
             )));
         }
         Ok(Self {
-            boot: boot_id(),
+            boot: match label {
+                Some(_) => boot_id(),
+                None => in_namespace(boot_id()),
+            },
             user: rustix::process::geteuid().as_raw(),
             label: label.map(str::to_owned),
         })
     }
+}
+
+/// The same for one network namespace of the host: the Unix sockets that hand memory over do not lead out of it, so a
+/// container with a network of its own is another host. A user's label stands above that.
+fn in_namespace(boot: [u8; 16]) -> [u8; 16] {
+    let namespace = u128::from(network_namespace());
+    (u128::from_be_bytes(boot) ^ namespace).to_be_bytes()
+}
+
+/// The number of this process's network namespace; 0 where the kernel does not tell.
+pub fn network_namespace() -> u64 {
+    let name = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let name = name.to_string_lossy();
+    let digits = name.trim_matches(|letter: char| !letter.is_ascii_digit());
+    digits.parse().unwrap_or(0)
 }
 
 /// The kernel's boot id; where there is none (some sandboxes), the host name stands in: it can be wrong, and the

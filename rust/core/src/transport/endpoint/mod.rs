@@ -36,7 +36,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, getrlimit};
 
-pub use self::address::{Address, HostId};
+pub use self::address::{Address, HostId, network_namespace};
 pub use self::connect::{ConnectRequest, Outcome};
 pub use crate::config::TransportChoice;
 pub use crate::transport::handshake::Lane;
