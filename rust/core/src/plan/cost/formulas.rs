@@ -138,21 +138,31 @@ fn all_reduce(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
 
 /// Each host sums up, the ranks exchange their shards with their counterparts on the other hosts, each host gathers.
 fn hierarchical(work: &Work, bill: &mut Bill) {
-    let (beside, hosts) = (bill.at.beside as f64, bill.at.hosts as f64);
-    let shard = work.bytes / bill.at.fewest as f64;
-    let near = beside - 1.0;
-    let pieces = Work::pieces(work.elements.div_ceil(bill.at.fewest * bill.at.hosts));
+    let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
+    let near = (beside - 1) as f64;
+    let shard = work.bytes / fewest as f64;
+    let pieces = Work::pieces(work.elements.div_ceil(fewest * hosts));
     let inside = shard / pieces;
     bill.rounds += 2.0 * bill.round(false) + 2.0 * bill.round(true);
-    bill.exchanges(near * pieces, false, inside, Taken::Folded, work.widening);
-    bill.exchanges(near * pieces, false, inside, Taken::Copied, 1.0);
-    let across = shard / hosts / pieces;
-    let messages = (hosts - 1.0) * pieces;
+    if fewest == beside {
+        bill.exchanges(near * pieces, false, inside, Taken::Folded, work.widening);
+        bill.exchanges(near * pieces, false, inside, Taken::Copied, 1.0);
+    } else {
+        // On the larger hosts some ranks send all they have to those that carry shards, and receive the results.
+        let (given, taken) = (
+            bill.sending(inside) + bill.taking(inside, Taken::Copied, 1.0),
+            bill.taking(inside, Taken::Folded, work.widening) + bill.sending(inside),
+        );
+        bill.each += fewest as f64 * pieces * given;
+        bill.root += near * pieces * taken;
+    }
+    let across = shard / hosts as f64 / pieces;
+    let messages = (hosts - 1) as f64 * pieces;
     bill.exchanges(messages, true, across * work.widening, Taken::Folded, 1.0);
     bill.exchanges(messages, true, across, Taken::Copied, 1.0);
     // Sums in place wait in scratch memory until all have contributed.
     bill.pass(shard);
-    bill.wire += work.bytes * (hosts - 1.0) / hosts * (work.widening + 1.0);
+    bill.wire += work.bytes * (hosts - 1) as f64 / hosts as f64 * (work.widening + 1.0);
 }
 
 /// Every member is left with its part of `bytes`; the largest exchanges with the nearest or the `farthest`.

@@ -280,3 +280,36 @@ fn an_algorithm_that_is_asked_for_is_chosen() {
         assert!(!ask(&host, &gather, algorithm).needs_agreement());
     }
 }
+
+/// Where ranks share hosts, what crosses between the hosts decides, and hierarchy sends least.
+#[test]
+fn ranks_that_share_hosts_reduce_by_hierarchy() {
+    let round_robin = Topology {
+        host_of: vec![0, 1, 0, 1, 0, 1, 0, 1],
+        cores_per_host: 2,
+    };
+    let uneven = Topology {
+        host_of: vec![0, 0, 0, 1],
+        cores_per_host: 2,
+    };
+    let topologies = [
+        Topology::even(2, 2, 2),
+        Topology::even(2, 4, 2),
+        Topology::even(4, 2, 2),
+        Topology::even(8, 8, 8),
+        round_robin,
+        uneven,
+    ];
+    for topology in &topologies {
+        for bytes in [1 << 20, 16 << 20, 256 << 20] {
+            let chosen = chosen(Collective::AllReduce, topology, bytes);
+            // With hosts and ranks in powers of two, numbered in blocks, halving crosses as little.
+            let is_best = match chosen {
+                Algorithm::Hierarchical => true,
+                Algorithm::Halving => topology.host_of.is_sorted() && topology.host_of[1] == 0,
+                _ => false,
+            };
+            assert!(is_best, "{topology:?}, {bytes}: {chosen}");
+        }
+    }
+}
