@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use crate::buffer::Memory;
 use crate::config::Config;
 use crate::device::{self, DeviceGroup, Devices};
-use crate::engine::{Completion, Group, Inbound, Outbound, Request, WorkState};
+use crate::engine::{Completion, Group, Inbound, Outbound, PointToPoint, Request, WorkState};
 use crate::error::{Error, Result};
 use crate::fork::{self, Own};
 use crate::heap;
 use crate::rendezvous::store::Store;
-use crate::types::{Collective, DataType, DeviceStream, Rank};
+use crate::types::{Collective, DataType, Rank};
 
 /// How long a wait for operations of several groups stays with one of them.
 const TURN: Duration = Duration::from_micros(200);
@@ -394,19 +394,6 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// Options of a point-to-point operation.
-#[derive(Default)]
-pub struct PointToPoint {
-    /// How long it may take; `None` for the communicator's timeout.
-    pub timeout: Option<Duration>,
-    /// Called when it ends, on a thread made for that.
-    pub completion: Option<Completion>,
-    /// The caller waits at once ([`Work::wait`]) and drives the operation itself; nobody else does.
-    pub blocking: bool,
-    /// The stream of a buffer that is a device's memory; `None` for memory of the host.
-    pub stream: Option<DeviceStream>,
 }
 
 /// An operation under way. Dropping it does not end the operation.

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 
 use crate::buffer::Memory;
-use crate::communicator::PointToPoint;
-use crate::engine::{Completion, Fingerprint, Group, Identity, Request, WorkState};
+use crate::engine::{Completion, Fingerprint, Group, Identity, PointToPoint, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::plan::windows::{Peers, Plan};
 use crate::transport::cuda::driver::{Device, MemoryOperation, Stream, StreamIdentity};

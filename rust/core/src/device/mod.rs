@@ -27,8 +27,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::buffer::Memory;
-use crate::communicator::PointToPoint;
-use crate::engine::{Completion, Group, Request, WorkState};
+use crate::engine::{Completion, Group, PointToPoint, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::transport::cuda::driver::only_on_device;
 use crate::types::{DataType, Rank};

@@ -9,7 +9,6 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
-use crate::health::{self, Recorder};
 use crate::plan::cost::Costs;
 use crate::plan::select::{self, Choice, choose};
 use crate::plan::topology::Topology;
@@ -30,6 +29,7 @@ use crate::engine::group::panics::contained;
 use crate::engine::group::submit::LARGE;
 use crate::engine::links::LinkTable;
 use crate::engine::message::matching::{Finished, Matching};
+use crate::engine::reports::{Recorder, notice};
 use crate::engine::threads::{RuntimeThreads, ThreadsGuard};
 use crate::engine::wait::backoff::{Backoff, Parker};
 use crate::engine::work::WorkState;
@@ -348,7 +348,7 @@ impl Group {
 
     /// The group is dead: every operation fails with the first cause, and the other ranks are told.
     pub(crate) fn fail(&self, core: &mut Core, error: Error) {
-        let notice = health::notice(&error, self.rank);
+        let notice = notice(&error, self.rank);
         self.fail_with(core, error, &notice);
     }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::buffer::Scratch;
 use crate::engine::collective::bounce::BounceBuffer;
 use crate::engine::collective::run::{CompiledPlan, Prepared};
 use crate::engine::collective::transfer::Operands;
 use crate::error::Result;
+use crate::heap::Scratch;
 use crate::plan::select::Choice;
 use crate::plan::{Counts, Plan, Shape};
 use crate::types::{Collective, Rank};

@@ -11,8 +11,9 @@
 
 use std::sync::Arc;
 
-use crate::buffer::{Memory, Scratch};
+use crate::buffer::Memory;
 use crate::error::Result;
+use crate::heap::Scratch;
 use crate::plan::{Plan, Step};
 use crate::reduce;
 use crate::types::{Collective, DataType, Rank, ReduceOp};

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::buffer::Memory;
-use crate::communicator::PointToPoint;
 use crate::config::Config;
+use crate::engine::work::PointToPoint;
 use crate::error::{Code, Error, Result};
 use crate::plan::topology::Topology;
 use crate::rendezvous::launcher;

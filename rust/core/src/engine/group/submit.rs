@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::buffer::{Memory, Scratch};
-use crate::communicator::PointToPoint;
+use crate::buffer::Memory;
+use crate::engine::work::PointToPoint;
 use crate::error::{Error, Result};
+use crate::heap::Scratch;
 use crate::plan::select::Choice;
 use crate::plan::{self, Algorithm, Shape};
 use crate::reduce::{Kernel, Streaming};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::Memory;
-use crate::communicator::PointToPoint;
+use crate::engine::work::PointToPoint;
 use crate::error::{Error, Result};
 use crate::types::{Collective, DataType, Rank};
 
