@@ -21,7 +21,7 @@ const LARGER_CIRCLES: [(&str, usize); 5] = [
     ("heap", 7),
     ("plan", 8),
     ("transport", 8),
-    ("engine", 26),
+    ("engine", 4),
     ("device", 9),
 ];
 

@@ -20,7 +20,7 @@ mod wait;
 mod work;
 
 pub(crate) use collective::header::Fingerprint;
-pub(crate) use collective::plan_cache::PlanKey;
+pub(crate) use collective::plan_key::PlanKey;
 pub use collective::request::{Request, Sizes};
 pub(crate) use group::for_devices::Identity;
 pub(crate) use message::blocking::{Inbound, Outbound};
