@@ -7,7 +7,8 @@ use crate::buffer::Memory;
 use crate::config::Config;
 use crate::device::{self, DeviceGroup, Devices};
 use crate::engine::{Completion, Group, Inbound, Outbound, PointToPoint, Request, WorkState};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
+use crate::fence::{self, contained};
 use crate::fork::{self, Own};
 use crate::heap;
 use crate::rendezvous::store::Store;
@@ -359,6 +360,28 @@ impl Communicator {
     /// The number of the last collective that was started here. Those on device memory are counted apart, and added.
     pub fn sequence(&self) -> u64 {
         self.group.sequence() + self.devices.sequence()
+    }
+
+    /// Runs `body`, a call of a door's, with this communicator. A panic in it becomes an `Internal` error; and such an
+    /// error is the end of the communicator: after a defect no rank knows what the others wait for, so all of them learn
+    /// of it.
+    ///
+    /// # Errors
+    /// Those of `body`, and `Internal`.
+    #[inline]
+    pub fn guard<T>(&self, body: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let result = fence::guard(|| body(self));
+        if let Err(error) = &result {
+            self.end_if_defect(error);
+        }
+        result
+    }
+
+    #[cold]
+    fn end_if_defect(&self, error: &Error) {
+        if error.code == Code::Internal {
+            let _ = contained(|| self.abort(&error.message));
+        }
     }
 
     /// Ends every operation on every rank with an error that gives `reason`.

@@ -6,7 +6,7 @@
 //!
 //! - [`types`], [`buffer`], [`error`], [`config`]: the vocabulary. `buffer` is the only place where a pointer becomes a
 //!   slice; `config` is the one table of settings.
-//! - `fence`, `fork`, `threads`, `rarely`: what a panic becomes, whether this process is a forked child, which threads
+//! - [`fence`], `fork`, `threads`, `rarely`: what a panic becomes, whether this process is a forked child, which threads
 //!   the library has started, and how often a line is logged.
 //! - [`heap`]: memory that peers on the same host work on in place.
 //! - [`plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
@@ -49,7 +49,7 @@ pub mod cuda;
 mod device;
 mod engine;
 pub mod error;
-mod fence;
+pub mod fence;
 mod fork;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]

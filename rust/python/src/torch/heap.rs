@@ -4,7 +4,7 @@ use std::ptr::{self, NonNull};
 
 use unisono::heap;
 
-use super::guard;
+use unisono::fence::guard;
 
 /// Whether there can be memory in the heap.
 pub(super) fn heap_enabled() -> bool {
