@@ -1,11 +1,10 @@
 //! The fence around every function: a failure becomes a status and the thread's last error, a panic becomes `Internal`.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::CString;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use unisono::error::{Code, Error, Result};
+use unisono::error::{Error, Result};
+use unisono::fence::guard;
 
 use crate::error::Status;
 
@@ -34,19 +33,22 @@ pub(crate) fn fence_with(
     body: impl FnOnce() -> Result<()>,
     is_fatal: impl FnOnce(&Error) -> bool,
 ) -> Status {
-    // Unwind safety: whoever panics leaves what it held either unlocked and whole (the core says so of itself, and
-    // aborts the group) or is the end of the communicator.
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => Status::OK,
-        Ok(Err(error)) => fail(error, is_fatal),
-        Err(panic) => fail(defect(&*panic), is_fatal),
+    status(guard(body), is_fatal)
+}
+
+/// The status of a call that was guarded already. Of its failure, `is_fatal` says whether it is the end of a communicator.
+#[inline]
+pub(crate) fn status(result: Result<()>, is_fatal: impl FnOnce(&Error) -> bool) -> Status {
+    match result {
+        Ok(()) => Status::OK,
+        Err(error) => fail(error, is_fatal),
     }
 }
 
 #[cold]
 fn fail(error: Error, is_fatal: impl FnOnce(&Error) -> bool) -> Status {
-    // It may look at a communicator, or end it.
-    let fatal = catch_unwind(AssertUnwindSafe(|| is_fatal(&error))).unwrap_or(true);
+    // It may look at a communicator.
+    let fatal = guard(|| Ok(is_fatal(&error))).unwrap_or(true);
     let status = Status::of(error.code);
     let last = Last {
         status,
@@ -60,20 +62,6 @@ fn fail(error: Error, is_fatal: impl FnOnce(&Error) -> bool) -> Status {
     status
 }
 
-/// The error that stands for a panic.
-#[cold]
-fn defect(panic: &(dyn Any + Send)) -> Error {
-    let text = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("a panic without a message");
-    Error::new(
-        Code::Internal,
-        format!("a defect in unisono: {text}; please report it"),
-    )
-}
-
 /// `text` for C, which ends at the first 0.
 pub(crate) fn text(text: impl Into<Vec<u8>>) -> CString {
     let mut bytes = text.into();
@@ -83,6 +71,8 @@ pub(crate) fn text(text: impl Into<Vec<u8>>) -> CString {
 
 #[cfg(test)]
 mod tests {
+    use unisono::error::Code;
+
     use super::*;
 
     #[test]

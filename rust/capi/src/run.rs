@@ -2,34 +2,26 @@
 
 use std::time::Duration;
 
-use unisono::error::{Code, Error, Result};
+use unisono::error::{Error, Result};
 use unisono::types::{DataType, DeviceStream, Rank};
 use unisono::{PointToPoint, Request};
 
 use crate::communicator::{COMMUNICATORS, Communicator, Joined};
 use crate::error::{Status, output};
-use crate::fence::fence_with;
+use crate::fence::status;
 use crate::group;
 use crate::types::{Buffer, Checked};
 use crate::work::{self, Work};
 
-/// Runs `body` with what `comm` stands for. A defect ends the communicator: after it nobody knows what its peers wait
-/// for, and better they learn of it.
+/// Runs `body` with what `comm` stands for, under the communicator's own guard.
 #[inline(always)]
 pub(crate) fn on(comm: *const Communicator, body: impl FnOnce(&Joined) -> Result<()>) -> Status {
     match COMMUNICATORS.find(comm) {
-        Ok(joined) => fence_with(|| body(&joined), |error| ends(&joined, error)),
-        Err(error) => fence_with(|| Err(error), |_| false),
+        Ok(joined) => status(joined.comm.guard(|_| body(&joined)), |_| {
+            joined.comm.error().is_some()
+        }),
+        Err(error) => status(Err(error), |_| false),
     }
-}
-
-/// Whether `error` is the end of the communicator.
-#[cold]
-fn ends(joined: &Joined, error: &Error) -> bool {
-    if error.code == Code::Internal {
-        joined.comm.abort(&error.message);
-    }
-    joined.comm.error().is_some()
 }
 
 /// Carries out the collective that `request` makes, or starts it. Always inlined, and the request is made where the core

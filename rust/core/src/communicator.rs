@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use crate::buffer::Memory;
 use crate::config::Config;
 use crate::device::{self, DeviceGroup, Devices};
-use crate::engine::{Completion, Group, Inbound, Outbound, Request, WorkState};
-use crate::error::{Error, Result};
+use crate::engine::{Completion, Group, Inbound, Outbound, PointToPoint, Request, WorkState};
+use crate::error::{Code, Error, Result};
+use crate::fence::{self, contained};
 use crate::fork::{self, Own};
 use crate::heap;
 use crate::rendezvous::store::Store;
-use crate::types::{Collective, DataType, DeviceStream, Rank};
+use crate::types::{Collective, DataType, Rank};
 
 /// How long a wait for operations of several groups stays with one of them.
 const TURN: Duration = Duration::from_micros(200);
@@ -361,6 +362,28 @@ impl Communicator {
         self.group.sequence() + self.devices.sequence()
     }
 
+    /// Runs `body`, a call of a door's, with this communicator. A panic in it becomes an `Internal` error; and such an
+    /// error is the end of the communicator: after a defect no rank knows what the others wait for, so all of them learn
+    /// of it.
+    ///
+    /// # Errors
+    /// Those of `body`, and `Internal`.
+    #[inline]
+    pub fn guard<T>(&self, body: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let result = fence::guard(|| body(self));
+        if let Err(error) = &result {
+            self.end_if_defect(error);
+        }
+        result
+    }
+
+    #[cold]
+    fn end_if_defect(&self, error: &Error) {
+        if error.code == Code::Internal {
+            let _ = contained(|| self.abort(&error.message));
+        }
+    }
+
     /// Ends every operation on every rank with an error that gives `reason`.
     pub fn abort(&self, reason: &str) {
         self.devices.abort(reason);
@@ -394,19 +417,6 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// Options of a point-to-point operation.
-#[derive(Default)]
-pub struct PointToPoint {
-    /// How long it may take; `None` for the communicator's timeout.
-    pub timeout: Option<Duration>,
-    /// Called when it ends, on a thread made for that.
-    pub completion: Option<Completion>,
-    /// The caller waits at once ([`Work::wait`]) and drives the operation itself; nobody else does.
-    pub blocking: bool,
-    /// The stream of a buffer that is a device's memory; `None` for memory of the host.
-    pub stream: Option<DeviceStream>,
 }
 
 /// An operation under way. Dropping it does not end the operation.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
-use crate::plan::Algorithm;
+use crate::types::Algorithm;
 
 /// The beginning of every environment variable that unisono reads.
 const PREFIX: &str = "UNISONO_";

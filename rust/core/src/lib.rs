@@ -1,22 +1,25 @@
 //! unisono: collective communication between processes.
 //!
 //! A [`Communicator`] is a group of ranks. Its collectives move and reduce buffers between them, through shared memory
-//! inside a host and over TCP between hosts. The layers, each of which knows only those above it in this list:
+//! inside a host and over TCP between hosts. The layers, each of which uses only those before it in this list
+//! (`tests/rust/layers.rs` reads the list and compares):
 //!
 //! - [`types`], [`buffer`], [`error`], [`config`]: the vocabulary. `buffer` is the only place where a pointer becomes a
 //!   slice; `config` is the one table of settings.
+//! - [`fence`], `fork`, `threads`, `rarely`: what a panic becomes, whether this process is a forked child, which threads
+//!   the library has started, and how often a line is logged.
 //! - [`heap`]: memory that peers on the same host work on in place.
 //! - [`plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
 //!   which `plan::check` proves right without a socket.
 //! - [`reduce`]: the arithmetic, operator by type, in SIMD and as a scalar reference.
-//! - [`transport`]: a `Link` is one ordered reliable stream between two ranks; shared memory, TCP, in-process. And what
-//!   device memory needs: the CUDA driver, found at run time, behind safe objects.
-//! - [`rendezvous`]: how the ranks of a job find each other (stores, launchers) and who may join (handshake).
+//! - [`transport`]: a `Link` is one ordered reliable stream between two ranks; shared memory, TCP, in-process. Its
+//!   `handshake` proves that a peer is a member. And what device memory needs: the CUDA driver, found at run time, behind
+//!   safe objects.
+//! - [`rendezvous`]: how the ranks of a job find each other (stores, launchers) and learn each other's keys.
 //! - `engine`: runs plans over links. One progress thread per process; a blocking call drives its own operation.
-//! - `health`: what went wrong, in words.
 //! - `device`: operations on device memory, enqueued on the caller's streams.
-//! - [`cuda`]: on which device memory lies, for who knows an address alone.
-//! - [`communicator`]: the group and its collectives, which the doors (torch, Python, C) call.
+//! - [`cuda`]: on which device memory lies, for a caller that has an address alone.
+//! - [`communicator`], `slices`: the group and its collectives, which the doors (torch, Python, C) call.
 //!
 //! The paved path:
 //!
@@ -46,11 +49,11 @@ pub mod cuda;
 mod device;
 mod engine;
 pub mod error;
+pub mod fence;
 mod fork;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod health;
 pub mod heap;
 pub mod plan;
 mod rarely;
@@ -61,6 +64,6 @@ mod threads;
 pub mod transport;
 pub mod types;
 
-pub use communicator::{Communicator, PointToPoint, Work};
-pub use engine::{Completion, Request, Sizes, wait_for_threads};
+pub use communicator::{Communicator, Work};
+pub use engine::{Completion, PointToPoint, Request, Sizes, wait_for_threads};
 pub use fork::check as check_process;

@@ -5,8 +5,6 @@
 
 use std::fmt;
 
-use crate::error::{Error, Result};
-
 /// A process's number in a communicator, `0..world_size`.
 pub type Rank = usize;
 
@@ -254,24 +252,15 @@ impl ReduceOp {
         }
     }
 
-    /// Refuses combinations that mean nothing: order on complex numbers, bits of floats, logic on complex.
-    ///
-    /// # Errors
-    /// `Unsupported`, naming the operator and the type.
-    pub fn check(self, dtype: DataType) -> Result<()> {
-        let meaningless = match self {
-            Self::Sum | Self::Prod => false,
-            Self::Avg | Self::PremulSum(_) => dtype == DataType::Bool,
-            Self::Min | Self::Max => dtype.is_complex(),
-            Self::Band | Self::Bor | Self::Bxor => dtype.is_complex() || dtype.is_float(),
-            Self::Land | Self::Lor | Self::Lxor => dtype.is_complex(),
-        };
-        if meaningless {
-            return Err(Error::unsupported(format!(
-                "operator {self} has no meaning for {dtype}"
-            )));
+    /// Whether the operator has a meaning for `dtype`: complex numbers have no order, floats no bits, complex numbers no
+    /// truth.
+    pub const fn has_meaning_for(self, dtype: DataType) -> bool {
+        match self {
+            Self::Sum | Self::Prod => true,
+            Self::Avg | Self::PremulSum(_) => !matches!(dtype, DataType::Bool),
+            Self::Min | Self::Max | Self::Land | Self::Lor | Self::Lxor => !dtype.is_complex(),
+            Self::Band | Self::Bor | Self::Bxor => !dtype.is_complex() && !dtype.is_float(),
         }
-        Ok(())
     }
 }
 
@@ -354,6 +343,86 @@ impl Collective {
 }
 
 impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The families of algorithms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// Everyone to everyone: the fewest rounds, one fixed order of reduction at any size.
+    Direct,
+    /// Direct in two shots: reduce your slice from everyone, share the slices. The volume of the ring in two
+    /// rounds, and the order of reduction of `Direct`.
+    TwoShot,
+    /// Around a ring: each link direction of each rank is used by one neighbour only.
+    Ring,
+    /// Double binary tree (Sanders, Speck, Träff 2009).
+    Tree,
+    /// Recursive doubling: log2(n) exchanges of everything.
+    RecursiveDoubling,
+    /// Recursive halving, then doubling (Rabenseifner 2004; any world size).
+    Halving,
+    /// Bruck et al. 1997: log2(n) rounds for all_to_all, all_gather and barrier.
+    Bruck,
+    /// Reduce_scatter inside each host, all_reduce across the hosts by all ranks at once, all_gather inside each host. See
+    /// [`crate::plan::hierarchical`].
+    Hierarchical,
+    /// Copy-in, copy-out: chunk by chunk through windows, memory of each rank that all ranks of the host map. For
+    /// buffers that the peers cannot reach. See [`crate::plan::windows`].
+    Windows,
+    /// An all_reduce in one pass over the buffers of all ranks, where they lie in the heap that the ranks of the host
+    /// share: each rank sums up its slice of all of them and stores the sum to all of them.
+    InPlace,
+}
+
+impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Self; 10] = [
+        Self::Direct,
+        Self::TwoShot,
+        Self::Ring,
+        Self::Tree,
+        Self::RecursiveDoubling,
+        Self::Halving,
+        Self::Bruck,
+        Self::Hierarchical,
+        Self::Windows,
+        Self::InPlace,
+    ];
+
+    /// The name used in settings and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::TwoShot => "two_shot",
+            Self::Ring => "ring",
+            Self::Tree => "tree",
+            Self::RecursiveDoubling => "recursive_doubling",
+            Self::Halving => "halving",
+            Self::Bruck => "bruck",
+            Self::Hierarchical => "hierarchical",
+            Self::Windows => "windows",
+            Self::InPlace => "in_place",
+        }
+    }
+
+    /// Its number in [`Self::ALL`], by which ranks compare what they do.
+    pub fn number(self) -> u8 {
+        Self::ALL
+            .iter()
+            .position(|known| *known == self)
+            .unwrap_or(0) as u8
+    }
+
+    /// Whether all ranks must share memory for it, and agree on that before.
+    pub const fn needs_shared_memory(self) -> bool {
+        matches!(self, Self::Windows | Self::InPlace)
+    }
+}
+
+impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

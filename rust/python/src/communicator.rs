@@ -9,10 +9,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use unisono::config::Config;
 use unisono::error::Error;
+use unisono::fence::guard;
 use unisono::rendezvous::launcher::{self, Launch};
 use unisono::rendezvous::{self, Meeting};
 
-use crate::errors::{exception, guard, invalid};
+use crate::errors::{exception, invalid};
 use crate::running::{Call, Seconds, elsewhere, finish, run, start};
 use crate::settings::Options;
 use crate::work::Work;

@@ -1,12 +1,10 @@
 //! The core's errors as Python's exceptions, which are defined in `unisono/errors.py`: abi3 of Python 3.10 cannot
 //! derive a native class from an exception, and there they can be read.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use unisono::error::{Code, Error, Result};
+use unisono::error::{Code, Error};
 
 static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
 
@@ -57,18 +55,4 @@ pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
 /// A request that cannot be carried out here, refused before anything is sent.
 pub(crate) fn unsupported(py: Python<'_>, message: impl Into<String>) -> PyErr {
     exception(py, &Error::unsupported(message))
-}
-
-/// Runs `body`; a panic becomes an `Internal` error, which says more to a user than a `PanicException`.
-pub(crate) fn guard<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        let text = panic
-            .downcast_ref::<&str>()
-            .copied()
-            .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-            .unwrap_or("a panic without a message");
-        Err(Error::internal(format!(
-            "a defect in unisono: {text}; please report it"
-        )))
-    })
 }

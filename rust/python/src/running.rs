@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use unisono::error::{Code, Error, Result};
+use unisono::fence::guard;
 use unisono::types::DeviceStream;
 use unisono::{Communicator, PointToPoint, Request};
 
-use crate::errors::{exception, guard, invalid};
+use crate::errors::{exception, invalid};
 
 /// How long a wait may keep Python from looking for signals.
 const SLICE: Duration = Duration::from_millis(50);
@@ -69,7 +70,7 @@ pub(crate) fn run(py: Python<'_>, comm: &Communicator, call: Call) -> PyResult<u
         value: _,
     } = call;
     let work = py.detach(|| {
-        guard(|| {
+        comm.guard(|comm| {
             let work = match action {
                 // SAFETY: `keep` lives until the operation has ended, which is when this function returns. That
                 // nobody else uses the arrays is the caller's part.
@@ -82,7 +83,7 @@ pub(crate) fn run(py: Python<'_>, comm: &Communicator, call: Call) -> PyResult<u
             Ok(work)
         })
     });
-    let work = poison(comm, work).map_err(|error| exception(py, &error))?;
+    let work = work.map_err(|error| exception(py, &error))?;
     while !work.is_done() {
         if let Err(interrupt) = py.check_signals() {
             comm.abort(&format!("interrupted in {}: {interrupt}", work.name()));
@@ -90,7 +91,7 @@ pub(crate) fn run(py: Python<'_>, comm: &Communicator, call: Call) -> PyResult<u
             let _ = py.detach(|| work.wait(None));
             return Err(interrupt);
         }
-        let _ = poison(comm, py.detach(|| guard(|| Ok(work.wait(Some(SLICE))))));
+        let _ = py.detach(|| comm.guard(|_| Ok(work.wait(Some(SLICE)))));
     }
     drop(keep);
     match work.result() {
@@ -114,7 +115,7 @@ pub(crate) fn start(
     // holding it, PyO3 puts on a list that is worked off when somebody holds it next.
     let completion: unisono::Completion = Box::new(move |_| drop(keep));
     let work = py.detach(|| {
-        guard(|| {
+        comm.guard(|comm| {
             match action {
                 // SAFETY: the completion keeps what owns the memory until the operation has ended. That nobody
                 // else uses the arrays is the caller's part.
@@ -126,7 +127,7 @@ pub(crate) fn start(
             }
         })
     });
-    match poison(comm, work) {
+    match work {
         Ok(work) => Ok((work, value)),
         Err(error) => Err(exception(py, &error)),
     }
@@ -161,16 +162,6 @@ unsafe fn send_or_receive(
             _ => comm.receive(dtype, memory, peer, tag, options),
         }
     }
-}
-
-/// After a defect nobody knows what the peers wait for; better that they learn of it.
-fn poison<T>(comm: &Communicator, result: Result<T>) -> Result<T> {
-    if let Err(error) = &result
-        && error.code == Code::Internal
-    {
-        comm.abort(&error.message);
-    }
-    result
 }
 
 /// Waits for `work`, at most `timeout`. Returns without an error when it has ended, well or not.

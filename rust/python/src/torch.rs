@@ -5,7 +5,6 @@
 //! text of an error; a panic becomes an `Internal` error in [`guard`], since it would otherwise end the process.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use cxx::UniquePtr;
@@ -14,6 +13,7 @@ use unisono::buffer::Memory;
 use unisono::config::Config;
 use unisono::cuda::LentStream;
 use unisono::error::{Code, Error, Result};
+use unisono::fence::guard;
 use unisono::rendezvous::launcher;
 use unisono::rendezvous::secret::Secret;
 use unisono::rendezvous::store::Store;
@@ -236,17 +236,7 @@ impl Group {
             .0
             .as_ref()
             .ok_or_else(|| Error::internal("the group was never joined"))?;
-        let result = guard(|| body(communicator));
-        if let Err(Error {
-            code: Code::Internal,
-            message,
-            ..
-        }) = &result
-        {
-            // After a defect nobody knows what the peers wait for; better that they learn of it.
-            communicator.abort(message);
-        }
-        result
+        communicator.guard(body)
     }
 
     fn monitored_barrier(&self, timeout_ms: u64, report_all: bool) -> ffi::Status {
@@ -526,18 +516,6 @@ fn result(status: ffi::Status) -> Result<()> {
         None => Ok(()),
         Some(code) => Err(Error::new(code, status.message)),
     }
-}
-
-/// Runs `body`; a panic in it becomes an `Internal` error.
-fn guard<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        let text = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied())
-            .unwrap_or("no message");
-        Err(Error::internal(format!("a defect in unisono: {text}")))
-    })
 }
 
 /// The numbers that cross the bridge are the core's.

@@ -7,7 +7,7 @@
 //! operations are in one, it never sleeps for longer than [`GRAPH_NAP`].
 //!
 //! It waits for nobody: a stream may wait for it. So it takes no lock under which others enqueue, and frees nothing that
-//! the driver knows of, since that may wait for the device ([`dispose`]).
+//! the driver knows of, since that may wait for the device ([`super::disposal`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, fence};
@@ -18,7 +18,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::{Error, Result};
 use crate::threads;
 
-use super::group::DeviceGroup;
+use super::state::DeviceGroup;
 
 /// What was found in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,14 +112,6 @@ fn rouse(from: u8) {
     if ATTENDANT.rest.load(Ordering::Relaxed) >= from {
         ATTENDANT.state.lock().rung = true;
         ATTENDANT.woken.notify_one();
-    }
-}
-
-/// Gives back what the driver may take its time to take back, on a thread of its own.
-pub(super) fn dispose(give_back: impl FnOnce() + Send + 'static) {
-    let dropping = threads::spawn("unisono-dispose", give_back);
-    if let Err(cause) = dropping {
-        tracing::warn!("no thread to give device memory back: {cause}");
     }
 }
 

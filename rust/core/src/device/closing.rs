@@ -1,7 +1,7 @@
 //! How a group goes: in good order for the others, who may still read this rank's window, and without anybody waiting for it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::{Code, Error, Result};
@@ -10,10 +10,9 @@ use crate::transport::cuda::driver::{Device, DeviceMemory};
 use crate::transport::cuda::flags::{Mark, Signal, Spot};
 use crate::types::Rank;
 
-use super::attendant::{self, Found, dispose};
-use super::formation::Way;
-use super::group::{DeviceGroup, HERE, pause};
-use super::watch::GRACE;
+use super::attendant::{self, Found};
+use super::disposal::dispose;
+use super::state::{DeviceGroup, GRACE, HERE, Way, pause};
 
 /// How long a window that is closed is kept for peers that have not unmapped it.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -30,13 +29,6 @@ impl Drop for Call<'_> {
     fn drop(&mut self) {
         self.0.board.lock().calls -= 1;
     }
-}
-
-/// The end of what graphs may be doing, once the group is closed.
-#[derive(Default)]
-pub(super) struct Rest {
-    is_awaited: AtomicBool,
-    has_come: Arc<AtomicBool>,
 }
 
 impl DeviceGroup {

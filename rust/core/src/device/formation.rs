@@ -18,14 +18,8 @@ use crate::transport::cuda::window::{RECORD, Record, Window, Windows};
 use crate::types::{DataType, Rank};
 
 use super::direct::Direct;
-use super::group::{DeviceGroup, HERE};
 use super::staged::Staged;
-
-/// How the collectives of a group reach the other ranks.
-pub(super) enum Way {
-    Direct(Direct),
-    Staged(Staged),
-}
+use super::state::{DeviceGroup, HERE, Way};
 
 /// The smallest half: an element of the largest type for as many ranks as there can be.
 const SMALLEST_HALF: usize = 4096;

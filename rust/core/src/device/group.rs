@@ -4,16 +4,14 @@
 //! enqueue may have to wait for room in a stream, and that stream for the attendant. What is under way is on the board,
 //! whose lock is held for moments only.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
 use crate::buffer::Memory;
-use crate::communicator::PointToPoint;
-use crate::engine::{Completion, Fingerprint, Group, Identity, Request, WorkState};
+use crate::engine::{Completion, Group, PointToPoint, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::plan::windows::{Peers, Plan};
 use crate::transport::cuda::driver::{Device, MemoryOperation, Stream, StreamIdentity};
@@ -21,81 +19,12 @@ use crate::transport::cuda::kernels;
 use crate::types::{Collective, DataType, Rank};
 
 use super::attendant;
-use super::closing::Rest;
 use super::copies::check_memory;
-use super::direct::{Plans, Ticket};
-use super::formation::{Way, form};
+use super::direct::Ticket;
+use super::formation::form;
 use super::messages::{Messages, Wanted};
-use super::replay::Replays;
-use super::watch::Health;
+use super::state::{DeviceGroup, HERE, Pending, Rest, Way, pause};
 use super::words::{Word, Words};
-
-/// Those of this process whose way has been found, for ranks that share it.
-pub(super) static HERE: Mutex<Vec<(Identity, Weak<DeviceGroup>)>> = Mutex::new(Vec::new());
-
-/// The operations of one communicator on one device.
-pub(crate) struct DeviceGroup {
-    pub(super) device: &'static Device,
-    pub(super) parent: Arc<Group>,
-    /// All ranks of the parent, for what the device layer has them do on the host.
-    pub(super) cpu: Arc<Group>,
-    pub(super) words: Words,
-    /// Found at the first collective; gone when it has been taken down.
-    pub(super) way: RwLock<Option<Arc<Way>>>,
-    /// Held by who finds it.
-    pub(super) forming: Mutex<()>,
-    pub(super) queue: Mutex<Queue>,
-    pub(super) board: Mutex<Board>,
-    pub(super) messages: Messages,
-    pub(super) failure: OnceLock<(Error, Instant)>,
-    /// When it was closed.
-    pub(super) closed: OnceLock<Instant>,
-    /// Operations have become part of graphs, which may be replayed at any time.
-    pub(super) captured: AtomicBool,
-    pub(super) health: Arc<Health>,
-    pub(super) rest: Rest,
-}
-
-/// What submissions share.
-#[derive(Default)]
-pub(super) struct Queue {
-    number: u64,
-    /// The last collective that is no part of a graph.
-    last: u64,
-    /// Its stream, if that is known.
-    stream: Option<StreamIdentity>,
-    plans: Plans,
-}
-
-/// What is under way.
-#[derive(Default)]
-pub(super) struct Board {
-    pub(super) pending: VecDeque<Pending>,
-    /// The number of the last one that was put here.
-    pub(super) last: u64,
-    pub(super) looked: Option<Instant>,
-    /// When it was last asked whether the device still works.
-    pub(super) asked: Option<Instant>,
-    pub(super) replays: Replays,
-    /// Calls that are in the middle of putting something into a stream.
-    pub(super) calls: usize,
-    /// A stream holds a part of a collective that could not be enqueued as a whole, and will not say when it has got past it.
-    pub(super) is_torn: bool,
-    /// No call comes in any more.
-    pub(super) is_closing: bool,
-}
-
-/// A collective that a stream has not got past.
-pub(super) struct Pending {
-    pub(super) work: Arc<WorkState>,
-    pub(super) number: u64,
-    pub(super) stream: Option<StreamIdentity>,
-    pub(super) print: Fingerprint,
-    /// Of the direct way.
-    pub(super) plan: Option<Arc<Plan>>,
-    /// Peers whose announcement has not been compared.
-    pub(super) unheard: Peers,
-}
 
 impl DeviceGroup {
     /// The `index`-th device that this rank uses with the group `parent`.
@@ -505,16 +434,6 @@ impl DeviceGroup {
         let under_way = self.board.lock().pending.len() + self.messages.works().len();
         let host = host + self.messages.bytes();
         (device as u64, host as u64, under_way as u64)
-    }
-}
-
-/// Gives the core away, and sleeps for moments when that has not helped.
-pub(super) fn pause(looks: &mut u32) {
-    *looks = looks.saturating_add(1);
-    match *looks {
-        0..=200 => std::thread::yield_now(),
-        201..=400 => std::thread::sleep(Duration::from_micros(20)),
-        _ => std::thread::sleep(Duration::from_micros(200)),
     }
 }
 

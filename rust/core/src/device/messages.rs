@@ -15,8 +15,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::buffer::Memory;
-use crate::communicator::PointToPoint;
-use crate::engine::{Group, WorkState};
+use crate::engine::{Group, PointToPoint, WorkState};
 use crate::error::Result;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
 use crate::types::{DataType, Rank};

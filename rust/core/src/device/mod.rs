@@ -13,11 +13,13 @@ mod attendant;
 mod closing;
 mod copies;
 mod direct;
+mod disposal;
 mod formation;
 mod group;
 mod messages;
 mod replay;
 mod staged;
+mod state;
 mod watch;
 mod words;
 
@@ -27,13 +29,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::buffer::Memory;
-use crate::communicator::PointToPoint;
-use crate::engine::{Completion, Group, Request, WorkState};
+use crate::engine::{Completion, Group, PointToPoint, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::transport::cuda::driver::only_on_device;
 use crate::types::{DataType, Rank};
 
-pub(crate) use self::group::DeviceGroup;
+pub(crate) use self::state::DeviceGroup;
 
 /// An operation, and the group that it is under way in.
 pub(crate) type Started = (Arc<DeviceGroup>, Arc<WorkState>);
@@ -239,7 +240,7 @@ pub(crate) fn refuse_memory(memory: &Memory, what: &str) -> Result<()> {
 
 /// Waits until one of `works` has ended, for at most `timeout`; the next look of who waits for several groups.
 pub(crate) fn pause(looks: &mut u32) {
-    group::pause(looks);
+    state::pause(looks);
 }
 
 /// How long a look around in another group may take while a device's operation is awaited.

@@ -4,71 +4,21 @@
 //! ([`Word::Replayed`]), and at which of its steps they wait. That is enough to see that somebody waits, and for whom. It is
 //! not enough to tell two replays apart, so they have no deadline.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::engine::WorkState;
 use crate::error::{Code, Error, Result};
-use crate::plan::windows::Plan;
 use crate::types::Rank;
 
-use super::formation::Way;
-use super::group::DeviceGroup;
-use super::watch::GRACE;
+use super::state::{DeviceGroup, GRACE, Place, Way};
 use super::words::{PASSED, Word, replayed};
-
-/// Captured collectives that are remembered by name; older ones are watched all the same.
-const REMEMBERED: usize = 1 << 14;
-
-/// Of the collectives of a group that are part of graphs.
-#[derive(Default)]
-pub(super) struct Replays {
-    captured: VecDeque<Captured>,
-    /// Where a replay was last seen waiting, and since when.
-    waits: Option<(Place, Instant)>,
-}
-
-/// A collective that is part of a graph.
-struct Captured {
-    work: Arc<WorkState>,
-    number: u64,
-    plan: Arc<Plan>,
-}
-
-/// A captured collective and its step, as streams write them.
-type Place = (u32, u32);
 
 /// What a replay waits for.
 struct Wait {
     name: String,
     missing: Vec<Rank>,
     what: &'static str,
-}
-
-impl Replays {
-    pub(super) fn remember(&mut self, work: &Arc<WorkState>, number: u64, plan: &Arc<Plan>) {
-        if self.captured.len() >= REMEMBERED {
-            self.captured.pop_front();
-        }
-        self.captured.push_back(Captured {
-            work: Arc::clone(work),
-            number,
-            plan: Arc::clone(plan),
-        });
-    }
-
-    /// How long a replay has waited at `place`.
-    fn waited(&mut self, place: Place, now: Instant) -> Duration {
-        match self.waits {
-            Some((at, since)) if at == place => now.saturating_duration_since(since),
-            _ => {
-                self.waits = Some((place, now));
-                Duration::ZERO
-            }
-        }
-    }
 }
 
 impl DeviceGroup {

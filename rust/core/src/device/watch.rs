@@ -1,8 +1,8 @@
 //! What the attendant does for a group, and whoever waits for one of its operations: ends what streams have got past, lets
 //! them pass after a failure, finds out about mismatches, deaths and deadlines, and puts waits into words.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::engine::{Fingerprint, WorkState};
@@ -11,28 +11,17 @@ use crate::plan::windows::Plan;
 use crate::transport::cuda::flags::{Announced, Mark};
 use crate::types::Rank;
 
-use super::attendant::{self, Found, dispose};
+use super::attendant::{self, Found};
 use super::direct::Direct;
-use super::formation::Way;
-use super::group::{DeviceGroup, Pending};
+use super::disposal::dispose;
 use super::messages::Ended;
+use super::state::{DeviceGroup, GRACE, Pending, Way};
 use super::words::Word;
 
 /// How often deadlines and the state of peers are looked at.
 const LOOK: Duration = Duration::from_millis(10);
 /// How long something is under way before it is asked whether the device still works, and how long until the next time.
 const SUSPICIOUS: Duration = Duration::from_secs(1);
-/// How long after a failure operations end although their streams have not got past them.
-pub(super) const GRACE: Duration = Duration::from_secs(5);
-
-/// What a thread apart finds out about the device.
-#[derive(Default)]
-pub(super) struct Health {
-    being_asked: AtomicBool,
-    /// Why nothing on it works any more in this process.
-    lost: OnceLock<Error>,
-}
-
 impl DeviceGroup {
     /// Ends the operations that the stream has got past.
     pub(crate) fn settle(&self) {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::error::Result;
 use crate::transport::cuda::driver::{Device, Pinned};
 
-use super::attendant::dispose;
+use super::disposal::dispose;
 
 /// A word of a group's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,9 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use crate::buffer::Memory;
-use crate::communicator::{Communicator, PointToPoint};
+use crate::communicator::Communicator;
 use crate::config::Config;
+use crate::engine::work::PointToPoint;
 use crate::error::{Code, Result};
 use crate::transport::endpoint::Lane;
 use crate::transport::{Interest, Link, Notice, PeerState, Position};

@@ -12,8 +12,25 @@ use crate::transport::{
 };
 use crate::types::Rank;
 
-use crate::engine::collective::header::HEADER;
-use crate::engine::group::deadlock::Told;
+use crate::engine::collective::header::{HEADER, Told};
+
+/// Which way a step uses its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Direction {
+    Send,
+    Receive,
+    /// Neither: the ranks meet in memory.
+    Meet,
+}
+
+/// What a step does next, for reports and for deciding what to wake for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) peer: Rank,
+    pub(crate) direction: Direction,
+    pub(crate) bytes: usize,
+    pub(crate) of: usize,
+}
 
 /// A link and what the engine knows of it.
 pub(crate) enum Slot {

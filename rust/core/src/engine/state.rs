@@ -9,12 +9,14 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::config::Config;
 use crate::error::{Code, Error, Result};
-use crate::health::{self, Recorder};
+use crate::fence::contained;
+use crate::fork;
 use crate::plan::cost::Costs;
 use crate::plan::select::{self, Choice, choose};
 use crate::plan::topology::Topology;
 use crate::plan::{Algorithm, Shape};
 use crate::reduce::Workers;
+use crate::threads::cores;
 use crate::transport::endpoint::{Address, Endpoint, Lane};
 use crate::transport::keys::GroupKey;
 use crate::transport::{Link, Notice, WRITERS_PATIENCE};
@@ -25,14 +27,16 @@ use crate::engine::collective::plan_cache::PlanStore;
 use crate::engine::collective::request::Request;
 use crate::engine::collective::run::{PlanRun, ReuseKey};
 use crate::engine::collective::shared::SharedMemory;
-use crate::engine::group::for_devices::LocalGroups;
-use crate::engine::group::panics::contained;
-use crate::engine::group::submit::LARGE;
+use crate::engine::group::local_groups::LocalGroups;
 use crate::engine::links::LinkTable;
 use crate::engine::message::matching::{Finished, Matching};
+use crate::engine::reports::{Recorder, notice};
 use crate::engine::threads::{RuntimeThreads, ThreadsGuard};
 use crate::engine::wait::backoff::{Backoff, Parker};
 use crate::engine::work::WorkState;
+
+/// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
+pub(crate) const LARGE: usize = 1 << 20;
 
 /// A rank as errors name it and links reach it.
 #[derive(Clone, Debug)]
@@ -53,7 +57,7 @@ pub(crate) struct Membership {
     /// What things cost, as rank 0 of the group that all members came from measured it.
     pub(crate) costs: Costs,
     /// Where its parts come from, inside one process.
-    pub(crate) local_groups: Option<Arc<LocalGroups>>,
+    pub(crate) local_groups: Option<Arc<LocalGroups<Arc<Group>>>>,
 }
 
 impl Membership {
@@ -176,13 +180,13 @@ impl Group {
         membership: Membership,
         config: Config,
     ) -> Result<Arc<Self>> {
-        crate::engine::group::bootstrap::check_process()?;
-        crate::engine::group::bootstrap::note_process();
+        fork::check()?;
+        fork::note();
         let stay = ThreadsGuard::begin()?;
         let world = membership.members.len();
         let spin = config.spin_us.map(Duration::from_micros);
         let neighbours = membership.topology.ranks_beside(rank);
-        let cores = crate::engine::group::bootstrap::cores();
+        let cores = cores();
         let core = Core {
             links: LinkTable::new(world),
             shared: SharedMemory::default(),
@@ -277,7 +281,7 @@ impl Group {
 
     /// The lock, for what may also be asked in a forked child: there it may be taken for ever, and is left alone.
     pub(crate) fn lock_here(&self) -> Option<MutexGuard<'_, Core>> {
-        crate::engine::group::bootstrap::check_process().ok()?;
+        fork::check().ok()?;
         Some(self.core.lock())
     }
 
@@ -290,14 +294,14 @@ impl Group {
     #[inline]
     pub(crate) fn check_alive(&self) -> Result<()> {
         match self.failure.get().is_none() && !self.closed.load(Ordering::Acquire) {
-            true => crate::engine::group::bootstrap::check_process(),
+            true => fork::check(),
             false => self.refuse(),
         }
     }
 
     #[cold]
     fn refuse(&self) -> Result<()> {
-        crate::engine::group::bootstrap::check_process()?;
+        fork::check()?;
         if let Some((first, _)) = self.failure.get() {
             let mut error = first.clone();
             error.operation = None;
@@ -348,7 +352,7 @@ impl Group {
 
     /// The group is dead: every operation fails with the first cause, and the other ranks are told.
     pub(crate) fn fail(&self, core: &mut Core, error: Error) {
-        let notice = health::notice(&error, self.rank);
+        let notice = notice(&error, self.rank);
         self.fail_with(core, error, &notice);
     }
 
@@ -386,7 +390,7 @@ impl Group {
 
     /// Ends every operation on every rank.
     pub(crate) fn abort(&self, reason: &str) {
-        if crate::engine::group::bootstrap::check_process().is_err() {
+        if fork::check().is_err() {
             // The connections are the parent's, which goes on.
             return;
         }
@@ -402,7 +406,7 @@ impl Group {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        if crate::engine::group::bootstrap::check_process().is_err() {
+        if fork::check().is_err() {
             return;
         }
         if let Some(endpoint) = self.membership.endpoint() {

@@ -9,9 +9,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::threads;
 
-use crate::engine::group::bootstrap::check_process;
 use crate::engine::wait::completions::CompletionThreads;
 use crate::engine::wait::progress::Progress;
 
@@ -66,7 +66,7 @@ impl ThreadsGuard {
 impl Drop for ThreadsGuard {
     fn drop(&mut self) {
         // A forked child has none of the threads, and their locks as they were.
-        if check_process().is_ok() {
+        if fork::check().is_ok() {
             self.0.progress.stop();
             self.0.completions.stop();
         }
@@ -79,5 +79,5 @@ impl Drop for ThreadsGuard {
 /// Returns whether they have ended: false at once while a group is open, and in a forked child, which has none of them.
 pub fn wait_for_threads(limit: Duration) -> bool {
     let is_open = || CURRENT.lock().strong_count() > 0;
-    check_process().is_ok() && !is_open() && threads::wait_for_end(limit)
+    fork::check().is_ok() && !is_open() && threads::wait_for_end(limit)
 }

@@ -8,10 +8,23 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::error::Result;
-use crate::types::{Collective, Rank};
+use crate::types::{Collective, DeviceStream, Rank};
 
 /// Called once with an operation's result, on a thread of its own that may take locks and run callbacks.
 pub type Completion = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// Options of a point-to-point operation.
+#[derive(Default)]
+pub struct PointToPoint {
+    /// How long it may take; `None` for the communicator's timeout.
+    pub timeout: Option<Duration>,
+    /// Called when it ends, on a thread made for that.
+    pub completion: Option<Completion>,
+    /// The caller waits at once ([`crate::Work::wait`]) and drives the operation itself; nobody else does.
+    pub blocking: bool,
+    /// The stream of a buffer that is a device's memory; `None` for memory of the host.
+    pub stream: Option<DeviceStream>,
+}
 
 /// The state of one operation, shared by the engine and whoever waits.
 pub(crate) struct WorkState {

@@ -19,6 +19,7 @@ mod limit;
 mod peer;
 mod places;
 mod region;
+mod scratch;
 mod segment;
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,7 @@ use self::arena::Arena;
 pub use self::arena::{Block, Place, Statistics};
 pub use self::buffer::Buffer;
 pub use self::peer::{Held, Identity, PeerHeap};
+pub(crate) use self::scratch::Scratch;
 pub use self::window::{Layout, PeerWindow, Window};
 
 use crate::config::Config;

@@ -53,11 +53,10 @@ pub mod topology;
 mod tree;
 pub mod windows;
 
-use std::fmt;
-
 use std::collections::BTreeMap;
 
 use self::topology::Topology;
+pub use crate::types::Algorithm;
 use crate::types::{Collective, Rank};
 
 /// The smallest number of steps that an executor must be willing to have unfinished at once.
@@ -353,86 +352,6 @@ pub struct Shape<'a> {
     pub in_place: bool,
     /// Reductions must accumulate in `Scratch`, because the accumulation type is wider than the element type.
     pub widen: bool,
-}
-
-/// The families of algorithms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Algorithm {
-    /// Everyone to everyone: the fewest rounds, one fixed order of reduction at any size.
-    Direct,
-    /// Direct in two shots: reduce your slice from everyone, share the slices. The volume of the ring in two
-    /// rounds, and the order of reduction of `Direct`.
-    TwoShot,
-    /// Around a ring: each link direction of each rank is used by one neighbour only.
-    Ring,
-    /// Double binary tree (Sanders, Speck, Träff 2009).
-    Tree,
-    /// Recursive doubling: log2(n) exchanges of everything.
-    RecursiveDoubling,
-    /// Recursive halving, then doubling (Rabenseifner 2004; any world size).
-    Halving,
-    /// Bruck et al. 1997: log2(n) rounds for all_to_all, all_gather and barrier.
-    Bruck,
-    /// Reduce_scatter inside each host, all_reduce across the hosts by all ranks at once, all_gather inside each host. See
-    /// [`hierarchical`].
-    Hierarchical,
-    /// Copy-in, copy-out: chunk by chunk through windows, memory of each rank that all ranks of the host map. For
-    /// buffers that the peers cannot reach. See [`windows`].
-    Windows,
-    /// An all_reduce in one pass over the buffers of all ranks, where they lie in the heap that the ranks of the host
-    /// share: each rank sums up its slice of all of them and stores the sum to all of them.
-    InPlace,
-}
-
-impl Algorithm {
-    /// Every algorithm.
-    pub const ALL: [Self; 10] = [
-        Self::Direct,
-        Self::TwoShot,
-        Self::Ring,
-        Self::Tree,
-        Self::RecursiveDoubling,
-        Self::Halving,
-        Self::Bruck,
-        Self::Hierarchical,
-        Self::Windows,
-        Self::InPlace,
-    ];
-
-    /// The name used in settings and reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::TwoShot => "two_shot",
-            Self::Ring => "ring",
-            Self::Tree => "tree",
-            Self::RecursiveDoubling => "recursive_doubling",
-            Self::Halving => "halving",
-            Self::Bruck => "bruck",
-            Self::Hierarchical => "hierarchical",
-            Self::Windows => "windows",
-            Self::InPlace => "in_place",
-        }
-    }
-
-    /// Its number in [`Self::ALL`], by which ranks compare what they do.
-    pub fn number(self) -> u8 {
-        Self::ALL
-            .iter()
-            .position(|known| *known == self)
-            .unwrap_or(0) as u8
-    }
-
-    /// Whether all ranks must share memory for it, and agree on that before.
-    pub const fn needs_shared_memory(self) -> bool {
-        matches!(self, Self::Windows | Self::InPlace)
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 /// The longest piece, in elements, that is worked on as a whole where an algorithm forwards what it receives

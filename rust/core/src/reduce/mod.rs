@@ -42,7 +42,7 @@ pub use copy::{Streaming, copy, copy_hinted};
 pub use many::Source;
 pub use workers::Workers;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
 
 use divide::Divisor;
@@ -60,6 +60,21 @@ pub struct Kernel {
     element: DataType,
     tier: Tier,
     loops: Loops,
+}
+
+impl ReduceOp {
+    /// Refuses combinations that mean nothing: order on complex numbers, bits of floats, logic on complex.
+    ///
+    /// # Errors
+    /// `Unsupported`, naming the operator and the type.
+    pub fn check(self, dtype: DataType) -> Result<()> {
+        match self.has_meaning_for(dtype) {
+            true => Ok(()),
+            false => Err(Error::unsupported(format!(
+                "operator {self} has no meaning for {dtype}"
+            ))),
+        }
+    }
 }
 
 impl Kernel {

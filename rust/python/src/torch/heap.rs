@@ -2,9 +2,8 @@
 
 use std::ptr::{self, NonNull};
 
+use unisono::fence::guard;
 use unisono::heap;
-
-use super::guard;
 
 /// Whether there can be memory in the heap.
 pub(super) fn heap_enabled() -> bool {

@@ -6,8 +6,8 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use crate::buffer::{Memory, Scratch};
-use crate::heap;
+use crate::buffer::Memory;
+use crate::heap::{self, Scratch};
 use crate::plan::{Plan, Span, Step};
 use crate::reduce;
 

@@ -4,7 +4,7 @@
 //! must come next, so every field of the fingerprint is compared before a byte of the payload is looked at.
 
 use crate::error::{Code, Error};
-use crate::transport::MESSAGE_HEADER;
+use crate::transport::{MESSAGE_HEADER, POSITION_BYTES, Position};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 /// Bytes of a header.
@@ -227,6 +227,36 @@ pub(crate) fn digest(counts: &[usize]) -> u32 {
 
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+/// What a rank tells a peer that it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// The operation it is in.
+    pub(crate) fingerprint: Fingerprint,
+    /// Bytes that it expects next of the peer, of which none have come.
+    pub(crate) expects: u64,
+    /// Bytes that it has for the peer next.
+    pub(crate) sends: u64,
+}
+
+impl Told {
+    pub(crate) fn encode(&self) -> Position {
+        let mut out = [0; POSITION_BYTES];
+        out[..HEADER].copy_from_slice(&self.fingerprint.encode());
+        out[HEADER..HEADER + 8].copy_from_slice(&self.expects.to_le_bytes());
+        out[HEADER + 8..].copy_from_slice(&self.sends.to_le_bytes());
+        out
+    }
+
+    /// What `position` says; `None` when it does not begin as a fingerprint.
+    pub(crate) fn decode(position: &Position) -> Option<Self> {
+        Some(Self {
+            fingerprint: Fingerprint::decode(position.first_chunk()?)?,
+            expects: u64_at(position, HEADER),
+            sends: u64_at(position, HEADER + 8),
+        })
+    }
 }
 
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {

@@ -4,6 +4,7 @@ pub(crate) mod bounce;
 pub(crate) mod header;
 pub(crate) mod pair_counts;
 pub(crate) mod plan_cache;
+pub(crate) mod plan_key;
 pub(crate) mod request;
 pub(crate) mod run;
 pub(crate) mod shared;

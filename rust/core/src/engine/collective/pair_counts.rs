@@ -20,20 +20,10 @@
 //! that one where it waits for that of operation 7, and knows by itself, since messages come in the order of their
 //! operations. The same holds the other way round.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::error::Error;
-use crate::transport::Interest;
-use crate::transport::endpoint::Lane;
+use crate::engine::links::Direction;
 use crate::types::Rank;
-
-use crate::engine::collective::header::Fingerprint;
-use crate::engine::collective::run::Direction;
-use crate::engine::group::deadlock::Told;
-use crate::engine::state::{Core, Group};
-
-/// How long a rank that waits leaves the heads of its links alone, after it has looked for strays.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Of the operations of a group of which two ranks alone know what goes between them.
 #[derive(Debug)]
@@ -41,13 +31,13 @@ pub(crate) struct Pairs {
     /// The last one.
     last: u64,
     /// By rank, the last one that had a message for it; 0 for none.
-    sent: Vec<u64>,
+    pub(crate) sent: Vec<u64>,
     /// By rank, the last one that expected a message from it; 0 for none.
-    expected: Vec<u64>,
+    pub(crate) expected: Vec<u64>,
     /// When to look for strays again.
-    next_look: Option<Instant>,
+    pub(crate) next_look: Option<Instant>,
     /// The progress thread looks after this group.
-    is_ward: bool,
+    pub(crate) is_ward: bool,
 }
 
 /// What the progress thread finds when it looks after a group.
@@ -62,7 +52,7 @@ pub(crate) enum Outlook {
 }
 
 impl Pairs {
-    fn new(world: usize) -> Self {
+    pub(crate) fn new(world: usize) -> Self {
         Self {
             last: 0,
             sent: vec![0; world],
@@ -73,7 +63,11 @@ impl Pairs {
     }
 
     /// Operation `sequence` uses these directions of links.
-    fn note(&mut self, sequence: u64, directions: impl Iterator<Item = (Rank, Direction)>) {
+    pub(crate) fn note(
+        &mut self,
+        sequence: u64,
+        directions: impl Iterator<Item = (Rank, Direction)>,
+    ) {
         self.last = sequence;
         for (peer, direction) in directions {
             match direction {
@@ -85,169 +79,12 @@ impl Pairs {
     }
 
     /// Whether `peer` may have sent what this rank has not expected.
-    fn may_stray(&self, peer: Rank) -> bool {
+    pub(crate) fn may_stray(&self, peer: Rank) -> bool {
         self.expected[peer] < self.last
     }
 
     /// Whether there has been nothing for `peer`, or from it, in the last operation.
-    fn is_silent(&self, peer: Rank) -> bool {
+    pub(crate) fn is_silent(&self, peer: Rank) -> bool {
         self.may_stray(peer) || self.sent[peer] < self.last
-    }
-}
-
-impl Group {
-    /// Takes note of an operation that begins, if two ranks alone know what goes between them.
-    pub(crate) fn note_pairs(
-        &self,
-        core: &mut Core,
-        fingerprint: &Fingerprint,
-        directions: impl Iterator<Item = (Rank, Direction)>,
-    ) {
-        if !fingerprint.is_between_pairs() || self.world == 1 {
-            return;
-        }
-        let pairs = core
-            .pairs
-            .get_or_insert_with(|| Box::new(Pairs::new(self.world)));
-        pairs.note(fingerprint.sequence, directions);
-        let is_silent = || (0..self.world).any(|peer| peer != self.rank && pairs.is_silent(peer));
-        if !pairs.is_ward && is_silent() {
-            pairs.is_ward = true;
-            let group = self.this.clone();
-            self.staff.progress.look_after(self.number, group);
-        }
-    }
-
-    /// The error of a `peer` that waits for what this rank has not for it, or with what this rank does not expect.
-    pub(crate) fn one_sided(&self, core: &Core, peer: Rank, told: &Told) -> Option<Error> {
-        let theirs = &told.fingerprint;
-        let pairs = core.pairs.as_ref()?;
-        if !theirs.is_between_pairs() || theirs.sequence > core.sequence {
-            return None;
-        }
-        let (sent, expected) = (pairs.sent[peer], pairs.expected[peer]);
-        let error = if told.expects > 0 && sent < theirs.sequence {
-            theirs.one_sided((self.rank, 0), (peer, told.expects))
-        } else if told.sends > 0 && expected < theirs.sequence {
-            theirs.one_sided((peer, told.sends), (self.rank, 0))
-        } else {
-            return None;
-        };
-        Some(error.with_peer(peer).with_operation(theirs.name()))
-    }
-
-    /// As [`Group::stray`], unless it was looked for a moment ago.
-    pub(crate) fn stray_now_and_then(&self, core: &mut Core) -> Option<Error> {
-        let pairs = core.pairs.as_mut()?;
-        let now = Instant::now();
-        if pairs.next_look.is_some_and(|due| now < due) {
-            return None;
-        }
-        pairs.next_look = Some(now + PAUSE);
-        self.stray(core)
-    }
-
-    /// The error of a message that has come and that nobody expects.
-    fn stray(&self, core: &mut Core) -> Option<Error> {
-        (0..self.world).find_map(|peer| self.stray_from(core, peer))
-    }
-
-    fn stray_from(&self, core: &mut Core, peer: Rank) -> Option<Error> {
-        let pairs = core.pairs.as_ref()?;
-        let expected = pairs.expected[peer];
-        let direction = (peer, Direction::Receive);
-        let has_left = core
-            .operations
-            .iter()
-            .all(|operation| operation.run.has_left(direction));
-        // Whoever still receives from the peer reads what comes next.
-        if !pairs.may_stray(peer) || !has_left {
-            return None;
-        }
-        let open = core.links.open(Lane::Collective, peer)?;
-        if open.header_bytes > 0 {
-            return None;
-        }
-        let theirs = match open.link.peek() {
-            Ok(header) => Fingerprint::decode(&header?)?,
-            Err(error) => return Some(error),
-        };
-        if theirs.sequence > core.sequence {
-            return None;
-        }
-        let different = self.contradiction(core, peer, &theirs);
-        different.or_else(|| {
-            (theirs.is_between_pairs() && expected < theirs.sequence).then(|| {
-                let error = theirs.one_sided((peer, theirs.length), (self.rank, 0));
-                error.with_peer(peer).with_operation(theirs.name())
-            })
-        })
-    }
-
-    /// Looks at what comes from peers without being waited for, on behalf of a group that nobody drives. `seen` is how
-    /// many operations there had been the last time.
-    pub(crate) fn look_out(&self, seen: &mut u64) -> Outlook {
-        let mut core = self.core.lock();
-        let outlook = self.guarded(&mut core, |core| self.look_out_once(core, seen));
-        match outlook {
-            Ok(outlook) if !self.is_closed() && self.error().is_none() => outlook,
-            _ => Outlook::Over,
-        }
-    }
-
-    fn look_out_once(&self, core: &mut Core, seen: &mut u64) -> Outlook {
-        let count = core.sequence + core.messages;
-        let is_new = std::mem::replace(seen, count) != count;
-        if core.leader || core.is_busy() {
-            // Whoever drives it looks around.
-            return Outlook::Busy;
-        }
-        // What comes from here on is news.
-        self.parker.clear();
-        if self.has_mail() {
-            self.read_mail(core);
-        }
-        let silent: Vec<Rank> = match &core.pairs {
-            Some(pairs) => (0..self.world)
-                .filter(|peer| pairs.is_silent(*peer))
-                .collect(),
-            None => Vec::new(),
-        };
-        for peer in &silent {
-            let Some(open) = core.links.open(Lane::Collective, *peer) else {
-                continue;
-            };
-            open.link.disarm();
-            if let Some(notice) = open.look() {
-                self.end_as(core, &notice);
-                return Outlook::Over;
-            }
-        }
-        let contradiction = self.contradiction_told(core);
-        if let Some(error) = contradiction.or_else(|| self.stray(core)) {
-            self.fail(core, error);
-            return Outlook::Over;
-        }
-        if is_new {
-            return Outlook::Busy;
-        }
-        for peer in silent {
-            let Some(open) = core.links.open(Lane::Collective, peer) else {
-                continue;
-            };
-            let reading = Interest {
-                readable: true,
-                writable: false,
-            };
-            if open.ended.is_none() && open.link.arm(reading) {
-                // It came while this looked; or it is of an operation to come.
-                open.link.disarm();
-                if let Some(error) = self.stray_from(core, peer) {
-                    self.fail(core, error);
-                    return Outlook::Over;
-                }
-            }
-        }
-        Outlook::Quiet
     }
 }

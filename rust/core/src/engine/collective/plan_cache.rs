@@ -4,64 +4,20 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::buffer::Scratch;
 use crate::engine::collective::bounce::BounceBuffer;
+use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::run::{CompiledPlan, Prepared};
 use crate::engine::collective::transfer::Operands;
 use crate::error::Result;
+use crate::heap::Scratch;
+use crate::plan::Plan;
 use crate::plan::select::Choice;
-use crate::plan::{Counts, Plan, Shape};
-use crate::types::{Collective, Rank};
 
 /// Plans kept for reuse; beyond it the cache starts anew.
 const MOST_PLANS: usize = 512;
 
 /// Pieces of scratch memory that are kept.
 const MOST_SCRATCH: usize = 4;
-
-/// Everything that a plan for even counts depends on, beside the group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct PlanKey {
-    pub(crate) collective: Collective,
-    pub(crate) count: usize,
-    pub(crate) element_size: usize,
-    pub(crate) root: Rank,
-    pub(crate) in_place: bool,
-    pub(crate) widen: bool,
-    /// The input is multiplied on the way, by the plan itself.
-    pub(crate) premultiplied: bool,
-}
-
-impl PlanKey {
-    /// That of a request with even counts on elements of so many bytes; `None` for others.
-    pub(crate) fn of(shape: &Shape, element_size: usize) -> Option<Self> {
-        let Counts::Even(count) = shape.counts else {
-            return None;
-        };
-        Some(Self {
-            collective: shape.collective,
-            count,
-            element_size,
-            root: shape.root,
-            in_place: shape.in_place,
-            widen: shape.widen,
-            premultiplied: false,
-        })
-    }
-
-    /// What it was made of, on rank `rank` of `world`.
-    pub(crate) fn shape(&self, rank: Rank, world: usize) -> Shape<'static> {
-        Shape {
-            collective: self.collective,
-            rank,
-            world,
-            counts: Counts::Even(self.count),
-            root: self.root,
-            in_place: self.in_place,
-            widen: self.widen,
-        }
-    }
-}
 
 /// What a group keeps from one operation to the next.
 #[derive(Debug)]

@@ -11,18 +11,20 @@
 
 use std::sync::Arc;
 
-use crate::buffer::{Memory, Scratch};
+use crate::buffer::Memory;
 use crate::error::Result;
+use crate::heap::Scratch;
 use crate::plan::{Plan, Step};
 use crate::reduce;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 use crate::engine::collective::shared::{SharedMemory, SharedRun, State};
 use crate::engine::links::LinkTable;
+pub(crate) use crate::engine::links::{Direction, Waiting};
 
 use crate::engine::collective::bounce::{BounceBuffer, RepeatedSends};
 use crate::engine::collective::header::{Fingerprint, HEADER};
-use crate::engine::collective::plan_cache::PlanKey;
+use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::request::{Request, Sizes};
 use crate::engine::collective::transfer::{Operands, Progress, Way};
 
@@ -31,15 +33,6 @@ const SHORT: usize = 512;
 
 /// Steps that may be unfinished at once.
 pub(crate) const WINDOW: usize = 64;
-
-/// Which way a step uses its link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Direction {
-    Send,
-    Receive,
-    /// Neither: the ranks meet in memory.
-    Meet,
-}
 
 /// A plan with what the executor needs to know of it, worked out once and cached.
 #[derive(Debug)]
@@ -118,15 +111,6 @@ fn link_direction(step: &Step) -> Option<(Rank, Direction)> {
         Step::Recv { from, .. } | Step::Fold { from, .. } => Some((from, Direction::Receive)),
         Step::Copy { .. } | Step::Reduce { .. } | Step::Finish { .. } => None,
     }
-}
-
-/// What a step does next, for reports and for deciding what to wake for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
-    pub(crate) peer: Rank,
-    pub(crate) direction: Direction,
-    pub(crate) bytes: usize,
-    pub(crate) of: usize,
 }
 
 /// One plan under way.

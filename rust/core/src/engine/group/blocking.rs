@@ -12,11 +12,11 @@ use crate::types::Collective;
 
 use crate::engine::collective::request::Request;
 use crate::engine::collective::run::{PlanRun, Walked};
-use crate::engine::group::panics::contained;
 use crate::engine::state::{Core, Group};
 use crate::engine::wait::backoff::Next;
 use crate::engine::wait::contention;
 use crate::engine::work::WorkState;
+use crate::fence::contained;
 
 /// How often a call that nobody else knows of gives its core away before it becomes known. The group stays locked
 /// meanwhile.
@@ -55,7 +55,7 @@ impl Group {
 
     fn carry_out(&self, request: &mut Request) -> Result<Carried> {
         // A child of a fork may find the lock taken for ever.
-        crate::engine::group::bootstrap::check_process()?;
+        crate::fork::check()?;
         let timeout = request.timeout;
         let mut core = self.core.lock();
         self.check_alive()?;

@@ -6,14 +6,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::buffer::Memory;
-use crate::communicator::PointToPoint;
 use crate::config::Config;
+use crate::engine::work::PointToPoint;
 use crate::error::{Code, Error, Result};
+use crate::fork;
 use crate::plan::topology::Topology;
 use crate::rendezvous::launcher;
 use crate::rendezvous::roster::{self, Introduction};
 use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::Store;
+use crate::threads::cores;
 use crate::transport::endpoint::{Address, Endpoint, EndpointOptions, Gate, Lane, Verdict};
 use crate::transport::keys::GroupKey;
 use crate::transport::{Link, local};
@@ -21,11 +23,9 @@ use crate::types::{DataType, Rank};
 
 use crate::engine::calibrate;
 use crate::engine::collective::request::{Request, Sizes};
-use crate::engine::group::for_devices::LocalGroups;
+use crate::engine::group::local_groups::LocalGroups;
 use crate::engine::links::Slot;
 use crate::engine::state::{Group, Mail, Member, Membership};
-
-pub(crate) use crate::fork::{check as check_process, note as note_process};
 
 /// The tag of monitored barriers, out of the range of users' tags.
 const BARRIER_TAG: u64 = u64::MAX;
@@ -38,7 +38,7 @@ impl Group {
         world: usize,
         config: Config,
     ) -> Result<Arc<Self>> {
-        check_process()?;
+        fork::check()?;
         if world == 0 || rank >= world {
             return Err(Error::invalid(format!(
                 "rank {rank} is out of range for a group of {world} ranks"
@@ -107,7 +107,7 @@ impl Group {
     pub(crate) fn local(world: usize, config: &Config) -> Result<Vec<Arc<Self>>> {
         let key = GroupKey::unconnected()?;
         let costs = calibrate::costs().rounded(cores());
-        let local_groups = Arc::new(LocalGroups::default());
+        let local_groups = Arc::new(LocalGroups::new());
         let groups = (0..world)
             .map(|rank| {
                 let member = |rank| Member {
@@ -189,7 +189,9 @@ impl Group {
             return Ok(None);
         };
         if let Some(local_groups) = &self.membership.local_groups {
-            let group = local_groups.take(ranks, label, rank, &self.config)?;
+            let group = local_groups.take(ranks, label, rank, || {
+                Self::local(ranks.len(), &self.config)
+            })?;
             group.set_timeout(self.timeout());
             return Ok(Some(group));
         }
@@ -282,11 +284,6 @@ fn secret(store: &dyn Store, config: &Config) -> Result<Option<Secret>> {
         (Some(file), Some(store)) => Some(file.mix(&store)),
         (file, store) => file.or(store),
     })
-}
-
-/// Cores that this process may use.
-pub(crate) fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Where links from other members come in.

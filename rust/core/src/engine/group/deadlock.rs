@@ -12,46 +12,15 @@ use rustc_hash::FxHashMap;
 
 use crate::error::{Code, Error};
 use crate::transport::endpoint::Lane;
-use crate::transport::{POSITION_BYTES, Position};
 use crate::types::Rank;
 
-use crate::engine::collective::header::{Fingerprint, HEADER, u64_at};
-use crate::engine::collective::run::Direction;
+use crate::engine::collective::header::{Fingerprint, Told};
 use crate::engine::group::drive::visit_waits;
+use crate::engine::links::Direction;
 use crate::engine::state::{Core, Group};
 
 /// How long an operation has been under way when its position is first told.
 pub(crate) const TOLD_AFTER: Duration = Duration::from_millis(250);
-
-/// What a rank tells a peer that it waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
-    /// The operation it is in.
-    pub(crate) fingerprint: Fingerprint,
-    /// Bytes that it expects next of the peer, of which none have come.
-    pub(crate) expects: u64,
-    /// Bytes that it has for the peer next.
-    pub(crate) sends: u64,
-}
-
-impl Told {
-    fn encode(&self) -> Position {
-        let mut out = [0; POSITION_BYTES];
-        out[..HEADER].copy_from_slice(&self.fingerprint.encode());
-        out[HEADER..HEADER + 8].copy_from_slice(&self.expects.to_le_bytes());
-        out[HEADER + 8..].copy_from_slice(&self.sends.to_le_bytes());
-        out
-    }
-
-    /// What `position` says; `None` when it does not begin as a fingerprint.
-    pub(crate) fn decode(position: &Position) -> Option<Self> {
-        Some(Self {
-            fingerprint: Fingerprint::decode(position.first_chunk()?)?,
-            expects: u64_at(position, HEADER),
-            sends: u64_at(position, HEADER + 8),
-        })
-    }
-}
 
 impl Group {
     /// Tells the peers of operations that have waited for a while what this rank is in.

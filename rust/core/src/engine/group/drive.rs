@@ -9,8 +9,7 @@ use crate::transport::endpoint::{ConnectRequest, Lane, Outcome};
 use crate::transport::{Interest, Notice, PeerState};
 use crate::types::Rank;
 
-use crate::engine::collective::run::{Direction, Waiting};
-use crate::engine::links::{LinkTable, OpenLink, Slot, loss};
+use crate::engine::links::{Direction, LinkTable, OpenLink, Slot, Waiting, loss};
 use crate::engine::state::{Core, Group, Mail, Operation};
 
 /// Operations of one group that are moved at once; later ones wait their turn.

@@ -1,9 +1,6 @@
 //! What operations on device memory need of the group that they stand on: its peers' state, its pages, its end.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-
-use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -66,10 +63,7 @@ impl Group {
 
     /// The group is dead of `error`: every operation fails with it, and the other ranks are told. The first cause stays.
     pub(crate) fn fail_of(&self, error: Error) {
-        if crate::engine::group::bootstrap::check_process().is_ok()
-            && self.error().is_none()
-            && !self.is_closed()
-        {
+        if crate::fork::check().is_ok() && self.error().is_none() && !self.is_closed() {
             self.fail(&mut self.core.lock(), error);
         }
     }
@@ -97,39 +91,5 @@ impl Group {
     /// The settings it was made with.
     pub(crate) fn config(&self) -> &Config {
         &self.config
-    }
-}
-
-/// Groups inside one process that are parts of another one, made by the first of their members that asks.
-#[derive(Default)]
-pub(crate) struct LocalGroups {
-    groups: Mutex<HashMap<Vec<u8>, Members>>,
-}
-
-/// By rank; `None` for those that have been taken.
-type Members = Vec<Option<Arc<Group>>>;
-
-impl LocalGroups {
-    /// The group of `ranks`, as their number `rank` among them sees it.
-    pub(crate) fn take(
-        &self,
-        ranks: &[Rank],
-        label: &[u8],
-        rank: Rank,
-        config: &Config,
-    ) -> Result<Arc<Group>> {
-        let mut key: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
-        key.extend_from_slice(label);
-        let mut groups = self.groups.lock();
-        if !groups.contains_key(&key) {
-            let made = Group::local(ranks.len(), config)?;
-            groups.insert(key.clone(), made.into_iter().map(Some).collect());
-        }
-        let members = groups.get_mut(&key).expect("it was just put there");
-        let taken = members[rank].take();
-        if members.iter().all(Option::is_none) {
-            groups.remove(&key);
-        }
-        taken.ok_or_else(|| Error::invalid("this subgroup has been made before"))
     }
 }

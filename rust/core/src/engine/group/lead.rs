@@ -6,12 +6,12 @@ use parking_lot::MutexGuard;
 
 use crate::error::{Code, Error, Result};
 
-use crate::engine::group::panics::contained;
 use crate::engine::state::{Core, Group};
 use crate::engine::wait::backoff::Next;
 use crate::engine::wait::contention;
 use crate::engine::wait::progress::Found;
 use crate::engine::work::WorkState;
+use crate::fence::contained;
 
 /// Steps that moved something between two looks at deadlines and at the state of peers.
 const STEPS_PER_LOOK: u32 = 1024;
@@ -43,7 +43,7 @@ impl Group {
         if let Some(ended) = first_ended(works) {
             return Ok(Some(ended));
         }
-        crate::engine::group::bootstrap::check_process()?;
+        crate::fork::check()?;
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut core = self.core.lock();
         loop {

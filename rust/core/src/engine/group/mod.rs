@@ -8,5 +8,7 @@ pub(crate) mod estimate;
 pub(crate) mod for_devices;
 pub(crate) mod lead;
 pub(crate) mod liveness;
+pub(crate) mod local_groups;
 pub(crate) mod panics;
+pub(crate) mod strays;
 pub(crate) mod submit;

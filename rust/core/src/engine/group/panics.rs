@@ -4,20 +4,10 @@
 //! be used. But threads wait for the group, one of them in the place of the others, and the progress thread drives other
 //! groups too. So the panic stops at the group: it fails with an `Internal` error, which ends every wait.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::fence::contained;
 
 use crate::engine::state::{Core, Group};
-
-/// What is said of it.
-const PANICKED: &str = "a step of the group panicked; the panic's message is on standard error";
-
-/// Calls `work`, whose panic becomes an error. What it was working on is not to be used any more.
-#[inline]
-pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|_| Error::internal(PANICKED))
-}
 
 impl Group {
     /// Calls `work`, whose panic is the end of the group.

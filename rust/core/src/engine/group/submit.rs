@@ -3,26 +3,25 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::buffer::{Memory, Scratch};
-use crate::communicator::PointToPoint;
+use crate::buffer::Memory;
+use crate::engine::work::PointToPoint;
 use crate::error::{Error, Result};
+use crate::heap::Scratch;
 use crate::plan::select::Choice;
 use crate::plan::{self, Algorithm, Shape};
 use crate::reduce::{Kernel, Streaming};
 use crate::transport::endpoint::Lane;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-use crate::engine::collective::plan_cache::{PlanKey, PlanStore};
+use crate::engine::collective::plan_cache::PlanStore;
+use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::request::Request;
 use crate::engine::collective::run::{CompiledPlan, Factor, PlanRun, ReuseKey};
 use crate::engine::collective::shared::SharedRun;
 use crate::engine::collective::transfer::{EncodedHeader, Operands};
 use crate::engine::group::deadlock::TOLD_AFTER;
-use crate::engine::state::{Core, Group, Operation};
+use crate::engine::state::{Core, Group, LARGE, Operation};
 use crate::engine::work::{Completion, WorkState};
-
-/// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
-pub(crate) const LARGE: usize = 1 << 20;
 
 impl Group {
     /// Starts a collective. With `background` somebody drives it although nobody waits.

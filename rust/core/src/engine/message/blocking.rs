@@ -8,17 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::buffer::Memory;
-use crate::communicator::PointToPoint;
+use crate::engine::work::PointToPoint;
 use crate::error::{Error, Result};
 use crate::types::{Collective, DataType, Rank};
 
 use crate::engine::collective::header::Fingerprint;
 use crate::engine::group::blocking::Turn;
-use crate::engine::group::panics::contained;
 use crate::engine::group::submit::check_elements;
 use crate::engine::message::matching::{Look, Wanted};
 use crate::engine::state::{Core, Group};
 use crate::engine::work::WorkState;
+use crate::fence::contained;
 
 impl Group {
     /// Sends in this thread.

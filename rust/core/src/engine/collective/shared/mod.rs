@@ -43,7 +43,7 @@ use crate::types::Rank;
 use self::backoff::{Agreements, WindowSpeed};
 pub(crate) use self::run::{SharedRun, State};
 use self::windows::Windows;
-use crate::engine::collective::plan_cache::PlanKey;
+use crate::engine::collective::plan_key::PlanKey;
 
 /// The most ranks that do this: what they offer is worked on all at once.
 const MOST_RANKS: usize = crate::plan::windows::MOST_RANKS;

@@ -15,7 +15,7 @@ use super::agreement::{AgreementRound, Free, Proposal};
 use super::crossing::Crossing;
 use super::one_pass::{self, Slice};
 use super::{Decision, LINE, SharedMemory, WindowState, Windows, windows};
-use crate::engine::collective::plan_cache::PlanKey;
+use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::run::Waiting;
 use crate::engine::collective::transfer::Operands;
 use crate::engine::links::LinkTable;

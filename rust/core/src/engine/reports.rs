@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::engine::{Fingerprint, WorkState};
+use crate::engine::collective::header::Fingerprint;
+use crate::engine::work::WorkState;
 use crate::error::Error;
 use crate::transport::Notice;
 use crate::types::Rank;
