@@ -24,13 +24,29 @@ def test_every_combination(transport, world):
     assert all(result.value > 1000 for result in results)
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "ring", "tree", "recursive_doubling", "halving"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["direct", "ring", "tree", "recursive_doubling", "halving", "windows", "in_place"],
+)
 def test_every_combination_by_each_algorithm(algorithm):
     run_ranks(
         3,
         "numpy_ranks:every_combination",
         timeout=120,
         env={"UNISONO_ALGORITHM": algorithm},
+    )
+
+
+@pytest.mark.parametrize("world", [3, 4])
+def test_every_combination_between_hosts_by_hierarchy(world):
+    run_ranks(
+        world,
+        "numpy_ranks:every_combination",
+        timeout=120,
+        env=lambda rank: {
+            "UNISONO_ALGORITHM": "hierarchical",
+            "UNISONO_HOST": ["left", "right"][rank % 2],
+        },
     )
 
 

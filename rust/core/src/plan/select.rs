@@ -12,9 +12,10 @@
 //! it, which no rank knows alone. So a [`Choice`] names those that are cheaper than messages, and what is done with
 //! messages where the ranks do not agree.
 
+use super::build::is_well_formed;
 use super::cost::{Costs, least, predict, predict_private};
 use super::topology::Topology;
-use super::{Algorithm, Counts, Shape, applicable_on, is_well_formed, shared};
+use super::{Algorithm, Counts, Shape, applicable_on, shared};
 use crate::types::Collective;
 
 /// The algorithms for one request; the same on all ranks.
