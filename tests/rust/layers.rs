@@ -17,7 +17,8 @@ use syn::{Attribute, Item, Meta, Token, UseTree};
 const LARGEST_CIRCLE: usize = 3;
 
 /// Circles that are larger still, by the layer that has them: these numbers only go down.
-const LARGER_CIRCLES: [(&str, usize); 4] = [("heap", 7), ("plan", 4), ("transport", 8), ("engine", 4)];
+const LARGER_CIRCLES: [(&str, usize); 4] =
+    [("heap", 7), ("plan", 4), ("transport", 8), ("engine", 4)];
 
 #[test]
 fn a_module_uses_only_those_before_it() {
