@@ -29,7 +29,7 @@ from harness.peers import Peer
 
 # The test bed of the tests: one definition of what a host is.
 sys.path.append(str(CHECKOUT / "tests" / "python"))
-from namespaces import Hosts, hosts, why_not  # noqa: E402
+from namespaces import Hosts, hosts, why_not
 
 CHOICE = "choice"
 TORCH = ("gloo", "unisono")
@@ -78,8 +78,7 @@ def start(net: Hosts, host_of: list[int], algorithms: Sequence[str], jobs: Jobs)
 
     def add(name: str, command: list[str], folder: Path, environment: dict[str, str]) -> None:
         commands = [
-            [*net.enter(host), "env", f"UNISONO_HOST=node{host}", *command]
-            + rank_arguments(name, rank)
+            [*net.enter(host), *command, *rank_arguments(name, rank)]
             for rank, host in enumerate(host_of)
         ]
         environment = {"UNISONO_INTERFACE": "eth0", "GLOO_SOCKET_IFNAME": "eth0", **environment}

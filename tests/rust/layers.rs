@@ -58,7 +58,7 @@ fn contributing_has_the_same_list() {
             let start = format!("\n{number}. `");
             text.find(&start)
                 .map(|at| &text[at + start.len() - 1..])
-                .map(|rest| names(rest))
+                .map(names)
         })
         .flatten()
         .collect();
