@@ -1,7 +1,10 @@
 //! The one error type. A code says what kind of failure it is and what it costs: the call alone, or the
 //! communicator for good. The message names ranks, sizes and what to try.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::io;
+use std::sync::Arc;
 
 use crate::types::Rank;
 
@@ -11,6 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum Code {
     /// An argument is wrong; nothing was sent and the communicator still works.
     InvalidArgument = 1,
@@ -73,7 +77,11 @@ impl Code {
 }
 
 /// A failure: what kind, in words, and which rank caused it where one did.
+///
+/// What the operating system said, where it refused something, is the [source](std::error::Error::source): an
+/// [`io::Error`] with its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Error {
     /// The kind of failure.
     pub code: Code,
@@ -83,6 +91,73 @@ pub struct Error {
     pub peer: Option<Rank>,
     /// The operation that failed, such as `all_reduce #17`.
     pub operation: Option<String>,
+    /// In a box of its own: few errors have any, and every result has room for an error.
+    pub(crate) details: Option<Box<Details>>,
+}
+
+/// What a program may ask an error for, beside what all errors have.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Details {
+    missing: Vec<Rank>,
+    field: Option<Cow<'static, str>>,
+    source: Option<Arc<io::Error>>,
+}
+
+impl PartialEq for Details {
+    fn eq(&self, other: &Self) -> bool {
+        let source = |details: &Self| {
+            let source = details.source.as_ref();
+            source.map(|error| (error.kind(), error.raw_os_error()))
+        };
+        (&self.missing, &self.field, source(self)) == (&other.missing, &other.field, source(other))
+    }
+}
+
+impl Eq for Details {}
+
+/// What says why a system call failed.
+pub trait Cause: fmt::Display {
+    /// The same as an error of the operating system's, if it is one.
+    fn as_io(&self) -> Option<io::Error> {
+        None
+    }
+}
+
+impl Cause for io::Error {
+    fn as_io(&self) -> Option<io::Error> {
+        Some(match self.raw_os_error() {
+            Some(number) => Self::from_raw_os_error(number),
+            None => Self::new(self.kind(), self.to_string()),
+        })
+    }
+}
+
+impl Cause for rustix::io::Errno {
+    fn as_io(&self) -> Option<io::Error> {
+        Some((*self).into())
+    }
+}
+
+impl Cause for nix::errno::Errno {
+    fn as_io(&self) -> Option<io::Error> {
+        Some((*self).into())
+    }
+}
+
+impl Cause for getrandom::Error {
+    fn as_io(&self) -> Option<io::Error> {
+        self.raw_os_error().map(io::Error::from_raw_os_error)
+    }
+}
+
+impl Cause for str {}
+impl Cause for String {}
+impl Cause for fmt::Arguments<'_> {}
+
+impl<T: Cause + ?Sized> Cause for &T {
+    fn as_io(&self) -> Option<io::Error> {
+        (**self).as_io()
+    }
 }
 
 impl Error {
@@ -93,6 +168,7 @@ impl Error {
             message: message.into(),
             peer: None,
             operation: None,
+            details: None,
         }
     }
 
@@ -107,8 +183,12 @@ impl Error {
     }
 
     /// A system call that failed: `doing` says what was attempted (`connect to 10.0.0.7:4321`).
-    pub fn system(doing: impl fmt::Display, cause: impl fmt::Display) -> Self {
-        Self::new(Code::System, format!("{doing}: {cause}"))
+    pub fn system(doing: impl fmt::Display, cause: impl Cause) -> Self {
+        let mut error = Self::new(Code::System, format!("{doing}: {cause}"));
+        if let Some(source) = cause.as_io() {
+            error.details().source = Some(Arc::new(source));
+        }
+        error
     }
 
     /// A defect.
@@ -121,6 +201,37 @@ impl Error {
     pub fn with_peer(mut self, peer: Rank) -> Self {
         self.peer = Some(peer);
         self
+    }
+
+    /// The same error, of ranks that did not come.
+    #[must_use]
+    pub(crate) fn with_missing(mut self, ranks: &[Rank]) -> Self {
+        self.details().missing = ranks.to_vec();
+        self
+    }
+
+    /// The same error, of a difference in `field`.
+    #[must_use]
+    pub(crate) fn with_field(mut self, field: impl Into<Cow<'static, str>>) -> Self {
+        self.details().field = Some(field.into());
+        self
+    }
+
+    /// The ranks that did not join in time, in order: of a `Timeout` of a join, on a rank that waited for them until then.
+    /// Empty on ranks that heard of it through the store, and for all other errors.
+    pub fn missing_ranks(&self) -> &[Rank] {
+        self.details
+            .as_ref()
+            .map_or(&[], |details| details.missing.as_slice())
+    }
+
+    /// What differs between two ranks, of a `Mismatch`: `dtype`, `root`, `count`, or the name of a setting.
+    pub fn differing_field(&self) -> Option<&str> {
+        self.details.as_ref()?.field.as_deref()
+    }
+
+    fn details(&mut self) -> &mut Details {
+        self.details.get_or_insert_default()
     }
 
     /// The same error, with the operation it ended.
@@ -140,4 +251,45 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        let source = self.details.as_ref()?.source.as_ref()?;
+        Some(source.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn what_the_system_refused_can_be_asked_for() {
+        let refused = || io::Error::from_raw_os_error(libc::EACCES);
+        for error in [
+            Error::system("open a file", refused()),
+            Error::system("open a file", rustix::io::Errno::ACCESS),
+            Error::system("open a file", nix::errno::Errno::EACCES),
+        ] {
+            let source = error.clone().with_peer(1);
+            let source = source.source().and_then(|source| source.downcast_ref());
+            assert_eq!(source.and_then(io::Error::raw_os_error), Some(libc::EACCES));
+            assert!(error.message.starts_with("open a file: "));
+        }
+        assert!(Error::system("open a file", "no").source().is_none());
+        assert_ne!(
+            Error::system("it", refused()),
+            Error::system("it", refused().to_string())
+        );
+    }
+
+    #[test]
+    fn details_stay_with_the_error() {
+        let error = Error::new(Code::Timeout, "late").with_missing(&[2, 5]);
+        assert_eq!(error.clone().with_operation("a").missing_ranks(), [2, 5]);
+        let error = Error::new(Code::Mismatch, "unlike").with_field("root");
+        assert_eq!(error.differing_field(), Some("root"));
+        assert!(error.missing_ranks().is_empty());
+    }
+}

@@ -44,6 +44,8 @@ const fn class_name(code: Code) -> &'static str {
         Code::System => "SystemCallError",
         Code::Untrusted => "UntrustedError",
         Code::Internal => "InternalError",
+        // A code that the core has gained since.
+        _ => "Error",
     }
 }
 

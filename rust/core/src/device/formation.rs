@@ -272,7 +272,6 @@ fn meet(cpu: &Group) -> Result<()> {
 
 fn carry_out(cpu: &Group, request: Request) -> Result<()> {
     cpu.run(request).map(drop).map_err(|error| {
-        let missing: Option<Rank> = error.peer;
         let mut message = format!(
             "while the ranks met for their first collective on device memory: {}",
             error.message
@@ -281,10 +280,9 @@ fn carry_out(cpu: &Group, request: Request) -> Result<()> {
             message.push_str("; every rank must call it");
         }
         Error {
-            code: error.code,
             message,
-            peer: missing,
             operation: None,
+            ..error
         }
     })
 }

@@ -19,7 +19,7 @@ use rustix::fs::{self, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::segment::{READ_ONLY, SEALS};
-use crate::error::{Code, Error, Result};
+use crate::error::{Cause, Code, Error, Result};
 use crate::fork::Home;
 
 /// More segments than any heap has: 64 of them hold 64 GiB.
@@ -277,13 +277,14 @@ impl Mapping {
         if let Some(mapping) = known.and_then(|(_, mapping)| mapping.upgrade()) {
             return Ok(mapping);
         }
-        let refused = |cause: &dyn fmt::Display| {
+        let refused = |cause: &dyn Cause| {
             Error::system(
                 format_args!("map {} bytes of a peer's heap", identity.bytes),
                 cause,
             )
         };
-        let length = usize::try_from(identity.bytes).map_err(|cause| refused(&cause))?;
+        let length =
+            usize::try_from(identity.bytes).map_err(|cause| refused(&cause.to_string()))?;
         let seals = fs::fcntl_get_seals(file).map_err(|errno| refused(&errno))?;
         let is_writable = !seals.intersects(READ_ONLY | SealFlags::WRITE);
         let access = match is_writable {

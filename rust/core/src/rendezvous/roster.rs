@@ -391,7 +391,8 @@ impl Joining<'_> {
                     shown(theirs),
                     other.row.hostname
                 );
-                return Err(Error::new(Code::Mismatch, message).with_peer(rank));
+                let error = Error::new(Code::Mismatch, message).with_field(name.clone());
+                return Err(error.with_peer(rank));
             }
         }
         Ok(())
@@ -472,7 +473,9 @@ impl Joining<'_> {
             "rank {rank} was started with world size {world}, but rank {} with {}",
             self.me.rank, self.me.world
         );
-        Error::new(Code::Mismatch, message).with_peer(rank)
+        Error::new(Code::Mismatch, message)
+            .with_field("world size")
+            .with_peer(rank)
     }
 
     fn claimed_twice(&self, other: &Row) -> Error {
@@ -517,7 +520,9 @@ impl Joining<'_> {
             "{who} within {seconds} s; {those} {} did; {is} {whose} {process} running, and {use_it} use the same address?",
             list(&came)
         );
-        Error::new(Code::Timeout, message).with_peer(missing.first().copied().unwrap_or_default())
+        Error::new(Code::Timeout, message)
+            .with_missing(missing)
+            .with_peer(missing.first().copied().unwrap_or_default())
     }
 }
 

@@ -156,8 +156,10 @@ fn ranks_with_a_longer_timeout_hear_what_rank_0_decided() {
         let begun = Instant::now();
         let second = patient.join().expect("no panic").expect_err("told");
         assert!(begun.elapsed() < Duration::from_secs(5));
-        assert_eq!(first, second);
-        assert_eq!(first.peer, Some(2));
+        assert_eq!((first.code, &first.message), (second.code, &second.message));
+        assert_eq!((first.peer, second.peer), (Some(2), Some(2)));
+        // The list does not travel.
+        assert_eq!(first.missing_ranks(), [2]);
     });
 }
 
@@ -183,6 +185,7 @@ fn several_missing_ranks_are_listed() {
         "{error}"
     );
     assert!(error.message.contains("rank 0 did;"), "{error}");
+    assert_eq!(error.missing_ranks(), (1..9).collect::<Vec<_>>());
 }
 
 #[test]

@@ -109,7 +109,9 @@ pub(super) struct Greeting(HandshakeState);
 impl Greeting {
     /// Begins a handshake: the bytes are the hello.
     pub(super) fn new(key: &StoreKey) -> Result<(Self, [u8; HELLO])> {
-        let failed = |cause| Error::system("begin the handshake with the store", cause);
+        let failed = |cause: snow::Error| {
+            Error::system("begin the handshake with the store", cause.to_string())
+        };
         let mut handshake = key
             .builder()
             .and_then(Builder::build_initiator)

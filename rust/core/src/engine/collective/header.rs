@@ -190,6 +190,7 @@ impl Fingerprint {
                 theirs.describe(field)
             ),
         )
+        .with_field(field)
         .with_peer(peer)
     }
 
@@ -211,6 +212,7 @@ impl Fingerprint {
                 amount(expected)
             ),
         )
+        .with_field(LENGTH)
     }
 }
 

@@ -336,6 +336,7 @@ impl Posted {
                 self.tag
             ),
         )
+        .with_field(field)
         .with_peer(from)
         .with_operation(self.work.name()))
     }
