@@ -283,6 +283,7 @@ fn signal(child: &Child, signal: i32) {
 
 #[test]
 #[ignore = "a rank of the other tests"]
+#[expect(clippy::too_many_lines, reason = "one arm for each task of a rank")]
 fn a_rank() {
     let variable = |name| std::env::var(name).ok();
     let (Some(mode), Some(task)) = (variable(MODE), variable(TASK)) else {

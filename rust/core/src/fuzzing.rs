@@ -163,6 +163,7 @@ mod tests {
     /// `cargo test -p unisono --lib fuzzing -- --ignored` after a format has changed.
     #[test]
     #[ignore = "run by hand after a change of a format: it writes the seeds in fuzz/corpus anew"]
+    #[expect(clippy::too_many_lines, reason = "one seed after the other")]
     fn write_seeds() {
         use crate::transport::Notice;
 

@@ -101,7 +101,30 @@ pub(crate) fn view<'py>(
     let capsule = capsule
         .cast_into::<PyCapsule>()
         .map_err(|_| argument.invalid(py, "has a __dlpack__ that returns no capsule"))?;
-    let mut layout = if let Some(pointer) = pointer(&capsule, c"dltensor_versioned") {
+    let mut layout = capsule_layout(py, argument, &capsule)?;
+    if is_immutable(object)? {
+        layout.read_only = Some(match stream {
+            None => "is a JAX array, which cannot be written to; pass out=, a NumPy array",
+            Some(_) => {
+                "is a JAX array, which cannot be written to; pass out=, an array of another library on the same \
+                 device (CuPy, torch)"
+            }
+        });
+    }
+    Ok(Shared {
+        owner: capsule.into_any(),
+        layout,
+        on_device: stream.is_some(),
+    })
+}
+
+/// What the array in `capsule` is like.
+fn capsule_layout(
+    py: Python<'_>,
+    argument: Argument,
+    capsule: &Bound<'_, PyCapsule>,
+) -> PyResult<Layout> {
+    if let Some(pointer) = pointer(capsule, c"dltensor_versioned") {
         // SAFETY: the standard says what a capsule of this name points to, for as long as it has this name; we
         // hold the only reference to it.
         let managed = unsafe { &*pointer.cast::<Versioned>() };
@@ -122,27 +145,13 @@ pub(crate) fn view<'py>(
             layout.read_only =
                 Some("is written to, but its library shares only a copy of it; pass out= instead");
         }
-        layout
-    } else if let Some(pointer) = pointer(&capsule, c"dltensor") {
+        Ok(layout)
+    } else if let Some(pointer) = pointer(capsule, c"dltensor") {
         // SAFETY: as above; the managed tensor of this form begins with the tensor.
-        unsafe { layout(py, argument, &*pointer.cast::<Tensor>())? }
+        unsafe { layout(py, argument, &*pointer.cast::<Tensor>()) }
     } else {
-        return Err(argument.invalid(py, "has a __dlpack__ that returns a capsule already used"));
-    };
-    if is_immutable(object)? {
-        layout.read_only = Some(match stream {
-            None => "is a JAX array, which cannot be written to; pass out=, a NumPy array",
-            Some(_) => {
-                "is a JAX array, which cannot be written to; pass out=, an array of another library on the same \
-                 device (CuPy, torch)"
-            }
-        });
+        Err(argument.invalid(py, "has a __dlpack__ that returns a capsule already used"))
     }
-    Ok(Shared {
-        owner: capsule.into_any(),
-        layout,
-        on_device: stream.is_some(),
-    })
 }
 
 /// The CUDA device that `object` is on; None for the host.

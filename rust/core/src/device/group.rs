@@ -20,11 +20,40 @@ use crate::types::{Collective, DataType, Rank};
 
 use super::attendant;
 use super::copies::check_memory;
-use super::direct::Ticket;
+use super::direct::{Direct, Plans, Ticket};
 use super::formation::form;
 use super::messages::{Messages, Wanted};
+use super::staged::Staged;
 use super::state::{DeviceGroup, HERE, Pending, Rest, Way, pause};
 use super::words::{Word, Words};
+
+/// A collective that is being enqueued.
+struct Turn<'a> {
+    request: &'a Request,
+    stream: &'a Stream,
+    /// Of the stream, where it is known and captures nothing.
+    identity: Option<StreamIdentity>,
+    work: &'a Arc<WorkState>,
+    number: u64,
+    /// The last collective's number, unless that is known to have been on the same stream.
+    after: Option<u64>,
+    captured: bool,
+    timeout: Duration,
+}
+
+impl Turn<'_> {
+    /// As the board has it, of a way that has no plan and hears nothing of peers.
+    fn pending(&self, algorithm: u8) -> Pending {
+        Pending {
+            work: Arc::clone(self.work),
+            number: self.number,
+            stream: self.identity,
+            print: self.request.fingerprint(self.number, algorithm),
+            plan: None,
+            unheard: Peers::none(),
+        }
+    }
+}
 
 impl DeviceGroup {
     /// The `index`-th device that this rank uses with the group `parent`.
@@ -75,26 +104,13 @@ impl DeviceGroup {
         request: Request,
         completion: Option<Completion>,
     ) -> Result<Arc<WorkState>> {
-        let (rank, world) = (self.parent.rank(), self.parent.world());
         let named = request
             .stream
             .ok_or_else(|| Error::internal("an operation on a device without a stream"))?;
-        request.check(rank, world)?;
+        request.check(self.parent.rank(), self.parent.world())?;
         let _call = self.come_in()?;
         let stream = Stream::of(named)?;
-        for (what, memory) in [("input", &request.input), ("output", &request.output)] {
-            if let Some(memory) = memory {
-                check_memory(self.device, memory, what)?;
-            }
-        }
-        let way = self.way()?;
-        // The host reduces what is staged.
-        let op = request.op.filter(|_| matches!(*way, Way::Direct(_)));
-        if !kernels::is_prepared(self.device, request.dtype, op) {
-            // The driver may wait for it anyhow, and would not hear that it has failed.
-            self.drain()?;
-            kernels::prepare(self.device, request.dtype, op)?;
-        }
+        let way = self.prepare(&request)?;
         let timeout = request.timeout.unwrap_or_else(|| self.parent.timeout());
         let mut queue = self.queue.lock();
         self.check_alive()?;
@@ -108,47 +124,20 @@ impl DeviceGroup {
             false => stream.identity(),
         };
         let is_same = identity.is_some() && identity == queue.stream;
-        let after = (queue.last > 0 && !is_same).then_some(queue.last);
-        let shape = request.shape(rank, world);
-        let pending = |plan: Option<Arc<Plan>>, algorithm| Pending {
-            work: Arc::clone(&work),
+        let turn = Turn {
+            request: &request,
+            stream: &stream,
+            identity,
+            work: &work,
             number,
-            stream: identity,
-            print: request.fingerprint(number, algorithm),
-            unheard: match plan {
-                Some(_) => Peers::others(rank, world),
-                None => Peers::none(),
-            },
-            plan,
+            after: (queue.last > 0 && !is_same).then_some(queue.last),
+            captured,
+            timeout,
         };
         let enqueued = match &*way {
-            Way::Direct(direct) => {
-                let plan = direct.plan(&request, &shape, &mut queue.plans)?;
-                let pending = pending(Some(Arc::clone(&plan)), 1);
-                self.refuse_shared_stream(identity)?;
-                direct.flags.announce(number - 1, &pending.print.encode());
-                match captured {
-                    true => self.put_into_graph(&pending, &plan),
-                    false => self.put_up(pending),
-                }
-                let ticket = Ticket {
-                    request: &request,
-                    plan: &plan,
-                    number,
-                    rank,
-                    world,
-                    after,
-                    captured,
-                };
-                direct.enqueue(&ticket, &stream, &self.words)
-            }
+            Way::Direct(direct) => self.enqueue_direct(direct, &turn, &mut queue.plans)?,
             Way::Staged(_) if captured => return Err(uncapturable(&way)),
-            Way::Staged(staged) => {
-                let cut = staged.cut(&request, &shape)?;
-                self.put_up(pending(None, 0));
-                let target = (&stream, &self.words);
-                staged.enqueue(cut, &request, target, (number, after, timeout))
-            }
+            Way::Staged(staged) => self.enqueue_staged(staged, &turn)?,
         };
         queue.number = number;
         if let Err(error) = enqueued {
@@ -171,6 +160,70 @@ impl DeviceGroup {
             _ => attendant::hurry(),
         }
         Ok(work)
+    }
+
+    /// The way that `request` goes, with what it needs of the device there.
+    fn prepare(self: &Arc<Self>, request: &Request) -> Result<Arc<Way>> {
+        for (what, memory) in [("input", &request.input), ("output", &request.output)] {
+            if let Some(memory) = memory {
+                check_memory(self.device, memory, what)?;
+            }
+        }
+        let way = self.way()?;
+        // The host reduces what is staged.
+        let op = request.op.filter(|_| matches!(*way, Way::Direct(_)));
+        if !kernels::is_prepared(self.device, request.dtype, op) {
+            // The driver may wait for it anyhow, and would not hear that it has failed.
+            self.drain()?;
+            kernels::prepare(self.device, request.dtype, op)?;
+        }
+        Ok(way)
+    }
+
+    /// Returns how it went once a part of the collective may be in the stream.
+    ///
+    /// # Errors
+    /// What refuses it before.
+    fn enqueue_direct(
+        &self,
+        direct: &Direct,
+        turn: &Turn<'_>,
+        plans: &mut Plans,
+    ) -> Result<Result<()>> {
+        let (rank, world) = (self.parent.rank(), self.parent.world());
+        let (request, number) = (turn.request, turn.number);
+        let plan = direct.plan(request, &request.shape(rank, world), plans)?;
+        self.refuse_shared_stream(turn.identity)?;
+        let pending = Pending {
+            plan: Some(Arc::clone(&plan)),
+            unheard: Peers::others(rank, world),
+            ..turn.pending(1)
+        };
+        direct.flags.announce(number - 1, &pending.print.encode());
+        match turn.captured {
+            true => self.put_into_graph(&pending, &plan),
+            false => self.put_up(pending),
+        }
+        let ticket = Ticket {
+            request,
+            plan: &plan,
+            number,
+            rank,
+            world,
+            after: turn.after,
+            captured: turn.captured,
+        };
+        Ok(direct.enqueue(&ticket, turn.stream, &self.words))
+    }
+
+    /// As [`Self::enqueue_direct`].
+    fn enqueue_staged(&self, staged: &Staged, turn: &Turn<'_>) -> Result<Result<()>> {
+        let shape = turn.request.shape(self.parent.rank(), self.parent.world());
+        let cut = staged.cut(turn.request, &shape)?;
+        self.put_up(turn.pending(0));
+        let target = (turn.stream, &self.words);
+        let order = (turn.number, turn.after, turn.timeout);
+        Ok(staged.enqueue(cut, turn.request, target, order))
     }
 
     /// From now on it may be carried out at any time, without a word to the host before.

@@ -4,6 +4,7 @@ use crate::plan::check::expression::{Expressions, Id, Kind, UNINITIALISED, every
 use crate::plan::windows::tests::{Case, cases, lists, shapes};
 
 /// Carries out the collective of one chunk on the slots of all ranks.
+#[expect(clippy::too_many_lines, reason = "one arm for each collective")]
 fn collective(
     slots: &mut [Vec<Id>],
     chunks: &[Chunk],

@@ -299,6 +299,7 @@ fn many_ranks() {
 
 /// The checker finds what it is there to find.
 #[test]
+#[expect(clippy::too_many_lines, reason = "one case after the other")]
 fn a_broken_plan_is_refused() {
     let room = Room { half: 8, align: 1 };
     let case = |collective, shots| Case {

@@ -146,6 +146,7 @@ pub(super) fn forget_export(region: &Region) {
 /// # Errors
 /// `INVALID_CONTEXT` in the exporting process itself, `INVALID_HANDLE` when the handle is none, the process or the memory is gone,
 /// or imports are refused, `PEER_ACCESS_UNSUPPORTED` when the memory's device cannot be reached.
+#[expect(clippy::too_many_lines, reason = "one check after the other")]
 pub(crate) fn import(context: &Arc<Context>, handle: &IpcMemHandle) -> Outcome<DevicePointer> {
     // SAFETY: a ticket is smaller than a handle and any bytes are one; what it says is checked below.
     let ticket = unsafe { handle.0.as_ptr().cast::<Ticket>().read_unaligned() };

@@ -76,6 +76,7 @@ impl Failure {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm for each failure")]
     fn hint(self) -> Option<&'static str> {
         Some(match self.0 {
             _ if self.is_sticky() => {
