@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from namespaces import why_not
 from ranks import run_ranks
 from test_examples import run_python
 
@@ -30,6 +31,7 @@ with pytest.MonkeyPatch.context() as path:
     from harness.jobs import FailedError, Job, Jobs, RefusedError
     from harness.peers import Options, Peer, start
 
+NO_HOSTS = why_not()
 needs_cargo = pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed")
 
 # One rank under commands, as simple as it can be: answers what the test wants.
@@ -275,13 +277,27 @@ def test_every_algorithm_is_compared(tmp_path: Path) -> None:
     cells = json.loads(outputs[0].read_text())["cells"]
     assert [of["size"] for of in cells] == [8, 64 << 10, 8] * 2
     of_two, of_three = set(cells[0]["rounds"]), set(cells[3]["rounds"])
-    assert {"choice", "direct", "ring", "bruck"} == of_three
+    assert {"choice", "direct", "ring", "bruck", "windows"} == of_three
     assert of_two == of_three | {"recursive_doubling"}
     assert set(cells[2]["rounds"]) == {"choice", "direct", "bruck"}
     with outputs[1].open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == sum(len(of["rounds"]) for of in cells)
     assert all(float(row["choice_to_best"]) > 0 for row in rows)
+
+
+@needs_cargo
+@pytest.mark.skipif(NO_HOSTS is not None, reason=f"{NO_HOSTS}")
+def test_hosts_are_measured_on_limited_links() -> None:
+    pytest.importorskip("torch")
+    selection = ["--hosts", "2,1", "--sizes", "64K", "--rate", "1000", "--numbering", "round-robin"]
+    effort = ["--algorithms", "hierarchical", "--minutes", "0.05", "--rounds", "3"]
+    printed = run_python(BENCHMARKS / "network.py", *selection, *effort, timeout=280)
+    assert "ranks on hosts [0, 1, 0]" in printed
+    rows = [line for line in printed.splitlines() if line.startswith("all_reduce")]
+    # A time and a share of the line for the choice, hierarchical, gloo and unisono through torch.
+    assert len(rows) == 1
+    assert rows[0].count("(") == 4, printed
 
 
 def test_ranks_are_killed_in_turn(tmp_path: Path) -> None:
