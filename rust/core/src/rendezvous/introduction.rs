@@ -46,16 +46,6 @@ pub struct Introduction {
 }
 
 impl Introduction {
-    /// What the user's secret contributes to the keys of links; zeros where there is none.
-    // Not inlined: valgrind takes what the compiler makes of both cases at once for uninitialised bytes in every key.
-    #[inline(never)]
-    pub(super) fn links_secret(&self) -> [u8; 32] {
-        match &self.secret {
-            Some(secret) => secret.derive(b"links"),
-            None => [0; 32],
-        }
-    }
-
     /// This process as rank `rank` of `world`, reachable at `address`, with the settings of `config`, on a machine of
     /// typical costs with one core. It has a new key pair, and no secret.
     ///

@@ -69,7 +69,8 @@ pub struct Roster {
 
 impl Roster {
     fn new(rows: Vec<Row>, costs: Rounded, me: &Introduction) -> Self {
-        let shared = me.links_secret();
+        let shared = me.secret.as_ref();
+        let shared = shared.map_or([0; 32], |secret| secret.derive(b"links"));
         let keys = rows.iter().map(|row| row.key).collect();
         let members = rows.into_iter().enumerate().map(|(rank, row)| Member {
             rank,
