@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::{Code, Error, Result};
-use crate::plan::windows::Peers;
+use crate::plan::signals::Peers;
 use crate::transport::cuda::driver::{Device, DeviceMemory};
 use crate::transport::cuda::flags::{Mark, Signal, Spot};
 use crate::types::Rank;

@@ -112,7 +112,7 @@ pub(super) fn locate(request: &Request, span: Span) -> Result<(&Memory, usize)> 
     let memory = match span.buffer {
         Buffer::Input => request.input.as_ref(),
         Buffer::Output => request.output.as_ref(),
-        Buffer::Scratch => None,
+        Buffer::Scratch | Buffer::Window { .. } => None,
     };
     let memory = memory.ok_or_else(|| {
         Error::internal(format!("{}: a plan for other buffers", request.collective))

@@ -7,8 +7,9 @@ use rustc_hash::FxHashMap;
 
 use crate::engine::{PlanKey, Request, Sizes};
 use crate::error::{Error, Result};
-use crate::plan::windows::{self, HALVES, Peers, Place, Plan, Room, Shots, Step, What};
-use crate::plan::{Buffer, Shape, Span};
+use crate::plan::signals::{HALVES, Semaphore};
+use crate::plan::windows::{self, Room, Shots};
+use crate::plan::{Buffer, Plan, Shape, Span, Step};
 use crate::transport::cuda::driver::Stream;
 use crate::transport::cuda::flags::{Batch, Flags, Signal, Spot};
 use crate::transport::cuda::kernels;
@@ -159,43 +160,32 @@ impl Direct {
     }
 
     /// Whom the stream waits for at `step` of a plan, and in words for what.
-    pub(super) fn missing(
-        &self,
-        step: &Step,
-        number: u64,
-        (rank, world): (Rank, usize),
-    ) -> (Vec<Rank>, &'static str) {
-        match *step {
-            Step::Claim { half, .. } => (
-                self.flags.missing(
-                    Signal::Empty,
-                    spot(half, number, What::Contributions),
-                    Peers::others(rank, world).iter(),
-                ),
-                "to have read what an earlier operation left",
-            ),
-            Step::Await { half, what, from } => (
-                self.flags
-                    .missing(Signal::Full, spot(half, number, what), from.iter()),
-                match what {
-                    What::Contributions => "to contribute",
-                    What::Results => "to finish its part",
-                },
-            ),
-            _ => (Vec::new(), ""),
-        }
+    pub(super) fn missing(&self, step: &Step, number: u64) -> (Vec<Rank>, &'static str) {
+        let Step::Wait {
+            half, what, from, ..
+        } = *step
+        else {
+            return (Vec::new(), "");
+        };
+        let (signal, spot) = flag_of(half, number, what);
+        let what = match what {
+            Semaphore::Empty => "to have read what an earlier operation left",
+            Semaphore::Contributions => "to contribute",
+            Semaphore::Results => "to finish its part",
+        };
+        (self.flags.missing(signal, spot, from.iter()), what)
     }
 }
 
-/// Which flags a step means. Operations begin with the halves in turn.
-fn spot(half: usize, number: u64, what: What) -> Spot {
-    Spot {
-        half: half_of(half, number),
-        meeting: match what {
-            What::Contributions => 0,
-            What::Results => 1,
-        },
-    }
+/// Which flags are a semaphore's. Operations begin with the halves in turn.
+fn flag_of(half: usize, number: u64, what: Semaphore) -> (Signal, Spot) {
+    let (signal, meeting) = match what {
+        Semaphore::Contributions => (Signal::Full, 0),
+        Semaphore::Results => (Signal::Full, 1),
+        Semaphore::Empty => (Signal::Empty, 0),
+    };
+    let half = half_of(half, number);
+    (signal, Spot { half, meeting })
 }
 
 fn half_of(half: usize, number: u64) -> usize {
@@ -250,47 +240,45 @@ impl<'a> Queueing<'a> {
     fn step(&mut self, index: usize, step: &Step) -> Result<()> {
         let number = self.ticket.number;
         match *step {
-            Step::Claim { half, readers } => {
-                let spot = spot(half, number, What::Contributions);
-                let others = Peers::others(self.ticket.rank, self.ticket.world);
-                let rest = others.iter().filter(move |peer| !readers.contains(*peer));
+            Step::Wait {
+                half,
+                what,
+                from,
+                take,
+            } => {
+                let (signal, spot) = flag_of(half, number, what);
+                let rest = from.iter().filter(move |peer| !take.contains(*peer));
                 self.waiting(index, |batch| {
-                    batch
-                        .wait(Signal::Empty, spot, readers.iter())
-                        .look(Signal::Empty, spot, rest)
+                    let batch = batch.wait(signal, spot, take.iter());
+                    batch.look(signal, spot, rest)
                 })
             }
-            Step::Await { half, what, from } => {
-                let spot = spot(half, number, what);
-                self.waiting(index, |batch| batch.wait(Signal::Full, spot, from.iter()))
+            Step::Signal { half, what, to } => {
+                let (signal, spot) = flag_of(half, number, what);
+                self.batch(|batch| batch.tell(signal, spot, to.iter()))
             }
-            Step::Publish { half, what, to } => {
-                let spot = spot(half, number, what);
-                self.batch(|batch| batch.tell(Signal::Full, spot, to.iter()))
-            }
-            Step::Release { half, to } => {
-                let spot = spot(half, number, What::Contributions);
-                self.batch(|batch| batch.tell(Signal::Empty, spot, to.iter()))
-            }
-            Step::Put { half, src, at } => {
-                let to = self.window(self.ticket.rank, half, at)?;
-                self.put(src, to)
-            }
-            Step::Keep { src, dst } => self.keep(src, dst),
-            Step::Get {
+            Step::Copy { src, dst } => match (src.buffer, dst.buffer) {
+                (Buffer::Window { rank, half }, _) => {
+                    let from = self.window(rank.into(), half.into(), src.offset)?;
+                    self.get(from, dst)
+                }
+                (_, Buffer::Window { rank, half }) => {
+                    let to = self.window(rank.into(), half.into(), dst.offset)?;
+                    self.put(src, to)
+                }
+                _ => self.keep(src, dst),
+            },
+            Step::ReduceAll {
                 half,
-                from,
-                at,
-                len,
-                to,
-            } => self.get(half, self.window(from, half, at)?, len, to),
-            Step::Reduce {
-                half,
-                at,
-                len,
+                offset,
                 own,
-                to,
-            } => self.reduce((half, at, len), own, to),
+                dst,
+            } => self.reduce((half, offset), own, dst),
+            Step::Send { .. }
+            | Step::Recv { .. }
+            | Step::Fold { .. }
+            | Step::Reduce { .. }
+            | Step::Finish { .. } => Err(Error::internal("a plan over windows sends messages")),
         }
     }
 
@@ -357,30 +345,21 @@ impl<'a> Queueing<'a> {
         })
     }
 
-    fn get(&mut self, half: usize, from: u64, len: usize, to: Place) -> Result<()> {
+    fn get(&mut self, from: u64, dst: Span) -> Result<()> {
         let request = self.ticket.request;
-        let bytes = len * request.dtype.size();
+        let bytes = dst.len * request.dtype.size();
         self.meet()?;
-        match to {
-            Place::Window(at) => {
-                let to = self.window(self.ticket.rank, half, at)?;
-                self.copies.push(from, to, bytes);
-            }
-            Place::Output(at) => {
-                let span = Span::new(Buffer::Output, at, len);
-                let (memory, offset) = locate(request, span)?;
-                self.copies.scatter(from, memory, offset, bytes);
-            }
+        if let Buffer::Window { rank, half } = dst.buffer {
+            let to = self.window(rank.into(), half.into(), dst.offset)?;
+            self.copies.push(from, to, bytes);
+        } else {
+            let (memory, offset) = locate(request, dst)?;
+            self.copies.scatter(from, memory, offset, bytes);
         }
         Ok(())
     }
 
-    fn reduce(
-        &mut self,
-        (half, at, len): (usize, usize, usize),
-        own: Option<Span>,
-        to: Place,
-    ) -> Result<()> {
+    fn reduce(&mut self, (half, at): (usize, usize), own: Option<Span>, dst: Span) -> Result<()> {
         let (ticket, request) = (self.ticket, self.ticket.request);
         let size = request.dtype.size();
         let op = request
@@ -419,16 +398,12 @@ impl<'a> Queueing<'a> {
                 })
             }
         };
-        match to {
-            Place::Window(place) => {
-                let out = self.window(ticket.rank, half, place)?;
-                with_own(0, out, len * size)?;
-            }
-            Place::Output(place) => {
-                let span = Span::new(Buffer::Output, place, len);
-                let (memory, offset) = locate(request, span)?;
-                try_each_run(memory, offset, len * size, with_own)?;
-            }
+        if let Buffer::Window { rank, half } = dst.buffer {
+            let out = self.window(rank.into(), half.into(), dst.offset)?;
+            with_own(0, out, dst.len * size)?;
+        } else {
+            let (memory, offset) = locate(request, dst)?;
+            try_each_run(memory, offset, dst.len * size, with_own)?;
         }
         Ok(())
     }

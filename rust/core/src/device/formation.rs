@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::buffer::Memory;
 use crate::engine::{Group, Request, Sizes};
 use crate::error::{Code, Error, Result};
-use crate::plan::windows::MOST_RANKS;
+use crate::plan::signals::MOST_RANKS;
 use crate::transport::cuda::driver::Device;
 use crate::transport::cuda::flags::Flags;
 use crate::transport::cuda::kernels;

@@ -9,7 +9,8 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::engine::{Fingerprint, Group, Identity, WorkState};
 use crate::error::Error;
-use crate::plan::windows::{Peers, Plan};
+use crate::plan::Plan;
+use crate::plan::signals::Peers;
 use crate::transport::cuda::driver::{Device, StreamIdentity};
 
 use super::direct::{Direct, Plans};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::{Fingerprint, WorkState};
 use crate::error::{Code, Error, Result};
-use crate::plan::windows::Plan;
+use crate::plan::Plan;
 use crate::transport::cuda::flags::{Announced, Mark};
 use crate::types::Rank;
 
@@ -381,9 +381,8 @@ impl DeviceGroup {
         plan: &Plan,
         (step, number): (usize, u64),
     ) -> (Vec<Rank>, &'static str) {
-        let ranks = (self.parent.rank(), self.parent.world());
         match plan.steps.get(step) {
-            Some(step) => direct.missing(step, number, ranks),
+            Some(step) => direct.missing(step, number),
             None => (Vec::new(), ""),
         }
     }

@@ -116,7 +116,7 @@ impl Steps {
 /// What a message sent from `buffer` carries.
 pub(super) fn wire_from(buffer: Buffer) -> Wire {
     match buffer {
-        Buffer::Input | Buffer::Output => Wire::Element,
+        Buffer::Input | Buffer::Output | Buffer::Window { .. } => Wire::Element,
         Buffer::Scratch => Wire::Partial,
     }
 }

@@ -314,6 +314,9 @@ impl<'a> Run<'a> {
                     .collect::<Result<Vec<Id>, String>>()?;
                 self.write(rank, dst, &values)
             }
+            Step::ReduceAll { .. } | Step::Signal { .. } | Step::Wait { .. } => {
+                Err("uses windows".into())
+            }
             Step::Send { .. } | Step::Recv { .. } | Step::Fold { .. } => {
                 unreachable!("transfers are not local")
             }
@@ -358,7 +361,7 @@ impl<'a> Run<'a> {
         same_length(src.len, dst.len)?;
         let carried = match src.buffer {
             Buffer::Scratch => Wire::Partial,
-            Buffer::Input | Buffer::Output => Wire::Element,
+            Buffer::Input | Buffer::Output | Buffer::Window { .. } => Wire::Element,
         };
         if wire != carried {
             return Err(format!("expects {wire:?} where {carried:?} is sent"));
@@ -375,6 +378,7 @@ impl<'a> Run<'a> {
             Buffer::Input => &mut state.input,
             Buffer::Output => &mut state.output,
             Buffer::Scratch => &mut state.scratch,
+            Buffer::Window { .. } => return Err("uses a window".into()),
         };
         let len = buffer.len();
         span.offset

@@ -107,6 +107,9 @@ struct Place<'a> {
     is_partial: bool,
 }
 
+/// The parts are plans of messages.
+const NO_WINDOWS: &str = "a part of a hierarchy uses no windows";
+
 /// Writes `plan` into `steps`.
 ///
 /// What it reads of its input travels as the larger plan's buffer has it: partial sums, where that is `Scratch`. Plans
@@ -118,6 +121,7 @@ fn embed(steps: &mut Steps, plan: &Plan, place: &Place) {
             Buffer::Input => place.input,
             Buffer::Output => place.output,
             Buffer::Scratch => place.scratch,
+            Buffer::Window { .. } => unreachable!("{NO_WINDOWS}"),
         };
         Span::new(whole.buffer, whole.offset + span.offset, span.len)
     };
@@ -143,6 +147,9 @@ fn embed(steps: &mut Steps, plan: &Plan, place: &Place) {
             Step::Reduce { src, dst } => steps.reduce(at(src), at(dst)),
             Step::Finish { src, dst } if place.is_partial => steps.copy(at(src), at(dst)),
             Step::Finish { src, dst } => steps.finish(at(src), at(dst)),
+            Step::ReduceAll { .. } | Step::Signal { .. } | Step::Wait { .. } => {
+                unreachable!("{NO_WINDOWS}")
+            }
         }
     }
 }

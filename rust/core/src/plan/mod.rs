@@ -1,4 +1,4 @@
-//! A collective, on one rank, as data: a list of steps over spans of three buffers.
+//! A collective, on one rank, as data: a list of steps over spans of buffers.
 //!
 //! A plan is made by a pure function of the [`Shape`] of the request, so that it can be proved correct,
 //! simulated and cached without a socket (see [`check`]). It is *sequential*: its meaning is that of running
@@ -16,6 +16,11 @@
 //! that the detour through `Scratch` keeps every bit (a NaN's payload too). A message carries the elements of
 //! the span it was sent from: [`Wire::Element`] from `Input` and `Output`, [`Wire::Partial`] from `Scratch`.
 //! `Copy` between `Scratch` and the others converts.
+//!
+//! # Windows
+//!
+//! Ranks of one host also meet in [`Buffer::Window`], memory that all of them map: [`windows`] makes such plans. No
+//! message orders their steps, so they signal and wait, and an executor takes their steps [in order](Order::InOrder).
 //!
 //! # Making one
 //!
@@ -46,6 +51,7 @@ pub mod hierarchical;
 mod ring;
 pub mod select;
 pub mod shared;
+pub mod signals;
 pub mod simulate;
 pub mod staged;
 #[cfg(test)]
@@ -57,13 +63,14 @@ pub mod windows;
 use std::collections::BTreeMap;
 
 pub use self::build::{DEFAULT_CHUNK, applicable, applicable_on, build, build_chunked, build_on};
+use self::signals::{Peers, Semaphore};
 pub use crate::types::Algorithm;
 use crate::types::{Collective, Rank};
 
 /// The smallest number of steps that an executor must be willing to have unfinished at once.
 pub const MIN_WINDOW: usize = 2;
 
-/// One of the three buffers a plan works on.
+/// Memory that a plan works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Buffer {
     /// The caller's input; never written.
@@ -72,6 +79,25 @@ pub enum Buffer {
     Output,
     /// The plan's own memory, [`Plan::scratch`] elements of the accumulation type, uninitialised at first.
     Scratch,
+    /// A half of a window: memory of `rank` that it alone writes and that all ranks of its host read. It holds
+    /// elements of the request's type. [`Step::Signal`] and [`Step::Wait`] order who uses it when.
+    Window {
+        /// The owner.
+        rank: u8,
+        /// Counted from the half that the operation begins with.
+        half: u8,
+    },
+}
+
+impl Buffer {
+    /// A half of the window of a rank, one of [`signals::MOST_RANKS`] at most.
+    pub const fn window(rank: Rank, half: usize) -> Self {
+        assert!(rank < signals::MOST_RANKS && half < signals::HALVES);
+        Self::Window {
+            rank: rank as u8,
+            half: half as u8,
+        }
+    }
 }
 
 /// `len` elements of `buffer` from element `offset` on. A span may be empty: a message of no elements still
@@ -144,7 +170,8 @@ pub enum Step {
         /// What the message carries.
         wire: Wire,
     },
-    /// `dst = src`; widens into `Scratch`, rounds out of it.
+    /// `dst = src`; widens into `Scratch`, rounds out of it. In a plan that is premultiplied (see [`windows::build`]) what
+    /// comes from the caller's memory is multiplied on the way.
     Copy {
         /// Read.
         src: Span,
@@ -167,16 +194,64 @@ pub enum Step {
         /// The result.
         dst: Span,
     },
+    /// `dst = finish(x0 op x1 op ...)` in the order of the ranks and in one pass, of what lies from `offset` on in the
+    /// halves of all ranks. In one pass means that a sum in a wider type is rounded once.
+    ReduceAll {
+        /// Counted from the half that the operation begins with.
+        half: usize,
+        /// In every half.
+        offset: usize,
+        /// This rank's contribution where it is not in its half; as long as `dst`.
+        own: Option<Span>,
+        /// The result.
+        dst: Span,
+    },
+    /// Set a semaphore of a half for each of these ranks: what this rank did before, they see after their wait.
+    Signal {
+        /// Counted from the half that the operation begins with.
+        half: usize,
+        /// Of this rank's half; [`Semaphore::Empty`] is that of theirs.
+        what: Semaphore,
+        /// To which ranks.
+        to: Peers,
+    },
+    /// Wait until each rank of `from` has set its semaphore, and unset those of `take`.
+    Wait {
+        /// Counted from the half that the operation begins with.
+        half: usize,
+        /// Of their halves; [`Semaphore::Empty`] is that of this rank's.
+        what: Semaphore,
+        /// For which ranks.
+        from: Peers,
+        /// Some or all of them.
+        take: Peers,
+    },
 }
 
 impl Step {
-    /// The spans the step reads.
+    /// The half of a window that the step is about, if it is about one.
+    pub fn half(&self) -> Option<usize> {
+        let of = |span: Span| match span.buffer {
+            Buffer::Window { half, .. } => Some(usize::from(half)),
+            _ => None,
+        };
+        match *self {
+            Self::ReduceAll { half, .. } | Self::Signal { half, .. } | Self::Wait { half, .. } => {
+                Some(half)
+            }
+            Self::Copy { src, dst } => of(src).or(of(dst)),
+            _ => None,
+        }
+    }
+
+    /// The spans the step reads; those of other ranks' contributions in [`Step::ReduceAll`] aside.
     pub fn reads(&self) -> [Option<Span>; 2] {
         match *self {
             Self::Send { src, .. } | Self::Copy { src, .. } | Self::Finish { src, .. } => {
                 [Some(src), None]
             }
-            Self::Recv { .. } => [None, None],
+            Self::Recv { .. } | Self::Signal { .. } | Self::Wait { .. } => [None, None],
+            Self::ReduceAll { own, .. } => [own, None],
             Self::Fold { dst, .. } => [Some(dst), None],
             Self::Reduce { src, dst } => [Some(src), Some(dst)],
         }
@@ -185,12 +260,13 @@ impl Step {
     /// The span the step writes.
     pub fn writes(&self) -> Option<Span> {
         match *self {
-            Self::Send { .. } => None,
+            Self::Send { .. } | Self::Signal { .. } | Self::Wait { .. } => None,
             Self::Recv { dst, .. }
             | Self::Fold { dst, .. }
             | Self::Copy { dst, .. }
             | Self::Reduce { dst, .. }
-            | Self::Finish { dst, .. } => Some(dst),
+            | Self::Finish { dst, .. }
+            | Self::ReduceAll { dst, .. } => Some(dst),
         }
     }
 
@@ -237,6 +313,16 @@ impl Step {
     }
 }
 
+/// In which order an executor takes the steps of a plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// A step may overlap with earlier unfinished ones: see the [module](self).
+    #[default]
+    Overlapping,
+    /// One after the other. Plans that signal and wait are such: what a signal says is that all before it is done.
+    InOrder,
+}
+
 /// The steps of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -244,6 +330,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Elements of scratch memory needed.
     pub scratch: usize,
+    /// Whether steps may overlap.
+    pub order: Order,
 }
 
 impl Plan {
@@ -252,21 +340,21 @@ impl Plan {
         let elements = |step: &Step| match *step {
             Step::Send { src, .. } => src.len,
             Step::Recv { dst, .. } | Step::Fold { dst, .. } => dst.len,
-            Step::Copy { .. } | Step::Reduce { .. } | Step::Finish { .. } => 0,
+            _ => 0,
         };
         self.steps.iter().map(elements).max().unwrap_or(0)
     }
 
     /// For each step, whether it receives what no later step reads.
     pub fn last_receives(&self) -> Vec<bool> {
-        let mut read = [(); 3].map(|()| Ranges::default());
+        let mut read = BTreeMap::<Buffer, Ranges>::new();
         let mut last = vec![false; self.steps.len()];
         for (i, step) in self.steps.iter().enumerate().rev() {
             if let Step::Recv { dst, .. } = step {
-                last[i] = !read[dst.buffer as usize].overlap(dst);
+                last[i] = !read.entry(dst.buffer).or_default().overlap(dst);
             }
             for span in step.reads().into_iter().flatten() {
-                read[span.buffer as usize].add(&span);
+                read.entry(span.buffer).or_default().add(&span);
             }
         }
         last

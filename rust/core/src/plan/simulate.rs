@@ -17,8 +17,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use super::cost::Costs;
+use super::signals::Semaphore;
 use super::topology::Topology;
-use super::{Buffer, Plan, Span, Step};
+use super::{Buffer, Order, Plan, Span, Step};
 use crate::types::Rank;
 
 /// What it costs to reach a peer.
@@ -89,7 +90,7 @@ impl CostModel {
     fn bytes(&self, span: Span) -> f64 {
         let size = match span.buffer {
             Buffer::Scratch => self.accumulator_size,
-            Buffer::Input | Buffer::Output => self.element_size,
+            Buffer::Input | Buffer::Output | Buffer::Window { .. } => self.element_size,
         };
         (span.len * size) as f64
     }
@@ -109,6 +110,11 @@ pub fn simulate(plans: &[Plan], cost: &CostModel) -> f64 {
             Event::Arrived { rank, step } => {
                 let done = machine.work(rank, now, cost.across.per_message);
                 machine.at(done, Event::Done { rank, step });
+            }
+            Event::Signalled { rank } => {
+                if let Some(step) = machine.waits[rank] {
+                    machine.wait(rank, step, now);
+                }
             }
             Event::Done { rank, step } => {
                 end = now;
@@ -155,6 +161,10 @@ enum Event {
     Arrived {
         rank: Rank,
         step: usize,
+    },
+    /// A signal has reached a rank.
+    Signalled {
+        rank: Rank,
     },
     Done {
         rank: Rank,
@@ -205,6 +215,10 @@ struct Machine<'a> {
     out_free: Vec<f64>,
     in_free: Vec<f64>,
     links: HashMap<(Rank, Rank), InFlight>,
+    /// By setter, taker, half and semaphore: when the taker sees what was set and not taken yet.
+    signals: HashMap<(Rank, Rank, usize, Semaphore), VecDeque<f64>>,
+    /// The wait that each rank is in.
+    waits: Vec<Option<usize>>,
     events: BinaryHeap<Reverse<(Time, usize, Event)>>,
     next_event: usize,
 }
@@ -236,6 +250,8 @@ impl<'a> Machine<'a> {
             out_free: vec![0.0; hosts],
             in_free: vec![0.0; hosts],
             links: HashMap::new(),
+            signals: HashMap::new(),
+            waits: vec![None; plans.len()],
             events: BinaryHeap::new(),
             next_event: 0,
         }
@@ -266,7 +282,11 @@ impl<'a> Machine<'a> {
             self.heads[rank] += 1;
         }
         let head = self.heads[rank];
-        for step in head..steps.len().min(head + self.cost.window) {
+        let window = match self.plans[rank].order {
+            Order::Overlapping => self.cost.window,
+            Order::InOrder => 1,
+        };
+        for step in head..steps.len().min(head + window) {
             let progress = &self.progress[rank];
             let free = progress[step] == Progress::Waiting
                 && (head..step).all(|earlier| {
@@ -296,7 +316,56 @@ impl<'a> Machine<'a> {
                 let end = self.work(rank, now, seconds);
                 self.at(end, Event::Done { rank, step });
             }
+            Step::ReduceAll { dst, .. } => {
+                // Every contribution is read once.
+                let bytes = self.cost.bytes(dst) * self.plans.len() as f64;
+                let end = self.work(rank, now, bytes * self.cost.inside.per_byte);
+                self.at(end, Event::Done { rank, step });
+            }
+            Step::Signal { half, what, to } => {
+                let end = self.work(rank, now, 0.0);
+                self.at(end, Event::Done { rank, step });
+                for peer in to.iter() {
+                    let seen = end + self.cost.inside.latency;
+                    let signals = self.signals.entry((rank, peer, half, what)).or_default();
+                    signals.push_back(seen);
+                    self.at(seen, Event::Signalled { rank: peer });
+                }
+            }
+            Step::Wait { .. } => self.wait(rank, step, now),
         }
+    }
+
+    /// Ends a wait for which all signals are there; else the last of them will try again.
+    fn wait(&mut self, rank: Rank, step: usize, now: f64) {
+        let Step::Wait {
+            half,
+            what,
+            from,
+            take,
+        } = self.plans[rank].steps[step]
+        else {
+            unreachable!("only waits wait");
+        };
+        let is_set = |peer| {
+            let signals = self.signals.get(&(peer, rank, half, what));
+            match signals {
+                // All halves are empty at first.
+                None => what == Semaphore::Empty,
+                Some(signals) => signals.front().is_some_and(|seen| *seen <= now),
+            }
+        };
+        self.waits[rank] = Some(step);
+        if !from.iter().all(is_set) {
+            return;
+        }
+        self.waits[rank] = None;
+        for peer in take.iter() {
+            let signals = self.signals.entry((peer, rank, half, what)).or_default();
+            signals.pop_front();
+        }
+        let end = self.work(rank, now, 0.0);
+        self.at(end, Event::Done { rank, step });
     }
 
     fn send(&mut self, from: Rank, to: Rank, step: usize, bytes: f64, now: f64) {

@@ -10,9 +10,9 @@
 //!
 //! Per ordered pair (owner of a window, reader) and half there are three binary semaphores:
 //!
-//! - *empty*, at first set: the reader has no use for what is in the owner's half. [`Step::Claim`] waits for those of
-//!   all peers, whoever read the half last, and takes those of the chunk's readers. [`Step::Release`] sets them.
-//! - *contributions*: the owner's half holds its input. [`Step::Publish`] sets it, [`Step::Await`] takes it.
+//! - *empty*, at first set: the reader has no use for what is in the owner's half. An owner waits for those of
+//!   all peers, whichever read the half last, and takes those of the chunk's readers. A reader signals it.
+//! - *contributions*: the owner's half holds its input. The owner signals it, a reader takes it.
 //! - *results*: the owner has left its part of the result there (two-shot); likewise.
 //!
 //! A plan leaves them as it found them, once every peer has got through its own. What is set and taken is constant, not
@@ -34,174 +34,10 @@ mod reductions;
 #[cfg(test)]
 pub(in crate::plan) mod tests;
 
-use super::{Buffer, Counts, Shape, Span};
+use super::signals::Semaphore;
+pub use super::signals::{HALVES, MOST_RANKS, Peers};
+use super::{Buffer, Counts, Order, Plan, Shape, Span, Step};
 use crate::types::{Collective, Rank};
-
-/// Halves of a window.
-pub const HALVES: usize = 2;
-
-/// The most ranks that can meet in windows: the bits of [`Peers`].
-pub const MOST_RANKS: usize = 64;
-
-/// A set of ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Peers(u64);
-
-impl Peers {
-    /// Everybody in a group of `world` ranks but `rank`.
-    pub fn others(rank: Rank, world: usize) -> Self {
-        (0..world).filter(|peer| *peer != rank).collect()
-    }
-
-    /// No rank.
-    pub const fn none() -> Self {
-        Self(0)
-    }
-
-    /// Whether `rank` is among them.
-    pub const fn contains(self, rank: Rank) -> bool {
-        rank < MOST_RANKS && self.0 >> rank & 1 == 1
-    }
-
-    /// Whether there is none.
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// The ranks in ascending order.
-    pub fn iter(self) -> impl Iterator<Item = Rank> {
-        let mut left = self.0;
-        std::iter::from_fn(move || {
-            let rank = (left != 0).then(|| left.trailing_zeros() as Rank)?;
-            left &= left - 1;
-            Some(rank)
-        })
-    }
-
-    /// These and those.
-    #[must_use]
-    pub const fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// The same without `rank`.
-    #[must_use]
-    pub const fn without(self, rank: Rank) -> Self {
-        Self(self.0 & !(1 << rank))
-    }
-}
-
-impl FromIterator<Rank> for Peers {
-    fn from_iter<T: IntoIterator<Item = Rank>>(ranks: T) -> Self {
-        Self(ranks.into_iter().fold(0, |set, rank| set | 1 << rank))
-    }
-}
-
-/// What an owner publishes in its half.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum What {
-    /// What it puts in: its input.
-    Contributions,
-    /// What it leaves there after it has read those of others.
-    Results,
-}
-
-/// Where a step writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// The caller's output, from this element on.
-    Output(usize),
-    /// The rank's own half, from this element on.
-    Window(usize),
-}
-
-/// One action of one rank. Numbers are elements of the request's type; `half` is the half counted from the one that the
-/// operation begins with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Wait until no peer reads the own half; then it is written for `readers`.
-    Claim {
-        /// The half.
-        half: usize,
-        /// Who will release it again.
-        readers: Peers,
-    },
-    /// The own half from `at` on becomes `src`, times the factor of `premul_sum`.
-    Put {
-        /// The half.
-        half: usize,
-        /// In the caller's memory.
-        src: Span,
-        /// In the half.
-        at: usize,
-    },
-    /// Tell peers that what this rank wrote into its half is there.
-    Publish {
-        /// The half.
-        half: usize,
-        /// Which semaphore.
-        what: What,
-        /// Whom.
-        to: Peers,
-    },
-    /// Wait until peers have published.
-    Await {
-        /// The half.
-        half: usize,
-        /// Which semaphore.
-        what: What,
-        /// Whose.
-        from: Peers,
-    },
-    /// `to` becomes the finished reduction, in rank order, of `len` elements from `at` on in the halves of all ranks.
-    /// `own`: this rank's contribution, where it is not in its half.
-    Reduce {
-        /// The half.
-        half: usize,
-        /// In every half.
-        at: usize,
-        /// How many.
-        len: usize,
-        /// In the caller's memory; as long.
-        own: Option<Span>,
-        /// The result.
-        to: Place,
-    },
-    /// `to` becomes `len` elements from `at` on in the half of `from`, which may be this rank itself.
-    Get {
-        /// The half.
-        half: usize,
-        /// Whose.
-        from: Rank,
-        /// In the half.
-        at: usize,
-        /// How many.
-        len: usize,
-        /// The copy.
-        to: Place,
-    },
-    /// `dst = src`, both in the caller's memory; times the factor of `premul_sum`.
-    Keep {
-        /// Read.
-        src: Span,
-        /// Written.
-        dst: Span,
-    },
-    /// Tell peers that this rank has no use for their half any more.
-    Release {
-        /// The half.
-        half: usize,
-        /// Whom.
-        to: Peers,
-    },
-}
-
-/// The steps of one rank, in program order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
-    /// The steps.
-    pub steps: Vec<Step>,
-}
 
 /// What a window offers, in elements of the request's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,9 +91,7 @@ pub fn build(shape: &Shape, room: &Room, shots: Shots, premultiplied: bool) -> O
         premultiplied,
     };
     if shape.world == 1 {
-        return Some(Plan {
-            steps: task.alone(),
-        });
+        return Some(in_order(task.alone()));
     }
     let two = shots == Shots::Two && shape.world > 2;
     let chunks = match shape.collective {
@@ -277,8 +111,8 @@ pub fn build(shape: &Shape, room: &Room, shots: Shots, premultiplied: bool) -> O
     };
     let mut steps: Vec<Step> = task.keep().into_iter().collect();
     steps.extend(chunks.weave());
-    steps.retain(|step| !step.is_idle());
-    Some(Plan { steps })
+    steps.retain(|step| !is_idle(step));
+    Some(in_order(steps))
 }
 
 /// This rank's plan of an `all_reduce` in which the ranks go in step, as those do that share a few cores: nobody puts a
@@ -305,35 +139,26 @@ pub fn build_in_step(shape: &Shape, room: &Room) -> Option<Plan> {
         premultiplied: false,
     };
     let mut steps = task.all_reduce_in_step(chunk);
-    steps.retain(|step| !step.is_idle());
-    Some(Plan { steps })
+    steps.retain(|step| !is_idle(step));
+    Some(in_order(steps))
 }
 
-impl Step {
-    /// The half that it is about, if it is about one.
-    pub fn half(&self) -> Option<usize> {
-        match *self {
-            Self::Claim { half, .. }
-            | Self::Put { half, .. }
-            | Self::Publish { half, .. }
-            | Self::Await { half, .. }
-            | Self::Reduce { half, .. }
-            | Self::Get { half, .. }
-            | Self::Release { half, .. } => Some(half),
-            Self::Keep { .. } => None,
-        }
+/// A plan of these steps.
+fn in_order(steps: Vec<Step>) -> Plan {
+    Plan {
+        steps,
+        scratch: 0,
+        order: Order::InOrder,
     }
+}
 
-    /// Whether it does nothing: a meeting with nobody, or work on no elements. A claim waits for all peers even when
-    /// nobody is to read.
-    fn is_idle(&self) -> bool {
-        match *self {
-            Self::Claim { .. } => false,
-            Self::Publish { to, .. } | Self::Release { to, .. } => to.is_empty(),
-            Self::Await { from, .. } => from.is_empty(),
-            Self::Put { src, .. } | Self::Keep { src, .. } => src.len == 0,
-            Self::Reduce { len, .. } | Self::Get { len, .. } => len == 0,
-        }
+/// Whether a step does nothing: it signals to no rank, or works on no elements. A wait that takes nothing still waits.
+fn is_idle(step: &Step) -> bool {
+    match *step {
+        Step::Signal { to, .. } => to.is_empty(),
+        Step::Wait { from, .. } => from.is_empty(),
+        Step::ReduceAll { dst, .. } | Step::Copy { dst, .. } => dst.len == 0,
+        _ => false,
     }
 }
 
@@ -402,15 +227,14 @@ impl Task<'_> {
         }
         if reduces && !self.premultiplied {
             // It may be more than a copy: a logical operator makes truth values.
-            return vec![Step::Reduce {
+            return vec![Step::ReduceAll {
                 half: 0,
-                at: 0,
-                len: total,
+                offset: 0,
                 own: Some(src),
-                to: Place::Output(0),
+                dst,
             }];
         }
-        vec![Step::Keep { src, dst }]
+        vec![Step::Copy { src, dst }]
     }
 
     /// Where this rank's input lies.
@@ -453,24 +277,74 @@ impl Task<'_> {
         self.others.iter().filter(|rank| chosen(*rank)).collect()
     }
 
+    /// Waits until no peer reads the own half, whichever read it last. Then it is written for `readers`.
     fn claim(&self, half: usize, readers: Peers) -> Step {
-        Step::Claim { half, readers }
+        Step::Wait {
+            half,
+            what: Semaphore::Empty,
+            from: self.others,
+            take: readers,
+        }
     }
 
+    /// Tells the owners of windows that this rank has no use for their half any more.
+    fn release(&self, half: usize, to: Peers) -> Step {
+        let what = Semaphore::Empty;
+        Step::Signal { half, what, to }
+    }
+
+    /// Tells peers that what this rank contributes is in its half.
     fn publish(&self, half: usize, to: Peers) -> Step {
-        Step::Publish {
+        let what = Semaphore::Contributions;
+        Step::Signal { half, what, to }
+    }
+
+    /// Waits for what peers contribute.
+    fn await_from(&self, half: usize, from: Peers) -> Step {
+        Step::Wait {
             half,
-            what: What::Contributions,
-            to,
+            what: Semaphore::Contributions,
+            from,
+            take: from,
         }
     }
 
-    fn await_from(&self, half: usize, from: Peers) -> Step {
-        Step::Await {
+    /// Tells peers that this rank's part of the result is in its half.
+    fn publish_results(&self, half: usize, to: Peers) -> Step {
+        let what = Semaphore::Results;
+        Step::Signal { half, what, to }
+    }
+
+    /// Waits for the peers' parts of the result.
+    fn await_results(&self, half: usize, from: Peers) -> Step {
+        Step::Wait {
             half,
-            what: What::Contributions,
+            what: Semaphore::Results,
             from,
+            take: from,
         }
+    }
+
+    /// Copies `src`, of the caller's memory, into the own half from `at` on.
+    fn put(&self, half: usize, src: Span, at: usize) -> Step {
+        let dst = self.window(half, at, src.len);
+        Step::Copy { src, dst }
+    }
+
+    /// Copies what lies from `at` on in the half of `from`, which may be this rank itself.
+    fn get(&self, half: usize, (from, at): (Rank, usize), dst: Span) -> Step {
+        let src = Span::new(Buffer::window(from, half), at, dst.len);
+        Step::Copy { src, dst }
+    }
+
+    /// A span of the own half.
+    fn window(&self, half: usize, at: usize, len: usize) -> Span {
+        Span::new(Buffer::window(self.shape.rank, half), at, len)
+    }
+
+    /// A span of the caller's output.
+    fn output(&self, at: usize, len: usize) -> Span {
+        Span::new(Buffer::Output, at, len)
     }
 }
 

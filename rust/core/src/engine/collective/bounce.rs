@@ -198,7 +198,7 @@ mod tests {
         };
         let mut plan = Plan {
             steps: vec![send(1), write, send(2)],
-            scratch: 0,
+            ..Plan::default()
         };
         assert_eq!(RepeatedSends::of(&plan).elements(), 0);
         plan.steps.swap(0, 1);

@@ -109,7 +109,7 @@ fn link_direction(step: &Step) -> Option<(Rank, Direction)> {
     match *step {
         Step::Send { to, .. } => Some((to, Direction::Send)),
         Step::Recv { from, .. } | Step::Fold { from, .. } => Some((from, Direction::Receive)),
-        Step::Copy { .. } | Step::Reduce { .. } | Step::Finish { .. } => None,
+        _ => None,
     }
 }
 

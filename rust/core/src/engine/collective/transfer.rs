@@ -82,6 +82,9 @@ pub(crate) struct EncodedHeader {
     header: [u8; HEADER],
 }
 
+/// Plans with windows are walked in order by the run in shared memory.
+const NO_WINDOWS: &str = "a plan of messages uses no windows";
+
 impl EncodedHeader {
     pub(crate) fn new(fingerprint: Fingerprint) -> Self {
         Self {
@@ -177,6 +180,9 @@ impl Operands {
                 self.finish(src, dst);
                 progress.done = true;
                 Ok(true)
+            }
+            Step::ReduceAll { .. } | Step::Signal { .. } | Step::Wait { .. } => {
+                unreachable!("{NO_WINDOWS}")
             }
         }
     }
@@ -597,6 +603,7 @@ impl Operands {
             Buffer::Input => &self.input,
             Buffer::Output => &self.output,
             Buffer::Scratch => &self.scratch,
+            Buffer::Window { .. } => unreachable!("{NO_WINDOWS}"),
         }
     }
 
@@ -610,7 +617,7 @@ impl Operands {
     fn element_size(&self, buffer: Buffer) -> usize {
         match buffer {
             Buffer::Scratch => self.partial().size(),
-            Buffer::Input | Buffer::Output => self.dtype.size(),
+            Buffer::Input | Buffer::Output | Buffer::Window { .. } => self.dtype.size(),
         }
     }
 

@@ -99,7 +99,7 @@ fn shifted(step: Step) -> Option<Step> {
             src: shift(src),
             dst,
         }),
-        Step::Finish { .. } => None,
+        _ => None,
     }
 }
 
@@ -167,7 +167,7 @@ fn another_order_of_operands_is_refused() {
                 dst: whole,
             },
         ],
-        scratch: 0,
+        ..Plan::default()
     };
     let shapes = shapes(Collective::AllReduce, 2, 3);
     refused(
@@ -301,7 +301,7 @@ fn waiting_in_a_circle_is_refused() {
                     wire: Wire::Element,
                 },
             ],
-            scratch: 0,
+            ..Plan::default()
         }
     };
     let plans = [plan(0), plan(1), plan(2)];

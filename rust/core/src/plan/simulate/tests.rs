@@ -4,6 +4,7 @@ use super::{CostModel, simulate};
 use crate::plan::cost::{Costs, predict};
 use crate::plan::select::select;
 use crate::plan::topology::Topology;
+use crate::plan::windows::{self, Room, Shots};
 use crate::plan::{
     Algorithm, Buffer, Counts, DEFAULT_CHUNK, Plan, Shape, Span, Step, Wire, applicable_on,
     build_on,
@@ -50,7 +51,7 @@ fn one_message_costs_what_it_should() {
     let plans = [
         Plan {
             steps: vec![Step::Send { to: 1, src: span }],
-            scratch: 0,
+            ..Plan::default()
         },
         Plan {
             steps: vec![Step::Recv {
@@ -58,7 +59,7 @@ fn one_message_costs_what_it_should() {
                 dst: into,
                 wire: Wire::Element,
             }],
-            scratch: 0,
+            ..Plan::default()
         },
     ];
     let link = cost.across;
@@ -75,7 +76,7 @@ fn plans_that_wait_forever_take_forever() {
             dst: into,
             wire: Wire::Element,
         }],
-        scratch: 0,
+        ..Plan::default()
     };
     let cost = CostModel::typical(Topology::one_host(2, 2), 4, 4);
     assert_eq!(simulate(&[plan(1), plan(0)], &cost), f64::INFINITY);
@@ -240,4 +241,27 @@ fn predictions_are_near_the_simulation() {
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// Copy-in/copy-out ends on every world, and costs what goes through memory and the way of its signals.
+#[test]
+fn plans_over_windows_take_their_copies_and_signals() {
+    let room = Room { half: 64, align: 4 };
+    for world in [2, 3, 8] {
+        let cost = CostModel::typical(Topology::one_host(world, world), 4, 4);
+        let time = |count: usize| {
+            let shapes = shapes(Collective::AllReduce, world, count, false);
+            let plan = |shape| windows::build(shape, &room, Shots::One, false).expect("a plan");
+            let plans: Vec<Plan> = shapes.iter().map(plan).collect();
+            simulate(&plans, &cost)
+        };
+        // One chunk: in, a signal, and all of it from every rank.
+        let (link, bytes) = (cost.inside, 4.0 * 60.0);
+        let work = bytes * (cost.memory_per_byte + world as f64 * link.per_byte);
+        // Before the end a rank waits for the half, copies, signals, waits, reduces and signals.
+        let want = work + link.latency + 6.0 * cost.per_step;
+        close_to(time(60), want, 1e-9);
+        assert!(time(600) > 5.0 * work, "{world} ranks");
+        assert!(time(600).is_finite());
+    }
 }

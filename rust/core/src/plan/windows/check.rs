@@ -14,8 +14,8 @@
 
 use super::super::check::contract::{Want, expected, initial};
 use super::super::check::expression::{Expressions, Id, Kind, UNINITIALISED, everybody};
-use super::super::{Buffer, Shape, Span};
-use super::{HALVES, Peers, Place, Plan, Step, What};
+use super::super::{Buffer, Plan, Shape, Span, Step};
+use super::{HALVES, Peers, Semaphore};
 use crate::types::{Collective, Rank};
 
 /// One operation: the plans and shapes of all ranks.
@@ -59,15 +59,9 @@ struct Cell {
     reads: Vec<Moment>,
 }
 
-/// The three semaphores of an owner, a reader and a half.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Signal {
-    Empty,
-    Full(What),
-}
-
+/// A semaphore of an owner, a reader and a half.
 #[derive(Clone)]
-struct Semaphore {
+struct State {
     set: bool,
     /// The setter's clock then.
     since: Clock,
@@ -94,7 +88,7 @@ struct Run<'a> {
     /// By rank and half.
     windows: Vec<[Vec<Cell>; HALVES]>,
     /// By owner, reader, half and signal.
-    semaphores: Vec<Semaphore>,
+    semaphores: Vec<State>,
 }
 
 impl<'a> Run<'a> {
@@ -107,7 +101,7 @@ impl<'a> Run<'a> {
             ranks: Vec::new(),
             windows: vec![[vec![Cell::default(); half], vec![Cell::default(); half]]; world],
             semaphores: vec![
-                Semaphore {
+                State {
                     set: false,
                     since: vec![0; world],
                     taken: vec![0; world],
@@ -128,7 +122,7 @@ impl<'a> Run<'a> {
             });
             for reader in 0..world {
                 for half in 0..HALVES {
-                    run.semaphore(rank, reader, half, Signal::Empty).set = true;
+                    run.semaphore(rank, reader, half, Semaphore::Empty).set = true;
                 }
             }
         }
@@ -140,13 +134,9 @@ impl<'a> Run<'a> {
         owner: Rank,
         reader: Rank,
         half: usize,
-        signal: Signal,
-    ) -> &mut Semaphore {
-        let kind = match signal {
-            Signal::Empty => 0,
-            Signal::Full(What::Contributions) => 1,
-            Signal::Full(What::Results) => 2,
-        };
+        signal: Semaphore,
+    ) -> &mut State {
+        let kind = signal as usize;
         &mut self.semaphores[((owner * self.world + reader) * HALVES + half) * 3 + kind]
     }
 
@@ -178,9 +168,9 @@ impl<'a> Run<'a> {
             for reader in (0..self.world).filter(|reader| *reader != owner) {
                 for half in 0..HALVES {
                     for (signal, set) in [
-                        (Signal::Empty, true),
-                        (Signal::Full(What::Contributions), false),
-                        (Signal::Full(What::Results), false),
+                        (Semaphore::Empty, true),
+                        (Semaphore::Contributions, false),
+                        (Semaphore::Results, false),
                     ] {
                         if self.semaphore(owner, reader, half, signal).set != set {
                             return Err(format!(
@@ -260,66 +250,52 @@ impl<'a> Run<'a> {
     fn carry_out(&mut self, rank: Rank, step: Step, first: usize) -> Result<bool, String> {
         let halved = |half: usize| (half + first) % HALVES;
         match step {
-            Step::Claim { half, readers } => {
-                let others = Peers::others(rank, self.world);
-                return Ok(self.take(
-                    rank,
-                    others.iter().map(|reader| (rank, reader)),
-                    (halved(half), Signal::Empty),
-                    readers,
-                ));
+            Step::Wait {
+                half,
+                what,
+                from,
+                take,
+            } => {
+                let pair = |other| owner_first(what, other, rank);
+                let pairs = from.iter().map(pair);
+                return Ok(self.take(rank, pairs, (halved(half), what), take));
             }
-            Step::Await { half, what, from } => {
-                return Ok(self.take(
-                    rank,
-                    from.iter().map(|owner| (owner, rank)),
-                    (halved(half), Signal::Full(what)),
-                    from,
-                ));
+            Step::Signal { half, what, to } => {
+                let pairs = to.iter().map(|other| owner_first(what, rank, other));
+                self.set(rank, pairs, (halved(half), what))?;
             }
-            Step::Publish { half, what, to } => {
-                let pairs = to.iter().map(|reader| (rank, reader));
-                self.set(rank, pairs, (halved(half), Signal::Full(what)))?;
-            }
-            Step::Release { half, to } => {
-                let pairs = to.iter().map(|owner| (owner, rank));
-                self.set(rank, pairs, (halved(half), Signal::Empty))?;
-            }
-            Step::Put { half, src, at } => {
-                let values = self.read_own(rank, src)?;
-                self.write_window(rank, halved(half), at, &values)?;
-            }
-            Step::Keep { src, dst } => {
-                let mut values = self.read_own(rank, src)?;
-                if self.is_reduction(rank) {
+            Step::Copy { src, dst } => {
+                if src.len != dst.len {
+                    return Err("it copies to another length".into());
+                }
+                let mut values = match src.buffer {
+                    Buffer::Window { rank: from, half } => {
+                        let half = halved(half.into());
+                        self.read_window(rank, from.into(), half, src.offset..src.offset + src.len)?
+                    }
+                    _ => self.read_own(rank, src)?,
+                };
+                if step.half().is_none() && self.is_reduction(rank) {
                     // Of one rank: its contribution is all there is.
                     values = self.finished(rank, values)?;
                 }
-                if dst.buffer != Buffer::Output || dst.len != src.len {
-                    return Err("it keeps what it cannot".into());
-                }
-                self.write_output(rank, dst.offset, &values)?;
+                self.write(rank, first, dst, &values)?;
             }
-            Step::Get {
+            Step::ReduceAll {
                 half,
-                from,
-                at,
-                len,
-                to,
-            } => {
-                let values = self.read_window(rank, from, halved(half), at..at + len)?;
-                self.write(rank, halved(half), to, &values)?;
-            }
-            Step::Reduce {
-                half,
-                at,
-                len,
+                offset,
                 own,
-                to,
+                dst,
             } => {
-                let values = self.reduced(rank, halved(half), at..at + len, own)?;
-                self.write(rank, halved(half), to, &values)?;
+                let range = offset..offset + dst.len;
+                let values = self.reduced(rank, halved(half), range, own)?;
+                self.write(rank, first, dst, &values)?;
             }
+            Step::Send { .. }
+            | Step::Recv { .. }
+            | Step::Fold { .. }
+            | Step::Reduce { .. }
+            | Step::Finish { .. } => return Err("it is no step over windows".into()),
         }
         Ok(true)
     }
@@ -329,7 +305,7 @@ impl<'a> Run<'a> {
         &mut self,
         rank: Rank,
         pairs: impl Iterator<Item = (Rank, Rank)>,
-        (half, signal): (usize, Signal),
+        (half, signal): (usize, Semaphore),
         taken: Peers,
     ) -> bool {
         let pairs: Vec<(Rank, Rank)> = pairs.collect();
@@ -358,7 +334,7 @@ impl<'a> Run<'a> {
         &mut self,
         rank: Rank,
         pairs: impl Iterator<Item = (Rank, Rank)>,
-        (half, signal): (usize, Signal),
+        (half, signal): (usize, Semaphore),
     ) -> Result<(), String> {
         let clock = self.ranks[rank].clock.clone();
         for (owner, reader) in pairs {
@@ -381,6 +357,7 @@ impl<'a> Run<'a> {
             Buffer::Input => &state.input,
             Buffer::Output => &state.output,
             Buffer::Scratch => return Err("there is no scratch".into()),
+            Buffer::Window { .. } => return Err("a window is not the caller's memory".into()),
         };
         let values = buffer.get(span.offset..span.offset + span.len);
         let values = values.ok_or_else(|| format!("{span:?} lies outside its buffer"))?;
@@ -399,10 +376,14 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn write(&mut self, rank: Rank, half: usize, to: Place, values: &[Id]) -> Result<(), String> {
-        match to {
-            Place::Output(at) => self.write_output(rank, at, values),
-            Place::Window(at) => self.write_window(rank, half, at, values),
+    fn write(&mut self, rank: Rank, first: usize, to: Span, values: &[Id]) -> Result<(), String> {
+        match to.buffer {
+            Buffer::Output => self.write_output(rank, to.offset, values),
+            Buffer::Window { rank: owner, half } if usize::from(owner) == rank => {
+                let half = (usize::from(half) + first) % HALVES;
+                self.write_window(rank, half, to.offset, values)
+            }
+            _ => Err("it writes what is not its own to write".into()),
         }
     }
 
@@ -504,6 +485,14 @@ impl<'a> Run<'a> {
             shape.collective,
             Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
         )
+    }
+}
+
+/// The pair (owner of the window, reader) for a semaphore that `setter` sets for `taker`.
+fn owner_first(what: Semaphore, setter: Rank, taker: Rank) -> (Rank, Rank) {
+    match what {
+        Semaphore::Empty => (taker, setter),
+        Semaphore::Contributions | Semaphore::Results => (setter, taker),
     }
 }
 

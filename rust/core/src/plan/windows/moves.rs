@@ -1,6 +1,6 @@
 //! Collectives that move elements and reduce nothing.
 
-use super::{Chunk, Chunks, Peers, Place, Step, Task, What, piece_len, pieces};
+use super::{Chunk, Chunks, Peers, Step, Task, piece_len, pieces};
 use crate::plan::{Buffer, Span};
 use crate::types::{Collective, Rank};
 
@@ -14,10 +14,7 @@ impl Task<'_> {
             ],
             back: vec![
                 self.await_from(half, self.others),
-                Step::Release {
-                    half,
-                    to: self.others,
-                },
+                self.release(half, self.others),
             ],
         })
     }
@@ -35,7 +32,7 @@ impl Task<'_> {
             _ => return None,
         };
         let len = self.count(rank);
-        Some(Step::Keep {
+        Some(Step::Copy {
             src: Span::new(Buffer::Input, from, len),
             dst: Span::new(Buffer::Output, to, len),
         })
@@ -58,14 +55,8 @@ impl Task<'_> {
                 front: Vec::new(),
                 back: vec![
                     self.await_from(half, root),
-                    Step::Get {
-                        half,
-                        from: shape.root,
-                        at: 0,
-                        len,
-                        to: Place::Output(offset),
-                    },
-                    Step::Release { half, to: root },
+                    self.get(half, (shape.root, 0), self.output(offset, len)),
+                    self.release(half, root),
                 ],
             }
         })
@@ -91,42 +82,27 @@ impl Task<'_> {
             let own = slice(rank);
             let mut back = vec![
                 self.await_from(half, the_root),
-                Step::Get {
+                self.get(
                     half,
-                    from: root,
-                    at: own.start,
-                    len: own.len(),
-                    to: Place::Window(own.start),
-                },
-                Step::Publish {
+                    (root, own.start),
+                    self.window(half, own.start, own.len()),
+                ),
+                self.publish_results(half, beside),
+                self.get(
                     half,
-                    what: What::Results,
-                    to: beside,
-                },
-                Step::Get {
-                    half,
-                    from: rank,
-                    at: own.start,
-                    len: own.len(),
-                    to: Place::Output(offset + own.start),
-                },
-                Step::Await {
-                    half,
-                    what: What::Results,
-                    from: beside,
-                },
+                    (rank, own.start),
+                    self.output(offset + own.start, own.len()),
+                ),
+                self.await_results(half, beside),
             ];
-            back.extend(beside.iter().map(|from| Step::Get {
-                half,
-                from,
-                at: slice(from).start,
-                len: slice(from).len(),
-                to: Place::Output(offset + slice(from).start),
+            back.extend(beside.iter().map(|from| {
+                self.get(
+                    half,
+                    (from, slice(from).start),
+                    self.output(offset + slice(from).start, slice(from).len()),
+                )
             }));
-            back.push(Step::Release {
-                half,
-                to: self.others,
-            });
+            back.push(self.release(half, self.others));
             Chunk {
                 front: vec![self.claim(half, beside)],
                 back,
@@ -168,11 +144,11 @@ impl Task<'_> {
             return self.chunks(pieces(own, chunk), |index, half| Chunk {
                 front: vec![
                     self.claim(half, root),
-                    Step::Put {
+                    self.put(
                         half,
-                        src: Span::new(Buffer::Input, index * chunk, piece_len(own, chunk, index)),
-                        at: 0,
-                    },
+                        Span::new(Buffer::Input, index * chunk, piece_len(own, chunk, index)),
+                        0,
+                    ),
                     self.publish(half, root),
                 ],
                 back: Vec::new(),
@@ -204,14 +180,12 @@ impl Task<'_> {
             front: Vec::new(),
             back: vec![
                 self.await_from(half, root),
-                Step::Get {
+                self.get(
                     half,
-                    from: shape.root,
-                    at: shape.rank * share,
-                    len: piece_len(own, share, index),
-                    to: Place::Output(index * share),
-                },
-                Step::Release { half, to: root },
+                    (shape.root, shape.rank * share),
+                    self.output(index * share, piece_len(own, share, index)),
+                ),
+                self.release(half, root),
             ],
         })
     }
@@ -237,7 +211,7 @@ impl Task<'_> {
     pub(super) fn put_whole(&self, half: usize, src: Span) -> Vec<Step> {
         vec![
             self.claim(half, self.others),
-            Step::Put { half, src, at: 0 },
+            self.put(half, src, 0),
             self.publish(half, self.others),
         ]
     }
@@ -251,10 +225,12 @@ impl Task<'_> {
             return Vec::new();
         }
         let mut front = vec![self.claim(half, readers)];
-        front.extend(readers.iter().map(|of| Step::Put {
-            half,
-            src: Span::new(Buffer::Input, self.before(of) + index * share, len(of)),
-            at: of * share,
+        front.extend(readers.iter().map(|of| {
+            self.put(
+                half,
+                Span::new(Buffer::Input, self.before(of) + index * share, len(of)),
+                of * share,
+            )
         }));
         front.push(self.publish(half, readers));
         front
@@ -270,14 +246,17 @@ impl Task<'_> {
         at: usize,
     ) -> Vec<Step> {
         let mut back = vec![self.await_from(half, from)];
-        back.extend(from.iter().map(|of| Step::Get {
-            half,
-            from: of,
-            at,
-            len: piece_len(self.count_from(of), share, index),
-            to: Place::Output(self.before_from(of) + index * share),
+        back.extend(from.iter().map(|of| {
+            self.get(
+                half,
+                (of, at),
+                self.output(
+                    self.before_from(of) + index * share,
+                    piece_len(self.count_from(of), share, index),
+                ),
+            )
         }));
-        back.push(Step::Release { half, to: from });
+        back.push(self.release(half, from));
         back
     }
 }

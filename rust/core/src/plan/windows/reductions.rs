@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Chunk, Chunks, Peers, Place, Step, Task, What, piece_len, pieces};
+use super::{Chunk, Chunks, Peers, Step, Task, piece_len, pieces};
 use crate::plan::{Buffer, Span};
 use crate::types::Rank;
 
@@ -18,17 +18,13 @@ impl Task<'_> {
                 front: self.put_whole(half, Span::new(self.source(), offset, len)),
                 back: vec![
                     self.await_from(half, self.others),
-                    Step::Reduce {
+                    Step::ReduceAll {
                         half,
-                        at: 0,
-                        len,
+                        offset: 0,
                         own: None,
-                        to: Place::Output(offset),
+                        dst: self.output(offset, len),
                     },
-                    Step::Release {
-                        half,
-                        to: self.others,
-                    },
+                    self.release(half, self.others),
                 ],
             }
         })
@@ -43,24 +39,13 @@ impl Task<'_> {
             let slices = self.slices(len);
             let mut back = self.reduce_slice(half, offset, &slices);
             back.extend([
-                Step::Publish {
-                    half,
-                    what: What::Results,
-                    to: self.others,
-                },
+                self.publish_results(half, self.others),
                 self.get_slice(half, offset, &slices, shape.rank),
-                Step::Await {
-                    half,
-                    what: What::Results,
-                    from: self.others,
-                },
+                self.await_results(half, self.others),
             ]);
             let others = self.others.iter();
             back.extend(others.map(|from| self.get_slice(half, offset, &slices, from)));
-            back.push(Step::Release {
-                half,
-                to: self.others,
-            });
+            back.push(self.release(half, self.others));
             Chunk {
                 front: self.put_slices(half, offset, &slices),
                 back,
@@ -71,7 +56,7 @@ impl Task<'_> {
     /// As in two shots, one chunk after the other: see [`build_in_step`](super::build_in_step).
     pub(super) fn all_reduce_in_step(&self, chunk: usize) -> Vec<Step> {
         let (half, count, to) = (0, self.shape.count(), self.others);
-        let results = What::Results;
+
         if count == 0 {
             return Vec::new();
         }
@@ -82,37 +67,36 @@ impl Task<'_> {
             // The results lie behind the contributions, so that these may change while those are read.
             let get = |from: Rank| {
                 let slice = slices[from].clone();
-                Step::Get {
+                self.get(
                     half,
-                    from,
-                    at: chunk + slice.start,
-                    len: slice.len(),
-                    to: Place::Output(offset + slice.start),
-                }
+                    (from, chunk + slice.start),
+                    self.output(offset + slice.start, slice.len()),
+                )
             };
             steps.extend(self.put_slices(half, offset, &slices).into_iter().skip(1));
             for step in self.reduce_slice(half, offset, &slices) {
                 steps.push(match step {
-                    Step::Reduce {
-                        half, at, len, own, ..
-                    } => Step::Reduce {
+                    Step::ReduceAll {
                         half,
-                        at,
-                        len,
+                        offset,
                         own,
-                        to: Place::Window(chunk + at),
+                        dst,
+                    } => Step::ReduceAll {
+                        half,
+                        offset,
+                        own,
+                        dst: self.window(half, chunk + offset, dst.len),
                     },
                     other => other,
                 });
             }
-            let what = results;
-            steps.push(Step::Publish { half, what, to });
+            steps.push(self.publish_results(half, to));
             steps.push(get(self.shape.rank));
             let from = self.others;
-            steps.push(Step::Await { half, what, from });
+            steps.push(self.await_results(half, from));
             steps.extend(self.others.iter().map(get));
         }
-        steps.push(Step::Release { half, to });
+        steps.push(self.release(half, to));
         steps
     }
 
@@ -130,7 +114,7 @@ impl Task<'_> {
                 return Chunk {
                     front: vec![
                         self.claim(half, root),
-                        Step::Put { half, src, at: 0 },
+                        self.put(half, src, 0),
                         self.publish(half, root),
                     ],
                     back: Vec::new(),
@@ -140,17 +124,13 @@ impl Task<'_> {
                 front: self.put_for_itself(half, src, 0),
                 back: vec![
                     self.await_from(half, self.others),
-                    Step::Reduce {
+                    Step::ReduceAll {
                         half,
-                        at: 0,
-                        len: src.len,
+                        offset: 0,
                         own: self.own(src),
-                        to: Place::Output(src.offset),
+                        dst: self.output(src.offset, src.len),
                     },
-                    Step::Release {
-                        half,
-                        to: self.others,
-                    },
+                    self.release(half, self.others),
                 ],
             }
         })
@@ -167,24 +147,13 @@ impl Task<'_> {
             let mut back = self.reduce_slice(half, offset, &slices);
             if rank == root {
                 back.push(self.get_slice(half, offset, &slices, rank));
-                back.push(Step::Await {
-                    half,
-                    what: What::Results,
-                    from: self.others,
-                });
+                back.push(self.await_results(half, self.others));
                 let others = self.others.iter();
                 back.extend(others.map(|from| self.get_slice(half, offset, &slices, from)));
             } else {
-                back.push(Step::Publish {
-                    half,
-                    what: What::Results,
-                    to: [root].into_iter().collect(),
-                });
+                back.push(self.publish_results(half, [root].into_iter().collect()));
             }
-            back.push(Step::Release {
-                half,
-                to: self.others,
-            });
+            back.push(self.release(half, self.others));
             Chunk {
                 front: self.put_slices(half, offset, &slices),
                 back,
@@ -203,7 +172,7 @@ impl Task<'_> {
             let mut front = self.put_blocks(half, index, share);
             if self.premultiplied && len > 0 {
                 // With the pieces for the others, under their claim where there is one.
-                let put = Step::Put { half, src, at };
+                let put = self.put(half, src, at);
                 match front.len() {
                     0 => front = vec![self.claim(half, Peers::none()), put],
                     _ => front.insert(1, put),
@@ -213,17 +182,13 @@ impl Task<'_> {
                 0 => Vec::new(),
                 _ => vec![
                     self.await_from(half, self.others),
-                    Step::Reduce {
+                    Step::ReduceAll {
                         half,
-                        at,
-                        len,
+                        offset: at,
                         own: self.own(src),
-                        to: Place::Output(index * share),
+                        dst: self.output(index * share, len),
                     },
-                    Step::Release {
-                        half,
-                        to: self.others,
-                    },
+                    self.release(half, self.others),
                 ],
             };
             Chunk { front, back }
@@ -240,7 +205,7 @@ impl Task<'_> {
         if !self.premultiplied {
             return Vec::new();
         }
-        vec![self.claim(half, Peers::none()), Step::Put { half, src, at }]
+        vec![self.claim(half, Peers::none()), self.put(half, src, at)]
     }
 
     /// The slices of a chunk of `len` elements, by rank.
@@ -261,10 +226,12 @@ impl Task<'_> {
     fn put_slices(&self, half: usize, offset: usize, slices: &[Range<usize>]) -> Vec<Step> {
         let own = &slices[self.shape.rank];
         let len = slices.iter().map(|slice| slice.end).max().unwrap_or(0);
-        let put = |part: Range<usize>| Step::Put {
-            half,
-            src: Span::new(self.source(), offset + part.start, part.len()),
-            at: part.start,
+        let put = |part: Range<usize>| {
+            self.put(
+                half,
+                Span::new(self.source(), offset + part.start, part.len()),
+                part.start,
+            )
         };
         let mut front = vec![self.claim(half, self.others)];
         if self.premultiplied {
@@ -283,24 +250,21 @@ impl Task<'_> {
         let src = Span::new(self.source(), offset + own.start, own.len());
         vec![
             self.await_from(half, self.others),
-            Step::Reduce {
+            Step::ReduceAll {
                 half,
-                at: own.start,
-                len: own.len(),
+                offset: own.start,
                 own: self.own(src),
-                to: Place::Window(own.start),
+                dst: self.window(half, own.start, own.len()),
             },
         ]
     }
 
     /// Gets the result that `from` left in its window.
     fn get_slice(&self, half: usize, offset: usize, slices: &[Range<usize>], from: Rank) -> Step {
-        Step::Get {
+        self.get(
             half,
-            from,
-            at: slices[from].start,
-            len: slices[from].len(),
-            to: Place::Output(offset + slices[from].start),
-        }
+            (from, slices[from].start),
+            self.output(offset + slices[from].start, slices[from].len()),
+        )
     }
 }

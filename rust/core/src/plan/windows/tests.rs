@@ -297,6 +297,22 @@ fn many_ranks() {
     assert_eq!(verify(&both, room.half), Ok(()));
 }
 
+fn is_wait_for(step: &Step, wanted: Semaphore) -> bool {
+    matches!(step, Step::Wait { what, .. } if *what == wanted)
+}
+
+fn is_signal_of(step: &Step, wanted: Semaphore) -> bool {
+    matches!(step, Step::Signal { what, .. } if *what == wanted)
+}
+
+fn is_put(step: &Step) -> bool {
+    matches!(step, Step::Copy { src, .. } if src.buffer == Buffer::Input)
+}
+
+fn is_get(step: &Step) -> bool {
+    matches!(step, Step::Copy { src, .. } if matches!(src.buffer, Buffer::Window { .. }))
+}
+
 /// The checker finds what it is there to find.
 #[test]
 #[expect(clippy::too_many_lines, reason = "one case after the other")]
@@ -331,16 +347,25 @@ fn a_broken_plan_is_refused() {
     };
     for shots in [Shots::One, Shots::Two] {
         let case = case(Collective::AllReduce, shots);
-        spoil(&case, &without(|step| matches!(step, Step::Claim { .. })));
-        spoil(&case, &without(|step| matches!(step, Step::Put { .. })));
-        spoil(&case, &without(|step| matches!(step, Step::Publish { .. })));
-        spoil(&case, &without(|step| matches!(step, Step::Await { .. })));
-        spoil(&case, &without(|step| matches!(step, Step::Reduce { .. })));
-        spoil(&case, &without(|step| matches!(step, Step::Release { .. })));
+        spoil(&case, &without(|step| is_wait_for(step, Semaphore::Empty)));
+        spoil(&case, &without(|step| is_put(step)));
+        spoil(
+            &case,
+            &without(|step| is_signal_of(step, Semaphore::Contributions)),
+        );
+        spoil(
+            &case,
+            &without(|step| is_wait_for(step, Semaphore::Contributions)),
+        );
+        spoil(
+            &case,
+            &without(|step| matches!(step, Step::ReduceAll { .. })),
+        );
+        spoil(&case, &without(|step| is_signal_of(step, Semaphore::Empty)));
         // Released before it is read.
         let problem = spoil(&case, &|steps| {
-            let is_release = |step: &Step| matches!(step, Step::Release { .. });
-            let is_read = |step: &Step| matches!(step, Step::Reduce { .. });
+            let is_release = |step: &Step| is_signal_of(step, Semaphore::Empty);
+            let is_read = |step: &Step| matches!(step, Step::ReduceAll { .. });
             let from = steps.iter().position(is_release).expect("a release");
             let to = steps.iter().position(is_read).expect("a reduction");
             steps[to..=from].rotate_right(1);
@@ -349,8 +374,10 @@ fn a_broken_plan_is_refused() {
         // Beyond the half.
         let problem = spoil(&case, &|steps| {
             for step in steps {
-                if let Step::Put { at, .. } = step {
-                    *at += 8;
+                if let Step::Copy { dst, .. } = step
+                    && matches!(dst.buffer, Buffer::Window { .. })
+                {
+                    dst.offset += 8;
                 }
             }
         });
@@ -358,8 +385,8 @@ fn a_broken_plan_is_refused() {
     }
     // Awaited after it is read.
     let problem = spoil(&case(Collective::AllToAll, Shots::One), &|steps| {
-        let is_await = |step: &Step| matches!(step, Step::Await { .. });
-        let is_get = |step: &Step| matches!(step, Step::Get { .. });
+        let is_await = |step: &Step| is_wait_for(step, Semaphore::Contributions);
+        let is_get = |step: &Step| is_get(step);
         let from = steps.iter().position(is_await).expect("an await");
         let to = steps.iter().position(is_get).expect("a get");
         steps.swap(from, to);

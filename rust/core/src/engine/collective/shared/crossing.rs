@@ -10,8 +10,9 @@ use std::sync::Arc;
 use crate::engine::collective::run::{Direction, Waiting};
 use crate::engine::collective::transfer::Operands;
 use crate::engine::links::LinkTable;
-use crate::plan::windows::{MOST_RANKS, Place, Plan, Room, Shots, Step, build, build_in_step};
-use crate::plan::{Buffer, Shape, Span};
+use crate::plan::signals::{MOST_RANKS, Semaphore};
+use crate::plan::windows::{Room, Shots, build, build_in_step};
+use crate::plan::{Buffer, Order, Plan, Shape, Span, Step};
 use crate::reduce::{Source, Streaming, copy_hinted};
 use crate::types::{Collective, Rank};
 
@@ -47,6 +48,7 @@ pub(super) struct Crossing {
 
 impl Crossing {
     pub(super) fn new(plan: Arc<Plan>) -> Self {
+        debug_assert_eq!(plan.order, Order::InOrder);
         Self {
             plan,
             next: 0,
@@ -76,13 +78,11 @@ impl Crossing {
         let before = self.next;
         self.turn = 0;
         while let Some(step) = self.plan.steps.get(self.next) {
-            let is_set = matches!(step, Step::Publish { .. } | Step::Release { .. });
-            if !is_set {
+            if !matches!(step, Step::Signal { .. }) {
                 // What has been set one after the other is told of at once.
                 windows.wake(links);
             }
-            let is_later = matches!(step, Step::Await { .. } | Step::Keep { .. });
-            if self.turn >= TURN || (alone && is_later) {
+            if self.turn >= TURN || (alone && is_later(step)) {
                 break;
             }
             if let Some(peer) = self.blocker(windows) {
@@ -101,8 +101,9 @@ impl Crossing {
     #[inline]
     fn blocker(&self, windows: &Windows) -> Option<Rank> {
         match *self.plan.steps.get(self.next)? {
-            Step::Claim { half, .. } => windows.readers(half, self.met).next(),
-            Step::Await { half, what, from } => windows.late(half, what, from, self.met).next(),
+            Step::Wait {
+                half, what, from, ..
+            } => windows.missing(half, what, from, self.met).next(),
             _ => None,
         }
     }
@@ -130,58 +131,66 @@ impl Crossing {
                 of,
             });
         };
-        match self.plan.steps.get(self.next) {
-            Some(&Step::Claim { half, .. }) => windows.readers(half, 0).for_each(visit),
-            Some(&Step::Await { half, what, from }) => {
-                windows.late(half, what, from, 0).for_each(visit);
-            }
-            _ => {}
+        if let Some(&Step::Wait {
+            half, what, from, ..
+        }) = self.plan.steps.get(self.next)
+        {
+            windows.missing(half, what, from, 0).for_each(visit);
         }
     }
 
     fn carry_out(&mut self, operands: &Operands, step: &Step, windows: &mut Windows) {
+        let size = operands.dtype.size();
         match *step {
-            Step::Claim { half, readers } => windows.claim(half, readers),
-            Step::Put { half, src, at } => {
-                let size = operands.dtype.size();
+            Step::Signal { half, what, to } => windows.signal(half, what, to),
+            Step::Wait {
+                half, what, take, ..
+            } => windows.take(half, what, take),
+            Step::Copy { src, dst } => {
                 self.turn += src.len * size;
-                for_runs(operands, src, |at_run, run| {
-                    copy(
-                        operands,
-                        windows.write(half, at * size + at_run, run.len()),
-                        run,
-                    );
-                });
+                match (src.buffer, dst.buffer) {
+                    (Buffer::Window { rank, half }, _) => {
+                        let half = usize::from(half);
+                        get(operands, windows, (half, src.offset), rank.into(), dst);
+                    }
+                    (_, Buffer::Window { half, .. }) => put(operands, windows, src, (half, dst)),
+                    _ => keep(operands, src, dst),
+                }
             }
-            Step::Publish { half, what, to } => windows.publish(half, what, to),
-            Step::Await { half, what, from } => windows.receive(half, what, from),
-            Step::Reduce {
+            Step::ReduceAll {
                 half,
-                at,
-                len,
+                offset,
                 own,
-                to,
+                dst,
             } => {
-                self.turn += len * operands.dtype.size() * 2;
-                reduce(operands, windows, (half, at, len), own, to);
+                self.turn += dst.len * size * 2;
+                reduce(operands, windows, (half, offset), own, dst);
             }
-            Step::Get {
-                half,
-                from,
-                at,
-                len,
-                to,
-            } => {
-                self.turn += len * operands.dtype.size();
-                get(operands, windows, (half, at, len), from, to);
-            }
-            Step::Keep { src, dst } => {
-                self.turn += src.len * operands.dtype.size();
-                keep(operands, src, dst);
-            }
-            Step::Release { half, to } => windows.let_go(half, to),
+            Step::Send { .. }
+            | Step::Recv { .. }
+            | Step::Fold { .. }
+            | Step::Reduce { .. }
+            | Step::Finish { .. } => unreachable!("a plan over windows sends no messages"),
         }
     }
+}
+
+/// Whether others do without what a step does until all have met: a wait for what they publish, and what stays here.
+fn is_later(step: &Step) -> bool {
+    match *step {
+        Step::Wait { what, .. } => what != Semaphore::Empty,
+        Step::Copy { .. } => step.half().is_none(),
+        _ => false,
+    }
+}
+
+/// Copies `src`, of the caller's memory, into the own half.
+fn put(operands: &Operands, windows: &mut Windows, src: Span, (half, dst): (u8, Span)) {
+    let start = dst.offset * operands.dtype.size();
+    for_runs(operands, src, |done, run| {
+        let half = windows.write(half.into(), start + done, run.len());
+        copy(operands, half, run);
+    });
 }
 
 /// Calls `visit` with the runs of a span, and where they begin in it, in bytes.
@@ -199,14 +208,15 @@ fn for_runs(operands: &Operands, span: Span, mut visit: impl FnMut(usize, &[u8])
 fn reduce(
     operands: &Operands,
     windows: &mut Windows,
-    (half, at, len): (usize, usize, usize),
+    (half, at): (usize, usize),
     own: Option<Span>,
-    to: Place,
+    result: Span,
 ) {
     let size = operands.dtype.size();
+    let place = result.offset;
     let mut done = 0;
-    while done < len * size {
-        let mut bytes = len * size - done;
+    while done < result.len * size {
+        let mut bytes = result.len * size - done;
         let contribution = own.map(|own| {
             let run = operands
                 .memory(own.buffer)
@@ -214,13 +224,13 @@ fn reduce(
             bytes = run.len();
             run
         });
-        match to {
-            Place::Window(place) => {
+        match result.buffer {
+            Buffer::Window { .. } => {
                 let (place, at) = (place * size + done, at * size + done);
                 let (dst, theirs) = windows.write_beside(half, (place, at), bytes);
                 combine(operands, dst, contribution, theirs);
             }
-            Place::Output(place) => {
+            _ => {
                 let dst = operands.output.write(place * size + done, bytes);
                 bytes = dst.len();
                 let theirs = |rank| Some(windows.read(rank, half, at * size + done, bytes));
@@ -266,23 +276,18 @@ fn combine<'a>(
 fn get(
     operands: &Operands,
     windows: &mut Windows,
-    (half, at, len): (usize, usize, usize),
+    (half, at): (usize, usize),
     from: Rank,
-    to: Place,
+    to: Span,
 ) {
     let (size, mut done) = (operands.dtype.size(), 0);
-    let place = match to {
-        Place::Output(place) => place,
-        Place::Window(place) => {
-            let (place, at) = (place * size, at * size);
-            let (dst, theirs) = windows.write_beside(half, (place, at), len * size);
-            return copy(
-                operands,
-                dst,
-                theirs(from).expect("what is got is a peer's"),
-            );
-        }
-    };
+    let (place, len) = (to.offset, to.len);
+    if matches!(to.buffer, Buffer::Window { .. }) {
+        let (place, at) = (place * size, at * size);
+        let (dst, theirs) = windows.write_beside(half, (place, at), len * size);
+        let theirs = theirs(from).expect("what is got is a peer's");
+        return copy(operands, dst, theirs);
+    }
     while done < len * size {
         let dst = operands
             .output

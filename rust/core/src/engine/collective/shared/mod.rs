@@ -37,7 +37,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
-use crate::plan::windows::Plan;
+use crate::plan::Plan;
 use crate::types::Rank;
 
 use self::backoff::{Agreements, WindowSpeed};
@@ -46,7 +46,7 @@ use self::windows::Windows;
 use crate::engine::collective::plan_key::PlanKey;
 
 /// The most ranks that do this: what they offer is worked on all at once.
-const MOST_RANKS: usize = crate::plan::windows::MOST_RANKS;
+const MOST_RANKS: usize = crate::plan::signals::MOST_RANKS;
 
 /// Slices begin at multiples of so many bytes, which are whole elements of any type: two ranks never write to one cache
 /// line of a buffer that begins with one.

@@ -17,7 +17,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::plan::windows::{HALVES, Peers, What};
+use crate::plan::signals::{HALVES, Peers, Semaphore};
 use crate::types::Rank;
 
 #[cfg(all(test, loom))]
@@ -26,28 +26,11 @@ mod model;
 /// Words that are written together: a cache line.
 const LINE: usize = 8;
 
-/// What there are semaphores for, in each half.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Contributions,
-    Results,
-    Empty,
-}
-
 const SEMAPHORES: usize = 3 * HALVES;
 
 /// The place of a semaphore among the [`SEMAPHORES`].
-pub(super) const fn semaphore_of(kind: Kind, half: usize) -> usize {
-    kind as usize * HALVES + half
-}
-
-impl From<What> for Kind {
-    fn from(what: What) -> Self {
-        match what {
-            What::Contributions => Self::Contributions,
-            What::Results => Self::Results,
-        }
-    }
+pub(super) const fn semaphore_of(what: Semaphore, half: usize) -> usize {
+    what as usize * HALVES + half
 }
 
 /// In the first line: what is set for all others.
@@ -126,10 +109,6 @@ impl Semaphores {
         }
     }
 
-    pub(super) fn others(&self) -> Peers {
-        self.others
-    }
-
     /// Whether a semaphore of a peer is set.
     #[inline]
     fn is_set(&self, words: &impl Words, peer: Rank, semaphore: usize) -> bool {
@@ -137,7 +116,7 @@ impl Semaphores {
         // That of what is set for one alone is a line that seldom changes.
         let set = count(FOR_ALL).wrapping_add(count(for_one(self.rank)));
         // All halves are empty at first.
-        let at_first = u64::from(semaphore >= semaphore_of(Kind::Empty, 0));
+        let at_first = u64::from(semaphore >= semaphore_of(Semaphore::Empty, 0));
         set.wrapping_add(at_first) != self.taken[peer][semaphore]
     }
 

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::heap::{Held, Layout, PeerWindow, Window};
 use crate::plan::shared::CHUNK;
-use crate::plan::windows::{HALVES, Peers, What};
+use crate::plan::signals::{HALVES, Peers, Semaphore};
 use crate::transport::endpoint::Lane;
 use crate::types::Rank;
 
 use crate::engine::links::LinkTable;
 
-use super::semaphores::{self, Kind, Semaphores, Words, semaphore_of};
+use super::semaphores::{self, Semaphores, Words, semaphore_of};
 
 /// Bytes of a half: an all_reduce has contributions and results in it.
 const HALF: usize = 2 * CHUNK;
@@ -112,47 +112,27 @@ impl Windows {
         (self.first + half) % HALVES
     }
 
-    /// The peers, from `since` on, that still use this rank's half.
-    pub(super) fn readers(&self, half: usize, since: Rank) -> impl Iterator<Item = Rank> {
-        let semaphore = semaphore_of(Kind::Empty, self.half(half));
-        let others = self.semaphores.others();
-        self.semaphores
-            .missing(&self.panes, semaphore, others, since)
-    }
-
-    /// The half is written for `readers`. There must be no [`Windows::readers`] of it.
-    pub(super) fn claim(&mut self, half: usize, readers: Peers) {
-        let semaphore = semaphore_of(Kind::Empty, self.half(half));
-        self.semaphores.take(semaphore, readers);
-    }
-
-    /// Those of the peers, from `since` on, that have not published it.
-    pub(super) fn late(
+    /// Those of the peers, from `since` on, that have not signalled this.
+    pub(super) fn missing(
         &self,
         half: usize,
-        what: What,
+        what: Semaphore,
         from: Peers,
         since: Rank,
     ) -> impl Iterator<Item = Rank> {
-        let semaphore = semaphore_of(what.into(), self.half(half));
+        let semaphore = semaphore_of(what, self.half(half));
         self.semaphores.missing(&self.panes, semaphore, from, since)
     }
 
-    /// All of these have published it: nobody is [late](Windows::late).
-    pub(super) fn receive(&mut self, half: usize, what: What, from: Peers) {
-        let semaphore = semaphore_of(what.into(), self.half(half));
+    /// Takes what all of these have signalled: none of them is [missing](Windows::missing).
+    pub(super) fn take(&mut self, half: usize, what: Semaphore, from: Peers) {
+        let semaphore = semaphore_of(what, self.half(half));
         self.semaphores.take(semaphore, from);
     }
 
-    /// Sets that it is there. [`Windows::wake`] comes soon after.
-    pub(super) fn publish(&mut self, half: usize, what: What, to: Peers) {
-        let semaphore = semaphore_of(what.into(), self.half(half));
-        self.semaphores.set(&self.panes, semaphore, to);
-    }
-
-    /// Sets that this rank has no use for the half of these peers any more. [`Windows::wake`] comes soon after.
-    pub(super) fn let_go(&mut self, half: usize, to: Peers) {
-        let semaphore = semaphore_of(Kind::Empty, self.half(half));
+    /// Signals to these peers. [`Windows::wake`] comes soon after.
+    pub(super) fn signal(&mut self, half: usize, what: Semaphore, to: Peers) {
+        let semaphore = semaphore_of(what, self.half(half));
         self.semaphores.set(&self.panes, semaphore, to);
     }
 

@@ -125,7 +125,7 @@ impl Actor {
     /// Waits as the engine does: looks, announces its sleep, looks once more, sleeps, looks again.
     fn await_and_take(&mut self, semaphore: usize) {
         let (side, semaphores) = (&self.side, &mut self.semaphores);
-        let peers = semaphores.others();
+        let peers = semaphores.others;
         let is_missing = |semaphores: &Semaphores| {
             let mut missing = semaphores.missing(side, semaphore, peers, 0);
             missing.next().is_some()
@@ -142,13 +142,13 @@ impl Actor {
 
     fn set(&mut self, semaphore: usize) {
         let (side, semaphores) = (&self.side, &mut self.semaphores);
-        semaphores.set(side, semaphore, semaphores.others());
+        semaphores.set(side, semaphore, semaphores.others);
         semaphores.wake(side, |peer| side.host.ring(peer));
     }
 }
 
-const EMPTY: usize = semaphore_of(Kind::Empty, 0);
-const FULL: usize = semaphore_of(Kind::Contributions, 0);
+const EMPTY: usize = semaphore_of(Semaphore::Empty, 0);
+const FULL: usize = semaphore_of(Semaphore::Contributions, 0);
 
 fn check(preemptions: usize, chunks: u64) {
     let mut builder = loom::model::Builder::new();
