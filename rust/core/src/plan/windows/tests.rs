@@ -348,7 +348,7 @@ fn a_broken_plan_is_refused() {
     for shots in [Shots::One, Shots::Two] {
         let case = case(Collective::AllReduce, shots);
         spoil(&case, &without(|step| is_wait_for(step, Semaphore::Empty)));
-        spoil(&case, &without(|step| is_put(step)));
+        spoil(&case, &without(is_put));
         spoil(
             &case,
             &without(|step| is_signal_of(step, Semaphore::Contributions)),

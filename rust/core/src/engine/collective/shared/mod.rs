@@ -2,7 +2,7 @@
 //!
 //! - [`Algorithm::InPlace`](crate::plan::Algorithm::InPlace) ([`one_pass`]): the buffers of all ranks lie in the shared
 //!   heap, and each rank works on its slice of them where they lie.
-//! - [`Algorithm::Windows`](crate::plan::Algorithm::Windows) ([`crossing`]): they do not, and go chunk by chunk through
+//! - [`Algorithm::Windows`](crate::plan::Algorithm::Windows) ([`window_run`]): they do not, and go chunk by chunk through
 //!   the [`windows`] of the group.
 //!
 //! [`plan::select`](crate::plan::select) says which of the two are cheaper than messages, for an operation that has not
@@ -24,12 +24,12 @@
 
 mod agreement;
 mod backoff;
-mod crossing;
 mod one_pass;
 mod run;
 mod semaphores;
 #[cfg(test)]
 mod tests;
+mod window_run;
 mod windows;
 
 use std::sync::Arc;
@@ -143,7 +143,7 @@ impl SharedMemory {
             return Ok(Arc::clone(plan));
         }
         let shape = key.shape(rank, world);
-        let plan = crossing::plan(&shape, key.element_size, chunk)
+        let plan = window_run::plan(&shape, key.element_size, chunk)
             .map(Arc::new)
             .ok_or_else(|| Error::internal(format!("no plan through windows for {shape:?}")))?;
         if plan.steps.len() > KEPT_STEPS / 4 {

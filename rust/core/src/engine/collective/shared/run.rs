@@ -12,8 +12,8 @@ use crate::transport::{Loan, Shared};
 use crate::types::{Collective, Rank};
 
 use super::agreement::{AgreementRound, Free, Proposal};
-use super::crossing::Crossing;
 use super::one_pass::{self, Slice};
+use super::window_run::WindowRun;
 use super::{Decision, LINE, SharedMemory, WindowState, Windows, windows};
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::run::Waiting;
@@ -55,7 +55,7 @@ pub(crate) struct SharedRun {
     decision: Option<Decision>,
     /// Bytes of the own slice that are done.
     done: usize,
-    crossing: Option<Crossing>,
+    window_run: Option<WindowRun>,
     /// Since when all go through windows.
     since: Option<Instant>,
     state: State,
@@ -78,7 +78,7 @@ impl SharedRun {
             own_window: None,
             decision: None,
             done: 0,
-            crossing: None,
+            window_run: None,
             since: None,
             state: State::New,
         }
@@ -125,7 +125,7 @@ impl SharedRun {
         if self.state == State::UnderWay {
             moved |= match self.decision {
                 Some(Decision::InPlace) => self.work(operands, links)?,
-                Some(Decision::Windows) => self.cross(operands, links, memory)?,
+                Some(Decision::Windows) => self.work_in_windows(operands, links, memory)?,
                 Some(Decision::Messages) | None => self.retreat(operands, links)?,
             };
         }
@@ -230,7 +230,7 @@ impl SharedRun {
         );
         if is_private && self.choice.windows {
             // It goes through the windows if there are any: what others wait for comes first.
-            moved |= self.go_on_crossing(operands, links, memory, true)?;
+            moved |= self.advance_in_windows(operands, links, memory, true)?;
         }
         let expected = operands.header(offered_slice(operands, operands.rank).bytes);
         moved |= self.round.send(
@@ -371,23 +371,23 @@ impl SharedRun {
     }
 
     /// Goes through the windows.
-    fn cross(
+    fn work_in_windows(
         &mut self,
         operands: &Operands,
         links: &mut LinkTable,
         memory: &mut SharedMemory,
     ) -> Result<bool> {
-        let moved = self.go_on_crossing(operands, links, memory, false)?;
-        if self.crossing.is_some() {
+        let moved = self.advance_in_windows(operands, links, memory, false)?;
+        if self.window_run.is_some() {
             self.since.get_or_insert_with(Instant::now);
         }
         // What comes after it waits for the links.
         let is_back = self.round.is_settled(operands)
             || self.round.is_back(operands, links, Loan::Declined)?;
-        let is_over = self.crossing.as_ref().is_some_and(Crossing::is_done);
+        let is_over = self.window_run.as_ref().is_some_and(WindowRun::is_done);
         if is_over && is_back {
-            if let (Some(crossing), Some(windows)) = (&self.crossing, memory.windows()) {
-                windows.release(crossing.halves());
+            if let (Some(window_run), Some(windows)) = (&self.window_run, memory.windows()) {
+                windows.release(window_run.halves());
             }
             let chunks = operands.output.len().max(operands.input.len()) / self.chunk + 1;
             let taken = self.since.map_or(Duration::ZERO, |since| since.elapsed());
@@ -398,8 +398,8 @@ impl SharedRun {
         Ok(moved)
     }
 
-    /// As far as that goes, or `alone`: see [`Crossing::advance`].
-    fn go_on_crossing(
+    /// As far as that goes, or `alone`: see [`WindowRun::advance`].
+    fn advance_in_windows(
         &mut self,
         operands: &Operands,
         links: &mut LinkTable,
@@ -413,14 +413,14 @@ impl SharedRun {
         {
             return Ok(false);
         }
-        if self.crossing.is_none() {
+        if self.window_run.is_none() {
             let plan = memory.plan(self.key, (operands.rank, operands.world), self.chunk)?;
-            self.crossing = Some(Crossing::new(Arc::clone(&plan)));
+            self.window_run = Some(WindowRun::new(Arc::clone(&plan)));
         }
-        let (Some(crossing), Some(windows)) = (&mut self.crossing, memory.windows()) else {
+        let (Some(window_run), Some(windows)) = (&mut self.window_run, memory.windows()) else {
             return Ok(false);
         };
-        Ok(crossing.advance(operands, windows, links, alone))
+        Ok(window_run.advance(operands, windows, links, alone))
     }
 
     /// Waits until everything offered has come back.
@@ -434,15 +434,15 @@ impl SharedRun {
 
     /// Whether it is under way in the windows.
     pub(crate) fn is_crossing(&self) -> bool {
-        let is_on = self.crossing.as_ref().is_some_and(|it| !it.is_done());
+        let is_on = self.window_run.as_ref().is_some_and(|it| !it.is_done());
         is_on && self.state == State::UnderWay
     }
 
     /// Whether it can go on there.
     pub(crate) fn may_cross(&self, memory: &SharedMemory) -> bool {
-        match (&memory.windows, &self.crossing) {
-            (WindowState::Open(windows), Some(crossing)) => {
-                self.is_crossing() && crossing.may_go_on(windows)
+        match (&memory.windows, &self.window_run) {
+            (WindowState::Open(windows), Some(window_run)) => {
+                self.is_crossing() && window_run.may_go_on(windows)
             }
             _ => false,
         }
@@ -455,11 +455,11 @@ impl SharedRun {
         memory: &SharedMemory,
         visit: impl FnMut(Waiting),
     ) {
-        match (&memory.windows, &self.crossing, self.state) {
-            (WindowState::Open(windows), Some(crossing), State::UnderWay)
-                if !crossing.is_done() =>
+        match (&memory.windows, &self.window_run, self.state) {
+            (WindowState::Open(windows), Some(window_run), State::UnderWay)
+                if !window_run.is_done() =>
             {
-                crossing.waiting(operands, windows, visit);
+                window_run.waiting(operands, windows, visit);
             }
             _ => {
                 let bytes = |rank| offered_slice(operands, rank).bytes;

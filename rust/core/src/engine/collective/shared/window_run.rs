@@ -36,7 +36,7 @@ pub(super) fn plan(shape: &Shape, element_size: usize, chunk: usize) -> Option<P
 
 /// One rank's part.
 #[derive(Debug)]
-pub(super) struct Crossing {
+pub(super) struct WindowRun {
     plan: Arc<Plan>,
     /// The next step.
     next: usize,
@@ -46,7 +46,7 @@ pub(super) struct Crossing {
     turn: usize,
 }
 
-impl Crossing {
+impl WindowRun {
     pub(super) fn new(plan: Arc<Plan>) -> Self {
         debug_assert_eq!(plan.order, Order::InOrder);
         Self {
