@@ -246,7 +246,6 @@ impl<'a> Run<'a> {
     }
 
     /// Returns false when `rank` has to wait.
-    #[expect(clippy::too_many_lines, reason = "one arm for each kind of step")]
     fn carry_out(&mut self, rank: Rank, step: Step, first: usize) -> Result<bool, String> {
         let halved = |half: usize| (half + first) % HALVES;
         match step {
