@@ -13,7 +13,7 @@ use super::direct::own_block;
 use super::{Buffer, Plan, Shape, Span, Wire};
 
 /// 1, 2, 4, ... below `world`.
-fn distances(world: usize) -> impl Iterator<Item = usize> {
+pub(super) fn distances(world: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1), |distance| Some(distance * 2))
         .take_while(move |&distance| distance < world)
 }

@@ -83,7 +83,7 @@ pub fn build_on(
 ) -> Option<Plan> {
     match algorithm {
         Algorithm::Hierarchical if applicable_on(algorithm, shape, topology) => {
-            hierarchical::all_reduce(shape, chunk.max(1), topology)
+            hierarchical::build(shape, chunk.max(1), topology)
         }
         _ => build_chunked(algorithm, shape, chunk),
     }

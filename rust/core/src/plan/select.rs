@@ -92,8 +92,11 @@ pub fn select(shape: &Shape, element_size: usize, topology: &Topology, costs: &C
         _ => return Algorithm::Direct,
     }
     if shape.collective == Collective::Barrier {
-        // Through a root, the other way, ranks would wait for the root while it waits for who is missing, and name it.
-        return Algorithm::Bruck;
+        // Through a root, the other way, ranks would wait for the root while it waits for the missing rank, and name it.
+        return match applicable_on(Algorithm::Hierarchical, shape, topology) {
+            true => Algorithm::Hierarchical,
+            false => Algorithm::Bruck,
+        };
     }
     if !is_well_formed(shape) {
         return Algorithm::Direct;

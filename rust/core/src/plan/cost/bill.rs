@@ -1,6 +1,6 @@
 //! What the formulas add up, and where.
 
-use super::Costs;
+use super::costs::Costs;
 use crate::plan::topology::Topology;
 
 /// Payloads up to this length travel in the post that announces them.

@@ -1,67 +1,20 @@
 //! What each algorithm does in each collective: the plans, counted instead of made.
 
 use super::bill::{Bill, Taken};
-use super::shared;
-use crate::plan::{Algorithm, DEFAULT_CHUNK};
+use super::work::Work;
+use super::{hierarchical, shared};
+use crate::plan::Algorithm;
 use crate::types::Collective;
 
 /// Up to this many elements go through one tree, more through two.
 const ONE_TREE: usize = 1024;
-
-/// What is asked for, in bytes.
-pub(super) struct Work {
-    pub(super) world: usize,
-    /// Elements of the whole that is reduced or broadcast; of one block for the others.
-    pub(super) elements: usize,
-    pub(super) bytes: f64,
-    /// How many times as long partial sums are.
-    pub(super) widening: f64,
-}
-
-impl Work {
-    fn pieces(elements: usize) -> f64 {
-        elements.div_ceil(DEFAULT_CHUNK).max(1) as f64
-    }
-
-    /// Bytes of the longer of a rank's two buffers.
-    pub(super) fn longer_buffer(&self, collective: Collective) -> f64 {
-        match collective {
-            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => self.bytes,
-            _ => self.bytes * self.world as f64,
-        }
-    }
-
-    fn slice(&self) -> f64 {
-        self.bytes / self.world as f64
-    }
-
-    fn pieces_of_slice(&self) -> f64 {
-        Self::pieces(self.elements.div_ceil(self.world))
-    }
-
-    /// Rounds of recursive doubling, and whether some ranks are guests of others.
-    fn doublings(&self) -> (usize, bool) {
-        (self.world.ilog2() as usize, !self.world.is_power_of_two())
-    }
-
-    /// Whether a sum is made in its place, where the caches have it: of two ranks, which need no order for that. What
-    /// is larger is better summed up elsewhere and then stored past the caches.
-    fn is_summed_in_cache(&self, cache: f64) -> bool {
-        const TOUCHED: f64 = 4.0;
-        self.world == 2 && self.bytes * TOUCHED <= cache
-    }
-
-    /// Rounds of Bruck's algorithms.
-    fn bruck_rounds(&self) -> usize {
-        (usize::BITS - (self.world - 1).leading_zeros()) as usize
-    }
-}
 
 /// Puts all that `algorithm` does for `collective` on the bill.
 pub(super) fn add_up(algorithm: Algorithm, collective: Collective, work: &Work, bill: &mut Bill) {
     match algorithm {
         Algorithm::Windows => return shared::windows(collective, work, bill),
         Algorithm::InPlace => return shared::in_place(work, bill),
+        Algorithm::Hierarchical => return hierarchical::add_up(collective, work, bill),
         _ => {}
     }
     match collective {
@@ -130,39 +83,9 @@ fn all_reduce(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
                 bill.swap(1, bytes, Taken::Copied, 1.0);
             }
         }
-        Algorithm::Hierarchical => hierarchical(work, bill),
         // None of all_reduce, or priced before.
-        Algorithm::Bruck | Algorithm::Windows | Algorithm::InPlace => {}
+        Algorithm::Bruck | Algorithm::Hierarchical | Algorithm::Windows | Algorithm::InPlace => {}
     }
-}
-
-/// Each host sums up, the ranks exchange their shards with their counterparts on the other hosts, each host gathers.
-fn hierarchical(work: &Work, bill: &mut Bill) {
-    let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
-    let near = (beside - 1) as f64;
-    let shard = work.bytes / fewest as f64;
-    let pieces = Work::pieces(work.elements.div_ceil(fewest * hosts));
-    let inside = shard / pieces;
-    bill.rounds += 2.0 * bill.round(false) + 2.0 * bill.round(true);
-    if fewest == beside {
-        bill.exchanges(near * pieces, false, inside, Taken::Folded, work.widening);
-        bill.exchanges(near * pieces, false, inside, Taken::Copied, 1.0);
-    } else {
-        // On the larger hosts some ranks send all they have to those that carry shards, and receive the results.
-        let (given, taken) = (
-            bill.sending(inside) + bill.taking(inside, Taken::Copied, 1.0),
-            bill.taking(inside, Taken::Folded, work.widening) + bill.sending(inside),
-        );
-        bill.each += fewest as f64 * pieces * given;
-        bill.root += near * pieces * taken;
-    }
-    let across = shard / hosts as f64 / pieces;
-    let messages = (hosts - 1) as f64 * pieces;
-    bill.exchanges(messages, true, across * work.widening, Taken::Folded, 1.0);
-    bill.exchanges(messages, true, across, Taken::Copied, 1.0);
-    // Sums in place wait in scratch memory until all have contributed.
-    bill.pass(shard);
-    bill.wire += work.bytes * (hosts - 1) as f64 / hosts as f64 * (work.widening + 1.0);
 }
 
 /// Every member is left with its part of `bytes`; the largest exchanges with the nearest or the `farthest`.

@@ -1,7 +1,7 @@
 //! What the algorithms take that need shared memory, where all ranks agree to them.
 
 use super::bill::{Bill, Taken};
-use super::formulas::Work;
+use super::work::Work;
 use crate::plan::shared::chunk;
 use crate::plan::windows::HALVES;
 use crate::types::Collective;

@@ -1,0 +1,114 @@
+//! What each collective does by [`hierarchical`](crate::plan::hierarchical): inside hosts, across, inside.
+
+use super::bill::{Bill, Taken};
+use super::work::Work;
+use crate::plan::hierarchical::MOST_HOSTS_AT_ONCE;
+use crate::types::Collective;
+
+/// Puts all that the plan for `collective` does on the bill.
+pub(super) fn add_up(collective: Collective, work: &Work, bill: &mut Bill) {
+    match collective {
+        Collective::AllReduce => all_reduce(work, bill),
+        Collective::Reduce | Collective::Broadcast => along_a_chain(collective, work, bill),
+        Collective::AllGather => blocks(Taken::Copied, work, bill),
+        Collective::ReduceScatter => {
+            bill.pass(work.bytes * work.widening);
+            blocks(Taken::Folded, work, bill);
+        }
+        Collective::Barrier => {
+            bill.rounds += rounds_to_hear_from(bill.at.beside) * bill.round(false)
+                + rounds_to_hear_from(bill.at.hosts) * bill.round(true);
+        }
+        _ => {}
+    }
+}
+
+/// Rounds of a dissemination among `ranks`.
+fn rounds_to_hear_from(ranks: usize) -> f64 {
+    ranks.next_power_of_two().ilog2().into()
+}
+
+/// Each host sums up, the ranks exchange their shards with their counterparts on the other hosts, each host gathers.
+fn all_reduce(work: &Work, bill: &mut Bill) {
+    let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
+    let near = (beside - 1) as f64;
+    let shard = work.bytes / fewest as f64;
+    let pieces = Work::pieces(work.elements.div_ceil(fewest * hosts));
+    let inside = shard / pieces;
+    bill.rounds += 2.0 * bill.round(false) + 2.0 * bill.round(true);
+    if fewest == beside {
+        bill.exchanges(near * pieces, false, inside, Taken::Folded, work.widening);
+        bill.exchanges(near * pieces, false, inside, Taken::Copied, 1.0);
+    } else {
+        // On the larger hosts some ranks send all they have to those that carry shards, and receive the results.
+        let (given, taken) = (
+            bill.sending(inside) + bill.taking(inside, Taken::Copied, 1.0),
+            bill.taking(inside, Taken::Folded, work.widening) + bill.sending(inside),
+        );
+        bill.each += fewest as f64 * pieces * given;
+        bill.root += near * pieces * taken;
+    }
+    let across = shard / hosts as f64 / pieces;
+    let messages = (hosts - 1) as f64 * pieces;
+    bill.exchanges(messages, true, across * work.widening, Taken::Folded, 1.0);
+    bill.exchanges(messages, true, across, Taken::Copied, 1.0);
+    // Sums in place wait in scratch memory until all have contributed.
+    bill.pass(shard);
+    bill.wire += work.bytes * (hosts - 1) as f64 / hosts as f64 * (work.widening + 1.0);
+}
+
+/// Shards go along the hosts, each host takes them from the one before it and gives them to the next.
+fn along_a_chain(collective: Collective, work: &Work, bill: &mut Bill) {
+    let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
+    let pieces = Work::pieces(work.elements.div_ceil(fewest));
+    let shard = work.bytes / fewest as f64 / pieces;
+    let near = (beside - 1) as f64 * pieces;
+    let (taken, wide) = match collective {
+        Collective::Reduce => (Taken::Folded, work.widening),
+        _ => (Taken::Copied, 1.0),
+    };
+    bill.rounds += 2.0 * bill.round(false) + (hosts - 1) as f64 * bill.round(true);
+    bill.exchanges(near, false, shard, taken, wide);
+    // What the root takes from the ranks beside it, or gives to them.
+    let given = bill.sending(shard) + bill.taking(shard, Taken::Copied, 1.0);
+    bill.root += (fewest - 1) as f64 * pieces * given;
+    bill.exchanges(pieces, true, shard * wide, taken, 1.0);
+    // The first piece is on one link after the other.
+    let first = shard * wide * fewest as f64;
+    bill.wire += work.bytes * wide + (hosts - 2) as f64 * first;
+}
+
+/// Every block goes to or from one rank of each other host, and there from or to all. `work.bytes` are one block.
+fn blocks(taken: Taken, work: &Work, bill: &mut Bill) {
+    let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
+    let pieces = Work::pieces(work.elements);
+    let piece = work.bytes / pieces;
+    let wide = if taken == Taken::Folded {
+        work.widening
+    } else {
+        1.0
+    };
+    let rounds = match hosts <= MOST_HOSTS_AT_ONCE {
+        true => 1,
+        false => hosts - 1,
+    };
+    bill.rounds += bill.round(false) + rounds as f64 * bill.round(true);
+    // The ranks of the smallest host carry most; beside the others there are most to share with.
+    let carried = (work.world - fewest) as f64 / fewest as f64;
+    bill.exchanges(carried * pieces, true, piece * wide, taken, 1.0);
+    let handled = work.world as f64 / beside as f64;
+    bill.exchanges(
+        (beside - 1) as f64 * handled * pieces,
+        false,
+        piece,
+        taken,
+        wide,
+    );
+    if taken == Taken::Folded {
+        // Sums begin with a copy of what this rank contributes.
+        bill.pass((handled - 1.0) * work.bytes * wide);
+    }
+    let leaving = beside * (hosts - 1);
+    let coming = work.world - fewest;
+    bill.wire += leaving.max(coming) as f64 * work.bytes * wide;
+}

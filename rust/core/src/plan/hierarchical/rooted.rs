@@ -1,0 +1,169 @@
+//! broadcast and reduce: along a chain of hosts that begins at the root's, one chain for each shard.
+//!
+//! ```text
+//! broadcast, the root is rank 0    host 0          host 1          host 2
+//!   scatter inside                 0 -> 1: b
+//!   along the chains               0 ------- a --> 2 ------- a --> 4
+//!                                  1 ------- b --> 3 ------- b --> 5
+//!   all_gather inside              1 -> 0 no one   2 <-> 3         4 <-> 5      (0 -> 1: a)
+//! ```
+//!
+//! Each host receives the elements once and sends them on once, so with many pieces the time is that of one link; the
+//! first piece needs as many hops as there are hosts. reduce is the same backwards: the sums of a host go to the one
+//! before it, which adds its own.
+
+use super::embed::{Alternating, Embedding, embed};
+use super::levels::Levels;
+use crate::plan::builder::{Blocks, Steps, pieces};
+use crate::plan::{Algorithm, Counts, Plan, Shape, Span, Wire, build_chunked};
+use crate::types::{Collective, Rank};
+
+/// This rank's neighbours on its chain, if it carries a shard.
+struct Chain {
+    /// Nearer to the root.
+    before: Option<Rank>,
+    /// Farther from it.
+    after: Option<Rank>,
+}
+
+impl Levels {
+    fn chain(&self) -> Option<Chain> {
+        let across = self.across();
+        (!across.is_empty()).then(|| Chain {
+            before: self.host.checked_sub(1).map(|host| across[host]),
+            after: across.get(self.host + 1).copied(),
+        })
+    }
+}
+
+/// The pieces of a request, and the shards of each.
+struct Parts<'a> {
+    levels: &'a Levels,
+    /// Elements of a piece.
+    piece: usize,
+    pieces: usize,
+}
+
+impl<'a> Parts<'a> {
+    fn new(shape: &Shape, chunk: usize, levels: &'a Levels) -> Self {
+        let piece = chunk.saturating_mul(levels.shards());
+        Self {
+            levels,
+            piece,
+            pieces: pieces(shape.count(), piece),
+        }
+    }
+
+    /// The shard that the rank at `place` carries, of a piece of `whole`.
+    fn shard(&self, whole: Span, piece: usize, place: usize) -> Span {
+        let piece = whole.piece(piece, self.piece);
+        piece.part(Blocks::of(self.levels.shards_of(piece.len)).range(place))
+    }
+}
+
+/// Scatter on the root's host, a chain across for each shard, all_gather inside.
+pub(super) fn broadcast(shape: &Shape, chunk: usize, levels: &Levels) -> Plan {
+    let mut steps = Steps::of(shape);
+    let parts = Parts::new(shape, chunk, levels);
+    let shard = |piece, place| parts.shard(shape.output(), piece, place);
+    let is_root = shape.rank == shape.root;
+    for turn in 0..=parts.pieces {
+        if turn < parts.pieces {
+            if levels.host == 0 {
+                for place in 1..levels.shards() {
+                    if is_root {
+                        steps.send(levels.inside()[place], shard(turn, place));
+                    } else if place == levels.place {
+                        steps.recv(shape.root, shard(turn, place), Wire::Element);
+                    }
+                }
+            }
+            if let Some(chain) = levels.chain() {
+                let own = shard(turn, levels.place);
+                if let Some(from) = chain.before {
+                    steps.recv(from, own, Wire::Element);
+                }
+                if let Some(to) = chain.after {
+                    steps.send(to, own);
+                }
+            }
+        }
+        if let Some(shared) = turn.checked_sub(1) {
+            for distance in 1..levels.inside().len() {
+                let (next, previous) =
+                    (levels.place_after(distance), levels.place_before(distance));
+                let (to, from) = (levels.inside()[next], levels.inside()[previous]);
+                if to != shape.root {
+                    steps.send(to, shard(shared, levels.place));
+                }
+                if !is_root {
+                    steps.recv(from, shard(shared, previous), Wire::Element);
+                }
+            }
+        }
+    }
+    steps.done()
+}
+
+/// Reduce_scatter inside, a chain across for each shard, gather on the root's host.
+pub(super) fn reduce(shape: &Shape, chunk: usize, levels: &Levels) -> Option<Plan> {
+    let mut steps = Steps::of(shape);
+    let parts = Parts::new(shape, chunk, levels);
+    let (mut for_inside, mut sums) = (Alternating::default(), Alternating::default());
+    let contribution = shape.contribution();
+    for turn in 0..=parts.pieces {
+        if turn < parts.pieces {
+            let input = contribution.piece(turn, parts.piece);
+            let counts = levels.shards_of(input.len);
+            let plan = build_chunked(Algorithm::Direct, &inside(shape, levels, &counts), chunk)?;
+            let at = Embedding {
+                members: levels.inside(),
+                input,
+                output: sums.span(&mut steps, turn, counts[levels.place]),
+                scratch: for_inside.span(&mut steps, turn, plan.scratch),
+                is_partial: true,
+            };
+            embed(&mut steps, &plan, &at);
+        }
+        if let (Some(piece), Some(chain)) = (turn.checked_sub(1), levels.chain()) {
+            let own = parts.shard(contribution, piece, levels.place);
+            let sum = sums.span(&mut steps, piece, own.len);
+            if let Some(from) = chain.after {
+                steps.fold(from, sum, Wire::Partial);
+            }
+            match chain.before {
+                Some(to) => steps.send(to, sum),
+                None => gather(&mut steps, shape, &parts, (piece, sum)),
+            }
+        }
+    }
+    Some(steps.done())
+}
+
+/// The reduce_scatter among the ranks of a host.
+fn inside<'a>(shape: &Shape, levels: &Levels, counts: &'a [usize]) -> Shape<'a> {
+    Shape {
+        collective: Collective::ReduceScatter,
+        rank: levels.place,
+        world: levels.inside().len(),
+        counts: Counts::PerRank(counts),
+        root: 0,
+        in_place: false,
+        widen: shape.widen,
+    }
+}
+
+/// The ranks of the root's host that carry shards complete the sums of a piece and give them to the root.
+fn gather(steps: &mut Steps, shape: &Shape, parts: &Parts, (piece, sum): (usize, Span)) {
+    if shape.rank != shape.root {
+        steps.finish(sum, sum);
+        steps.send(shape.root, sum);
+        return;
+    }
+    let output = shape.output();
+    steps.finish(sum, parts.shard(output, piece, 0));
+    for place in 1..parts.levels.shards() {
+        let from = parts.levels.inside()[place];
+        steps.recv(from, parts.shard(output, piece, place), Wire::Partial);
+    }
+}

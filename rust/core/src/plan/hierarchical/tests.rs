@@ -1,0 +1,251 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::plan::Step;
+use crate::plan::check::{Report, verify};
+use crate::plan::{DEFAULT_CHUNK, MIN_WINDOW};
+use crate::types::Rank;
+
+/// All that has a plan here.
+const COLLECTIVES: [Collective; 6] = [
+    Collective::AllReduce,
+    Collective::Reduce,
+    Collective::Broadcast,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::Barrier,
+];
+
+/// A request on some hosts.
+#[derive(Clone, Debug)]
+struct Case {
+    collective: Collective,
+    host_of: Vec<usize>,
+    counts: Vec<usize>,
+    root: Rank,
+    in_place: bool,
+    widen: bool,
+    chunk: usize,
+}
+
+impl Case {
+    fn new(collective: Collective, host_of: &[usize], count: usize) -> Self {
+        Self {
+            collective,
+            host_of: host_of.to_vec(),
+            counts: vec![count; host_of.len()],
+            root: 0,
+            in_place: false,
+            widen: false,
+            chunk: 4,
+        }
+    }
+
+    fn topology(&self) -> Topology {
+        Topology {
+            host_of: self.host_of.clone(),
+            cores_per_host: 2,
+        }
+    }
+
+    fn shapes(&self) -> Vec<Shape<'_>> {
+        let is_block = matches!(
+            self.collective,
+            Collective::AllGather | Collective::ReduceScatter
+        );
+        let (can_be_in_place, reduces) = (
+            matches!(
+                self.collective,
+                Collective::AllReduce | Collective::Reduce | Collective::AllGather
+            ),
+            matches!(
+                self.collective,
+                Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
+            ),
+        );
+        let has_root = matches!(self.collective, Collective::Reduce | Collective::Broadcast);
+        let shape = |rank| Shape {
+            collective: self.collective,
+            rank,
+            world: self.host_of.len(),
+            counts: match self.collective {
+                Collective::Barrier => Counts::Even(0),
+                _ if is_block && self.counts.windows(2).any(|two| two[0] != two[1]) => {
+                    Counts::PerRank(&self.counts)
+                }
+                _ => Counts::Even(self.counts[0]),
+            },
+            root: if has_root { self.root } else { 0 },
+            in_place: self.in_place && can_be_in_place,
+            widen: self.widen && reduces,
+        };
+        (0..self.host_of.len()).map(shape).collect()
+    }
+
+    fn plans(&self) -> Vec<Plan> {
+        let topology = self.topology();
+        let plan = |shape: &Shape| {
+            assert!(serves(shape, &topology));
+            build(shape, self.chunk, &topology).expect("a plan")
+        };
+        self.shapes().iter().map(plan).collect()
+    }
+
+    fn proved(&self) -> Report {
+        let (plans, shapes) = (self.plans(), self.shapes());
+        let mut report = None;
+        for window in [MIN_WINDOW, 3, 64] {
+            match verify(&plans, &shapes, window) {
+                Ok(proved) => report = Some(proved),
+                Err(problem) => panic!("{self:?}: {problem}"),
+            }
+        }
+        report.expect("proved just now")
+    }
+
+    /// Elements that each host sends to the others, and those that it receives.
+    fn crossing(&self) -> (Vec<usize>, Vec<usize>) {
+        let hosts = self.host_of.iter().max().map_or(1, |last| last + 1);
+        let (mut sent, mut received) = (vec![0; hosts], vec![0; hosts]);
+        for (rank, plan) in self.plans().iter().enumerate() {
+            for step in &plan.steps {
+                if let Step::Send { to, src } = step
+                    && self.host_of[*to] != self.host_of[rank]
+                {
+                    sent[self.host_of[rank]] += src.len;
+                    received[self.host_of[*to]] += src.len;
+                }
+            }
+        }
+        (sent, received)
+    }
+}
+
+#[test]
+fn the_examples_are_right() {
+    for host_of in [
+        vec![0, 0, 1, 1],
+        vec![0, 1, 0, 1],
+        vec![0, 0, 0, 0, 1, 1, 1, 1],
+        vec![0, 0, 0, 1],
+        vec![0, 1, 1, 2, 2, 2],
+        vec![0; 9].into_iter().chain(1..11).collect(),
+    ] {
+        for collective in COLLECTIVES {
+            for count in [0, 1, 7, 33] {
+                for (in_place, widen) in
+                    [(false, false), (true, false), (false, true), (true, true)]
+                {
+                    let is_rooted =
+                        matches!(collective, Collective::Reduce | Collective::Broadcast);
+                    for root in [0, host_of.len() - 2]
+                        .into_iter()
+                        .take(1 + usize::from(is_rooted))
+                    {
+                        let case = Case::new(collective, &host_of, count);
+                        Case {
+                            in_place,
+                            widen,
+                            root,
+                            ..case
+                        }
+                        .proved();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Hosts with as many ranks each, numbered in blocks and round robin.
+fn even_hosts() -> impl Iterator<Item = (usize, usize, Vec<usize>)> {
+    [(2, 2), (2, 4), (4, 2), (3, 5), (10, 2)]
+        .into_iter()
+        .flat_map(|(hosts, ranks)| {
+            let blocks = (0..hosts * ranks).map(|rank| rank / ranks).collect();
+            let round_robin = (0..hosts * ranks).map(|rank| rank % hosts).collect();
+            [(hosts, ranks, blocks), (hosts, ranks, round_robin)]
+        })
+}
+
+/// What a host sends to the others is what the table says, whatever its ranks and their numbers.
+#[test]
+fn each_element_crosses_once() {
+    const COUNT: usize = 960;
+    for (hosts, ranks, host_of) in even_hosts() {
+        let crossing = |collective| {
+            let case = Case::new(collective, &host_of, COUNT);
+            Case {
+                chunk: DEFAULT_CHUNK,
+                ..case
+            }
+            .crossing()
+        };
+        let shards = vec![2 * (hosts - 1) * COUNT / hosts; hosts];
+        assert_eq!(crossing(Collective::AllReduce), (shards.clone(), shards));
+        for collective in [Collective::AllGather, Collective::ReduceScatter] {
+            let blocks = vec![(hosts - 1) * ranks * COUNT; hosts];
+            assert_eq!(crossing(collective), (blocks.clone(), blocks));
+        }
+        let (mut first, mut last) = (vec![COUNT; hosts], vec![COUNT; hosts]);
+        first[0] = 0;
+        last[hosts - 1] = 0;
+        assert_eq!(
+            crossing(Collective::Broadcast),
+            (last.clone(), first.clone())
+        );
+        assert_eq!(crossing(Collective::Reduce), (first, last));
+    }
+}
+
+/// Memory does not grow with the number of pieces.
+#[test]
+fn pieces_share_their_scratch_memory() {
+    for collective in COLLECTIVES {
+        let scratch = |count| {
+            let case = Case {
+                widen: true,
+                chunk: 100,
+                ..Case::new(collective, &[0, 0, 1, 1], count)
+            };
+            case.plans()[1].scratch
+        };
+        assert_eq!(scratch(4_000), scratch(400_000), "{collective}");
+    }
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let hosts = prop_oneof![
+        prop::collection::vec(0..4_usize, 2..12),
+        prop::collection::vec(0..12_usize, 11..15),
+    ];
+    let collective = prop::sample::select(&COLLECTIVES[..]);
+    (hosts, collective, any::<(bool, bool, bool)>(), 1..40_usize).prop_flat_map(
+        |(labels, collective, (in_place, widen, is_even), chunk)| {
+            let world = labels.len();
+            let counts = match is_even {
+                true => (0..120_usize)
+                    .prop_map(move |count| vec![count; world])
+                    .boxed(),
+                false => prop::collection::vec(0..40_usize, world).boxed(),
+            };
+            (counts, 0..world).prop_map(move |(counts, root)| Case {
+                collective,
+                host_of: Topology::from_hosts(&labels, 2).host_of,
+                counts,
+                root,
+                in_place,
+                widen,
+                chunk,
+            })
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn any_hosts_will_do(case in cases()) {
+        prop_assume!(case.topology().spans_hosts() && case.topology().shares_hosts());
+        case.proved();
+    }
+}
