@@ -35,12 +35,13 @@ CHOICE = "choice"
 TORCH = ("gloo", "unisono")
 SIZES = (8, 10 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 SHARES = {
-    # Bytes of the whole that a host must send, for h hosts.
-    "all_reduce": lambda h: 2 * (h - 1) / h,
-    "all_gather": lambda h: (h - 1) / h,
-    "reduce_scatter": lambda h: (h - 1) / h,
-    "broadcast": lambda _: 1.0,
-    "all_to_all": lambda h: (h - 1) / h,
+    # Bytes that the busiest host must send or receive, for h hosts and r ranks on the largest, in those of a rank's
+    # longer buffer.
+    "all_reduce": lambda h, _: 2 * (h - 1) / h,
+    "all_gather": lambda h, _: (h - 1) / h,
+    "reduce_scatter": lambda h, _: (h - 1) / h,
+    "broadcast": lambda _, __: 1.0,
+    "all_to_all": lambda h, r: r * (h - 1) / h,
 }
 
 
@@ -115,7 +116,8 @@ def table(cells: list[Cell], args: argparse.Namespace) -> str:
             seconds = cell.median(name)
             text = "-" if seconds is None else report.microseconds(seconds)
             if seconds and args.rate and cell.collective in SHARES:
-                sent = SHARES[cell.collective](len(args.hosts)) * cell.size
+                share = SHARES[cell.collective](len(args.hosts), max(args.hosts))
+                sent = share * cell.size
                 text += f" ({sent * 8 / (args.rate * 1e6) / seconds:.2f})"
             line += f"{text:>20}"
         lines.append(line)
