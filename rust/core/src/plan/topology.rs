@@ -5,7 +5,7 @@ use crate::types::Rank;
 /// Where the ranks are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// The host of each rank, as a small number.
+    /// The host of each rank: numbers from 0 on, without gaps.
     pub host_of: Vec<usize>,
     /// Cores that the ranks of one host share.
     pub cores_per_host: usize,
@@ -28,11 +28,18 @@ impl Topology {
         }
     }
 
-    /// Ranks are on one host when their labels are equal.
+    /// Ranks are on one host when their labels are equal. Hosts are numbered in the order of their first ranks.
     pub fn from_hosts<T: PartialEq>(labels: &[T], cores: usize) -> Self {
-        let first = |label: &T| labels.iter().position(|other| other == label);
+        let mut known: Vec<&T> = Vec::new();
+        let mut number = |label| {
+            let found = known.iter().position(|other| *other == label);
+            found.unwrap_or_else(|| {
+                known.push(label);
+                known.len() - 1
+            })
+        };
         Self {
-            host_of: labels.iter().filter_map(first).collect(),
+            host_of: labels.iter().map(&mut number).collect(),
             cores_per_host: cores,
         }
     }
@@ -40,10 +47,8 @@ impl Topology {
     /// The part of it that holds `ranks`, in that order.
     #[must_use]
     pub fn subset(&self, ranks: &[Rank]) -> Self {
-        Self {
-            host_of: ranks.iter().map(|rank| self.host_of[*rank]).collect(),
-            cores_per_host: self.cores_per_host,
-        }
+        let hosts: Vec<usize> = ranks.iter().map(|rank| self.host_of[*rank]).collect();
+        Self::from_hosts(&hosts, self.cores_per_host)
     }
 
     /// The ranks of each host in ascending order; hosts by their first ranks.
@@ -74,5 +79,17 @@ impl Topology {
         let mut hosts = self.host_of.clone();
         hosts.sort_unstable();
         hosts.windows(2).any(|pair| pair[0] == pair[1])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_numbered_without_gaps() {
+        let topology = Topology::from_hosts(&["b", "b", "a", "c", "a"], 2);
+        assert_eq!(topology.host_of, [0, 0, 1, 2, 1]);
+        assert_eq!(topology.subset(&[4, 3, 2]).host_of, [0, 1, 0]);
     }
 }
