@@ -366,8 +366,7 @@ pub enum Algorithm {
     Halving,
     /// Bruck et al. 1997: log2(n) rounds for all_to_all, all_gather and barrier.
     Bruck,
-    /// Reduce_scatter inside each host, all_reduce across the hosts by all ranks at once, all_gather inside each host. See
-    /// [`crate::plan::hierarchical`].
+    /// Inside each host, across the hosts by all ranks at once, inside each host. See [`crate::plan::hierarchical`].
     Hierarchical,
     /// Copy-in, copy-out: chunk by chunk through windows, memory of each rank that all ranks of the host map. For
     /// buffers that the peers cannot reach. See [`crate::plan::windows`].
