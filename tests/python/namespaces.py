@@ -64,6 +64,11 @@ class Hosts:
                 ip("-n", name, "addr", "add", f"{self.address(host, network)}/24", "dev", inner)
                 ip("-n", name, "link", "set", inner, "up")
 
+    def cut(self, network: int) -> None:
+        """Let nothing through on that network, as if its switch had no power."""
+        for host in range(len(self.names)):
+            ip("-n", self.switch, "link", "set", f"port{network}-{host}", "nomaster")
+
     def remove(self) -> None:
         for name in [self.switch, *self.names]:
             remove(name)

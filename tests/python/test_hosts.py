@@ -67,9 +67,9 @@ def test_without_labels_the_network_namespace_tells():
 
 def test_ranks_of_one_label_find_out_by_trying():
     with hosts() as net:
-        results = run(net, "everything", UNISONO_HOST="one")
+        results = run(net, "everything", UNISONO_HOST="one", UNISONO_LOG="info")
     check_links(results)
-    # Who finds out says so, with the reason, and does not repeat it.
+    # A rank that finds out says so, with the reason, and does not repeat it.
     fallback = "no shared memory inside this host: using TCP"
     told = [result.output.count(fallback) for result in results]
     assert max(told) == 1, "\n".join(result.report() for result in results)
@@ -82,14 +82,40 @@ def test_the_interface_is_the_one_that_leads_to_the_master(network):
         check_links(run(net, "everything", MASTER_ADDR=net.address(0, network)), network)
 
 
-@pytest.mark.parametrize("interface", ["eth1", "address"])
+@pytest.mark.parametrize(
+    "interface", ["eth1", "address", "^eth0", "ib0,eth1,eth0", "=eth1", "GLOO", "NCCL"]
+)
 def test_another_interface_can_be_asked_for(interface):
     def asked(rank: int) -> dict[str, str]:
+        if interface in ("GLOO", "NCCL"):
+            return {f"{interface}_SOCKET_IFNAME": "eth1"}
         wanted = Hosts.address(rank // 2, 1) if interface == "address" else interface
         return {"UNISONO_INTERFACE": wanted}
 
     with hosts(networks=2) as net:
         check_links(run(net, "everything", env=asked), 1)
+
+
+def test_the_next_address_is_tried_where_one_is_not_answered():
+    with hosts(networks=2) as net:
+        net.cut(0)
+        results = run(net, "everything", MASTER_ADDR=net.address(0, 1), UNISONO_INTERFACE="eth")
+    check_links(results, 1)
+
+
+def test_ranks_that_cannot_reach_each_other_say_what_they_tried():
+    """Each rank is reached by the network that does not work, though the other would."""
+    with hosts(networks=2) as net:
+        net.cut(0)
+        master = net.address(0, 1)
+        results = run(net, "join_and_reduce", MASTER_ADDR=master, UNISONO_INTERFACE="eth0")
+    for result in results:
+        assert result.value.kind == "PeerLostError", result.value
+        assert result.value.seconds < 15, result.value
+    named = [result.value.message for result in results if "reached from" in result.value.message]
+    assert named, results
+    for part in ["cannot be reached from rank", net.address(0), net.address(1), "UNISONO_INTERFACE"]:
+        assert any(part in message for message in named), (part, named)
 
 
 def test_an_interface_that_does_not_exist_is_refused_with_those_there_are():

@@ -106,8 +106,8 @@ settings! {
         "A rank whose host has not answered for this long over TCP is lost; one that is only slow or stopped is not.";
     transport: TransportChoice, "UNISONO_TRANSPORT", "auto", "auto, shm or tcp", true,
         "auto uses shared memory inside a host and TCP between hosts; shm or tcp uses that one alone.";
-    interface: Option<String>, "UNISONO_INTERFACE", "auto", "auto, an interface (eth0) or an address", false,
-        "TCP connections use this network interface instead of the one that leads to the peer.";
+    interface: Option<String>, "UNISONO_INTERFACE", "auto", "auto, or names of interfaces and addresses (eth0 or eth0,eth1 or ^docker)", false,
+        "TCP connections use these network interfaces, or after ^ none of these, instead of the one that leads to the peer.";
     host: Option<String>, "UNISONO_HOST", "auto", "auto, or any label", false,
         "Ranks with the same label count as one host and try shared memory; auto tells by kernel, user and network namespace.";
     ring_bytes: RingBytes, "UNISONO_RING_BYTES", "256K", "a power of two, 4K to 64M", true,

@@ -16,7 +16,7 @@ use crate::rendezvous::roster::{self, Introduction};
 use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::Store;
 use crate::threads::cores;
-use crate::transport::endpoint::{Address, Endpoint, EndpointOptions, Gate, Lane, Verdict};
+use crate::transport::endpoint::{self, Address, Endpoint, EndpointOptions, Gate, Lane, Verdict};
 use crate::transport::keys::GroupKey;
 use crate::transport::{Link, local};
 use crate::types::{DataType, Rank};
@@ -47,6 +47,7 @@ impl Group {
         let endpoint = Endpoint::global(&EndpointOptions {
             host: config.host.clone(),
             interface: config.interface.clone(),
+            hint: endpoint::hint(),
             towards: store.address(),
             one_host: world == 1 || launcher::is_one_host(world),
             ring_bytes: config.ring_bytes.bytes(),

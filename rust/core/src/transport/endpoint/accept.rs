@@ -35,7 +35,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// What the accepting thread waits on.
 pub(super) struct Listeners {
     pub(super) unix: Option<UnixListener>,
-    pub(super) tcp: TcpListener,
+    pub(super) tcp: Vec<TcpListener>,
 }
 
 /// The stream of a TCP link whose control connection is to follow.
@@ -120,16 +120,11 @@ pub(super) fn run(shared: &Arc<Shared>, listeners: &Listeners) {
     let crowd = Arc::new(Crowd::default());
     let mut timeout = None;
     loop {
-        let mut fds = vec![
-            PollFd::new(&shared.wake, PollFlags::IN),
-            PollFd::new(&listeners.tcp, PollFlags::IN),
-        ];
-        fds.extend(
-            listeners
-                .unix
-                .as_ref()
-                .map(|unix| PollFd::new(unix, PollFlags::IN)),
-        );
+        let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
+        let tcp = listeners.tcp.iter();
+        fds.extend(tcp.map(|tcp| PollFd::new(tcp, PollFlags::IN)));
+        let unix = listeners.unix.as_ref();
+        fds.extend(unix.map(|unix| PollFd::new(unix, PollFlags::IN)));
         // A failure other than an interruption cannot happen with valid arguments; accept will then find nothing.
         let _ = poll(&mut fds, timeout.map(timespec).as_ref());
         if shared.stopping.load(Ordering::Acquire) {
@@ -137,10 +132,13 @@ pub(super) fn run(shared: &Arc<Shared>, listeners: &Listeners) {
         }
         let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
         let waiting = sweep(shared);
-        let accepted = accept_one(&listeners.tcp, |listener| {
-            listener.accept().map(|(stream, _)| Stream::Tcp(stream))
-        });
-        let mut trouble = admit(shared, &crowd, accepted);
+        let mut trouble = false;
+        for tcp in &listeners.tcp {
+            let accepted = accept_one(tcp, |listener| {
+                listener.accept().map(|(stream, _)| Stream::Tcp(stream))
+            });
+            trouble |= admit(shared, &crowd, accepted);
+        }
         if let Some(unix) = &listeners.unix {
             let accepted = accept_one(unix, |listener| {
                 listener.accept().map(|(stream, _)| Stream::Unix(stream))

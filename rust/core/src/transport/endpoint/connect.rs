@@ -25,6 +25,9 @@ use crate::types::Rank;
 /// How long a refused TCP connection is tried again: the listener may be about to come back.
 const REFUSED_GRACE: Duration = Duration::from_millis(200);
 
+/// How long an address may take to answer before the next one of the same peer is tried.
+const ANOTHER_AFTER: Duration = Duration::from_secs(3);
+
 /// Which link to open, to whom, and for how long to try.
 #[derive(Debug)]
 pub struct ConnectRequest<'a> {
@@ -194,7 +197,7 @@ impl Attempt<'_> {
         if matches!(reached, Reached::Link(_))
             && self.shared.told.lock().insert(target.host.clone())
         {
-            tracing::warn!(peer = %self.who(), %reason, "no shared memory inside this host: using TCP");
+            tracing::info!(peer = %self.who(), %reason, "no shared memory inside this host: using TCP");
         }
         Ok(reached)
     }
@@ -254,28 +257,40 @@ impl Attempt<'_> {
         let addresses = &self.request.target.tcp;
         let mut tried = Vec::new();
         for (at, address) in addresses.iter().enumerate() {
-            // An address that swallows packets leaves time for the others.
             let left = self
                 .patience
                 .left()
                 .map_err(|cut| self.ended(cut, "any address"))?;
-            let share = left / u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
             let last = at + 1 == addresses.len();
+            // An address that swallows packets leaves time for the others.
+            let share = left / u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
+            let share = if last { left } else { share.min(ANOTHER_AFTER) };
             match self.tcp_to(*address, Instant::now() + share, grace) {
                 Ok(reached) => return Ok(reached),
-                Err(Setback::Fatal(error)) if last || error.code != Code::Timeout => {
-                    return Err(error);
-                }
-                Err(Setback::Fatal(error)) => tried.push(error.message),
+                Err(Setback::Fatal(error)) if error.code != Code::Timeout => return Err(error),
+                Err(Setback::Fatal(error)) if last && tried.is_empty() => return Err(error),
+                Err(Setback::Fatal(_)) => tried.push(format!("{address}: no answer")),
                 Err(Setback::Refused) => tried.push(self.refused(*address)),
                 Err(Setback::Unusable(reason)) => tried.push(format!("{address}: {reason}")),
             }
         }
         let what = match tried.is_empty() {
             true => "it published no TCP address".to_owned(),
-            false => format!("cannot be reached at {}", tried.join(", nor at ")),
+            false => format!(
+                "cannot be reached from rank {} ({}) at {}; UNISONO_INTERFACE decides by which addresses a rank is reached",
+                self.request.from,
+                self.here(),
+                tried.join(", nor at ")
+            ),
         };
         Err(Error::new(Code::PeerLost, format!("{} {what}", self.who())).with_peer(self.request.to))
+    }
+
+    /// This rank's own addresses.
+    fn here(&self) -> String {
+        let own = &self.shared.address.tcp;
+        let own: Vec<String> = own.iter().map(|address| address.ip().to_string()).collect();
+        own.join(", ")
     }
 
     /// What a refused connection probably means.

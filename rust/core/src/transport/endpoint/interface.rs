@@ -37,36 +37,212 @@ struct Local {
     ip: IpAddr,
 }
 
-/// Chooses the address to listen on: `wanted` (an interface's name or an address) if given, else loopback where all
-/// ranks are on this host, as the launcher says or a master on localhost implies, else by route.
+/// Addresses that an endpoint listens on at most.
+const MOST: usize = 4;
+
+/// Which interfaces a user wants, in the way that NCCL's setting has made known: a list with commas of names (`eth0`),
+/// beginnings of names (`eth`), exact names (`=eth0`) and addresses. After `^` it is a list of those not to use.
+struct Wish<'a> {
+    text: &'a str,
+    is_exclusion: bool,
+    entries: Vec<&'a str>,
+}
+
+impl<'a> Wish<'a> {
+    fn parse(text: &'a str) -> Result<Self> {
+        let (is_exclusion, list) = match text.strip_prefix('^') {
+            Some(list) => (true, list),
+            None => (false, text),
+        };
+        let entries: Vec<&str> = list.split(',').map(str::trim).collect();
+        if entries
+            .iter()
+            .any(|entry| entry.trim_start_matches('=').is_empty())
+        {
+            return Err(Error::invalid(format!(
+                "interface {text:?} is no list of names or addresses, such as eth0 or eth0,eth1 or ^docker,br-"
+            )));
+        }
+        Ok(Self {
+            text,
+            is_exclusion,
+            entries,
+        })
+    }
+
+    /// The addresses that `entry` stands for. A name that an interface has stands for that one alone.
+    fn addresses<'b>(entry: &str, locals: &'b [Local]) -> Vec<&'b Local> {
+        if let Ok(ip) = entry.parse::<IpAddr>() {
+            return locals.iter().filter(|local| local.ip == ip).collect();
+        }
+        let (name, is_exact) = match entry.strip_prefix('=') {
+            Some(name) => (name, true),
+            None => (entry, locals.iter().any(|local| local.name == entry)),
+        };
+        let fits = |local: &&Local| match is_exact {
+            true => local.name == name,
+            false => local.name.starts_with(name),
+        };
+        locals.iter().filter(fits).collect()
+    }
+
+    /// Whether `ip` may be used.
+    fn allows(&self, ip: IpAddr, locals: &[Local]) -> bool {
+        let listed = |entry: &&str| {
+            let addresses = Self::addresses(entry, locals);
+            addresses.iter().any(|local| local.ip == ip)
+        };
+        !self.is_exclusion || !self.entries.iter().any(|entry| listed(&entry))
+    }
+
+    /// The addresses of all that is listed, in that order, one of each interface: of version 4 where it has one, which
+    /// every peer can reach.
+    fn listed(&self, locals: &[Local]) -> Vec<Choice> {
+        let mut names: Vec<&str> = Vec::new();
+        let mut choices = Vec::new();
+        for entry in &self.entries {
+            let mut found = Self::addresses(entry, locals);
+            found.retain(|local| !is_link_local(&local.ip));
+            found.sort_by_key(|local| local.ip.is_ipv6());
+            for local in found {
+                if !names.contains(&local.name.as_str()) {
+                    names.push(&local.name);
+                    let reason = format!("interface {:?} was asked for", self.text);
+                    choices.push(Choice::new(local.ip, reason));
+                }
+            }
+        }
+        choices.truncate(MOST);
+        choices
+    }
+
+    fn none(&self, locals: &[Local]) -> Error {
+        Error::invalid(match self.is_exclusion {
+            true => format!(
+                "interface {:?} leaves none of this host: there {}",
+                self.text,
+                listing(locals)
+            ),
+            false => format!(
+                "interface {:?} is not one of this host: there {}",
+                self.text,
+                listing(locals)
+            ),
+        })
+    }
+}
+
+/// What other libraries are told about interfaces, in the order in which it counts here: where this library is told
+/// nothing, it is taken as a hint.
+const HINTS: [&str; 2] = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"];
+
+/// The first of these variables that is set.
+pub(crate) fn hint() -> Option<Hint> {
+    HINTS.into_iter().find_map(|variable| {
+        let text = std::env::var(variable).ok()?;
+        (!text.trim().is_empty()).then_some(Hint { variable, text })
+    })
+}
+
+/// What another library is told about interfaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hint {
+    variable: &'static str,
+    text: String,
+}
+
+/// Chooses the addresses to listen on, the best first: those of `wanted` if given, else loopback where all ranks are on
+/// this host, as the launcher says or a master on localhost implies, else those of the `hint`, else one by route.
 ///
 /// # Errors
 /// `InvalidArgument` when `wanted` is none of this host's, listing what there is.
 pub(super) fn choose(
     wanted: Option<&str>,
+    hint: Option<&Hint>,
     towards: Option<SocketAddr>,
     one_host: bool,
-) -> Result<Choice> {
-    if let Some(wanted) = wanted {
-        return find(wanted, &locals()?);
+) -> Result<Vec<Choice>> {
+    let wish = wanted.map(Wish::parse).transpose()?;
+    if let Some(wish) = wish.as_ref().filter(|wish| !wish.is_exclusion) {
+        let locals = locals()?;
+        let choices = wish.listed(&locals);
+        return match choices.is_empty() {
+            true => Err(wish.none(&locals)),
+            false => Ok(choices),
+        };
     }
     if one_host {
         let ip = Ipv4Addr::LOCALHOST.into();
-        return Ok(Choice::new(ip, "all ranks are on this host"));
+        return Ok(vec![Choice::new(ip, "all ranks are on this host")]);
     }
-    if let Some(choice) = by_route(towards) {
-        return Ok(choice);
-    }
-    for destination in ELSEWHERE {
-        if let Some(ip) = route_to(SocketAddr::new(destination, 9)).filter(is_elsewhere) {
-            return Ok(Choice::new(ip, "the address of the default route"));
-        }
+    let by_route = by_route(towards);
+    if by_route
+        .as_ref()
+        .is_some_and(|choice| choice.ip.is_loopback())
+    {
+        return Ok(by_route.into_iter().collect());
     }
     // A host without any interface that can be listed still has loopback.
     let locals = locals().unwrap_or_default();
-    Ok(by_name(&locals)
-        .or_else(|| by_interface(&locals))
-        .unwrap_or_else(|| Choice::new(Ipv4Addr::LOCALHOST.into(), "no other address found")))
+    if let Some(wish) = wish {
+        let found = automatic(by_route, &locals, |ip| wish.allows(ip, &locals));
+        return found
+            .map(|choice| vec![choice])
+            .ok_or_else(|| wish.none(&locals));
+    }
+    if let Some(hinted) = hint.and_then(|hint| follow(hint, by_route.as_ref(), &locals)) {
+        return Ok(hinted);
+    }
+    let found = automatic(by_route, &locals, |_| true);
+    let loopback = || Choice::new(Ipv4Addr::LOCALHOST.into(), "no other address found");
+    Ok(vec![found.unwrap_or_else(loopback)])
+}
+
+/// The addresses that a hint leads to; none, said at info, where it is of no use here.
+fn follow(hint: &Hint, by_route: Option<&Choice>, locals: &[Local]) -> Option<Vec<Choice>> {
+    let wish = Wish::parse(&hint.text).ok();
+    let found = match &wish {
+        Some(wish) if wish.is_exclusion => {
+            let by_route = by_route.map(|choice| Choice::new(choice.ip, choice.reason.clone()));
+            let found = automatic(by_route, locals, |ip| wish.allows(ip, locals));
+            found.into_iter().collect()
+        }
+        Some(wish) => wish.listed(locals),
+        None => Vec::new(),
+    };
+    if found.is_empty() {
+        tracing::info!(
+            variable = hint.variable,
+            value = hint.text,
+            "no interface of this host is meant: the variable is not used"
+        );
+        return None;
+    }
+    let reason = format!("{}={} was set", hint.variable, hint.text);
+    let hinted = |choice: Choice| Choice::new(choice.ip, reason.clone());
+    Some(found.into_iter().map(hinted).collect())
+}
+
+/// The address that leads to the master, else that of the default route, else that of the host's name, else any that
+/// leaves the host; of those that `may` be used.
+fn automatic(
+    by_route: Option<Choice>,
+    locals: &[Local],
+    may: impl Fn(IpAddr) -> bool,
+) -> Option<Choice> {
+    let default = || {
+        let mut routes = ELSEWHERE.into_iter().map(|ip| SocketAddr::new(ip, 9));
+        let ip = routes.find_map(|to| route_to(to).filter(|ip| is_elsewhere(ip) && may(*ip)))?;
+        Some(Choice::new(ip, "the address of the default route"))
+    };
+    by_route
+        .filter(|choice| may(choice.ip))
+        .or_else(default)
+        .or_else(|| by_name(locals).filter(|choice| may(choice.ip)))
+        .or_else(|| {
+            let allowed = locals.iter().filter(|local| may(local.ip));
+            by_interface(allowed)
+        })
 }
 
 /// The address from which the master is reached. On the master's own host that is loopback when the master was
@@ -101,8 +277,8 @@ fn by_name(locals: &[Local]) -> Option<Choice> {
     ))
 }
 
-fn by_interface(locals: &[Local]) -> Option<Choice> {
-    let local = locals.iter().find(|local| is_elsewhere(&local.ip))?;
+fn by_interface<'a>(mut locals: impl Iterator<Item = &'a Local>) -> Option<Choice> {
+    let local = locals.find(|local| is_elsewhere(&local.ip))?;
     let reason = format!("interface {} is the first that leaves the host", local.name);
     Some(Choice::new(local.ip, reason))
 }
@@ -116,28 +292,6 @@ fn is_link_local(ip: &IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    }
-}
-
-fn find(wanted: &str, locals: &[Local]) -> Result<Choice> {
-    let found = match wanted.parse::<IpAddr>() {
-        Ok(ip) => locals.iter().find(|local| local.ip == ip),
-        // Version 4 first: where an interface has both, everyone can reach that one.
-        Err(_) => locals
-            .iter()
-            .filter(|local| local.name == wanted && !matches!(local.ip, IpAddr::V6(_)))
-            .chain(locals.iter().filter(|local| local.name == wanted))
-            .find(|local| !is_link_local(&local.ip)),
-    };
-    match found {
-        Some(local) => Ok(Choice::new(
-            local.ip,
-            format!("interface {wanted:?} was asked for"),
-        )),
-        None => Err(Error::invalid(format!(
-            "interface {wanted:?} is not one of this host: there {}",
-            listing(locals)
-        ))),
     }
 }
 
@@ -181,22 +335,47 @@ mod tests {
     use super::*;
     use crate::error::Code;
 
+    fn first(wanted: Option<&str>, towards: Option<SocketAddr>, one_host: bool) -> IpAddr {
+        choose(wanted, None, towards, one_host).unwrap()[0].ip
+    }
+
+    fn host() -> Vec<Local> {
+        let local = |name: &str, ip: &str| Local {
+            name: name.to_owned(),
+            ip: ip.parse().unwrap(),
+        };
+        vec![
+            local("lo", "127.0.0.1"),
+            local("docker0", "172.17.0.1"),
+            local("eth0", "fe80::1"),
+            local("eth0", "fd00::5"),
+            local("eth0", "10.0.0.5"),
+            local("eth1", "10.1.0.5"),
+            local("eth10", "fd00::10"),
+        ]
+    }
+
+    fn listed(text: &str) -> Vec<String> {
+        let choices = Wish::parse(text).unwrap().listed(&host());
+        choices.iter().map(|choice| choice.ip.to_string()).collect()
+    }
+
     #[test]
     fn localhost_as_master_keeps_everything_on_loopback() {
         let master = "127.0.0.1:29500".parse().unwrap();
-        assert!(choose(None, Some(master), false).unwrap().ip.is_loopback());
+        assert!(first(None, Some(master), false).is_loopback());
     }
 
     #[test]
     fn a_host_name_that_resolves_to_loopback_says_nothing() {
-        let elsewhere = choose(None, None, false).unwrap().ip;
+        let elsewhere = first(None, None, false);
         let master = "127.0.1.1:29500".parse().unwrap();
-        assert_eq!(choose(None, Some(master), false).unwrap().ip, elsewhere);
+        assert_eq!(first(None, Some(master), false), elsewhere);
     }
 
     #[test]
     fn ranks_of_one_host_keep_to_loopback_unless_an_interface_is_asked_for() {
-        assert!(choose(None, None, true).unwrap().ip.is_loopback());
+        assert!(first(None, None, true).is_loopback());
         let Some(other) = locals()
             .unwrap()
             .into_iter()
@@ -206,20 +385,20 @@ mod tests {
             return;
         };
         let wanted = other.ip.to_string();
-        assert_eq!(choose(Some(&wanted), None, true).unwrap().ip, other.ip);
+        assert_eq!(first(Some(&wanted), None, true), other.ip);
     }
 
     #[test]
     fn an_interface_can_be_asked_for_by_name_and_by_address() {
-        assert!(choose(Some("lo"), None, false).unwrap().ip.is_loopback());
-        let ip = choose(Some("127.0.0.1"), None, false).unwrap().ip;
+        assert!(first(Some("lo"), None, false).is_loopback());
+        let ip = first(Some("127.0.0.1"), None, false);
         assert_eq!(ip, Ipv4Addr::LOCALHOST);
     }
 
     #[test]
     fn an_unknown_interface_is_refused_with_those_there_are() {
         for wanted in ["eth77", "203.0.113.9"] {
-            let error = choose(Some(wanted), None, false).unwrap_err();
+            let error = choose(Some(wanted), None, None, false).unwrap_err();
             assert_eq!(error.code, Code::InvalidArgument);
             assert!(error.message.contains(wanted), "{error}");
             assert!(error.message.contains("lo (127.0.0.1)"), "{error}");
@@ -229,6 +408,66 @@ mod tests {
     #[test]
     fn a_destination_without_route_falls_through() {
         let master = "[2001:db8:ffff::1]:29500".parse().unwrap();
-        choose(None, Some(master), false).unwrap();
+        first(None, Some(master), false);
+    }
+
+    #[test]
+    fn a_list_names_interfaces_their_beginnings_and_addresses() {
+        assert_eq!(listed("eth0"), ["10.0.0.5"]);
+        assert_eq!(listed("eth1"), ["10.1.0.5"], "not eth10");
+        assert_eq!(listed("eth"), ["10.0.0.5", "10.1.0.5", "fd00::10"]);
+        assert_eq!(listed("=eth"), [""; 0]);
+        assert_eq!(listed("eth1, eth0"), ["10.1.0.5", "10.0.0.5"]);
+        assert_eq!(listed("ens5,eth1"), ["10.1.0.5"]);
+        assert_eq!(listed("fd00::5,eth0"), ["fd00::5"]);
+    }
+
+    #[test]
+    fn an_exclusion_leaves_the_others() {
+        let wish = Wish::parse("^docker,=eth1,lo").unwrap();
+        let host = host();
+        let left = |local: &&Local| wish.allows(local.ip, &host) && !is_link_local(&local.ip);
+        let left: Vec<_> = host.iter().filter(left).map(|local| &local.name).collect();
+        assert_eq!(left, ["eth0", "eth0", "eth10"]);
+        let found = automatic(None, &host[..2], |ip| wish.allows(ip, &host));
+        assert!(found.is_none_or(|choice| choice.ip.to_string() != "172.17.0.1"));
+        let all = choose(Some("^lo,e,d,w,v,b,t,u,i,g,s"), None, None, false);
+        assert_eq!(all.unwrap_err().code, Code::InvalidArgument);
+    }
+
+    #[test]
+    fn no_list_is_refused() {
+        for text in ["^", "eth0,", ",", "=", "^=,lo"] {
+            let error = choose(Some(text), None, None, false).unwrap_err();
+            assert_eq!(error.code, Code::InvalidArgument, "{text}");
+            assert!(error.message.contains("such as eth0"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_hint_counts_where_it_means_an_interface() {
+        let hint = |text: &str| Hint {
+            variable: HINTS[0],
+            text: text.to_owned(),
+        };
+        let follow = |text| follow(&hint(text), None, &host());
+        let found = follow("eth1").unwrap();
+        assert_eq!(found[0].ip.to_string(), "10.1.0.5");
+        assert_eq!(found[0].reason, "GLOO_SOCKET_IFNAME=eth1 was set");
+        assert!(follow("ib0").is_none());
+        assert!(follow(",").is_none());
+    }
+
+    #[test]
+    fn a_hint_does_not_lead_off_this_host() {
+        let hint = Hint {
+            variable: HINTS[1],
+            text: "e".to_owned(),
+        };
+        let chosen = choose(None, Some(&hint), None, true).unwrap();
+        assert!(chosen[0].ip.is_loopback());
+        let master = "127.0.0.1:29500".parse().unwrap();
+        let chosen = choose(None, Some(&hint), Some(master), false).unwrap();
+        assert!(chosen[0].ip.is_loopback());
     }
 }

@@ -1,7 +1,7 @@
 //! The endpoint: a process's listening sockets, and how links are opened and accepted through them.
 //!
-//! A process publishes one [`Address`]: an abstract Unix socket (a name without a file, gone with its process) and one
-//! TCP address. Links are opened when first needed, by whichever side needs one first; when both do at once, the
+//! A process publishes one [`Address`]: an abstract Unix socket (a name without a file, gone with its process) and a
+//! TCP address, or several where the user names several interfaces: a peer tries them in that order. Links are opened when first needed, by whichever side needs one first; when both do at once, the
 //! attempt of the lower rank wins. `membership.rs` keeps who is doing what and decides that in one place, so that both
 //! sides come to the same single link:
 //!
@@ -43,6 +43,8 @@ pub use crate::transport::handshake::Lane;
 pub use crate::transport::keys::GroupKey;
 
 use self::accept::{Listeners, Parked};
+pub use self::interface::Hint;
+pub(crate) use self::interface::hint;
 use self::membership::Membership;
 use self::wire::{Cut, Patience};
 use crate::error::{Error, Result};
@@ -58,8 +60,11 @@ use crate::types::Rank;
 pub struct EndpointOptions {
     /// Sets this process's host apart: processes with different labels use TCP even on one host.
     pub host: Option<String>,
-    /// The network interface (`eth0`) or local address to listen on; chosen by route when `None`.
+    /// The network interfaces or local addresses to listen on, as [`crate::config::Config::interface`] has them; chosen by
+    /// route when `None`.
     pub interface: Option<String>,
+    /// What other libraries are told about interfaces: used where `interface` is `None`.
+    pub hint: Option<Hint>,
     /// The rendezvous master; the address that leads to it is published.
     pub towards: Option<SocketAddr>,
     /// All ranks are known to be on this host: it listens on loopback, unless `interface` says otherwise.
@@ -73,6 +78,7 @@ impl Default for EndpointOptions {
         Self {
             host: None,
             interface: None,
+            hint: None,
             towards: None,
             one_host: false,
             ring_bytes: 1 << 20,
@@ -173,13 +179,21 @@ pub struct Endpoint {
     home: Home,
 }
 
+fn listen_tcp(ip: IpAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
+    let listener = fork::make_private(|| TcpListener::bind((ip, 0)))?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
 /// The address by which the other ranks reach this host: that of the interface `wanted` (a name or an address), else
 /// loopback where all of them are known to be here, else that of the default route.
 ///
 /// # Errors
 /// `InvalidArgument` when `wanted` is none of this host's.
 pub fn own_address(wanted: Option<&str>, one_host: bool) -> Result<IpAddr> {
-    Ok(interface::choose(wanted, None, one_host)?.ip)
+    let choices = interface::choose(wanted, hint().as_ref(), None, one_host)?;
+    Ok(choices[0].ip)
 }
 
 impl Endpoint {
@@ -213,27 +227,28 @@ impl Endpoint {
 
     fn start_with(options: &EndpointOptions, limits: Limits) -> Result<Arc<Self>> {
         let host = HostId::this(options.host.as_deref())?;
-        let choice = interface::choose(
+        let choices = interface::choose(
             options.interface.as_deref(),
+            options.hint.as_ref(),
             options.towards,
             options.one_host,
         )?;
-        let listen = || -> std::io::Result<_> {
-            let listener = fork::make_private(|| TcpListener::bind((choice.ip, 0)))?;
-            listener.set_nonblocking(true)?;
-            let address = listener.local_addr()?;
-            Ok((listener, address))
-        };
-        let (tcp, tcp_address) =
-            listen().map_err(|cause| Error::system(format!("listen on {}", choice.ip), cause))?;
-        tracing::info!(address = %tcp_address, reason = %choice.reason, "listening");
+        let mut tcp = Vec::new();
+        let mut tcp_addresses = Vec::new();
+        for choice in choices {
+            let (listener, address) = listen_tcp(choice.ip)
+                .map_err(|cause| Error::system(format!("listen on {}", choice.ip), cause))?;
+            tracing::info!(%address, reason = %choice.reason, "listening");
+            tcp.push(listener);
+            tcp_addresses.push(address);
+        }
         let (unix, unix_name) = listen_unix()?;
         let address = Address {
             host,
             hostname: address::hostname(),
             pid: std::process::id(),
             unix_name,
-            tcp: vec![tcp_address],
+            tcp: tcp_addresses,
         };
         let shared = Arc::new(Shared {
             address,
