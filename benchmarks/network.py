@@ -35,8 +35,8 @@ CHOICE = "choice"
 TORCH = ("gloo", "unisono")
 SIZES = (8, 10 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 SHARES = {
-    # Bytes that the busiest host must send or receive, for h hosts and r ranks on the largest, in those of a rank's
-    # longer buffer.
+    # Bytes that the busiest host must send or receive, for h hosts and r ranks on the largest, in
+    # those of a rank's longer buffer.
     "all_reduce": lambda h, _: 2 * (h - 1) / h,
     "all_gather": lambda h, _: (h - 1) / h,
     "reduce_scatter": lambda h, _: (h - 1) / h,

@@ -114,7 +114,12 @@ def test_ranks_that_cannot_reach_each_other_say_what_they_tried():
         assert result.value.seconds < 15, result.value
     named = [result.value.message for result in results if "reached from" in result.value.message]
     assert named, results
-    for part in ["cannot be reached from rank", net.address(0), net.address(1), "UNISONO_INTERFACE"]:
+    for part in [
+        "cannot be reached from rank",
+        net.address(0),
+        net.address(1),
+        "UNISONO_INTERFACE",
+    ]:
         assert any(part in message for message in named), (part, named)
 
 

@@ -92,7 +92,7 @@ impl<'a> Wish<'a> {
             let addresses = Self::addresses(entry, locals);
             addresses.iter().any(|local| local.ip == ip)
         };
-        !self.is_exclusion || !self.entries.iter().any(|entry| listed(&entry))
+        !self.is_exclusion || !self.entries.iter().any(listed)
     }
 
     /// The addresses of all that is listed, in that order, one of each interface: of version 4 where it has one, which
