@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
-from namespaces import Hosts, hosts, why_not
+from namespaces import Hosts, hosts, ip, why_not
 from ranks import RankResult, run_ranks
 
 TROUBLE = why_not()
@@ -103,6 +108,20 @@ def test_the_next_address_is_tried_where_one_is_not_answered():
     check_links(results, 1)
 
 
+@pytest.mark.parametrize("hidden", [0, 1])
+def test_a_host_that_can_only_connect_to_the_others_does(hidden):
+    """As behind a router that lets connections out and none in: what it publishes leads nowhere."""
+    inner = "192.168.77.1"
+
+    def behind(rank: int) -> dict[str, str]:
+        return {"UNISONO_INTERFACE": inner} if rank // 2 == hidden else {}
+
+    with hosts() as net:
+        ip("-n", net.names[hidden], "addr", "add", f"{inner}/32", "dev", "lo")
+        for result in run(net, "everything", env=behind):
+            assert result.value.connections, result
+
+
 def test_ranks_that_cannot_reach_each_other_say_what_they_tried():
     """Each rank is reached by the network that does not work, though the other would."""
     with hosts(networks=2) as net:
@@ -111,7 +130,7 @@ def test_ranks_that_cannot_reach_each_other_say_what_they_tried():
         results = run(net, "join_and_reduce", MASTER_ADDR=master, UNISONO_INTERFACE="eth0")
     for result in results:
         assert result.value.kind == "PeerLostError", result.value
-        assert result.value.seconds < 15, result.value
+        assert result.value.seconds < 20, result.value
     named = [result.value.message for result in results if "reached from" in result.value.message]
     assert named, results
     for part in [
@@ -165,3 +184,79 @@ def test_a_link_that_goes_down_ends_in_a_timeout_that_names_who_was_waited_for()
         assert "all_reduce #" in result.value.message, result.value
         assert f"rank {result.value.peer} (host " in result.value.message, result.value
         assert result.value.seconds < 15, result.value
+
+
+REDUCE = """
+import os
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("unisono")
+total = torch.full((4,), float(dist.get_rank()))
+dist.all_reduce(total)
+# In one write, so that those of two ranks do not mix.
+os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()}: {total[0]:.0f}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+def test_torchrun_starts_a_job_on_two_hosts(rendezvous, tmp_path):
+    script = tmp_path / "reduce.py"
+    script.write_text(REDUCE)
+
+    def command(host: int) -> list[str]:
+        start = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+        if rendezvous == "static":
+            start += [f"--node-rank={host}", "--master-addr=node0", f"--master-port={PORT}"]
+        else:
+            start += ["--rdzv-backend=c10d", f"--rdzv-endpoint=node0:{PORT}", "--rdzv-id=job"]
+            # Both hosts of this bed have the name of the machine that it is on.
+            start += [f"--local-addr={net.address(host)}"]
+            start += [f"--rdzv-conf=is_host={int(host == 0)}"]
+        return [*start, str(script)]
+
+    with hosts() as net:
+        for host in range(2):
+            net.name_host(host, "node0", net.address(0))
+        printed = on_every_host(net, command, timeout=90)
+    for host, text in enumerate(printed):
+        for rank in (2 * host, 2 * host + 1):
+            assert f"rank {rank} of 4: 6" in text, text
+
+
+def on_every_host(net: Hosts, command: Callable[[int], list[str]], timeout: float) -> list[str]:
+    """Run a command on every host, and return what each printed once all have ended well."""
+    started = [
+        subprocess.Popen(
+            [*net.enter(host), *command(host)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for host in range(len(net.names))
+    ]
+    try:
+        printed = [process.communicate(timeout=timeout)[0] for process in started]
+    except subprocess.TimeoutExpired:
+        # A launcher that is asked to end takes its workers with it.
+        for process in started:
+            process.terminate()
+        printed = [said(process) for process in started]
+        pytest.fail("\n".join([f"not ended after {timeout} s:", *printed]))
+    finally:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert [process.returncode for process in started] == [0] * len(started), "\n".join(printed)
+    return printed
+
+
+def said(process: subprocess.Popen) -> str:
+    try:
+        return process.communicate(timeout=20)[0]
+    except subprocess.TimeoutExpired:
+        return f"process {process.pid} does not end either"

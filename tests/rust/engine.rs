@@ -190,6 +190,8 @@ fn leaving_ends_the_waits_of_the_others() {
         // `warm`: links are open when rank 1 leaves.
         for warm in [true, false] {
             let start = Instant::now();
+            // A rank that came and left too, because rank 1 had, would be named as well as rank 1.
+            let both_have_failed = std::sync::Barrier::new(2);
             run(transport, 3, |comm| {
                 if warm {
                     comm.barrier().expect("barrier");
@@ -202,7 +204,9 @@ fn leaving_ends_the_waits_of_the_others() {
                     pause(100);
                 }
                 let mut data = [1.0_f32; 10];
-                let error = comm.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
+                let reduced = comm.all_reduce(&mut data, ReduceOp::Sum);
+                both_have_failed.wait();
+                let error = reduced.unwrap_err();
                 assert_eq!(error.code, Code::PeerLost, "{transport:?}, {warm}: {error}");
                 assert_eq!(error.peer, Some(1), "{transport:?}, {warm}: {error}");
                 assert!(
@@ -277,7 +281,11 @@ fn what_was_sent_before_leaving_can_be_received() {
 fn closing_ends_the_waits_of_this_rank() {
     let _beside = beside_others();
     run(Transport::Shm, 2, |comm| {
-        comm.barrier().expect("barrier");
+        // The links are open: a rank that connects later only learns that rank 0 has left.
+        let other = 1 - comm.rank();
+        comm.send_slice(&[0_u8], other, 1).expect("send");
+        comm.receive_slice(&mut [0_u8], Some(other), 1)
+            .expect("receive");
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| comm.receive_slice(&mut [0_u8], Some(1 - comm.rank()), 3));
             pause(50);

@@ -1,13 +1,14 @@
 //! Opening a link: shared memory first between processes of one host, then TCP, with an error that says what was
 //! tried and what that means.
 
+use std::cell::Cell;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::membership::Membership;
+use super::membership::{Membership, Way};
 use super::wire::{Cut, Patience, foreign_user};
 use super::{Address, Shared};
 use crate::config::TransportChoice;
@@ -82,8 +83,10 @@ pub(super) fn connect(
             request.from, request.to, membership.rank, membership.world_size
         )));
     }
-    let Some(claim) = membership.claim_connecting(to, request.lane) else {
-        return Ok(Outcome::Crossing);
+    let claim = match membership.claim_connecting(to, request.lane) {
+        Way::Open(claim) => claim,
+        Way::Awaited => return Ok(Outcome::Crossing),
+        Way::Closed(error) => return Err(error),
     };
     let attempt = Attempt {
         shared,
@@ -99,6 +102,7 @@ pub(super) fn connect(
             deadline: request.deadline,
             called_off: [request.cancelled, &shared.stopping],
         },
+        is_out_of_reach: Cell::new(false),
     };
     match attempt.run() {
         Ok(Reached::Link(link)) => {
@@ -115,6 +119,11 @@ pub(super) fn connect(
             Ok(Outcome::Crossing)
         }
         Ok(Reached::Answer(answer)) => Err(attempt.refusal(answer)),
+        Err(error) if error.code == Code::PeerLost && attempt.is_out_of_reach.get() => {
+            tracing::info!(%error, "waiting for the peer to connect from its side");
+            membership.cannot_reach(to, request.lane, error);
+            Ok(Outcome::Crossing)
+        }
         Err(error) => Err(error),
     }
 }
@@ -153,6 +162,8 @@ struct Attempt<'a> {
     request: &'a ConnectRequest<'a>,
     hello: Hello,
     patience: Patience<'a>,
+    /// Whether no packet goes from here to the address tried last, though the peer may live and reach this side.
+    is_out_of_reach: Cell<bool>,
 }
 
 impl Attempt<'_> {
@@ -356,7 +367,11 @@ impl Attempt<'_> {
                 Err(Cut::Refused) if since.elapsed() < grace => patience
                     .sleep(Duration::from_millis(20))
                     .map_err(|cut| self.setback(cut, &address.to_string()))?,
-                Err(cut) => return Err(self.setback(cut, &address.to_string())),
+                Err(cut) => {
+                    let no_way = matches!(cut, Cut::Silent | Cut::System(_));
+                    self.is_out_of_reach.set(no_way);
+                    return Err(self.setback(cut, &address.to_string()));
+                }
             }
         }
     }

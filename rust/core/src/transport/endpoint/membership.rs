@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -28,11 +28,27 @@ pub(super) struct Membership {
 
 /// Where one link stands. Connecting and accepting may both be true: this side's attempt is then about to be
 /// turned away by the peer, whose rank is lower.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct State {
     connecting: bool,
     accepting: bool,
     linked: bool,
+    /// Since when this side knows that it cannot reach the peer, and why.
+    unreached: Option<(Instant, Error)>,
+}
+
+/// For how long a peer that cannot be reached from here may open the link from its side: where one of the two is behind a
+/// router that lets connections through in one direction only. A peer that was turned away comes again every 2 seconds.
+const PEER_MAY_COME: Duration = Duration::from_secs(3);
+
+/// Whether this side should try to open a link.
+pub(super) enum Way {
+    /// Try.
+    Open(Claim),
+    /// It is there, or on its way, or the peer has some time left to open it.
+    Awaited,
+    /// It cannot be reached, and it did not come.
+    Closed(Error),
 }
 
 /// The right to open one link, from one side. Dropping it gives the right back.
@@ -84,15 +100,27 @@ impl Membership {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Claims the link to `peer` for an attempt of this side. `None` when it exists or is being opened already.
-    pub(super) fn claim_connecting(self: &Arc<Self>, peer: u32, lane: Lane) -> Option<Claim> {
+    /// Claims the link to `peer` for an attempt of this side, unless it exists, is being opened already or has no way.
+    pub(super) fn claim_connecting(self: &Arc<Self>, peer: u32, lane: Lane) -> Way {
         let mut lanes = self.lanes.lock();
         let state = lanes.entry((peer, lane)).or_default();
         if state.linked || state.accepting || state.connecting {
-            return None;
+            return Way::Awaited;
+        }
+        match &state.unreached {
+            Some((since, _)) if since.elapsed() < PEER_MAY_COME => return Way::Awaited,
+            Some((_, error)) => return Way::Closed(error.clone()),
+            None => {}
         }
         state.connecting = true;
-        Some(self.claim(peer, lane, false))
+        Way::Open(self.claim(peer, lane, false))
+    }
+
+    /// This side cannot reach `peer`, for that reason. The peer may still be able to reach this side.
+    pub(super) fn cannot_reach(&self, peer: u32, lane: Lane, error: Error) {
+        let mut lanes = self.lanes.lock();
+        let state = lanes.entry((peer, lane)).or_default();
+        state.unreached.get_or_insert((Instant::now(), error));
     }
 
     /// Claims the link from `peer` for an attempt of that side, or says what to answer. Waits while an earlier
@@ -142,8 +170,8 @@ impl Membership {
     /// Whether the link from `peer` is there or on its way.
     pub(super) fn expects(&self, peer: u32, lane: Lane) -> bool {
         let lanes = self.lanes.lock();
-        let state = lanes.get(&(peer, lane)).copied().unwrap_or_default();
-        state.linked || state.accepting
+        let state = lanes.get(&(peer, lane));
+        state.is_some_and(|state| state.linked || state.accepting)
     }
 }
 
