@@ -47,8 +47,11 @@ std::string prefix() {
 // torch's store as the core uses it.
 class TorchStore final : public Store {
  public:
-  explicit TorchStore(const c10::intrusive_ptr<c10d::Store>& store)
-      : store_(c10::make_intrusive<c10d::PrefixStore>(prefix(), store)) {}
+  TorchStore(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
+      : all_(store),
+        store_(c10::make_intrusive<c10d::PrefixStore>(prefix(), store)),
+        rank_(rank),
+        size_(size) {}
 
   StoreAddress address() const noexcept override {
     const auto underlying = store_->getUnderlyingNonPrefixStore();
@@ -82,6 +85,7 @@ class TorchStore final : public Store {
             c10::str("torch's store has no key ", std::string(key), " after ", timeout_ms, " ms");
         return fetched(Status{code, std::move(text)});
       }
+      if (Status other = someone_on_gloo(); other.code != 0) return fetched(std::move(other));
       const Clock::duration pause =
           std::max<Clock::duration>(waited / 4, std::chrono::milliseconds(1));
       std::this_thread::sleep_for(std::min<Clock::duration>(pause, limit - waited));
@@ -105,7 +109,46 @@ class TorchStore final : public Store {
     return fetched(Status{}, true, std::move(value));
   }
 
+  // A rank that makes the same group on torch's own gloo writes its address under the key "0/RANK"
+  // and waits for ours, as we for its. Looked for now and then, once something is late.
+  Status someone_on_gloo() const noexcept {
+    using Clock = std::chrono::steady_clock;
+    const auto now = Clock::now();
+    {
+      std::lock_guard lock(mutex_);
+      if (now < next_look_) return Status{};
+      const bool first = next_look_ == Clock::time_point{};
+      pause_ = first ? std::chrono::seconds(1) : std::min(2 * pause_, std::chrono::seconds(16));
+      next_look_ = now + pause_;
+      if (first) return Status{};
+    }
+    try {
+      for (int other = 0; other < std::min(size_, kAsked); ++other) {
+        if (other == rank_ || !all_->check({c10::str("0/", other)})) continue;
+        return Status{
+            .code = static_cast<uint8_t>(Code::Mismatch),
+            .message = c10::str(
+                "rank ", other, " makes this group with torch's own gloo, rank ", rank_,
+                " with unisono: all ranks of a group need the same backend; where "
+                "UNISONO_AS_GLOO puts unisono in gloo's place, set it on every rank, and see that "
+                "every rank has unisono installed")};
+      }
+    } catch (const std::exception&) {
+      // What waits will meet the same trouble, and tell.
+    }
+    return Status{};
+  }
+
+  // More ranks than that need not be asked: one suffices.
+  static constexpr int kAsked = 64;
+
+  const c10::intrusive_ptr<c10d::Store> all_;
   const c10::intrusive_ptr<c10d::PrefixStore> store_;
+  const int rank_;
+  const int size_;
+  mutable std::mutex mutex_;
+  mutable std::chrono::steady_clock::time_point next_look_;
+  mutable std::chrono::seconds pause_{0};
 };
 
 // Joins the group whose ranks meet through the store of `pg`, and makes it the backend of `pg`.
@@ -141,7 +184,7 @@ Registry& registry() {
 c10::intrusive_ptr<Backend> join_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                        int size, c10::intrusive_ptr<c10d::Backend::Options> options,
                                        std::vector<Setting> settings) {
-  Joined joined = join(TorchStore(store), rank, size, {settings.data(), settings.size()});
+  Joined joined = join(TorchStore(store, rank, size), rank, size, {settings.data(), settings.size()});
   raise(joined.status);
   return c10::make_intrusive<Backend>(std::move(joined.group), rank, size, std::move(options),
                                       std::move(settings));

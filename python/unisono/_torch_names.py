@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 _NAME = "unisono"
 
 
+def _is_ours(c10d: Any, group: Any) -> bool:
+    """Return whether `group` (None: the default one) runs on unisono, also in gloo's place."""
+    from unisono import _as_gloo
+
+    if c10d.get_backend(group) == _NAME:
+        return True
+    if not _as_gloo.is_active():
+        return False
+    chosen = c10d._get_default_group() if group is None else group
+    return any(_as_gloo.is_ours(chosen._get_backend(device)) for device in chosen._device_types)
+
+
 def settle_early() -> None:
     """See to functions that a user may import by name before the first group exists."""
     import torch.distributed as dist
@@ -46,7 +58,7 @@ def _open_monitored_barrier(dist: Any, c10d: Any) -> None:
         timeout: timedelta | None = None,
         wait_all_ranks: bool = False,
     ) -> None:
-        if c10d._rank_not_in_group(group) or c10d.get_backend(group) != _NAME:
+        if c10d._rank_not_in_group(group) or not _is_ours(c10d, group):
             original(group, timeout, wait_all_ranks)
             return
         chosen = c10d._get_default_group() if group is None else group
@@ -62,7 +74,7 @@ def _open_set_timeout(c10d: Any) -> None:
     original = c10d._set_pg_timeout
 
     def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
-        if c10d._rank_not_in_group(group) or c10d.get_backend(group) != _NAME:
+        if c10d._rank_not_in_group(group) or not _is_ours(c10d, group):
             original(timeout, group)
             return
         chosen = c10d._get_default_group() if group is None else group
@@ -106,12 +118,13 @@ def _open_all_gather_backward() -> None:
     """The gradient of `torch.distributed.nn`'s all_gather into one tensor: nccl and xccl alone."""
     import torch
     import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
     from torch.distributed.nn import functional
 
     original = functional._AllGatherBase.backward
 
     def backward(ctx: Any, grad_output: Any) -> Any:
-        if dist.get_backend(ctx.group) != _NAME:
+        if not _is_ours(c10d, ctx.group):
             return original(ctx, grad_output)
         rows, rest = divmod(grad_output.size(0), dist.get_world_size(ctx.group))
         if rest:
@@ -154,7 +167,7 @@ def _closing(original: Any, end: Callable[[Any, Any], None], c10d: Any) -> Any:
                 yield opened
         except BaseException:
             chosen = group or c10d._get_default_group()
-            if c10d.get_backend(chosen) == _NAME:
+            if _is_ours(c10d, chosen):
                 c10d._world.pg_coalesce_state.pop(chosen, None)
                 # There may be none: it depends on where the exception came from.
                 with contextlib.suppress(RuntimeError):

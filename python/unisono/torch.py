@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from unisono._torch_options import Options
 
-__all__ = ["Options", "create_backend", "register"]
+__all__ = ["Options", "create_backend", "register", "replace_gloo"]
 
 # Where the driver of NVIDIA's GPUs shows itself: on a host, in a subsystem for Linux, on a Jetson.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
@@ -43,6 +44,20 @@ def register() -> None:
     devices = ["cpu", "cuda"] if _may_have_gpu() else ["cpu"]
     dist.Backend.register_backend("unisono", create_backend, extended_api=True, devices=devices)
     settle_early()
+
+
+def replace_gloo() -> None:
+    """Make unisono what this process gets where it asks for gloo, from the next group on.
+
+    By the name (``init_process_group("gloo")``, ``new_group(backend="gloo")``, the default for the
+    CPU) and by the class ``ProcessGroupGloo``; ``get_backend()`` still says gloo. The environment
+    variable ``UNISONO_AS_GLOO=1`` does the same at ``import torch``. Every rank of a group must do
+    it: a group of both kinds is refused. docs/gloo.md says what stays on gloo.
+    """
+    from unisono import _as_gloo
+
+    register()
+    _as_gloo.replace("unisono.torch.replace_gloo()")
 
 
 def _may_have_gpu() -> bool:
@@ -143,3 +158,20 @@ def _autoload() -> None:
     except Exception:
         # init_process_group will say that it knows no such backend, where somebody can act on it.
         return
+    _obey_the_variable()
+
+
+def _obey_the_variable() -> None:
+    """Put unisono in gloo's place where the environment asks for it."""
+    asked = os.environ.get("UNISONO_AS_GLOO", "").strip().lower()
+    if asked in ("", "0", "off", "no", "false"):
+        return
+    if asked not in ("1", "on", "yes", "true"):
+        print(f"unisono: UNISONO_AS_GLOO={asked} is neither 1 nor 0; gloo stays", file=sys.stderr)
+        return
+    from unisono import _as_gloo
+
+    try:
+        _as_gloo.replace(f"UNISONO_AS_GLOO={asked}")
+    except Exception as error:
+        print(f"unisono: gloo stays, for it could not be replaced: {error!r}", file=sys.stderr)

@@ -20,9 +20,13 @@ const PREFIX: &str = "UNISONO_";
 /// The variable by which `unisono launch` gives its ranks a secret. It is no setting, and is never shown.
 pub(crate) const LAUNCH_SECRET: &str = "UNISONO_LAUNCH_SECRET";
 
-/// Environment variables with our prefix that are not settings: the launcher's, the build's, and the test suite's.
+/// Environment variables with our prefix that are not settings: the launcher's, the torch door's, the build's, and the
+/// test suite's.
 fn is_foreign(variable: &str) -> bool {
-    matches!(variable, LAUNCH_SECRET | "UNISONO_TORCH_DIR") || variable.starts_with("UNISONO_TEST_")
+    matches!(
+        variable,
+        LAUNCH_SECRET | "UNISONO_AS_GLOO" | "UNISONO_TORCH_DIR"
+    ) || variable.starts_with("UNISONO_TEST_")
 }
 
 /// One row of the table of settings.

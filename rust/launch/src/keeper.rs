@@ -125,6 +125,9 @@ impl<'a> Keeper<'a> {
                 Stdio::null()
             });
             environment.set(number, &mut command);
+            if self.options.as_gloo {
+                command.env("UNISONO_AS_GLOO", "1");
+            }
             outputs.prepare(number, &mut command)?;
             let mut child = command.spawn()?;
             outputs.adopt(number, &mut child);

@@ -38,6 +38,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<NonZeroU16>,
 
+    /// PyTorch programs that ask for gloo get unisono, see docs/gloo.md (sets UNISONO_AS_GLOO=1)
+    #[arg(long)]
+    pub(crate) as_gloo: bool,
+
     /// The program and its arguments; a file that ends in .py is run by Python
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     pub(crate) program: Vec<OsString>,

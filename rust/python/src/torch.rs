@@ -567,6 +567,7 @@ same_numbers! {
     Code::Unsupported == Code::Unsupported;
     Code::Timeout == Code::Timeout;
     Code::PeerLost == Code::PeerLost;
+    Code::Mismatch == Code::Mismatch;
     Code::Aborted == Code::Aborted;
     Code::System == Code::System;
     Code::Internal == Code::Internal;

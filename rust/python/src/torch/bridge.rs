@@ -101,6 +101,7 @@ pub(super) mod ffi {
         Unsupported = 2,
         Timeout = 3,
         PeerLost = 4,
+        Mismatch = 5,
         Aborted = 6,
         System = 7,
         Internal = 9,

@@ -1,0 +1,224 @@
+"""Puts unisono in the place of torch's gloo, for programs that say "gloo" and never heard of us.
+
+Programs ask for gloo in three ways, and each has its place here: by name, where torch makes a
+group (:func:`_serve_the_name`); by the class ``ProcessGroupGloo``, which some construct and put
+into a group themselves (:func:`_serve_the_class`); and by asking whether a backend is of that
+class. What a program compares, ``get_backend()`` above all, still says gloo.
+
+The groups are CUSTOM to torch's C++ code. It takes what is registered as GLOO for its own class and
+reads fields of it.
+
+What gloo alone can goes to gloo itself, and one line says so.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+VARIABLE = "UNISONO_AS_GLOO"
+# The backend that torch looks up where a program says gloo.
+_ALIAS = "unisono_as_gloo"
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+_making = threading.local()
+_said: set[str] = set()
+_replaced = False
+
+
+def replace(asked_by: str) -> None:
+    """Put unisono in gloo's place in this process. `asked_by` is named in the line that says so."""
+    global _replaced  # noqa: PLW0603
+    import torch.distributed as dist
+
+    if _replaced or not dist.is_available():
+        return
+    from torch.distributed import distributed_c10d as c10d
+
+    _serve_the_name(dist, c10d, asked_by)
+    _serve_the_class(dist, c10d, asked_by)
+    _replaced = True
+
+
+def is_active() -> bool:
+    """Return whether unisono is in gloo's place in this process."""
+    return _replaced
+
+
+def is_ours(backend: Any) -> bool:
+    """Return whether `backend`, of a process group, is unisono's."""
+    from torch._C._distributed_c10d import Backend
+
+    return isinstance(backend, Backend) and backend.name() == "unisono"
+
+
+def _serve_the_name(dist: Any, c10d: Any, asked_by: str) -> None:
+    """Have groups that are made by the name gloo made by us.
+
+    torch turns the name into a table of backends by device, and looks there only while it makes a
+    group. So it finds our name there and then, and gloo's everywhere else.
+    """
+
+    def create(opts: Any, options: Any = None) -> Any:
+        from unisono.torch import create_backend
+
+        if getattr(opts, "enable_reconfigure", False):
+            _say_once("enable_reconfigure", "a group with enable_reconfigure=True stays on gloo")
+            return c10d._create_gloo_process_group(opts, options)
+        own = options if hasattr(options, "settings") or hasattr(options, "keys") else None
+        backend = create_backend(opts, own)
+        _announce(asked_by, opts.group_rank)
+        return backend
+
+    if hasattr(dist.Backend, "_ensure_backend_registered"):
+        # torch 2.14 and newer do so when the name is first used, and would set its type again.
+        dist.Backend._ensure_backend_registered("gloo")
+    devices = list(dist.Backend.backend_capability["gloo"])
+    dist.Backend.register_backend(_ALIAS, create, extended_api=True, devices=devices)
+    dist.Backend.backend_type_map["gloo"] = dist.ProcessGroup.BackendType.CUSTOM
+    table = c10d.BackendConfig.get_device_backend_map
+    make = c10d._new_process_group_helper
+
+    def get_device_backend_map(self: Any) -> dict[str, str]:
+        names = table(self)
+        if getattr(_making, "depth", 0) == 0:
+            return names  # type: ignore[no-any-return]
+        return {device: _ALIAS if name == "gloo" else name for device, name in names.items()}
+
+    def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+        _making.depth = getattr(_making, "depth", 0) + 1
+        try:
+            return make(*args, **kwargs)
+        finally:
+            _making.depth -= 1
+
+    c10d.BackendConfig.get_device_backend_map = get_device_backend_map
+    c10d._new_process_group_helper = _new_process_group_helper
+
+
+def _serve_the_class(dist: Any, c10d: Any, asked_by: str) -> None:
+    """Have ``ProcessGroupGloo(...)`` make a backend of ours, which passes for one of that class."""
+    import torch
+    from torch._C import _distributed_c10d as native
+
+    genuine = getattr(c10d, "ProcessGroupGloo", None)
+    if genuine is None:
+        return  # A torch without gloo; nobody constructs it there.
+
+    class Likeness(type(native.Backend)):  # type: ignore[misc]
+        """The class of ``ProcessGroupGloo``: gloo's own attributes, and our instances."""
+
+        def __new__(
+            cls, name: str, bases: tuple[type, ...], body: dict[str, Any], **kwargs: Any
+        ) -> Any:
+            if not any(isinstance(base, Likeness) for base in bases):
+                return super().__new__(cls, name, bases, body)
+            # What adds to gloo's class builds upon gloo.
+            _say_once(name, f"the class {name} derives from ProcessGroupGloo and stays on gloo")
+            own = tuple(genuine if base is likeness else base for base in bases)
+            return type(genuine)(name, own, body, **kwargs)
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return _construct(genuine, asked_by, *args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, genuine) or is_ours(instance)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return subclass is cls or issubclass(subclass, genuine)
+
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(genuine, name)
+
+        def __dir__(cls) -> list[str]:
+            return dir(genuine)
+
+    body = {"__module__": genuine.__module__, "__doc__": genuine.__doc__}
+    likeness = Likeness(genuine.__name__, (native.Backend,), body)
+    for place in (dist, c10d, native):
+        place.ProcessGroupGloo = likeness
+
+    # A program that constructs the class puts the backend into a group of its own, as GLOO.
+    types = dist.ProcessGroup.BackendType
+    register = native.ProcessGroup._register_backend
+    choose = native.ProcessGroup._set_default_backend
+
+    def _register_backend(
+        self: Any, device: torch.device, backend_type: Any, backend: Any = None
+    ) -> None:
+        if backend_type == types.GLOO and is_ours(backend):
+            backend_type = types.CUSTOM
+            # The program may have chosen the default before there was a backend.
+            if self.name() == "gloo":
+                choose(self, backend_type)
+        register(self, device, backend_type, backend)
+
+    def _set_default_backend(self: Any, backend_type: Any) -> None:
+        if backend_type == types.GLOO and any(
+            is_ours(self._get_backend(device)) for device in self._device_types
+        ):
+            backend_type = types.CUSTOM
+        choose(self, backend_type)
+
+    setattr(native.ProcessGroup, "_register_backend", _register_backend)  # noqa: B010
+    setattr(native.ProcessGroup, "_set_default_backend", _set_default_backend)  # noqa: B010
+
+
+def _construct(
+    genuine: Any,
+    asked_by: str,
+    store: Any,
+    rank: int,
+    size: int,
+    options: Any = None,
+    timeout: timedelta | None = None,
+    enable_reconfigure: bool = False,
+) -> Any:
+    """What ``ProcessGroupGloo(...)`` makes. torch takes options or a timeout as the fourth."""
+    from unisono.torch import create_backend
+
+    if isinstance(options, timedelta):
+        options, timeout = None, options
+    if enable_reconfigure or getattr(options, "enable_reconfigure", False):
+        _say_once("enable_reconfigure", "a group with enable_reconfigure=True stays on gloo")
+        if options is not None:
+            return genuine(store, rank, size, options)
+        return genuine(
+            store, rank, size, timeout=timeout or _DEFAULT_TIMEOUT, enable_reconfigure=True
+        )
+    ranks: list[int] = []
+    if options is not None:
+        timeout = timeout or options._timeout
+        ranks = list(getattr(options, "global_ranks_in_group", []))
+        if getattr(options, "_devices", None):
+            _say_once(
+                "_devices",
+                "the devices in gloo's options are not used: UNISONO_INTERFACE says which "
+                "interface to take where the one found by itself is wrong",
+            )
+    backend = create_backend(
+        SimpleNamespace(
+            store=store,
+            group_rank=rank,
+            group_size=size,
+            timeout=timeout or _DEFAULT_TIMEOUT,
+            global_ranks_in_group=ranks,
+        )
+    )
+    _announce(asked_by, rank)
+    return backend
+
+
+def _announce(asked_by: str, rank: int) -> None:
+    """Say, on the rank that is the first of its group, that unisono acts."""
+    if rank == 0:
+        _say_once("acts", f"in gloo's place for the process groups of this program ({asked_by})")
+
+
+def _say_once(topic: str, text: str) -> None:
+    if topic not in _said:
+        _said.add(topic)
+        print(f"unisono: {text}", file=sys.stderr, flush=True)
