@@ -1,7 +1,8 @@
 """``python -m unisono``, or ``unisono``: what is installed, and what can be done with it.
 
 ``settings`` prints the table of settings as it stands in ``docs/settings.md``, ``launch`` starts
-ranks (see ``rust/launch``), ``build-torch`` builds for a torch that the installation does not serve
+ranks (see ``rust/launch``), ``run`` runs a program with unisono in gloo's place (see
+``unisono._run``), ``build-torch`` builds for a torch that the installation does not serve
 (see ``unisono._build_torch``), ``--cflags --libs`` and the like say what a C compiler needs (see
 ``unisono._c``).
 """
@@ -102,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, action="append_const", dest="flags", const=flag, help=what)
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     commands.add_parser("launch", help="start the ranks of a program on this host", add_help=False)
+    commands.add_parser("run", help="run a program with unisono in gloo's place", add_help=False)
     commands.add_parser("build-torch", help="build for a torch that this installation lacks")
     commands.add_parser("settings", help="print the table of settings, as Markdown")
     return parser
@@ -117,6 +119,10 @@ def main(arguments: list[str] | None = None) -> int:
         from unisono._launch import launch
 
         return launch(arguments[1:], _native.load())
+    if arguments[:1] == ["run"]:
+        from unisono._run import run
+
+        return run(arguments[1:])
     chosen = _parser().parse_args(arguments)
     if chosen.flags:
         try:

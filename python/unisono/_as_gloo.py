@@ -13,6 +13,7 @@ What gloo alone can goes to gloo itself, and one line says so.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from datetime import timedelta
@@ -40,6 +41,7 @@ def replace(asked_by: str) -> None:
 
     _serve_the_name(dist, c10d, asked_by)
     _serve_the_class(dist, c10d, asked_by)
+    _keep_the_name(c10d)
     _replaced = True
 
 
@@ -104,7 +106,7 @@ def _serve_the_class(dist: Any, c10d: Any, asked_by: str) -> None:
     import torch
     from torch._C import _distributed_c10d as native
 
-    genuine = getattr(c10d, "ProcessGroupGloo", None)
+    genuine: Any = getattr(c10d, "ProcessGroupGloo", None)
     if genuine is None:
         return  # A torch without gloo; nobody constructs it there.
 
@@ -138,7 +140,8 @@ def _serve_the_class(dist: Any, c10d: Any, asked_by: str) -> None:
 
     body = {"__module__": genuine.__module__, "__doc__": genuine.__doc__}
     likeness = Likeness(genuine.__name__, (native.Backend,), body)
-    for place in (dist, c10d, native):
+    places: tuple[Any, ...] = (dist, c10d, native)
+    for place in places:
         place.ProcessGroupGloo = likeness
 
     # A program that constructs the class puts the backend into a group of its own, as GLOO.
@@ -165,6 +168,36 @@ def _serve_the_class(dist: Any, c10d: Any, asked_by: str) -> None:
 
     setattr(native.ProcessGroup, "_register_backend", _register_backend)  # noqa: B010
     setattr(native.ProcessGroup, "_set_default_backend", _set_default_backend)  # noqa: B010
+
+
+def _keep_the_name(c10d: Any) -> None:
+    """Have groups say "gloo" of themselves where torch's C++ code would say "custom"."""
+    from torch._C import _distributed_c10d as native
+    from torch.nn.parallel import DistributedDataParallel
+
+    tell = native.ProcessGroup.name
+    log = DistributedDataParallel._get_ddp_logging_data
+
+    def is_ours_by_gloos_name(group: Any) -> bool:
+        backend, _ = c10d._world.pg_map.get(group, (None, None))
+        return backend in ("gloo", "undefined") and all(
+            is_ours(group._get_backend(device)) for device in group._device_types
+        )
+
+    def name(self: Any) -> str:
+        told: str = tell(self)
+        return "gloo" if told == "custom" and is_ours_by_gloos_name(self) else told
+
+    def _get_ddp_logging_data(self: Any) -> Any:
+        data = log(self)
+        if data.get("backend_name") == "custom" and is_ours_by_gloos_name(self.process_group):
+            data["backend_name"] = "gloo"
+            for variable in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"):
+                data[variable.lower()] = os.environ.get(variable, "N/A")
+        return data
+
+    setattr(native.ProcessGroup, "name", name)  # noqa: B010
+    setattr(DistributedDataParallel, "_get_ddp_logging_data", _get_ddp_logging_data)  # noqa: B010
 
 
 def _construct(

@@ -78,7 +78,12 @@ def _open_set_timeout(c10d: Any) -> None:
             original(timeout, group)
             return
         chosen = c10d._get_default_group() if group is None else group
-        chosen.set_timeout(timeout)
+        for device in chosen._device_types:
+            backend = chosen._get_backend(device)
+            # TORCH_DISTRIBUTED_DEBUG=DETAIL puts it behind one that sets no timeouts.
+            while hasattr(backend, "wrapped_pg"):
+                backend = backend.wrapped_pg
+            backend.set_timeout(timeout)
 
     _set_pg_timeout.__doc__ = original.__doc__
     c10d._set_pg_timeout = _set_pg_timeout

@@ -1,10 +1,10 @@
 """PyTorch's own DistributedTest, with unisono where it asks for gloo.
 
 The suite comes with torch and decides by the literal names "gloo", "mpi" and "nccl" what a test
-needs. So unisono is registered under the name gloo in these processes, the all_to_all tests that
-only mpi could run on CPUs are opened, and where a test looks for gloo's names in a profile it is
-given ours under those names. One number that torch reads out of gloo's own class is given as
-gloo's. Nothing else is changed; the creator refuses to be anything but unisono.
+needs. So unisono takes gloo's place in these processes (``unisono.torch.replace_gloo``), the
+all_to_all tests that only mpi could run on CPUs are opened, and where a test looks for gloo's names
+in a profile it is given ours under those names. One number that torch reads out of gloo's own class
+is given as gloo's. Nothing else is changed, and a group on anything but unisono is refused.
 
 ``run.py`` beside this file runs it.
 """
@@ -62,21 +62,21 @@ def _load() -> ModuleType:
 
 
 def _put_unisono_for_gloo(suite: ModuleType) -> None:
-    from unisono.torch import create_backend
+    from unisono import _as_gloo
+    from unisono.torch import replace_gloo
 
-    def create(opts: Any, _pg_options: Any) -> Any:
-        backend = create_backend(opts, None)
-        if backend.name() != "unisono":
-            raise AssertionError(f"the backend under test calls itself {backend.name()}")
-        return backend
+    replace_gloo()
+    make = dist.distributed_c10d._new_process_group_helper
 
-    dist.Backend.register_backend(
-        "gloo",
-        create,
-        extended_api=True,
-        devices=["cpu", "cuda"],
-        _backend_type=dist.ProcessGroup.BackendType.GLOO,
-    )
+    def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+        group, store = make(*args, **kwargs)
+        if group != dist.GroupMember.NON_GROUP_MEMBER:
+            backend = group._get_backend(_cpu)
+            if not _as_gloo.is_ours(backend):
+                raise AssertionError(f"the backend under test calls itself {backend.name()}")
+        return group, store
+
+    dist.distributed_c10d._new_process_group_helper = _new_process_group_helper
     find = suite.get_profiling_event
 
     def get_profiling_event(event_name: str, *args: Any, **kwargs: Any) -> Any:
@@ -102,6 +102,7 @@ def _give_gloos_number_of_threads() -> None:
     ddp._get_ddp_logging_data = _get_ddp_logging_data
 
 
+_cpu = torch.device("cpu")
 suite = _load()
 if BACKEND != "gloo":
     _put_unisono_for_gloo(suite)
