@@ -36,6 +36,7 @@ def settle_early() -> None:
     from torch.distributed import distributed_c10d as c10d
 
     _close_windows(c10d)
+    _serve_objects(dist, c10d)
     if hasattr(dist.Backend, "_ensure_backend_registered"):
         return  # torch 2.14 and newer ask what a backend can do.
     _open_monitored_barrier(dist, c10d)
@@ -47,6 +48,13 @@ def settle() -> None:
     _accept_other_members()
     _open_split_group()
     _open_all_gather_backward()
+
+
+def _serve_objects(dist: Any, c10d: Any) -> None:
+    """Object collectives take torch two rounds and more, ours one."""
+    from unisono import _torch_objects
+
+    _torch_objects.serve(dist, c10d, functools.partial(_is_ours, c10d))
 
 
 def _open_monitored_barrier(dist: Any, c10d: Any) -> None:

@@ -139,3 +139,53 @@ def by_call() -> list[str]:
     found.append(served(dist.new_group(backend="gloo")))
     dist.destroy_process_group()
     return found
+
+
+def objects(backend: str) -> dict[str, Any]:
+    """Object collectives, with objects that fit an envelope and objects that do not."""
+    dist.init_process_group(backend, timeout=LIMIT)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    last = world - 1
+    for sizes in ([10] * world, [9000] * world, [10, *[70_000] * last], [5000, *[3] * last]):
+
+        def one(number: int, sizes: list[int] = sizes) -> dict[str, Any]:
+            return {"rank": number, "text": "x" * sizes[number]}
+
+        every = [one(number) for number in range(world)]
+        gathered: list[Any] = [None] * world
+        dist.all_gather_object(gathered, one(rank))
+        assert gathered == every
+        for root in (0, last):
+            given: list[Any] = [every[0], None, 7] if rank == root else [None] * 3
+            dist.broadcast_object_list(given, src=root)
+            assert given == [every[0], None, 7]
+            given = [rank] if rank == root else [None]
+            dist.broadcast_object_list(given, root, None, CPU)
+            assert given == [root]
+            collected: list[Any] | None = [None] * world if rank == root else None
+            dist.gather_object(one(rank), collected, dst=root)
+            assert collected == (every if rank == root else None)
+            taken: list[Any] = [None]
+            dist.scatter_object_list(taken, every if rank == root else None, src=root)
+            assert taken == [one(rank)]
+    group = dist.new_group([1, 2])
+    if group is not dist.GroupMember.NON_GROUP_MEMBER:
+        given = [rank] if rank == 2 else [None]
+        dist.broadcast_object_list(given, src=2, group=group)
+        assert given == [2]
+        given = [rank] if rank == 2 else [None]
+        dist.broadcast_object_list(given, group=group, group_src=1)
+        assert given == [2]
+    wrong = ""
+    try:
+        dist.scatter_object_list([], [0] * world if rank == 0 else None)
+    except ValueError as error:
+        wrong = str(error)
+    # Whatever the objects did, the group lives on.
+    dist.barrier()
+    calls = dist.group.WORLD._get_backend(CPU)._get_sequence_number_for_group()
+    before = calls
+    dist.all_gather_object([None] * world, rank)
+    calls = dist.group.WORLD._get_backend(CPU)._get_sequence_number_for_group()
+    dist.destroy_process_group()
+    return {"wrong": wrong, "rounds": calls - before}

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from as_gloo_ranks import both_kinds, by_call, by_class, by_name, reconfigurable, rpc, sharded
+from as_gloo_ranks import (
+    both_kinds,
+    by_call,
+    by_class,
+    by_name,
+    objects,
+    reconfigurable,
+    rpc,
+    sharded,
+)
 from ranks import run_ranks, run_torchrun
 
 ON = {"UNISONO_AS_GLOO": "1"}
@@ -139,3 +148,12 @@ def test_a_program_that_nobody_here_wrote() -> None:
     for script in ("test_ops.py", "test_sync.py"):
         output = run_torchrun(scripts / script, 2, timeout=150, env=env)
         assert output.count(ACTS) == 1, output
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_objects_take_one_round(backend: str) -> None:
+    env = ON if backend == "gloo" else {}
+    results = run_ranks(3, target(objects), backend, env=env, torch=True)
+    for result in results:
+        assert result.value["rounds"] == 1
+        assert "scatter_object_output_list" in result.value["wrong"]
