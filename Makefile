@@ -138,6 +138,11 @@ test-cuda: $(if $(with_setup),setup) ## Run the tests that need a GPU, skipped w
 conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter of them)
 	$(PY) tests/conformance/run.py --shard $(SHARD)
 
+.PHONY: conformance-all
+conformance-all: conformance ## The same, and programs nobody here wrote: on gloo, and with unisono in its place
+	@$(if $(filter yes,$(FRAMEWORKS)),tools/install-extra.sh $(VENV) frameworks "programs that ask for gloo")
+	$(PY) tests/conformance/behind_gloo.py
+
 .PHONY: lint
 lint: setup ## Check style, types and lints of every language
 	$(CARGO) fmt --all --check

@@ -1,7 +1,7 @@
 """How long small calls take that come now and then, on unisono beside gloo.
 
-    python benchmarks/control.py                     2 and 4 ranks, alone and beside programs that compute
-    python benchmarks/control.py --ranks 2 --calls 500   a first look
+    python benchmarks/control.py            2 and 4 ranks, alone and beside programs that compute
+    python benchmarks/control.py --ranks 2 --calls 500    a first look
 
 Schedulers and checkpoints call so: a few bytes, or an object, some milliseconds after the last
 call, on a host whose cores have other work. Every rank sleeps 2 ms, then times one call through
@@ -165,7 +165,7 @@ def main() -> None:
                     line += "  " + "".join(f"{number:9.0f}" for number in numbers)
                     case = {"row": row, "ranks": ranks, "neighbours": neighbours}
                     keys = ("p50", "p99", "worst")
-                    report.append(case | {"backend": backend} | dict(zip(keys, numbers)))
+                    report.append(case | {"backend": backend} | dict(zip(keys, numbers, strict=True)))
                 print(line, flush=True)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -43,6 +43,13 @@ const SLICE: u64 = 4_000_000;
 /// costs a slice or two.
 const PERIOD: u64 = 40_000_000;
 
+/// Within how many periods the question is answered: what is found later is something new.
+const ANSWER: u64 = 4;
+
+/// How often the time until the next question doubles while the answer stays the same: to 1.3 seconds. Calls
+/// that come every two milliseconds then pay a slice in one of three hundred, and not in one of twenty.
+const MOST_PATIENCE: u32 = 5;
+
 /// What a rank has found.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Contention {
@@ -51,6 +58,8 @@ pub(crate) struct Contention {
     before: Kind,
     /// In which period the newer of them was found, or it was asked again.
     since: u64,
+    /// How often it was asked again in a row and found as before.
+    patience: u32,
     /// How long the core was away in the last yield of this wait, if that was long.
     last: u64,
     /// The same on average over the last waits: nanoseconds.
@@ -102,7 +111,7 @@ impl Contention {
 
     fn ask_again(&mut self, now: Moment) {
         let period = now / PERIOD;
-        if period != self.since {
+        if period >> self.patience != self.since >> self.patience {
             (self.before, self.kind, self.since) = (self.kind, Kind::Ranks, period);
             // One wait tells that it is as before.
             self.away = Kind::Ranks.limit().1 / 4 * 3;
@@ -135,10 +144,12 @@ impl Contention {
 
     fn grow_worse(&mut self, now: Moment) {
         let period = now / PERIOD;
-        self.kind = match self.before {
-            Kind::Ranks => self.kind.worse(),
-            before if period == self.since => before,
-            _ => self.kind.worse(),
+        // A wait or two may have been lucky since the question.
+        let is_as_before = self.before != Kind::Ranks && period - self.since < ANSWER;
+        (self.kind, self.patience) = if is_as_before {
+            (self.before, MOST_PATIENCE.min(self.patience + 1))
+        } else {
+            (self.kind.worse(), 0)
         };
         (self.before, self.since, self.away) = (Kind::Ranks, period, 0);
     }
@@ -227,8 +238,9 @@ mod tests {
         let mut waits = Waits::new();
         waits.until_other(3 * MILLI);
         waits.until_other(3 * MILLI);
-        for _ in 0..3 {
-            let turn = (waits.now / PERIOD + 1) * PERIOD;
+        // Ever less often, as long as it is as before.
+        for apart in [1, 2, 4, 8, 16, 32, 32] {
+            let turn = (waits.now / PERIOD / apart + 1) * apart * PERIOD;
             waits.now = turn - 1;
             assert_eq!(waits.yields(), 0);
             waits.now = turn;
@@ -236,6 +248,13 @@ mod tests {
             assert_eq!(waits.until_other(3 * MILLI), 1);
             assert_eq!(waits.yields(), 0);
         }
+        // What was found anew is asked again soon.
+        waits.now += 32 * PERIOD;
+        assert_eq!(waits.yields(), USUAL);
+        waits.now += ANSWER * PERIOD;
+        waits.until_other(3 * MILLI);
+        waits.now += PERIOD;
+        assert_eq!(waits.yields(), USUAL);
     }
 
     #[test]
@@ -249,7 +268,7 @@ mod tests {
             waits.wait(1000);
         }
         // Much later it is found as at first.
-        waits.now += PERIOD;
+        waits.now += ANSWER * PERIOD;
         assert_eq!(waits.until_other(3 * MILLI), 4);
         assert_eq!(waits.yields(), 1);
     }
