@@ -164,8 +164,8 @@ def main() -> None:
                     numbers = figures(found[row][backend])
                     line += "  " + "".join(f"{number:9.0f}" for number in numbers)
                     case = {"row": row, "ranks": ranks, "neighbours": neighbours}
-                    keys = ("p50", "p99", "worst")
-                    report.append(case | {"backend": backend} | dict(zip(keys, numbers, strict=True)))
+                    named = zip(("p50", "p99", "worst"), numbers, strict=True)
+                    report.append(case | {"backend": backend} | dict(named))
                 print(line, flush=True)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
