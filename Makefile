@@ -139,8 +139,7 @@ conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter
 	$(PY) tests/conformance/run.py --shard $(SHARD)
 
 .PHONY: conformance-all
-conformance-all: conformance ## The same, and programs nobody here wrote: on gloo, and with unisono in its place
-	@$(if $(filter yes,$(FRAMEWORKS)),tools/install-extra.sh $(VENV) frameworks "programs that ask for gloo")
+conformance-all: conformance frameworks ## The same, and programs of other packages: on gloo, and with unisono in its place
 	$(PY) tests/conformance/behind_gloo.py
 
 .PHONY: lint
