@@ -27,7 +27,7 @@
 //! |---|---|
 //! | Which algorithm serves a call? | `plan/select.rs`, by the prices of `plan/cost/`; plans are made in `plan/build.rs` |
 //! | When does a rank spin, yield or sleep? | `engine/wait/backoff.rs`, with what `engine/wait/contention.rs` has found |
-//! | Who drives an operation? | `engine/group/blocking.rs` and `lead.rs` (callers), `engine/wait/progress.rs` (the thread) |
+//! | Which thread drives an operation? | `engine/group/blocking.rs` and `lead.rs` (callers), `engine/wait/progress.rs` (the thread) |
 //! | What may a peer on this host do with my memory? | `transport/mod.rs` (the terms of a loan), `transport/shm/loans.rs`; for collectives `engine/collective/shared/` |
 //! | What goes over a connection first? | `transport/handshake.rs`, by `transport/endpoint/connect.rs` and `accept.rs` |
 //! | What goes before the bytes of a message? | `engine/collective/header.rs`, `engine/message/frame.rs` |

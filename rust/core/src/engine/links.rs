@@ -34,7 +34,7 @@ pub(crate) struct Waiting {
 
 /// A link and what the engine knows of it.
 pub(crate) enum Slot {
-    /// Nobody has needed it yet.
+    /// Not needed yet.
     Closed,
     /// A connection is being made: by us, or by the peer, whose attempt ours gave way to at that time (`awaited`).
     Opening { awaited: Option<Instant> },

@@ -202,7 +202,7 @@ impl Arena {
     /// Frees the block at `address`. False when there is none.
     ///
     /// # Safety
-    /// Nobody uses the block any more, in this process or by way of an operation that is under way.
+    /// The block is no longer used, in this process or by an operation that is under way.
     pub(super) unsafe fn free(&self, address: NonNull<u8>) -> bool {
         if fork::is_child() {
             // The block is the parent's, and the lock may have been held by a thread that is not in this process.
@@ -408,7 +408,7 @@ impl Arena {
             return;
         }
         if self.sharers.load(Ordering::Relaxed) == 0 {
-            // Nobody has mapped them; making them anew costs us as little as it costs malloc.
+            // No peer has mapped them; making them anew costs us as little as it costs malloc.
             return state.retire(retired, |_| true);
         }
         let now = Instant::now();
@@ -428,7 +428,7 @@ impl Arena {
     }
 
     fn complain(&self, bytes: usize, reason: &str) {
-        // Only once somebody hears it: memory may be had before a group is made, with which logging begins.
+        // Only once logging is set up, which the first group does: memory may be allocated before that.
         let heard = tracing::enabled!(tracing::Level::WARN);
         if heard && !self.complained.swap(true, Ordering::Relaxed) {
             tracing::warn!(

@@ -1,7 +1,7 @@
 //! Windows: memory of one rank of a group that the other ranks of its host read, apart from the blocks of the heap.
 //!
-//! A window is a segment by itself. It is passed to peers as the heap's segments are, and stays with whoever has mapped
-//! it when its owner has closed it: a rank may leave while others still read what it has left there.
+//! A window is a segment by itself. It is passed to peers as the heap's segments are. The mappings of the peers stay
+//! when its owner closes it: a rank may leave while others still read what it has left there.
 //!
 //! It begins with words, by which ranks tell each other where they are; the rest is data. The owner alone writes, which the
 //! kernel sees to: once the owner has mapped it, it is sealed against all further writing.
@@ -135,7 +135,7 @@ impl Window {
         Some(window)
     }
 
-    /// Everybody who is to have it has mapped it: no descriptor is needed any more.
+    /// All peers have mapped it: no descriptor is needed any more.
     pub fn settle(&self) {
         let mut open = OPEN.lock();
         for (_, file) in open.iter_mut().filter(|(of, _)| *of == self.number) {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_stays_with_whoever_has_mapped_it() {
+    fn a_window_stays_in_processes_that_have_mapped_it() {
         let mut window = Window::create(LAYOUT).unwrap();
         let (number, seen) = (window.segment(), open(&window));
         window.write(9_000, 1_000).fill(7);

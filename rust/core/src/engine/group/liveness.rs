@@ -64,7 +64,7 @@ impl Group {
         if let Some(open) = core.links.open(lane, peer)
             && open.ended.is_none()
         {
-            // Whatever it says, the link says again to the next who looks.
+            // Whatever it returns, the link returns it again at the next look.
             let _ = open.link.peer_state();
             if core.leader {
                 // It may be about to sleep until something comes that has just been read.

@@ -231,7 +231,7 @@ pub(crate) struct Outbound {
 pub(crate) struct Inbound {
     pub(crate) dtype: DataType,
     pub(crate) memory: Memory,
-    /// From whom; `None`: from any rank.
+    /// The sender; `None`: any rank.
     pub(crate) from: Option<Rank>,
     pub(crate) tag: u64,
 }
