@@ -1,4 +1,4 @@
-// A backend's life: its making and end, groups made from it, who observes it, windows of calls.
+// A backend's life: its making and end, groups made from it, its observers, windows of calls.
 #include <algorithm>
 #include <utility>
 
@@ -145,7 +145,7 @@ Backend::WorkPointer Backend::started(WorkPointer work, bool async) {
   if (window() != Window::Batch) return work;
   std::lock_guard lock(window_mutex_);
   batch_.push_back(work);
-  // Who would wait at once waits for the batch.
+  // A caller that would wait at once waits for the batch.
   if (!async) return nullptr;
   return work;
 }
@@ -153,7 +153,7 @@ Backend::WorkPointer Backend::started(WorkPointer work, bool async) {
 Backend::WorkPointer Backend::estimated(double microseconds) {
   std::lock_guard lock(window_mutex_);
   estimate_ += microseconds;
-  // Complete, and nothing that anybody observes.
+  // Complete, and no observer hears of it.
   return c10::make_intrusive<Batch>(getRank(), std::vector<WorkPointer>(),
                                     std::vector<at::Device>());
 }

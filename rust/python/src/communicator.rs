@@ -87,7 +87,7 @@ fn close_all(py: Python<'_>) {
     let open = std::mem::take(&mut *OPEN.lock());
     py.detach(|| {
         for shared in open.iter().filter_map(Weak::upgrade) {
-            // There is nobody left to tell of a defect.
+            // The interpreter ends: no caller is left to get an error.
             let _ = guard(|| {
                 if process::id() == shared.process {
                     let _ = shared.comm.finish(Some(FAREWELL));
@@ -183,7 +183,7 @@ fn configure(
     Ok(config)
 }
 
-/// Who this process is: as the arguments say, else the launcher.
+/// This process's rank and the world size: as the arguments say, else the launcher.
 fn identify(
     has_url: bool,
     rank: Option<i64>,
@@ -376,7 +376,7 @@ impl Communicator {
 
     /// Wait until every rank has called it; a failure names every rank that is missing.
     ///
-    /// It takes longer than `barrier` and is meant for finding out who is late.
+    /// It takes longer than `barrier` and is meant for finding out which ranks are late.
     ///
     /// Parameters
     /// ----------
@@ -388,7 +388,7 @@ impl Communicator {
     /// Raises
     /// ------
     /// TimeoutError
-    ///     Not every rank came; on rank 0 it names who is missing. The communicator is then dead.
+    ///     Not every rank came; on rank 0 it names those that are missing. The communicator is then dead.
     #[pyo3(signature = (timeout=None, report_all=true))]
     fn monitored_barrier(
         &self,

@@ -1,7 +1,7 @@
 //! A store in a file that all ranks can open: `file:///path`, on a local disk or a shared one.
 //!
-//! The file is a log. It begins with a header that says which process made it; then follows one record for each set, the
-//! last one of a key being its value:
+//! The file is a log. It begins with a header that names the process that made it. One record for each set follows; the
+//! last one of a key is its value:
 //!
 //! ```text
 //! header:  magic (8)  id (16)  length of creator (4)  creator  check (4)
