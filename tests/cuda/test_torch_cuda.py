@@ -212,7 +212,7 @@ def rank_exchanges_messages() -> None:
     if rank == 0:
         for _ in range(world - 1):
             sender = dist.recv(got := torch.empty(10, device=device))
-            check(got, data(sender, 10), "from anybody")
+            check(got, data(sender, 10), "from any rank")
     else:
         dist.send(data(rank, 10), 0)
 
