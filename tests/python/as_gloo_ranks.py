@@ -15,7 +15,7 @@ LIMIT = datetime.timedelta(seconds=30)
 
 
 def served(group: Any) -> str:
-    """Return who carries the CPU tensors of `group`."""
+    """Return the name of the backend that carries the CPU tensors of `group`."""
     return str(group._get_backend(CPU).name())
 
 

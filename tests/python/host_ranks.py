@@ -68,7 +68,7 @@ def everything() -> Links:
 
 
 def messages(comm: unisono.Communicator, count: int) -> None:
-    """Everybody sends to everybody at once, and takes one message from any source after that."""
+    """Every rank sends to all others at once, and takes one message from any source after that."""
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     sends = [comm.isend(contribution(comm.rank, count), other, tag=5) for other in others]
     for other in others:

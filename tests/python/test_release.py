@@ -78,7 +78,7 @@ def test_jobs_have_the_least_rights(workflow):
         written = {right for right, level in rights.items() if level == "write"}
         assert written <= {"id-token", "attestations"}, name
         assert "timeout-minutes" in job, name
-        # Who holds such a right runs neither make nor a script of the repository.
+        # A job with such a right runs neither make nor a script of the repository.
         commands = [step["run"] for step in job["steps"] if "run" in step]
         assert not written or all(run.startswith("cargo publish") for run in commands), name
         checkouts = [s for s in job["steps"] if s.get("uses", "").startswith("actions/checkout@")]

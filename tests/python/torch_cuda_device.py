@@ -35,7 +35,7 @@ def build(**settings: object) -> dict[str, str]:
     """Build the driver and the device; return the environment of ranks that use them.
 
     ``settings`` are the driver's. With ``EMULATED_DRIVER``, the path of the driver, instead of
-    ``LD_LIBRARY_PATH`` the device is there, but whoever looks for a driver finds none.
+    ``LD_LIBRARY_PATH`` the device is there, but code that looks for a driver finds none.
     """
     try:
         variables = cuda_emulator.environment(**settings)

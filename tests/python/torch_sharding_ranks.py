@@ -78,7 +78,7 @@ def run(names: list[str], backend: str = "unisono") -> dict[str, str | None]:
         except Exception:
             outcomes[name] = traceback.format_exc()
         dist.destroy_process_group()
-    # Rank 0 serves the store: it stays until nobody needs it.
+    # Rank 0 serves the store: it stays until no rank needs it.
     store.add("finished", 1)
     if rank == 0:
         store.wait([f"finished by {peer}" for peer in range(1, world)])
