@@ -51,7 +51,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
                                                  const std::vector<int>& ranks,
                                                  const c10::intrusive_ptr<Options>& opts) {
   // The store is not needed, and nothing is sent: torch may call this once on some ranks and, for
-  // each kind of device, several times on others. Members, who share the name, count alike.
+  // each kind of device, several times on others. Members, which share the name, count alike.
   std::vector<size_t> members;
   for (const int rank : ranks) {
     check_rank(rank, "ranks");

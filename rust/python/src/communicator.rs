@@ -231,7 +231,7 @@ fn identify(
 /// **Arrays** are NumPy arrays, anything with DLPack (torch tensors, CuPy and JAX arrays) or
 /// ``__cuda_array_interface__``, or bytes-like. They are used where they lie, without a copy, and
 /// must be contiguous in row-major order; only an input that is not is copied first, where its
-/// library can. While an operation is under way, nobody may write to its arrays, nor read those that
+/// library can. While an operation is under way, the program must not write to its arrays, nor read those that
 /// it writes.
 ///
 /// **Operations** block until done; with ``async_op=True`` they return a `Work` at once. Ctrl-C ends

@@ -17,7 +17,7 @@ use super::state::{DeviceGroup, GRACE, HERE, Way, pause};
 
 /// How long a window that is closed is kept for peers that have not unmapped it.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long for peers whose streams have not read what is in it.
+/// How long it is kept for peers whose streams have not read what is in it.
 const READING: Duration = Duration::from_secs(60);
 
 /// Bytes of an allocation that the driver does not cut from another one.

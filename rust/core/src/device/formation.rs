@@ -38,7 +38,7 @@ enum Detour {
     Refused(Refusal),
 }
 
-/// What the first rank that fared ill says.
+/// The reason of the first rank that has not succeeded.
 #[derive(Debug)]
 struct Refusal {
     rank: String,
@@ -93,8 +93,8 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
     }
 }
 
-/// Logs why collectives go through host memory, and returns it. That ranks of one host do, which costs them much of
-/// their speed and is seldom meant, is a warning, once in a process for each thing that may be said.
+/// Logs why collectives go through host memory, and returns it. For ranks of one host, which lose much of their speed
+/// that way and seldom intend it, the line is a warning, once in a process for each reason.
 fn tell(rank: Rank, device: &'static Device, detour: Detour) -> String {
     static WARNED: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let number = device.number();

@@ -32,7 +32,7 @@ const CHUNKS: usize = 2048;
 /// its parent may have been anywhere: so there is no lock.
 static ENTERED: [OnceLock<Box<[AtomicU64; CHUNK]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
 
-/// What takes the place of a socket in a child: a descriptor that is good for nothing.
+/// What takes the place of a socket in a child: a descriptor that can be closed and nothing else.
 static BLANK: OnceLock<OwnedFd> = OnceLock::new();
 
 /// Makers of sockets in the lower half, forks under way in the upper one.

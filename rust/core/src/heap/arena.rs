@@ -220,8 +220,8 @@ impl Arena {
         found
     }
 
-    /// Takes `address..address + bytes` away from the peers: what they write there is not seen any more, and no peer is
-    /// told of it. What lies in these pages is not handed out again before it `is_over`.
+    /// Takes `address..address + bytes` away from the peers: what they write there is no longer seen here, and they get
+    /// no word of it. What lies in these pages is not handed out again before it `is_over`.
     pub(super) fn detach(&self, address: usize, bytes: usize, is_over: IsOver) {
         if fork::is_child() {
             return;

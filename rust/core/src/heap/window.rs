@@ -6,9 +6,9 @@
 //! It begins with words, by which ranks tell each other where they are; the rest is data. The owner alone writes, which the
 //! kernel sees to: once the owner has mapped it, it is sealed against all further writing.
 //!
-//! Where data begins in a page differs from rank to rank, and from where buffers usually begin: what is read of all windows
-//! at the same time would otherwise meet in one set of the first cache, and in copies a load would have to wait for the store
-//! of a moment ago whose address ends like its own.
+//! Data begins at a different place in the page for each rank, and not where buffers usually begin. Otherwise what is
+//! read from all windows at the same time would fall into one set of the L1 cache, and in copies a load would wait for
+//! a recent store whose address has the same low bits.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -303,7 +303,7 @@ mod tests {
         let seals = fs::fcntl_get_seals(&file).unwrap();
         assert!(seals.contains(segment::SEALS | segment::READ_ONLY));
         assert!(rustix::io::write(&file, &[1]).is_err());
-        // A member that lies: it shares what cannot be written.
+        // A member that breaks the protocol: it shares what cannot be written.
         let mut heap = PeerHeap::default();
         let identity = Identity::of(window.segment(), &file).unwrap();
         heap.admit(identity, Some(file)).unwrap();

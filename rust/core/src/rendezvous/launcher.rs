@@ -2,8 +2,9 @@
 //! launch`, or the same variables set by hand), Open MPI, MPICH and its kin, Slurm, Kubernetes indexed jobs.
 //!
 //! The launchers are asked in this order, because the inner one knows better: torchrun inside a Slurm job starts
-//! several ranks per task, and `mpirun` under Slurm starts one daemon per task. The first that gives a rank wins. (Slurm
-//! may itself set MPICH's rank for its tasks, but not what MPICH's own launcher tells of the host.)
+//! several ranks per task, and `mpirun` under Slurm starts one daemon per task. The first that gives a rank wins.
+//! (Slurm may itself set MPICH's rank for its tasks, but not the variables about the host that MPICH's own launcher
+//! sets.)
 //! `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` may be set under every launcher; they give the meeting point and
 //! must not contradict the launcher. Everything here is a function of a lookup, so it is tested without touching
 //! the environment.

@@ -8,9 +8,9 @@
 //!
 //! **Which process is believed.** An entry has the public key of its rank, and every connection proves that both ends
 //! hold the keys of the table ([`crate::transport::handshake`]). So a process that can only read the store gets nowhere.
-//! Without a secret of the job, a process that can write to the store can join, or take the place of a rank that has not
-//! come yet: then the store is the trust. With one, every record is authenticated with it and it is mixed into every
-//! handshake, so that reading and writing the store gives nothing but the power to disturb.
+//! Without a secret of the job, a process that can write to the store can join, or take the place of a rank that has
+//! not come yet: then trust rests on access to the store. With a secret, it authenticates every record and is mixed
+//! into every handshake, so that a process that can only read and write the store can disturb the job, but not join it.
 //!
 //! **Again.** A process that has joined in a store may do so again when its group has ended, or beside it: it finds its
 //! own entry there, and goes on to the next round, whose keys have a prefix. All its ranks do so equally often.

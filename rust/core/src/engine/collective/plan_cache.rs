@@ -51,16 +51,16 @@ impl PlanStore {
         Arc::clone(&self.nothing)
     }
 
-    /// The choice for an operation, made by `choose` the first time. It is told whether to log the choice: those for
-    /// counts that differ from rank to rank are made for every operation, and logged now and then.
+    /// The choice for an operation, made by `choose` the first time. Its argument says whether to log the choice: those
+    /// for counts that differ from rank to rank are made for every operation, and logged now and then.
     pub(crate) fn choice(
         &mut self,
         key: Option<PlanKey>,
         choose: impl FnOnce(bool) -> Choice,
     ) -> Choice {
         let Some(key) = key else {
-            let is_told = tracing::enabled!(tracing::Level::DEBUG) && self.log.line().is_some();
-            return choose(is_told);
+            let is_logged = tracing::enabled!(tracing::Level::DEBUG) && self.log.line().is_some();
+            return choose(is_logged);
         };
         if let Some(choice) = self.choices.get(&key) {
             return *choice;

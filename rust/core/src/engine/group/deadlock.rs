@@ -30,7 +30,7 @@ impl Group {
         if core.operations.iter().all(|operation| now < operation.tell) {
             return;
         }
-        // The last of several operations that wait for a peer would be the only one it hears of.
+        // Of several operations that wait for a peer, the peer would only hear of the last.
         let mut telling = FxHashMap::default();
         visit_waits(core, |operation, waiting| {
             if now < operation.tell {
@@ -66,7 +66,7 @@ impl Group {
         }
     }
 
-    /// A mismatch of the numbers of two operations, told as the difference that led to it where that is known still.
+    /// Replaces a mismatch of two operations' numbers by the difference that led to it, where that is still known.
     pub(crate) fn explained(&self, core: &mut Core, error: Error) -> Error {
         let (Code::Mismatch, Some(peer)) = (error.code, error.peer) else {
             return error;
@@ -106,8 +106,8 @@ impl Group {
         (ours != theirs).then(|| ours.mismatch(&theirs, self.rank, peer))
     }
 
-    /// Compares what peers have told with what this rank does. What is told of an operation that this rank has not begun
-    /// is kept until it has.
+    /// Compares the positions that peers have sent with what this rank does. A position in an operation that this rank
+    /// has not begun is kept until it has.
     pub(crate) fn contradiction_told(&self, core: &mut Core) -> Option<Error> {
         let mut positions = Vec::new();
         for (lane, peer, open) in core.links.iter_open() {

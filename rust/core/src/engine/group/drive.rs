@@ -455,14 +455,14 @@ impl Group {
         }
     }
 
-    /// Whether the group takes part no more.
+    /// Whether the group has been closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 }
 
-/// Whether `peer` said farewell, rather than vanish: on its point-to-point link, or, when that was not open, on the
-/// other one.
+/// Whether `peer` has left in good order: its farewell came on the point-to-point link or, when that was not open, on
+/// the other one.
 fn has_left(links: &mut LinkTable, peer: Rank) -> bool {
     let lane = match links.slot(Lane::PointToPoint, peer) {
         Slot::Open(_) => Lane::PointToPoint,

@@ -39,7 +39,8 @@ impl Group {
         }
     }
 
-    /// The error of a `peer` that waits for what this rank has not for it, or with what this rank does not expect.
+    /// The error of a `peer` that waits for a message that this rank does not have for it, or has one for this rank
+    /// that it does not expect.
     pub(crate) fn one_sided(&self, core: &Core, peer: Rank, told: &Told) -> Option<Error> {
         let theirs = &told.fingerprint;
         let pairs = core.pairs.as_ref()?;

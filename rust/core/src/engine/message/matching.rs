@@ -82,7 +82,7 @@ impl Matching {
             })
     }
 
-    /// Whether an offer that no receive waits for is left for a while, in case one will, instead of being declined.
+    /// Whether to leave an offer that no receive waits for, in case a receive is posted soon, instead of declining it.
     pub(crate) fn hold_offers(&mut self, hold: bool) {
         self.holds_offers = hold;
     }
