@@ -333,8 +333,7 @@ impl SharedRun {
             (false, false) => Decision::Messages,
         };
         let (collective, count) = (operands.collective, self.key.count);
-        if decision == Decision::Windows
-            && self.round.any_proposes(operands, Proposal::SlowWindows)
+        if decision == Decision::Windows && self.round.any_proposes(operands, Proposal::SlowWindows)
         {
             let skipped = memory.speed.note(true);
             tracing::debug!(
