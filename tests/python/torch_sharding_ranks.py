@@ -62,7 +62,8 @@ ROWS = 4
 def run(names: list[str], backend: str = "unisono") -> dict[str, str | None]:
     """Run scenarios and return, by name, None or the traceback of the one that failed."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), world, rank == 0)
+    master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*master, world, rank == 0)
     outcomes = {}
     for name in names:
         dist.init_process_group(
