@@ -21,10 +21,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 _PACKAGE = "python/unisono"
+_HOROVOD = "horovod/torch"
 # The public modules: whose ``__all__`` counts, and where its names are defined.
 _MODULES = {
     "unisono": ("__init__.py", ("_core.pyi", "errors.py")),
     "unisono.torch": ("torch.py", ("torch.py", "_torch_options.py")),
+    "unisono.horovod.torch": (
+        f"{_HOROVOD}/__init__.py",
+        tuple(
+            f"{_HOROVOD}/{name}.py"
+            for name in (
+                *("_calls", "_compression", "_exchanges", "_join", "_objects", "_optimizer"),
+                *("_reductions", "_world"),
+            )
+        ),
+    ),
+    "unisono.horovod.torch.elastic": (f"{_HOROVOD}/elastic.py", (f"{_HOROVOD}/elastic.py",)),
 }
 # What ranks say first, to a store and to each other.
 _WIRE = (
