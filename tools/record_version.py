@@ -36,6 +36,8 @@ _MODULES = {
             )
         ),
     ),
+    "unisono.lightgbm": ("lightgbm.py", ("lightgbm.py",)),
+    "unisono.ray": ("ray.py", ("ray.py",)),
     "unisono.horovod.torch.elastic": (f"{_HOROVOD}/elastic.py", (f"{_HOROVOD}/elastic.py",)),
 }
 # What ranks say first, to a store and to each other.

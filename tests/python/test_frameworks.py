@@ -67,6 +67,20 @@ def test_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_learned(run_python(EXAMPLES / "ray_train_digits.py", timeout=180))
 
 
+def test_ray_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("ray", "ray")
+    if importlib.util.find_spec("ray.util.collective.backend_registry") is None:
+        pytest.skip("this version of ray takes no backend of others for ray.util.collective")
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("HOME", folder)
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        output = run_python(EXAMPLES / "ray_collective.py", timeout=180)
+    for how, times in (("declared", 2), ("made", 1)):
+        for rank in (0, 1):
+            assert output.count(f"{how}: rank {rank} of 2\n") == times, output
+            assert output.count(f"{how}: rank {rank} with torch\n") == times, output
+
+
 def test_docs_list_every_example() -> None:
     page = (ROOT / "docs" / "frameworks.md").read_text()
     for script in EXAMPLES.glob("*.py"):
