@@ -4,6 +4,9 @@
 //! Ranks are processes: this program again, told by its environment what to be. Where a payload must not be read by
 //! the system call, that kills the rank.
 
+#[path = "../../rust/core/src/skips.rs"]
+mod skips;
+
 use std::ops::DerefMut;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -19,6 +22,8 @@ use unisono::rendezvous::tcp_server::TcpStoreServer;
 use unisono::rendezvous::tcp_store::TcpStore;
 use unisono::types::{DataType, ReduceOp};
 use unisono::{Communicator, PointToPoint, Request, Sizes};
+
+use skips::skipped;
 
 const RANK: &str = "UNISONO_TEST_RANK";
 const WORLD: &str = "UNISONO_TEST_WORLD";
@@ -139,7 +144,9 @@ fn run(task: &str, mode: Mode, world: usize) -> bool {
     let mut ranks = start(task, mode, world, &store);
     let ends: Vec<_> = ranks.iter_mut().map(|rank| end(rank, &what)).collect();
     if ends.iter().any(|status| status.code() == Some(SKIPPED)) {
-        eprintln!("skipped: {what}: the system installs no seccomp filter");
+        skipped(format_args!(
+            "{what}: the system installs no seccomp filter"
+        ));
         return false;
     }
     assert!(ends.iter().all(ExitStatus::success), "{what}: {ends:?}");
@@ -164,7 +171,7 @@ fn private_memory_is_read_by_the_call() {
         .map(|rank| end(rank, "forbidden"))
         .collect();
     if ends.iter().any(|status| status.code() == Some(SKIPPED)) {
-        eprintln!("skipped: the system installs no seccomp filter");
+        skipped("the system installs no seccomp filter");
         return;
     }
     let killed = |status: &ExitStatus| status.signal() == Some(libc::SIGSYS);
@@ -189,7 +196,9 @@ fn who_is_killed_while_others_read_its_memory_is_named() {
             for rank in [0, 2] {
                 let status = end(&mut ranks[rank], &what);
                 if status.code() == Some(SKIPPED) {
-                    eprintln!("skipped: {what}: the system installs no seccomp filter");
+                    skipped(format_args!(
+                        "{what}: the system installs no seccomp filter"
+                    ));
                     continue;
                 }
                 assert!(status.success(), "{what}, rank {rank}: {status}");
@@ -250,7 +259,9 @@ fn what_a_stopped_rank_still_writes_reaches_nobody() {
         for (rank, gave_up) in [0, 2].into_iter().zip(others_gave_up) {
             let status = end(&mut ranks[rank], &what);
             if status.code() == Some(SKIPPED) {
-                eprintln!("skipped: {what}: the system installs no seccomp filter");
+                skipped(format_args!(
+                    "{what}: the system installs no seccomp filter"
+                ));
                 continue;
             }
             gave_up.expect("an end");

@@ -537,6 +537,7 @@ mod tests {
 
     use super::*;
     use crate::rendezvous::store::suite;
+    use crate::skips::skipped;
 
     /// A path in the temporary folder, removed when dropped.
     struct Temporary(PathBuf);
@@ -616,7 +617,7 @@ mod tests {
     #[test]
     fn a_file_of_another_user_is_refused() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root can give a file to another user");
+            skipped("only root can give a file to another user");
             return;
         }
         let path = Temporary::new();

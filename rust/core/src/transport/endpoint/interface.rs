@@ -334,6 +334,7 @@ fn route_to(destination: SocketAddr) -> Option<IpAddr> {
 mod tests {
     use super::*;
     use crate::error::Code;
+    use crate::skips::skipped;
 
     fn first(wanted: Option<&str>, towards: Option<SocketAddr>, one_host: bool) -> IpAddr {
         choose(wanted, None, towards, one_host).unwrap()[0].ip
@@ -381,7 +382,7 @@ mod tests {
             .into_iter()
             .find(|it| is_elsewhere(&it.ip))
         else {
-            eprintln!("skipped in part: this host has no interface but loopback");
+            skipped("this host has no interface but loopback");
             return;
         };
         let wanted = other.ip.to_string();

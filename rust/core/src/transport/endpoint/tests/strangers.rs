@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::skips::skipped;
 use crate::transport::handshake::{
     ANSWER_BYTES, Answer, CHALLENGE_BYTES, HELLO_BYTES, Hello, Initiator, MAGIC, Proven, Purpose,
     Reply,
@@ -225,7 +226,7 @@ fn as_another_user<T: Send>(act: impl FnOnce() -> T + Send) -> T {
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        eprintln!("skipped: only root can act as another user");
+        skipped("only root can act as another user");
     }
     is_root
 }
