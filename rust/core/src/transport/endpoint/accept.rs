@@ -35,7 +35,10 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// What the accepting thread waits on.
 pub(super) struct Listeners {
     pub(super) unix: Option<UnixListener>,
-    pub(super) tcp: Vec<TcpListener>,
+    /// What stays as long as the endpoint.
+    pub(super) inside: Vec<TcpListener>,
+    /// What is closed when no group needs it any more.
+    pub(super) outside: Vec<TcpListener>,
 }
 
 /// The stream of a TCP link whose control connection is to follow.
@@ -116,12 +119,12 @@ impl Drop for Place {
 }
 
 /// The accepting thread.
-pub(super) fn run(shared: &Arc<Shared>, listeners: &Listeners) {
+pub(super) fn run(shared: &Arc<Shared>, mut listeners: Listeners) {
     let crowd = Arc::new(Crowd::default());
     let mut timeout = None;
     loop {
         let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
-        let tcp = listeners.tcp.iter();
+        let tcp = listeners.inside.iter().chain(&listeners.outside);
         fds.extend(tcp.map(|tcp| PollFd::new(tcp, PollFlags::IN)));
         let unix = listeners.unix.as_ref();
         fds.extend(unix.map(|unix| PollFd::new(unix, PollFlags::IN)));
@@ -131,9 +134,13 @@ pub(super) fn run(shared: &Arc<Shared>, listeners: &Listeners) {
             return;
         }
         let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
+        if shared.inside_only.load(Ordering::Acquire) && !listeners.outside.is_empty() {
+            listeners.outside.clear();
+            tracing::info!("all ranks are on this host: listening on loopback alone");
+        }
         let waiting = sweep(shared);
         let mut trouble = false;
-        for tcp in &listeners.tcp {
+        for tcp in listeners.inside.iter().chain(&listeners.outside) {
             let accepted = accept_one(tcp, |listener| {
                 listener.accept().map(|(stream, _)| Stream::Tcp(stream))
             });

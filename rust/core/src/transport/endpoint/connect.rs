@@ -265,7 +265,7 @@ impl Attempt<'_> {
     }
 
     fn tcp(&self, grace: Duration) -> Result<Reached> {
-        let addresses = &self.request.target.tcp;
+        let addresses = self.request.target.towards(&self.shared.address);
         let mut tried = Vec::new();
         for (at, address) in addresses.iter().enumerate() {
             let left = self
