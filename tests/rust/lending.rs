@@ -31,6 +31,9 @@ const STORE: &str = "UNISONO_TEST_STORE";
 const MODE: &str = "UNISONO_TEST_MODE";
 const TASK: &str = "UNISONO_TEST_TASK";
 
+/// The beginning of a task whose end is in milliseconds.
+const UNTIL_AN_ABORT: &str = "gather and reduce until an abort after ";
+
 /// The exit status of a rank that could not install its filter.
 const SKIPPED: i32 = 77;
 
@@ -270,6 +273,16 @@ fn what_a_stopped_rank_still_writes_reaches_nobody() {
     }
 }
 
+/// Two operations are under way on every rank when one of them aborts the group.
+#[test]
+fn nothing_is_written_once_an_abort_has_ended_two_operations() {
+    for mode in [MODES[0], MODES[1], MODES[3]] {
+        for milliseconds in [0, 4, 15, 40] {
+            run(&format!("{UNTIL_AN_ABORT}{milliseconds}"), mode, 3);
+        }
+    }
+}
+
 /// A forked child that drops its copy of a communicator, in whatever state, takes nothing back that its parent lends.
 #[test]
 fn what_a_forked_child_drops_stays_its_parents() {
@@ -332,6 +345,10 @@ fn a_rank() {
     }
     if task == "reduce around forks" {
         return reduce_around_forks(comm, &Maker { mode });
+    }
+    if let Some(milliseconds) = task.strip_prefix(UNTIL_AN_ABORT) {
+        let after = Duration::from_millis(milliseconds.parse().expect("a number"));
+        return gather_and_reduce_until_an_abort(&comm, &store, &Maker { mode }, after);
     }
     if task == "collectives, then denied" {
         check_collectives(&comm, &Maker { mode }).expect("collectives");
@@ -399,6 +416,48 @@ fn gather_and_reduce(comm: &Communicator, gathered: &mut [i64], sum: &mut [i64])
     };
     let ends = works.map(|work| work.and_then(|work| work.wait(None)));
     ends.into_iter().collect()
+}
+
+/// Rank 1 aborts `after` the first round. From its error on each rank's memory stays as the rank leaves it, whatever the others
+/// are doing until they hear of it.
+fn gather_and_reduce_until_an_abort(
+    comm: &Communicator,
+    store: &TcpStore,
+    maker: &Maker,
+    after: Duration,
+) {
+    let (rank, count) = (comm.rank(), 3 << 19);
+    let mut gathered = maker.zeroed::<i64>(rank, count);
+    let mut sum = maker.zeroed::<i64>(rank, count);
+    let mut round = || {
+        gathered.fill(1);
+        sum.fill(1);
+        gather_and_reduce(comm, &mut gathered, &mut sum)
+    };
+    let error = std::thread::scope(|scope| {
+        round().expect("the first round");
+        if rank == 1 {
+            scope.spawn(move || {
+                std::thread::sleep(after);
+                comm.abort("for a test");
+            });
+        }
+        loop {
+            if let Err(error) = round() {
+                break error;
+            }
+        }
+    });
+    gathered.fill(0);
+    sum.fill(0);
+    assert!(error.message.contains("rank 1 aborted"), "{error}");
+    store.set(&format!("over {rank}"), b"").expect("a store");
+    for other in 0..comm.world_size() {
+        let over = store.wait(&format!("over {other}"), PATIENCE);
+        over.expect("an end");
+    }
+    let mut all = gathered.iter().chain(sum.iter());
+    assert!(all.all(|&element| element == 0), "written late");
 }
 
 /// All ranks end after the same operation, when there is `enough`.
