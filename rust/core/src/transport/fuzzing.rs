@@ -1,11 +1,16 @@
 //! What comes instead of a handshake, and after it.
 
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::LazyLock;
 
-use super::cipher::Cipher;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
+
+use super::cipher::{Cipher, Failure, Sealed};
 use super::handshake::{
     ANSWER_BYTES, CHALLENGE_BYTES, HELLO_BYTES, Hello, Initiator, Lane, PROOF_BYTES, Purpose,
-    Stranger,
+    REQUEST, Stranger,
 };
 use super::keys::GroupKey;
 
@@ -58,6 +63,99 @@ pub fn handshake(bytes: &[u8]) {
     let mut cipher: Cipher = answers.into_cipher();
     let mut opened = vec![0; record.len()];
     assert!(cipher.open(record, &mut opened).is_err());
+}
+
+/// What a member asks for in a hello that it has made with its key: refused, or understood as what says the same.
+pub fn request(bytes: &[u8]) {
+    let Some(asked) = bytes.first_chunk::<REQUEST>() else {
+        return;
+    };
+    let initiator = Initiator::asking(&KEYS[0], &hello(), asked).expect("a hello");
+    let stranger = Stranger::new(*initiator.hello()).expect("it begins as one");
+    let Ok(challenged) = stranger.challenge(&KEYS[1]) else {
+        return;
+    };
+    let frame = challenged.frame()[1..].try_into().expect("its length");
+    let (proof, _) = initiator.prove(frame).expect("the acceptor");
+    let (understood, _) = challenged.verify(&proof).expect("the initiator");
+    assert_eq!(understood.request(), *asked);
+    assert_eq!((understood.from, understood.to), (0, 1));
+}
+
+/// Both ends of a conversation after its handshake.
+fn ciphers() -> (Cipher, Cipher) {
+    let initiator = Initiator::new(&KEYS[0], &hello()).expect("a hello");
+    let stranger = Stranger::new(*initiator.hello()).expect("a hello");
+    let challenged = stranger.challenge(&KEYS[1]).expect("a member");
+    let frame = challenged.frame()[1..].try_into().expect("its length");
+    let (proof, proven) = initiator.prove(frame).expect("the acceptor");
+    let (_, answers) = challenged.verify(&proof).expect("the initiator");
+    (proven.into_cipher(), answers.into_cipher())
+}
+
+/// A stream of records with which something happens on the way: its bytes come as they were sent, up to where the first was
+/// touched, and nothing after. Two bytes say what happens next and how many of the bytes after them belong to that.
+pub fn sealed(bytes: &[u8]) {
+    let (near, far) = UnixStream::pair().expect("descriptors");
+    let (mut cipher, opener) = ciphers();
+    let mut receiver = Sealed::new(opener);
+    let (mut sent, mut received) = (Vec::<u8>::new(), Vec::<u8>::new());
+    let mut last: Vec<u8> = Vec::new();
+    let (mut touched, mut rest) = (false, bytes);
+    while let [what, length, parts @ ..] = rest {
+        let (content, parts) = parts.split_at(parts.len().min(usize::from(*length)));
+        rest = parts;
+        let mut record = Vec::new();
+        cipher.seal(content, &mut record);
+        let (wire, is_right) = match what % 6 {
+            0 | 1 => (record.clone(), true),
+            2 => (content.to_vec(), content.is_empty()),
+            3 => {
+                let at = record.len() - 1 - usize::from(what / 6) % record.len();
+                let mut wire = record.clone();
+                wire[at] ^= 1;
+                (wire, false)
+            }
+            // The one before once more, or none at all.
+            4 => (last.clone(), false),
+            _ => (Vec::new(), false),
+        };
+        last = record;
+        touched |= !is_right;
+        if !touched && what % 6 != 2 {
+            sent.extend_from_slice(content);
+        }
+        // One that was sealed and not sent is missed by the next.
+        touched |= what % 6 == 2;
+        let _ = send(&near, &wire, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let mut piece = vec![0; 1 + usize::from(what / 6)];
+        loop {
+            match receiver.receive(far.as_fd(), &mut piece) {
+                Ok(count) => received.extend(&piece[..count]),
+                Err(Failure::Socket(errno)) => {
+                    assert_eq!(errno, Errno::AGAIN);
+                    break;
+                }
+                Err(Failure::Forged) => {
+                    assert!(touched && received == sent);
+                    return;
+                }
+            }
+        }
+        assert!(received == sent);
+    }
+}
+
+/// What happens to records, for [`sealed`].
+#[cfg(test)]
+pub(crate) fn records() -> Vec<(String, Vec<u8>)> {
+    let right = [6 * 9, 5, 1, 2, 3, 4, 5, 0, 0, 6 * 40, 3, 7, 8, 9];
+    (0..6)
+        .map(|what| {
+            let bytes = [&right[..], &[what, 4, 3, 0, 1, 2], &right].concat();
+            (format!("then-{what}"), bytes)
+        })
+        .collect()
 }
 
 /// A conversation of other members of another group.

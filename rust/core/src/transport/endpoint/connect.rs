@@ -265,7 +265,7 @@ impl Attempt<'_> {
     }
 
     fn tcp(&self, grace: Duration) -> Result<Reached> {
-        let addresses = &self.request.target.tcp;
+        let addresses = self.request.target.towards(&self.shared.address);
         let mut tried = Vec::new();
         for (at, address) in addresses.iter().enumerate() {
             let left = self
@@ -458,7 +458,11 @@ impl Attempt<'_> {
             .write(stream, &proof)
             .and_then(|()| self.patience.read(stream, &mut frame));
         if let Err(cut) = heard {
-            return Ok(Err(cut.into()));
+            // The member at the other end closes a connection that it has challenged when others wait for its place.
+            return Ok(Err(match cut {
+                Cut::Closed | Cut::Refused => Rebuff::Busy,
+                cut => cut.into(),
+            }));
         }
         let answer = proven
             .answer(&frame)

@@ -198,6 +198,14 @@ pub(super) fn choose(
     Ok(vec![found.unwrap_or_else(loopback)])
 }
 
+/// Where to listen for the ranks of this host beside `choices`; `None` where these say all, since a user has listed them or
+/// they are on loopback themselves.
+pub(super) fn inside(wanted: Option<&str>, choices: &[Choice]) -> Option<IpAddr> {
+    let is_listed = wanted.is_some_and(|wanted| !wanted.starts_with('^'));
+    let is_inside = choices.iter().any(|choice| choice.ip.is_loopback());
+    (!is_listed && !is_inside).then_some(Ipv4Addr::LOCALHOST.into())
+}
+
 /// The addresses that a hint leads to; none, said at info, where it is of no use here.
 fn follow(hint: &Hint, by_route: Option<&Choice>, locals: &[Local]) -> Option<Vec<Choice>> {
     let wish = Wish::parse(&hint.text).ok();
@@ -334,6 +342,7 @@ fn route_to(destination: SocketAddr) -> Option<IpAddr> {
 mod tests {
     use super::*;
     use crate::error::Code;
+    use crate::skips::skipped;
 
     fn first(wanted: Option<&str>, towards: Option<SocketAddr>, one_host: bool) -> IpAddr {
         choose(wanted, None, towards, one_host).unwrap()[0].ip
@@ -381,7 +390,7 @@ mod tests {
             .into_iter()
             .find(|it| is_elsewhere(&it.ip))
         else {
-            eprintln!("skipped in part: this host has no interface but loopback");
+            skipped("this host has no interface but loopback");
             return;
         };
         let wanted = other.ip.to_string();

@@ -281,3 +281,44 @@ pub(super) fn timespec(duration: Duration) -> Timespec {
         tv_nsec: duration.subsec_nanos().into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::skips::skipped;
+
+    /// The system chooses the near port of a connection from a range. Where that is the far port of a connection to this
+    /// host at which nothing listens, TCP connects the socket to itself.
+    #[test]
+    fn a_socket_that_is_connected_to_itself_is_no_peer() {
+        let never = AtomicBool::new(false);
+        let patience = Patience {
+            deadline: Instant::now() + Duration::from_secs(60),
+            called_off: [&never; 2],
+        };
+        let any = (Ipv4Addr::LOCALHOST, 0);
+        let mut found = 0;
+        for _ in 0..20 {
+            // A port of the range at which nothing listens from here on.
+            let free = TcpStream::connect(
+                std::net::TcpListener::bind(any)
+                    .unwrap()
+                    .local_addr()
+                    .unwrap(),
+            );
+            let address = free.unwrap().local_addr().unwrap();
+            for _ in 0..3000 {
+                match patience.connect_tcp(address, None) {
+                    Err(Cut::Refused) => {}
+                    other => panic!("{address} answered: {other:?}"),
+                }
+                found += usize::from(TcpStream::connect(address).is_ok());
+            }
+        }
+        if found == 0 {
+            skipped("no socket of 60,000 was connected to itself");
+        }
+    }
+}
