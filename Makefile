@@ -55,13 +55,14 @@ override with_torch := tools/with-torch.sh $(VENV) $(TARGET)
 # The scripts of tools/ and rust/capi/ take these from the environment.
 export CARGO PYTHON
 
-RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
+RUST_PACKAGES := rust/capi/Cargo.toml rust/core/Cargo.toml rust/launch/Cargo.toml rust/python/Cargo.toml
 KERNELS := rust/core/src/transport/cuda/kernels
-CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
+# The shell expands these, and not make, which would drop what is missing: a pattern that fits nothing stays, and fails.
+CXX_FILES := csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
 	tests/torch_cuda/*.hpp tests/torch_cuda/*.cpp examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c \
-	benchmarks/ranks/*.h $(KERNELS)/*.cu $(KERNELS)/*.cuh $(KERNELS)/*.hpp $(KERNELS)/*.cpp)
-SHELL_FILES = .ci/run $(wildcard tools/*.sh tools/*/*.sh rust/capi/*.sh)
-PYTHON_DIRS = $(wildcard python tools tests/python tests/conformance tests/cuda examples benchmarks $(KERNELS))
+	benchmarks/ranks/*.h $(KERNELS)/*.cu $(KERNELS)/*.cuh $(KERNELS)/*.hpp $(KERNELS)/*.cpp
+SHELL_FILES := .ci/run tools/*.sh tools/*/*.sh rust/capi/*.sh
+PYTHON_DIRS := python tools tests/python tests/conformance tests/cuda tests/wheel examples benchmarks $(KERNELS)
 
 .PHONY: help
 help: ## List the targets
