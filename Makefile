@@ -34,8 +34,12 @@ SETUP ?= yes
 # What `make wheel` builds for: versions of torch or folders with one (all that are supported), and the processor.
 TORCHES ?=
 MACHINE ?= $(shell uname -m)
-# Where `make test-wheel` tests: pairs of a Python and a torch or none, as 3.12:2.15.0 (all of them).
+# Where `make test-wheel` and `make test-sdist` test: pairs of a Python and a torch or none, as 3.12:2.15.0 (all of them).
 WHEEL_ENVIRONMENTS ?=
+# Whether they also build a door as a user would, by `build-torch`, in one of these (yes where all are tested).
+BUILD_TORCH ?= $(if $(WHEEL_ENVIRONMENTS),no,yes)
+# Whether `make test-aarch64` and its quick part fail where they cannot run, and do not skip.
+REQUIRED ?= no
 
 override VENV := $(abspath $(VENV))
 override TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -102,7 +106,7 @@ test-tsan: prerequisites ## Run the tests of what threads share under ThreadSani
 	@tools/test-tsan.sh $(TARGET)
 
 # Under an emulator, with compilers that are fetched where there are none. Each says why it skips where that cannot be.
-override aarch64 = CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) PYTHON=$(PYTHON) tools/aarch64
+override aarch64 = REQUIRED=$(REQUIRED) CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) PYTHON=$(PYTHON) tools/aarch64
 .PHONY: test-aarch64 test-aarch64-quick
 test-aarch64: prerequisites ## Run the tests of Rust, C and NumPy for aarch64, emulated: an hour or so
 	@$(aarch64)/test.sh whole
