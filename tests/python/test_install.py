@@ -98,6 +98,20 @@ def test_a_door_that_was_built_here_goes_first(package: Path, version: str) -> N
     assert python(package, ASK, version) != str(made)
 
 
+def test_what_is_built_is_in_the_package_and_in_the_cache(package: Path) -> None:
+    ask = "from unisono import _native; print(_native.doors())"
+    assert python(package, ask) == "[]"
+    for minor in (9, 17):
+        (package / f"core-torch-2.{minor}.so").touch()
+    assert python(package, ask) == "['2.9', '2.17']"
+    made = cached(package)
+    for version in ("2.10.1+local", "2.17.0"):
+        (made / f"core-torch-{version}.so").touch()
+    assert python(package, ask) == "['2.9', '2.10.1+local', '2.17', '2.17.0']"
+    made.parent.chmod(0o770)
+    assert python(package, ask) == "['2.9', '2.17']"
+
+
 def test_nothing_is_run_from_a_folder_that_others_may_write_to(package: Path) -> None:
     made = cached(package) / f"core-torch-{VERSION}.so"
     made.touch()
@@ -183,6 +197,21 @@ def test_an_old_rust_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         toolchain.MissingError, match=r"needs Rust 1\.89 or newer, and this is 1\.70"
     ):
         toolchain.check(CHECKOUT, torch=None)
+
+
+@pytest.mark.parametrize("required, status", [("no", 0), ("yes", 1)])
+def test_what_cannot_be_emulated_is_skipped_unless_it_is_required(
+    tmp_path: Path, required: str, status: int
+) -> None:
+    nothing = {"CARGO": "/nonexistent", "CARGO_TARGET_DIR": str(tmp_path), "REQUIRED": required}
+    run = subprocess.run(
+        [CHECKOUT / "tools" / "aarch64" / "test.sh", "quick"],
+        env=os.environ | nothing, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode == status, run.stderr
+    assert run.stderr.startswith("aarch64: ")
+    assert ("skipped" in run.stdout) == (required == "no")
+    assert ("REQUIRED=yes" in run.stderr) == (required == "yes")
 
 
 def test_the_sources_in_the_wheel_are_all_that_a_build_reads() -> None:
