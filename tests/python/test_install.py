@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
-from unisono_build import sources, toolchain, torches
+from unisono_build import assemble, sources, toolchain, torches
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 VERSION = "2.17.0"
@@ -214,16 +215,86 @@ def test_what_cannot_be_emulated_is_skipped_unless_it_is_required(
     assert ("REQUIRED=yes" in run.stderr) == (required == "yes")
 
 
-def test_the_sources_in_the_wheel_are_all_that_a_build_reads() -> None:
-    packed = sources.archive_for_the_wheel(CHECKOUT)
-    assert packed == sources.archive_for_the_wheel(CHECKOUT), "not the same bytes"
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        names = set(archive.getnames())
-    tracked = subprocess.run(
-        ["git", "ls-files", "rust", "csrc", "include", "Cargo.lock", "Cargo.toml"],
-        cwd=CHECKOUT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if tracked.returncode:
+def tracked(*folders: str) -> set[str]:
+    """What git tracks, or a skip where there is no checkout to compare with."""
+    command = ["git", "ls-files", "-z", "--", *folders]
+    if not (CHECKOUT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("this is no git checkout: nothing tells which files there must be")
-    assert set(tracked.stdout.split()) <= names
-    assert not [name for name in names if name.startswith("target/") or name.endswith(".so")]
+    said = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    # Removed and not committed yet is removed.
+    return {name for name in said.stdout.split("\0") if name and (CHECKOUT / name).is_file()}
+
+
+def unpacked(packed: bytes, folder: Path) -> set[str]:
+    """Unpack an archive into a folder, and return the names of its files."""
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        arguments = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(folder, **arguments)
+        return set(archive.getnames())
+
+
+def test_the_sources_in_the_wheel_are_all_that_a_build_reads(tmp_path: Path) -> None:
+    wanted = tracked("rust", "csrc", "include", "Cargo.lock", "Cargo.toml")
+    packed = sources.archive_for_the_wheel(CHECKOUT)
+    names = unpacked(packed, tmp_path)
+    assert wanted <= names
+    assert names <= tracked()
+    assert sources.archive_for_the_wheel(tmp_path) == packed, "without git it is not the same"
+
+
+def test_the_source_distribution_is_what_git_tracks(tmp_path: Path) -> None:
+    wanted = {f"unisono-9/{name}" for name in tracked()}
+    packed = sources.source_distribution(CHECKOUT, "unisono-9", b"Name: unisono\n")
+    names = unpacked(packed, tmp_path)
+    assert names == wanted | {"unisono-9/PKG-INFO"}
+    again = sources.source_distribution(tmp_path / "unisono-9", "unisono-9", b"Name: unisono\n")
+    assert again == packed, "without git it is not the same"
+
+
+def test_what_git_does_not_track_is_not_packed(tmp_path: Path) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    git = ["git", "-c", "init.defaultBranch=main", "-C", tmp_path]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    (tmp_path / "rust").mkdir()
+    (tmp_path / "rust" / "lib.rs").write_text("// tracked\n")
+    subprocess.run([*git, "add", "rust/lib.rs"], check=True)
+    before = sources.archive_for_the_wheel(tmp_path)
+    (tmp_path / "rust" / "notes.txt").write_text("not tracked\n")
+    assert sources.archive_for_the_wheel(tmp_path) == before
+    assert unpacked(before, tmp_path / "unpacked") == {"rust/lib.rs"}
+
+
+def test_the_same_parts_give_the_same_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheelfile = pytest.importorskip("wheel.wheelfile", reason="the package wheel packs wheels")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+
+    def assembled(root: Path, umask: int, files: list[str]) -> bytes:
+        before = os.umask(umask)
+        try:
+            plain, parts = root / "unisono-9-py3-none-any.whl", root / "parts"
+            info = "unisono-9.dist-info"
+            (parts / "c").mkdir(parents=True)
+            for name in files:
+                (parts / "c" / name).write_text(name)
+            (parts / "c" / "library.so").chmod(0o755 & ~umask)
+            with wheelfile.WheelFile(plain, "w") as archive:
+                archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: unisono\n")
+                archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+                archive.writestr(f"{info}/sboms/crates.json", f'"path+file://{root}/rust"')
+                archive.writestr("unisono/__init__.py", "")
+            return assemble.add(plain, parts, root / "out", root).read_bytes()
+        finally:
+            os.umask(before)
+
+    files = ["library.so", "header.h", "more.h"]
+    first = assembled(tmp_path / "here", 0o022, files)
+    # In another place, order and time, and where files are for their owner alone.
+    again = assembled(tmp_path / "there" / "deeper", 0o077, files[::-1])
+    assert again == first
+    with zipfile.ZipFile(io.BytesIO(first)) as archive:
+        modes = {entry.filename: entry.external_attr >> 16 & 0o777 for entry in archive.infolist()}
+    assert modes["unisono/c/library.so"] == 0o755
+    assert modes["unisono/c/header.h"] == 0o644
