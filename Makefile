@@ -34,10 +34,10 @@ SETUP ?= yes
 # What `make wheel` builds for: versions of torch or folders with one (all that are supported), and the processor.
 TORCHES ?=
 MACHINE ?= $(shell uname -m)
-# Where `make test-wheel` and `make test-sdist` test: pairs of a Python and a torch or none, as 3.12:2.15.0 (all of them).
+# Where `make test-wheel` and `make test-sdist` test: pairs of a Python and a torch or none, as 3.12:2.15.0 (all, or what suits sources).
 WHEEL_ENVIRONMENTS ?=
-# Whether they also build a door as a user would, by `build-torch`, in one of these (yes where all are tested).
-BUILD_TORCH ?= $(if $(WHEEL_ENVIRONMENTS),no,yes)
+# Whether they also build a door by `build-torch` in the first of these with a torch, which the test of all does anyway.
+BUILD_TORCH ?= no
 # Whether `make test-aarch64` and its quick part fail where they cannot run, and do not skip.
 REQUIRED ?= no
 
@@ -189,9 +189,15 @@ wheel: prerequisites $(WHEEL_STAMP) ## Build the wheel for every torch and glibc
 sdist: prerequisites $(WHEEL_STAMP) ## Pack the source distribution into dist/
 	PATH="$(WHEEL_TOOLS)/bin:$$PATH" $(WHEEL_PY) -m build --sdist --no-isolation --outdir dist
 
+override test_package = $(PYTHON) tools/test_wheel.py $(addprefix --only ,$(WHEEL_ENVIRONMENTS)) \
+	$(if $(filter yes,$(BUILD_TORCH)),--build-torch)
 .PHONY: test-wheel
 test-wheel: ## Test the wheel of dist/ in clean environments (WHEEL_ENVIRONMENTS="3.12:2.15.0 3.12:none")
-	$(PYTHON) tools/test_wheel.py dist/unisono-*_$(MACHINE).whl $(addprefix --only ,$(WHEEL_ENVIRONMENTS))
+	$(test_package) dist/unisono-*_$(MACHINE).whl
+
+.PHONY: test-sdist
+test-sdist: ## Test the source distribution of dist/ in two of them
+	$(test_package) dist/unisono-*.tar.gz
 
 .PHONY: audit
 audit: prerequisites $(WHEEL_STAMP) ## Check licences and known vulnerabilities of all that is built with or depended on

@@ -200,6 +200,17 @@ def test_an_old_rust_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         toolchain.check(CHECKOUT, torch=None)
 
 
+def test_a_python_that_is_missing_fails_the_test_of_a_wheel(tmp_path: Path) -> None:
+    (tmp_path / "unisono.whl").touch()
+    run = subprocess.run(
+        [sys.executable, CHECKOUT / "tools" / "test_wheel.py", tmp_path / "unisono.whl",
+         "--only", "3.98:none", "--only", "3.99:2.15.0"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert run.stderr.startswith("not on this machine: the Python of 3.98:none, 3.99:2.15.0")
+
+
 @pytest.mark.parametrize("required, status", [("no", 0), ("yes", 1)])
 def test_what_cannot_be_emulated_is_skipped_unless_it_is_required(
     tmp_path: Path, required: str, status: int
