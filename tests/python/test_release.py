@@ -99,7 +99,8 @@ def test_only_a_tag_publishes(release):
             assert job["if"] == "github.event_name == 'push'", name
     assert all(release["jobs"][name]["environment"] == name for name in publishing)
     assert all(release["jobs"][name]["needs"] == "attest" for name in publishing)
-    assert set(release["jobs"]["attest"]["needs"]) == {"audit", "build", "sdist", "test"}
+    before = {"audit", "build", "sdist", "test", "test-sdist"}
+    assert set(release["jobs"]["attest"]["needs"]) == before
 
 
 def test_every_supported_torch_is_tested_on_every_machine(release):
@@ -113,6 +114,25 @@ def test_every_supported_torch_is_tested_on_every_machine(release):
         assert tested == torches
     classified = re.findall(r"Python :: (3\.\d+)\"", (ROOT / "pyproject.toml").read_text("utf-8"))
     assert matrix["python"] == classified
+
+
+def test_all_that_is_published_is_tested(release):
+    jobs = release["jobs"]
+    built = {"build": "test", "sdist": "test-sdist"}
+    for maker, tester in built.items():
+        (upload,) = [
+            s["with"] for s in jobs[maker]["steps"] if "upload-artifact" in s.get("uses", "")
+        ]
+        (got,) = [
+            s["with"] for s in jobs[tester]["steps"] if "download-artifact" in s.get("uses", "")
+        ]
+        assert jobs[tester]["needs"] == maker
+        assert got["name"] == upload["name"]
+    (newest,) = re.findall(
+        r"^DEFAULT_TORCH := (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE
+    )
+    (run,) = [s["run"] for s in jobs["test-sdist"]["steps"] if "run" in s]
+    assert set(re.findall(r":([\w.]+)", run)) == {newest, "none"}
 
 
 def test_the_image_of_the_documents_is_that_of_the_workflow(release):
