@@ -53,6 +53,27 @@ def test_make_targets_and_files_exist(workflow):
     assert [name for name in files if not (ROOT / name).exists()] == []
 
 
+def test_all_python_and_shell_is_linted():
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout: nothing tells which files there are")
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py", "*.pyi", "*.sh"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    (kernels,) = in_makefile(r"^KERNELS := (.*)")
+    (folders,) = in_makefile(r"^PYTHON_DIRS := (.*)")
+    (patterns,) = in_makefile(r"^SHELL_FILES := (.*)")
+    folders = folders.replace("$(KERNELS)", kernels).split()
+    shell = {path.relative_to(ROOT).as_posix() for p in patterns.split() for path in ROOT.glob(p)}
+    files = listed.stdout.split()
+    assert {name for name in files if name.endswith(".sh")} <= shell
+    python = [name for name in files if not name.endswith(".sh")]
+    assert [n for n in python if not any(n.startswith(f"{folder}/") for folder in folders)] == []
+    assert [
+        folder for folder in folders if not any(n.startswith(f"{folder}/") for n in python)
+    ] == []
+
+
 def test_variables_of_make_exist(workflow):
     commands = [step["run"] for _, step in steps_of(workflow) if "run" in step]
     used = {name for run in commands for name in re.findall(r"make .*?\b([A-Z_]+)=", run)}
