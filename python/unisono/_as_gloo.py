@@ -13,12 +13,16 @@ What gloo alone can goes to gloo itself, and one line says so.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 VARIABLE = "UNISONO_AS_GLOO"
 # The backend that torch looks up where a program says gloo.
@@ -91,14 +95,40 @@ def _serve_the_name(dist: Any, c10d: Any, asked_by: str) -> None:
         return {device: _ALIAS if name == "gloo" else name for device, name in names.items()}
 
     def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-        _making.depth = getattr(_making, "depth", 0) + 1
-        try:
+        with _by_our_name():
             return make(*args, **kwargs)
-        finally:
-            _making.depth -= 1
 
     c10d.BackendConfig.get_device_backend_map = get_device_backend_map
     c10d._new_process_group_helper = _new_process_group_helper
+    _serve_the_recorder(c10d)
+
+
+@contextlib.contextmanager
+def _by_our_name() -> Iterator[None]:
+    """Have torch find our name where a group's table of backends says gloo."""
+    _making.depth = getattr(_making, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _making.depth -= 1
+
+
+def _serve_the_recorder(c10d: Any) -> None:
+    """Have the flight recorder of torch 2.15 see the calls of groups that `split_group` makes.
+
+    gloo records by itself, so torch attaches nothing to a group that is gloo's by its name. A group
+    that is made by its name has our name then; one that is split from another has not.
+    """
+    attach = getattr(c10d, "_maybe_attach_flight_recorder", None)
+    if attach is None:
+        return
+
+    def _maybe_attach_flight_recorder(pg: Any, *args: Any, **kwargs: Any) -> None:
+        ours = any(is_ours(pg._get_backend(device)) for device in pg._device_types)
+        with _by_our_name() if ours else contextlib.nullcontext():
+            attach(pg, *args, **kwargs)
+
+    c10d._maybe_attach_flight_recorder = _maybe_attach_flight_recorder
 
 
 def _serve_the_class(dist: Any, c10d: Any, asked_by: str) -> None:
