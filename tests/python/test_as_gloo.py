@@ -77,10 +77,12 @@ def test_by_class() -> None:
         assert "UNISONO_INTERFACE says which interface" in result.output
 
 
-def test_rpc() -> None:
-    results = run_ranks(2, target(rpc), env=ON, torch=True)
+@pytest.mark.parametrize("asked", ["1", "0"])
+def test_rpc(asked: str) -> None:
+    """It hands a bare backend to an object collective, on gloo itself too."""
+    results = run_ranks(2, target(rpc), env={"UNISONO_AS_GLOO": asked}, torch=True)
     assert results[0].value == [2.0, 2.0]
-    assert ACTS in results[0].output
+    assert (ACTS in results[0].output) == (asked == "1")
 
 
 def test_device_mesh_and_dtensor() -> None:
