@@ -14,6 +14,7 @@ What gloo alone can goes to gloo itself, and one line says so.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 import threading
@@ -87,6 +88,7 @@ def _serve_the_name(dist: Any, c10d: Any, asked_by: str) -> None:
     dist.Backend.backend_type_map["gloo"] = dist.ProcessGroup.BackendType.CUSTOM
     table = c10d.BackendConfig.get_device_backend_map
     make = c10d._new_process_group_helper
+    backend_at = list(inspect.signature(make).parameters).index("backend")
 
     def get_device_backend_map(self: Any) -> dict[str, str]:
         names = table(self)
@@ -95,7 +97,9 @@ def _serve_the_name(dist: Any, c10d: Any, asked_by: str) -> None:
         return {device: _ALIAS if name == "gloo" else name for device, name in names.items()}
 
     def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-        with _by_our_name():
+        backend = args[backend_at] if len(args) > backend_at else kwargs["backend"]
+        names = table(c10d.BackendConfig(backend))
+        with _by_our_name(), _of_a_type_of_its_own(dist, names):
             return make(*args, **kwargs)
 
     c10d.BackendConfig.get_device_backend_map = get_device_backend_map
@@ -111,6 +115,29 @@ def _by_our_name() -> Iterator[None]:
         yield
     finally:
         _making.depth -= 1
+
+
+@contextlib.contextmanager
+def _of_a_type_of_its_own(dist: Any, names: dict[str, str]) -> Iterator[None]:
+    """See that a group can hold our backend beside another that is CUSTOM, such as nccl2.
+
+    A group keeps one backend of each type: a second CUSTOM one would be put aside for the first.
+    Where `names`, the group's table, has another, ours goes by the type of a backend that it has
+    not; nothing in torch casts these.
+    """
+    types = dist.ProcessGroup.BackendType
+    known = dist.Backend.backend_type_map
+    taken = {known.get(name, types.CUSTOM) for name in names.values() if name != "gloo"}
+    before = getattr(_making, "type_by_device", {})
+    _making.type_by_device = {}
+    if types.CUSTOM in taken:
+        others = (types.UCC, types.MPI, types.XCCL)
+        free = next((each for each in others if each not in taken), types.CUSTOM)
+        _making.type_by_device = {device: free for device, name in names.items() if name == "gloo"}
+    try:
+        yield
+    finally:
+        _making.type_by_device = before
 
 
 def _serve_the_recorder(c10d: Any) -> None:
@@ -187,6 +214,9 @@ def _serve_the_class(dist: Any, c10d: Any, asked_by: str) -> None:
             # The program may have chosen the default before there was a backend.
             if self.name() == "gloo":
                 choose(self, backend_type)
+        elif backend_type == types.CUSTOM:
+            by_device = getattr(_making, "type_by_device", {})
+            backend_type = by_device.get(device.type, backend_type)
         register(self, device, backend_type, backend)
 
     def _set_default_backend(self: Any, backend_type: Any) -> None:
