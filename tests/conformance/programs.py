@@ -69,17 +69,33 @@ def of_accelerate() -> Iterator[Program | str]:
     if folder is None:
         yield "accelerate is not installed: its scripts are left out"
         return
-    for script in ("test_script", "test_ops", "test_sync", "test_ddp_comm_hook"):
+    for script in ("test_script", "test_ops", "test_sync", "test_distributed_data_loop"):
         path = folder / "test_utils" / "scripts" / f"{script}.py"
-        yield Program(f"accelerate {script}", [*TORCHRUN, str(path)], environment=ON_CPU)
+        yield Program(
+            f"accelerate {script}",
+            [*TORCHRUN, str(path)],
+            environment=ON_CPU,
+            # On gloo it ends only with the limit.
+            limit=90 if script == "test_distributed_data_loop" else None,
+        )
     yield example("accelerate_digits")
 
 
 def of_lightning() -> Iterator[Program | str]:
-    """The example here: Lightning ships no program of several processes."""
+    """Lightning's demonstration model by its default for the CPU, and the example here."""
     if package("lightning") is None:
-        yield "lightning is not installed: the example is left out"
+        yield "lightning is not installed: its model and the example are left out"
         return
+    program = (
+        "from lightning.pytorch import Trainer;"
+        "from lightning.pytorch.demos.boring_classes import BoringModel as Model;"
+        "settings = dict(accelerator='cpu', devices=2, strategy='ddp_spawn', max_epochs=2);"
+        "trainer = Trainer(**settings, enable_progress_bar=False);"
+        "trainer.fit(Model());"
+        "trainer.test(Model())"
+    )
+    command = [sys.executable, "-c", program]
+    yield Program("lightning BoringModel", command, environment=ON_CPU)
     yield example("lightning_digits")
 
 
@@ -104,10 +120,15 @@ def of_deepspeed() -> Iterator[Program | str]:
 
 
 def of_ray() -> Iterator[Program | str]:
-    """Ray's own example, and the one here."""
-    if package("ray") is None:
+    """Ray's own examples that need no download, and the one here."""
+    folder = package("ray")
+    if folder is None:
         yield "ray is not installed: its examples are left out"
         return
+    for name in ("torch_linear_example", "torch_regression_example"):
+        path = folder / "train" / "examples" / "pytorch" / f"{name}.py"
+        command = [sys.executable, str(path), "--smoke-test"]
+        yield Program(f"ray {name}", command, environment={**ON_CPU, **RAY})
     yield example("ray_train_digits", launched=False)
 
 
