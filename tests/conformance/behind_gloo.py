@@ -125,6 +125,8 @@ def run(program: Program, as_gloo: bool, limit: float = LIMIT) -> Outcome:
             **os.environ,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "PYTHONUNBUFFERED": "1",
+            # Some name their tests in the order of a set.
+            "PYTHONHASHSEED": "0",
             **{key: value.format(scratch=scratch) for key, value in program.environment.items()},
             "UNISONO_AS_GLOO": str(int(as_gloo)),
             MARK: mark.partition("=")[2],
@@ -239,7 +241,7 @@ def describe(row: Row) -> str:
         lines.append(f"  FAILED: {row.trouble}")
         lines += ["    " + line for line in row.here.output.splitlines()[-30:]]
     elif not row.both:
-        lines.append("  nothing of it passes on gloo either, which ends with")
+        lines.append("  nothing of it passes on gloo, which ends with")
         lines += ["    " + line for line in row.there.output.splitlines()[-5:]]
     return "\n".join(lines)
 
