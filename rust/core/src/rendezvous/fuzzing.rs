@@ -167,6 +167,7 @@ fn contents(how: u8, rest: &[u8]) -> (Vec<u8>, Option<(String, Vec<u8>)>) {
 
 /// Target, name and bytes of what begins a corpus.
 #[cfg(test)]
+#[expect(clippy::too_many_lines, reason = "one seed after the other")]
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     use std::time::Duration;
 

@@ -219,6 +219,7 @@ fn fingerprint(length: u64) -> [u8; HEADER] {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one lie after the other")]
 fn what_is_no_message_ends_the_group() {
     let mut unknown = frame(Kind::Eager, TAG, 16);
     unknown[4] = 9;

@@ -206,6 +206,39 @@ pub fn own_address(wanted: Option<&str>, one_host: bool) -> Result<IpAddr> {
     Ok(choices[0].ip)
 }
 
+/// Opens the sockets to listen on: those, the name of the Unix socket, and the TCP addresses.
+fn listen(options: &EndpointOptions) -> Result<(Listeners, Vec<u8>, Vec<SocketAddr>)> {
+    let wanted = options.interface.as_deref();
+    let hint = options.hint.as_ref();
+    let choices = interface::choose(wanted, hint, options.towards, options.one_host)?;
+    let inside = interface::inside(wanted, &choices);
+    let mut tcp = Vec::new();
+    let mut addresses = Vec::new();
+    for choice in choices {
+        let (listener, address) = listen_tcp(choice.ip)
+            .map_err(|cause| Error::system(format!("listen on {}", choice.ip), cause))?;
+        tracing::info!(%address, reason = %choice.reason, "listening");
+        tcp.push(listener);
+        addresses.push(address);
+    }
+    // A host that has no loopback of version 4 does without.
+    let inside = inside.and_then(|ip| listen_tcp(ip).ok());
+    let (inside, outside) = match inside {
+        Some((listener, address)) => {
+            addresses.push(address);
+            (vec![listener], tcp)
+        }
+        None => (tcp, Vec::new()),
+    };
+    let (unix, unix_name) = listen_unix()?;
+    let listeners = Listeners {
+        unix,
+        inside,
+        outside,
+    };
+    Ok((listeners, unix_name, addresses))
+}
+
 impl Endpoint {
     /// Opens the sockets and begins to accept.
     ///
@@ -238,38 +271,13 @@ impl Endpoint {
 
     fn start_with(options: &EndpointOptions, limits: Limits) -> Result<Arc<Self>> {
         let host = HostId::this(options.host.as_deref())?;
-        let choices = interface::choose(
-            options.interface.as_deref(),
-            options.hint.as_ref(),
-            options.towards,
-            options.one_host,
-        )?;
-        let inside = interface::inside(options.interface.as_deref(), &choices);
-        let mut tcp = Vec::new();
-        let mut tcp_addresses = Vec::new();
-        for choice in choices {
-            let (listener, address) = listen_tcp(choice.ip)
-                .map_err(|cause| Error::system(format!("listen on {}", choice.ip), cause))?;
-            tracing::info!(%address, reason = %choice.reason, "listening");
-            tcp.push(listener);
-            tcp_addresses.push(address);
-        }
-        // A host that has no loopback of version 4 does without.
-        let inside = inside.and_then(|ip| listen_tcp(ip).ok());
-        let (inside, outside) = match inside {
-            Some((listener, address)) => {
-                tcp_addresses.push(address);
-                (vec![listener], tcp)
-            }
-            None => (tcp, Vec::new()),
-        };
-        let (unix, unix_name) = listen_unix()?;
+        let (listeners, unix_name, tcp) = listen(options)?;
         let address = Address {
             host,
             hostname: address::hostname(),
             pid: std::process::id(),
             unix_name,
-            tcp: tcp_addresses,
+            tcp,
         };
         let shared = Arc::new(Shared {
             address,
@@ -288,11 +296,6 @@ impl Endpoint {
         });
         threads::spawn("unisono-accept", {
             let shared = Arc::clone(&shared);
-            let listeners = Listeners {
-                unix,
-                inside,
-                outside,
-            };
             move || accept::run(&shared, listeners)
         })
         .map_err(|cause| Error::system("start the accepting thread", cause))?;
