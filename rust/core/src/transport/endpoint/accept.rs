@@ -226,10 +226,10 @@ fn admit(
             }
         }
     });
-    if let Err(cause) = &spawned {
-        if let Some(suppressed) = shared.strangers.lock().line() {
-            tracing::warn!(%cause, suppressed, "cannot start a thread for a connection, which is closed");
-        }
+    if let Err(cause) = &spawned
+        && let Some(suppressed) = shared.strangers.lock().line()
+    {
+        tracing::warn!(%cause, suppressed, "cannot start a thread for a connection, which is closed");
     }
     spawned.is_err()
 }
