@@ -8,9 +8,9 @@ use std::os::unix::net::UnixStream;
 
 use crate::config::Config;
 use crate::rendezvous::launcher;
+use crate::transport::PeerState;
 use crate::transport::control::{Control, Frame};
 use crate::transport::endpoint::Address;
-use crate::transport::PeerState;
 
 pub use crate::engine::fuzzing::{message, position};
 pub use crate::rendezvous::fuzzing::{
