@@ -218,68 +218,9 @@ fn fingerprint(length: u64) -> [u8; HEADER] {
     .encode()
 }
 
-#[test]
-#[expect(clippy::too_many_lines, reason = "one lie after the other")]
-fn what_is_no_message_ends_the_group() {
-    let mut unknown = frame(Kind::Eager, TAG, 16);
-    unknown[4] = 9;
-    let lies: [(&str, Doing, &[u8], Code); 9] = [
-        (
-            "bytes that are no header",
-            Doing::Reducing,
-            &[0xa5; 4096],
-            Code::Untrusted,
-        ),
-        (
-            "another operation",
-            Doing::Reducing,
-            &fingerprint(u64::MAX),
-            Code::Mismatch,
-        ),
-        (
-            "bytes that are no frame",
-            Doing::Receiving,
-            &[0xa5; 4096],
-            Code::Untrusted,
-        ),
-        (
-            "an unknown kind",
-            Doing::Receiving,
-            &unknown,
-            Code::Untrusted,
-        ),
-        (
-            "a length of 2^64",
-            Doing::Receiving,
-            &frame(Kind::Eager, 4, u64::MAX),
-            Code::Untrusted,
-        ),
-        (
-            "another length",
-            Doing::Receiving,
-            &frame(Kind::Eager, TAG, 17),
-            Code::Mismatch,
-        ),
-        (
-            "a payload unasked for",
-            Doing::Receiving,
-            &frame(Kind::Data, TAG, 16),
-            Code::Untrusted,
-        ),
-        (
-            "an answer to nothing",
-            Doing::Receiving,
-            &frame(Kind::Ready, TAG, 16),
-            Code::Untrusted,
-        ),
-        (
-            "a frame of the wrong lane",
-            Doing::Reducing,
-            &frame(Kind::Eager, TAG, 16),
-            Code::Untrusted,
-        ),
-    ];
-    for (what, doing, bytes, code) in lies {
+/// What comes on the data connection instead of a message, in clear and sealed, and the code of the error.
+fn check(doing: Doing, lies: &[(&str, &[u8], Code)]) {
+    for (what, bytes, code) in lies {
         for encrypt in [false, true] {
             let errors = ends(encrypt, doing, |liar| {
                 let bytes = match encrypt {
@@ -288,9 +229,44 @@ fn what_is_no_message_ends_the_group() {
                 };
                 liar.data.send(&bytes);
             });
-            assert_named(what, code, &errors);
+            assert_named(what, *code, &errors);
         }
     }
+}
+
+#[test]
+fn what_is_no_part_of_a_collective_ends_the_group() {
+    let long = fingerprint(u64::MAX);
+    let other = frame(Kind::Eager, TAG, 16);
+    check(
+        Doing::Reducing,
+        &[
+            ("bytes that are no header", &[0xa5; 4096], Code::Untrusted),
+            ("a length of 2^64", &long, Code::Mismatch),
+            ("a frame of the other lane", &other, Code::Untrusted),
+        ],
+    );
+}
+
+#[test]
+fn what_is_no_message_ends_the_group() {
+    let mut unknown = frame(Kind::Eager, TAG, 16);
+    unknown[4] = 9;
+    let endless = frame(Kind::Eager, 4, u64::MAX);
+    let longer = frame(Kind::Eager, TAG, 17);
+    let unasked = frame(Kind::Data, TAG, 16);
+    let answer = frame(Kind::Ready, TAG, 16);
+    check(
+        Doing::Receiving,
+        &[
+            ("bytes that are no frame", &[0xa5; 4096], Code::Untrusted),
+            ("an unknown kind", &unknown, Code::Untrusted),
+            ("a length of 2^64", &endless, Code::Untrusted),
+            ("another length", &longer, Code::Mismatch),
+            ("a payload unasked for", &unasked, Code::Untrusted),
+            ("an answer to nothing", &answer, Code::Untrusted),
+        ],
+    );
 }
 
 #[test]
