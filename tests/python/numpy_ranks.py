@@ -318,7 +318,7 @@ def works_outlive_their_arrays() -> None:
             if index % 10 == 0:
                 sent = comm.isend(np.arange(100_000), (comm.rank + 1) % comm.size)
                 received = comm.irecv(np.empty(100_000, np.int64))
-        # The last messages come last. A rank that left with messages under way would abort the group.
+        # The last messages come last. Leaving with messages under way would abort the group.
         sent.wait()
         received.wait()
         comm.barrier()
