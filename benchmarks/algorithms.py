@@ -4,7 +4,7 @@
     python benchmarks/algorithms.py --ranks 8 --collectives all_reduce --sizes 8,64K,16M
     python benchmarks/algorithms.py --minutes 3 --json cells.json --csv cells.csv
 
-For each world size one job chooses by itself and one for each algorithm is told to use that
+For each world size one job chooses by itself, and one for each algorithm uses that alone
 (UNISONO_ALGORITHM). A cell is one collective at one size; in it the jobs whose algorithm serves the
 collective take turns, round by round. benchmarks/README.md describes the method.
 """

@@ -21,9 +21,9 @@ share the device share. On every rank all_reduce of a large tensor must read and
   2(n - 1)/n, the own slice of all 1, its result 1/n and from there to its place 2/n, the other
   slices out of the windows 2(n - 1)/n.
 
-NCCL takes part where it accepts several ranks on a device: 2.30 and newer, when told to, which is
-done here where nobody has said otherwise; the header says how. The exit status is 1 where unisono
-was not measured in a cell, and says nothing about the marks.
+NCCL takes part where it accepts several ranks on a device: 2.30 and newer, with a setting that is
+made here unless the environment has another; the header says which. The exit status is 1 where
+unisono was not measured in a cell, and says nothing about the marks.
 """
 
 # ruff: noqa: E402
@@ -377,7 +377,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def prepare_environment(args: argparse.Namespace) -> None:
-    """Say what the spawned ranks inherit; what somebody has said already stays."""
+    """Set the variables that the spawned ranks inherit; those already set stay."""
     for name, value in (QUEUES if args.spread else QUEUES | NCCL).items():
         os.environ.setdefault(name, value)
     if args.window is not None:

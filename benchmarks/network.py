@@ -4,8 +4,8 @@
     sudo .venv/bin/python benchmarks/network.py --hosts 4,4 --sizes 1M,16M,64M --rate 1000
     sudo .venv/bin/python benchmarks/network.py --hosts 2,2 --numbering round-robin --rate 0
 
-A job of unisono chooses its algorithms by itself, one job for each of --algorithms is told to use
-that (UNISONO_ALGORITHM), and one job holds the groups of torch with gloo and with unisono. They
+A job of unisono chooses its algorithms by itself, one job for each of --algorithms uses that alone
+(UNISONO_ALGORITHM), and one job holds the groups of torch with gloo and with unisono. They
 take turns, round by round. The last columns say what share of the line's rate a call reaches: a
 host cannot all_reduce in less time than 2(h-1)/h of the bytes take on its link.
 

@@ -111,7 +111,7 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& opts) override;
-  // A new group of this and other ranks, who meet through `store`.
+  // A new group of this and other ranks, which meet through `store`.
   c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<Options>& opts, const int& rank,
                                           const int& size) override;

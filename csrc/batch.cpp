@@ -76,7 +76,8 @@ struct Joint {
       for (at::Tensor& tensor : part->result()) all.push_back(std::move(tensor));
     }
     // The future records events in the streams that are current, so these come after every part.
-    // Not streams of torch's pool: they may be somebody's, who would come after every part as well.
+    // Not streams of torch's pool: other work may run in them, which would then also come after
+    // every part.
     std::vector<OwnedStream> owned;
     std::vector<c10::Stream> streams;
     for (const at::Device device : future->devices()) {

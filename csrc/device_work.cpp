@@ -23,7 +23,7 @@ WeakStorages storages_of(const Tensors& tensors) {
 
 void Handle::report(const std::exception_ptr& error) {
   const auto code = static_cast<Code>(group->error().code);
-  // An end that somebody here or elsewhere asked for is no news, nor is a refusal.
+  // An abort, by this rank or another, needs no report, nor does a refusal.
   if (code == Code::Success || code == Code::Aborted || reported_.exchange(true)) return;
   try {
     std::rethrow_exception(error);
@@ -49,7 +49,7 @@ Passage::Passage(c10d::OpType type, std::chrono::milliseconds timeout,
 
 Passage::~Passage() {
   if (ended()) return;
-  // Nothing was started, so nothing may be told.
+  // Nothing was started, so the observers must hear nothing.
   handle_->observers.forget(key_);
   if (awaited_) handle_->end_on_device();
 }
@@ -138,7 +138,7 @@ Passage::FuturePointer Passage::result() {
     std::lock_guard lock(mutex_);
     if (result_) return result_;
     result = result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-    // Before the end, part() completes it; after the end, whoever made it.
+    // Before the end, part() will complete it; after the end, this call does.
     if (!ended()) return result;
     failed = error_ != nullptr;
   }

@@ -19,8 +19,8 @@
 
 namespace unisono {
 
-// What is left to be done once the device has got past a call: let go of its tensors, tell whoever
-// observes. Shared by the call's Work, which may be dropped before, and its operations'
+// What is left to be done once the device has got past a call: let go of its tensors and tell the
+// observers. Shared by the call's Work, which may be dropped before, and its operations'
 // completions.
 class Passage {
  public:
@@ -79,7 +79,7 @@ class Passage {
 // A call on device memory: it happens in the order of a stream, and no host thread waits for it.
 //
 // wait() makes the stream that is current come after the call, and returns. The future is complete
-// from the beginning, and carries the device and the event that whoever uses its value waits for.
+// from the beginning, and carries the device and the event after which its value may be used.
 // Tensors stay alive until the device has got past the call, or until the stream that the call came
 // from has been made to wait for it, because then nothing that reuses their memory can come before.
 class DeviceWork final : public c10d::Work {

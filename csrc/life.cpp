@@ -1,4 +1,4 @@
-// A backend's life: its making and end, groups made from it, who observes it, windows of calls.
+// A backend's life: its making and end, groups made from it, its observers, windows of calls.
 #include <algorithm>
 #include <utility>
 
@@ -51,7 +51,7 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
                                                  const std::vector<int>& ranks,
                                                  const c10::intrusive_ptr<Options>& opts) {
   // The store is not needed, and nothing is sent: torch may call this once on some ranks and, for
-  // each kind of device, several times on others. Members, who share the name, count alike.
+  // each kind of device, several times on others. Members, which share the name, count alike.
   std::vector<size_t> members;
   for (const int rank : ranks) {
     check_rank(rank, "ranks");
@@ -145,7 +145,7 @@ Backend::WorkPointer Backend::started(WorkPointer work, bool async) {
   if (window() != Window::Batch) return work;
   std::lock_guard lock(window_mutex_);
   batch_.push_back(work);
-  // Who would wait at once waits for the batch.
+  // A caller that would wait at once waits for the batch.
   if (!async) return nullptr;
   return work;
 }
@@ -153,7 +153,7 @@ Backend::WorkPointer Backend::started(WorkPointer work, bool async) {
 Backend::WorkPointer Backend::estimated(double microseconds) {
   std::lock_guard lock(window_mutex_);
   estimate_ += microseconds;
-  // Complete, and nothing that anybody observes.
+  // Complete, and no observer hears of it.
   return c10::make_intrusive<Batch>(getRank(), std::vector<WorkPointer>(),
                                     std::vector<at::Device>());
 }

@@ -1,4 +1,4 @@
-// Who is told when the works of a backend end, and the extra time that some of them get.
+// Hooks that are called when the works of a backend end, and the extra time that some works get.
 #pragma once
 
 #include <atomic>
@@ -63,7 +63,7 @@ class Observers {
 
   // A work begins; the result is its extra time.
   std::chrono::milliseconds begin(uint64_t key);
-  // It has ended, and its results are in place; `describe` says how, if anybody has asked.
+  // It has ended, and its results are in place; `describe` says how, if a hook is registered.
   template <typename Describe>
   void end(const Describe& describe) {
     if (asked_.load(std::memory_order_acquire)) tell(describe());
@@ -74,7 +74,7 @@ class Observers {
   // The backend is about to abort: the abort hooks have returned when this does.
   void aborting();
 
-  // Tells nobody from now on.
+  // Calls no hook from now on.
   void silence();
 
   // Until every work that has begun has ended and its hooks have returned.
@@ -101,7 +101,7 @@ class Observers {
   void leave();
 
   std::atomic<size_t> under_way_ = 0;
-  // Somebody has asked for something that follows.
+  // A hook or extra time has been asked for, so works must be tracked.
   std::atomic<bool> asked_ = false;
   // The abort hooks have been called, or are about to be.
   std::atomic<bool> told_of_death_ = false;

@@ -65,7 +65,7 @@ Work::Work(int rank, c10d::OpType type, const char* title, const Tensors& inputs
 
 Work::~Work() {
   if (!isCompleted()) {
-    // Nothing was started, so nothing may be told.
+    // Nothing was started, so the observers must hear nothing.
     handle_->observers.forget(key_);
   }
 }
@@ -211,7 +211,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
     if (futures_.value) return futures_.value;
     const auto tensors = c10::ListType::create(c10::TensorType::get());
     future = futures_.value = c10::make_intrusive<c10::ivalue::Future>(tensors);
-    // Before the end, whoever settles completes it; after the end, whoever made it.
+    // Before the end, the thread that settles will complete it; after the end, this call does.
     if (!settled_.load(std::memory_order_relaxed)) return future;
   }
   complete(*future);

@@ -21,7 +21,7 @@
 
 namespace unisono {
 
-// The core's group and who observes it, shared by a backend and those that outlive it.
+// The core's group and its observers, shared by a backend and the works that outlive it.
 struct Handle {
   explicit Handle(rust::Box<Group> group) : group(std::move(group)) {}
 
@@ -42,8 +42,8 @@ struct Handle {
     }
   }
 
-  // Says once that a call on device memory has failed. Nobody need have asked: the host does not
-  // wait for such a call, and what comes after it in a stream reads its outputs.
+  // Logs once that a call on device memory has failed, even if the program never looks: the host
+  // does not wait for such a call, and what comes after it in a stream reads its outputs.
   void report(const std::exception_ptr& error);
 
   const rust::Box<Group> group;
@@ -58,11 +58,11 @@ struct Handle {
 
 // A call under way.
 //
-// It is settled once, by whoever learns first that all its operations have ended: the thread that
-// runs completions, or a thread in wait(), which drives the operations itself and does not depend
-// on the other. Settling copies results into place, lets go of the tensors, ends the profiler's
-// record and completes the future. Every operation's completion holds a reference, so a Work that
-// its user drops still keeps its tensors until they are not needed.
+// It is settled once, by the thread that first learns that all its operations have ended: the one
+// that runs completions, or a thread in wait(), which drives the operations itself and does not
+// depend on the other. Settling copies results into place, lets go of the tensors, ends the
+// profiler's record and completes the future. Every operation's completion holds a reference, so a
+// Work that its user drops still keeps its tensors until they are not needed.
 class Work final : public c10d::Work {
  public:
   // `title` and `inputs` are for the profiler; `results` are what result() and the future give.
@@ -176,7 +176,7 @@ uint64_t new_key();
 // A limit and the extra time on top of it; 0 is no limit at all.
 std::chrono::milliseconds extended(std::chrono::milliseconds limit,
                                    std::chrono::milliseconds extra);
-// A profiler's record costs an allocation; only pay when somebody listens.
+// A profiler's record costs an allocation; make it only when a profiler runs.
 const char* title_if_profiled(const char* title);
 std::optional<Tensors> inputs_if_profiled(const Tensors& inputs);
 // The value of a future that tells how a work ended: a c10d::WorkResult.

@@ -11,7 +11,7 @@
  * `unisono launch -n 4 ./program`, torchrun, mpirun or srun.
  *
  * STATUS. Every function that can fail returns a unisono_status. Outputs come last and are written
- * only on success, except where a function says otherwise. What went wrong is told in words by
+ * only on success, except where a function says otherwise. What went wrong is given in words by
  * unisono_last_error_message, for the last call that failed on the same thread. A wrong argument is
  * refused before anything is sent, and the communicator lives on; any other failure of an operation
  * ends its communicator on all ranks: from then on each call on it fails with the first cause.
@@ -31,19 +31,19 @@
  * before it returns; of buffers it keeps the address until the operation has ended.
  *
  * BUFFERS. Contiguous memory of `count` elements, aligned to its element. While an operation is
- * under way nobody writes to its buffers, nor reads those it writes. Input and output do not
+ * under way, do not write to its buffers, nor read those it writes. Input and output do not
  * overlap, except that output == input means "in place" where the function allows it. A buffer of
  * no elements may be NULL. Any memory will do; from unisono_mem_alloc it is read by the other
  * processes of the host where it lies, which is fastest.
  *
  * BLOCKING. With `work` NULL an operation has ended when the call returns. Else the call starts it
- * and returns a handle to wait on; the operation goes on by itself, also if nobody waits.
+ * and returns a handle to wait on; the operation goes on by itself, also if no thread waits.
  *
  * STREAMS. Buffers may be memory of a CUDA device, if the options name a stream of that device, as
  * the last argument of NCCL's calls does. The operation then comes after what is in the stream, and
  * what is put there later comes after it. The call does not wait: it returns when the operation is
  * in the stream, also with `work` NULL, and the buffers are in use until the stream has got past
- * it, which is when a `work` has ended. What goes wrong later is told by the work, by
+ * it, which is when a `work` has ended. What goes wrong later is reported by the work, by
  * unisono_communicator_status, and by the next call; the stream goes on then, and what is in the
  * outputs is not specified. In a collective either all ranks give memory of a device, each of its
  * own, or none does. Operations of one communicator in several streams keep their order. A stream
@@ -94,7 +94,7 @@ typedef enum unisono_status {
   UNISONO_MISMATCH = 5,         /* two ranks called different things */
   UNISONO_ABORTED = 6,          /* the communicator was aborted, closed meanwhile, or a parent's */
   UNISONO_SYSTEM = 7,           /* the operating system or the network refused something */
-  UNISONO_UNTRUSTED = 8,        /* somebody who is no member of the job tried to take part */
+  UNISONO_UNTRUSTED = 8,        /* a process that is no member of the job tried to take part */
   UNISONO_INTERNAL = 9          /* a defect in unisono; please report it */
 } unisono_status;
 
@@ -346,7 +346,7 @@ typedef struct unisono_options {
 /* Of all operations: `count` and `counts` are elements of `dtype`, not bytes. `counts` are one
  * number for each rank. They fail with UNISONO_INVALID_ARGUMENT and UNISONO_UNSUPPORTED before
  * anything is sent; else with what ended the operation, after which what is in an output is not
- * specified. With a `work` an operation's failure is returned by whoever waits for it. */
+ * specified. With a `work` an operation's failure is returned by the wait for it. */
 
 /* Every rank's `output` becomes the reduction of all inputs. In place: output == input. */
 unisono_status unisono_all_reduce(unisono_communicator* comm, const void* input, void* output,
@@ -424,7 +424,7 @@ unisono_status unisono_all_to_all_v(unisono_communicator* comm, const void* inpu
                                     const size_t* receive_counts, unisono_dtype dtype,
                                     const unisono_options* options, unisono_work** work);
 
-/* Nobody leaves before everybody has come. With a stream: what is put into it later happens after
+/* It returns when all ranks have called it. With a stream: what is put into it later happens after
  * every rank's stream has come here. */
 unisono_status unisono_barrier(unisono_communicator* comm, const unisono_options* options,
                                unisono_work** work);

@@ -133,7 +133,7 @@ struct dtype_of<T, std::enable_if_t<std::is_integral_v<T> && !std::is_same_v<T, 
                        : (is_signed ? UNISONO_INT64 : UNISONO_UINT64);
 };
 
-// Memory of somebody else: `size` elements from `data` on. Copied as it is.
+// Memory that something else owns: `size` elements from `data` on. Copied as it is.
 template <class T>
 class View {
  public:
@@ -346,7 +346,7 @@ class [[nodiscard]] Work {
  private:
   void finish() noexcept {
     if (handle_ == nullptr) return;
-    // How it ended, nobody wants to know.
+    // How it ended does not matter here.
     unisono_work_wait(handle_, UNISONO_FOREVER);
     unisono_work_destroy(handle_);
     handle_ = nullptr;
@@ -426,7 +426,7 @@ class Group {
 
 // ---- Operations ----
 
-// The collectives, for whoever can run a call: blocking (Communicator) or started (Async).
+// The collectives, for a class that can run a call: blocking (Communicator) or started (Async).
 // `buffer`, `input` and `output` are anything that view() takes.
 template <class Runner>
 class Operations {
@@ -637,7 +637,7 @@ class Operations {
     });
   }
 
-  // Nobody leaves before everybody has come.
+  // Returns when all ranks have called it.
   auto barrier(const Options& options = {}) const {
     return run([&](unisono_work** work) { return unisono_barrier(comm(), options.get(), work); });
   }

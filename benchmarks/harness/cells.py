@@ -90,7 +90,7 @@ def measure(collective: str, size: int, peers: list[Peer], effort: Effort) -> Ce
 
     seconds: dict[str, list[float]] = {peer.name: [] for peer, _ in taking_part}
     for turn in range(rounds):
-        # Nobody is always the one after the same other.
+        # No peer always comes after the same other one.
         first = turn % max(1, len(taking_part))
         for peer, word in taking_part[first:] + taking_part[:first]:
             seconds[peer.name].append(time_calls(peer, word, size, calls[peer.name]))

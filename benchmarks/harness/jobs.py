@@ -2,7 +2,7 @@
 
 Every rank has a FIFO for commands and one for replies (benchmarks/ranks/channel.h has the words).
 A rank without a command sleeps in `read`, so the jobs of all peers live side by side and only the
-one that has been told to measure uses the cores.
+one that measures uses the cores.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Job:
                     stderr=errors,
                     env=os.environ | (environment or {}),
                     # A group of its own, so that all of it can be ended, and only it; no session of
-                    # its own: Linux shares the cores between sessions (autogroups) first, and who
-                    # yields gives way to those of its own.
+                    # its own: Linux shares the cores between sessions (autogroups) first, and a
+                    # process that yields lets only those of its own session run.
                     preexec_fn=os.setpgrp,  # noqa: PLW1509  the driver has one thread
                 )
                 for command in commands

@@ -71,7 +71,7 @@ def ratios_table(cells: list[Cell], reference: str, peer: str) -> str:
         line += "".join(f"{microseconds(cell.median(which)):>14}" for which in (reference, peer))
         ratio = cell.ratio(peer, reference)
         if ratio is None:
-            reasons = [f"{LABELS.get(who, who)}: {why}" for who, why in cell.refused.items()]
+            reasons = [f"{LABELS.get(name, name)}: {why}" for name, why in cell.refused.items()]
             lines.append(f"{line}   not compared{'; '.join(['', *reasons])}")
             continue
         low, high = cell.ratio_range(peer, reference)
@@ -125,9 +125,7 @@ def bound_table(
     torch_cells: dict[tuple[int, str, int], Cell],
 ) -> str:
     """How far all_reduce is from what memory allows: unisono's time / the bound's."""
-    lines = [
-        title("The bound: an all_reduce that waits for nobody, on shared and on private buffers")
-    ]
+    lines = [title("The bound: an all_reduce that never waits, on shared and on private buffers")]
     for world, rates in loops.items():
         text = ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in rates.items())
         lines.append(f"{world} ranks at once, each: {text} (of 64 MiB results on private memory)")
@@ -312,7 +310,7 @@ class Stolen:
         return [int(number) for number in text.split("\n", 1)[0].split()[1:9]]
 
     def share(self) -> float:
-        """Return how much of the time it was until now: 0.1 for a tenth; 0 where nobody tells."""
+        """Return how much of the time it was until now: 0.1 for a tenth; 0 where unknown."""
         passed = [now - then for now, then in zip(self._times(), self.before, strict=True)]
         return passed[7] / sum(passed) if sum(passed) > 0 else 0.0
 

@@ -2,7 +2,7 @@
  * The bound of an all_reduce, on shared buffers and on private ones: bound FOLDER WORLD
  *
  * WORLD processes share WORLD buffers of BYTES. Each does what its rank of an all_reduce in place
- * cannot avoid, and nothing else: no rank waits for another. Whoever reduces must read every rank's
+ * cannot avoid, and nothing else: no rank waits for another. A reduction must read every rank's
  * buffer, and every rank's buffer must be written, so each process reads and writes BYTES in all;
  * two orders of doing that are measured, each with ordinary and with streaming stores, and the
  * bound is the fastest:
@@ -61,7 +61,7 @@ static float* pool;
 static size_t pool_bytes;
 static float* windows; /* of every rank: a chunk of contributions, and one of results */
 
-/* Lies at the same address in all processes, and is nobody else's. */
+/* Lies at the same address in all processes, and belongs to this one alone. */
 static float* private_buffer;
 static size_t private_bytes;
 
@@ -70,9 +70,9 @@ static float* buffer_of(int owner, size_t bytes) {
 }
 
 /*
- * Before a measurement: returns when all have come, with the time of that, from which everybody's
- * clock runs. One that gets a core late would otherwise not count that it was late, and nobody
- * waits for it in what is measured.
+ * Before a measurement: returns when all have come, with the time of that, from which all clocks
+ * run. Otherwise a process that gets a core late would not count that it was late, since no other
+ * process waits for it in what is measured.
  */
 static double meet(void) {
   const int turn = shared->turn;

@@ -4,8 +4,8 @@ Every backend has its process group in the same processes, made by `new_group(ba
 command names the one it is for, as in `time gloo/all_reduce 8 1000`. The words are channel.h's.
 
 The backend `fake` is torch's own, whose operations do nothing. Here each of its calls is followed
-by giving the core away, as a wait for other ranks would: what is measured is torch itself, and the
-caches that the ranks of one core take from each other.
+by a yield, as in a wait for other ranks: what is measured is torch itself, and the caches that the
+ranks of one core take from each other.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Collective(abc.ABC):
 
 
 def alone(call: Call) -> Call:
-    """Return `call`, which waits for nobody, with a turn for the other ranks after it."""
+    """Return `call`, which never waits, with a yield to the other ranks after it."""
 
     def call_and_yield(group: dist.ProcessGroup) -> None:
         call(group)
@@ -116,7 +116,7 @@ class Broadcast(Collective):
 
 
 class AllGather(Collective):
-    """`all_gather_into_tensor`: every rank brings a shard, everyone gets the whole."""
+    """`all_gather_into_tensor`: every rank brings a shard, all get the whole."""
 
     def __init__(self, size: int, rank: int, world: int) -> None:
         super().__init__(size, rank, world)
@@ -223,7 +223,7 @@ class Rank:
             name: dist.new_group(backend=name.removesuffix("-heap"), timeout=WAIT)
             for name in backends
         }
-        # The same for all backends, so that nobody's own barrier favours it.
+        # The same for all backends, so that none profits from its own barrier.
         self.meeting = next(iter(self.groups.values()))
         self.cell: tuple[str, str, int] | None = None
         self.collective: Collective | None = None

@@ -1,6 +1,6 @@
 /*
  * Sorts numbers that are spread over the ranks. Each rank sorts its own; samples of all tell where
- * to divide, so that each rank gets one range of values from everybody (all_to_all_v) and sorts it.
+ * to divide, so that each rank gets one range of values from all ranks (all_to_all_v) and sorts it.
  *
  *   unisono launch -n 4 ./sample_sort 1000000
  *

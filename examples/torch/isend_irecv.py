@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/torch/isend_irecv.py
 
 The calls return at once with a handle (a Work). Until `wait` has returned, leave the tensor of an
-isend unchanged and do not read the tensor of an irecv. As nobody blocks before all calls are
+isend unchanged and do not read the tensor of an irecv. As no rank blocks before all calls are
 started, no order of them can deadlock, and the rank is free to compute meanwhile.
 """
 

@@ -1,4 +1,4 @@
-"""Where the C header and libunisono are, for whoever compiles against them.
+"""Where the C header and libunisono are, for programs that are compiled against them.
 
 They come with the wheel, in ``unisono/c``; in a checkout ``make c`` puts them there.
 """

@@ -15,10 +15,10 @@ _MOST = "32"
 
 
 def widen() -> None:
-    """Ask for as many queues as there can be, if nobody has said how many and CUDA is not in use.
+    """Ask for as many queues as there can be, if the variable is not set and CUDA is not in use.
 
-    At ``import torch``, which imports this package for those who do not use it too, this is left
-    to the first group.
+    At ``import torch``, which imports this package also in programs that do not use it, this is
+    left to the first group.
     """
     if _VARIABLE not in os.environ and not _is_torch_importing() and not _is_cuda_in_use():
         os.environ[_VARIABLE] = _MOST

@@ -140,7 +140,7 @@ def _prepare() -> None:
     core = load_for_torch()
     settle()
     # DDP asks a backend for the memory of its buckets only where this is 0; it looks at each making
-    # of buckets. What is set already is somebody's choice.
+    # of buckets. A value that is already set is the user's choice.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     # Before the interpreter goes: callbacks of operations under way need it, and peers wait for our
     # farewell.
@@ -156,7 +156,7 @@ def _autoload() -> None:
     try:
         register()
     except Exception:
-        # init_process_group will say that it knows no such backend, where somebody can act on it.
+        # init_process_group will say that it knows no such backend, where the user can act on it.
         return
     _obey_the_variable()
 

@@ -45,7 +45,8 @@ mod torch {
             .file(csrc.join("old_runtime.cpp"))
             .compile("unisono_torch");
 
-        // No rpath: whoever loads the module has imported torch, whose libraries are then found by their names.
+        // No rpath: torch has been imported before the module is loaded, and its libraries are then found by their
+        // names.
         println!(
             "cargo:rustc-link-search=native={}",
             torch.join("lib").display()

@@ -178,7 +178,7 @@ static void aborted(void) {
   OK(unisono_communicator_split(comm, 0, 0, &part));
   OK(unisono_communicator_status(part));
   OK(unisono_barrier(part, NULL, NULL));
-  /* In everybody's operation, one gives up. */
+  /* In the operation of all ranks, one gives up. */
   float z = 1, token = 1;
   int32_t done = 0;
   if (rank == 0 && world > 1) {

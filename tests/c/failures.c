@@ -1,6 +1,6 @@
 /*
- * What ends a communicator, and what every rank is told: `failures mismatch`, `failures dies`,
- * `failures late`, `failures absent`. Of the last rank something is wrong.
+ * What ends a communicator, and the error that every rank gets: `failures mismatch`, `failures
+ * dies`, `failures late`, `failures absent`. The last rank is the one that fails.
  */
 #include <signal.h>
 #include <time.h>

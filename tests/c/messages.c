@@ -92,7 +92,7 @@ static void grouped(int with_work) {
   OK(unisono_group_end(NULL));
 }
 
-/* Rank 0 hears from everyone, whoever comes first; two tags are told apart. */
+/* Rank 0 receives from all others, in any order; two tags are kept apart. */
 static void any_source(void) {
   if (rank != 0) {
     const int32_t early = rank, late = 1000 + rank;

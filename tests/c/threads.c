@@ -25,7 +25,7 @@ static void* exchange(void* argument) {
     OK(unisono_work_wait(work, 20));
     OK(unisono_work_destroy(work));
     CHECK(theirs == 1000000 * (int64_t)tag + 1000 * previous + round);
-    /* Everybody has a last error of its own. */
+    /* Each thread has a last error of its own. */
     if (round % 50 == 0) {
       FAILS(unisono_send(comm, NULL, 1, UNISONO_INT64, next, tag, NULL), UNISONO_INVALID_ARGUMENT,
             "NULL");

@@ -22,7 +22,7 @@ def joined() -> Iterator[unisono.Communicator]:
 
 
 def operations() -> None:
-    """Results are CuPy's arrays, also those that nobody gave."""
+    """Results are CuPy's arrays, also where no `out` is given."""
     with joined() as comm:
         for dtype in (cupy.float32, cupy.float16, cupy.int32, cupy.complex128):
             array = cupy.full((3, 5), comm.rank + 1, dtype)

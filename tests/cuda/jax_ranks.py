@@ -1,6 +1,6 @@
 """What ranks do with JAX's arrays, for test_arrays_cuda.py.
 
-They never change, so each operation writes to memory of somebody else: here, of the driver alone.
+They never change, so each operation writes to memory that JAX does not own: here, of the driver.
 """
 
 from __future__ import annotations

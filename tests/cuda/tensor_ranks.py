@@ -21,7 +21,7 @@ def joined() -> Iterator[unisono.Communicator]:
 
 
 def operations() -> None:
-    """Results are torch's tensors, also those that nobody gave."""
+    """Results are torch's tensors, also where no `out` is given."""
     with joined() as comm:
         for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.complex64):
             tensor = torch.full((3, 5), comm.rank + 1, dtype=dtype, device="cuda")

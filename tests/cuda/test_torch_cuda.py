@@ -142,10 +142,10 @@ def rank_reduces_to_the_same_bits() -> None:
         torch.manual_seed(rank)
         reduced = torch.randn(count, device=device).to(dtype)
         dist.all_reduce(reduced)
-        everyone = torch.empty(world * count, dtype=dtype, device=device)
-        dist.all_gather_into_tensor(everyone, reduced)
+        gathered = torch.empty(world * count, dtype=dtype, device=device)
+        dist.all_gather_into_tensor(gathered, reduced)
         for peer in range(world):
-            assert torch.equal(everyone[peer * count :][:count], reduced), (dtype, count, peer)
+            assert torch.equal(gathered[peer * count :][:count], reduced), (dtype, count, peer)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -212,7 +212,7 @@ def rank_exchanges_messages() -> None:
     if rank == 0:
         for _ in range(world - 1):
             sender = dist.recv(got := torch.empty(10, device=device))
-            check(got, data(sender, 10), "from anybody")
+            check(got, data(sender, 10), "from any rank")
     else:
         dist.send(data(rank, 10), 0)
 

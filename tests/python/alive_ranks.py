@@ -99,7 +99,7 @@ def listening(comm: unisono.Communicator, rank: int) -> list[tuple[str, int]]:
 
 
 def stays_taken(address: tuple[str, int]) -> bool:
-    """Whether somebody listens there still, soon after: sockets are closed one by one."""
+    """Whether a process listens there still, soon after: sockets are closed one by one."""
     until = time.monotonic() + 2
     while taken := is_taken(address):
         if time.monotonic() > until:
@@ -109,7 +109,7 @@ def stays_taken(address: tuple[str, int]) -> bool:
 
 
 def is_taken(address: tuple[str, int]) -> bool:
-    """Whether somebody listens there. Connections that end are no reason."""
+    """Whether a process listens there. Connections that end do not count."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -199,7 +199,7 @@ def lose_the_network(what: str, down: list[str], seconds: float) -> Ending:
 def idle(seconds: float, before: str) -> tuple[int, int]:
     """How often this process's threads were put to sleep in so many seconds of idleness."""
     comm = meet()
-    if before == "an exchange with nobody":
+    if before == "an empty exchange":
         # A rank may think otherwise: unisono listens for that, without waking up.
         nothing = [0] * comm.size
         comm.all_to_all_v(np.zeros(0), nothing, nothing)

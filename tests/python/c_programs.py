@@ -150,7 +150,7 @@ def run_programs(
             late = _wait(processes, timeout, expected)
         finally:
             for process in processes:
-                # Until it is reaped its pid, and with it its group, cannot be anyone else's.
+                # Until it is reaped no other process can get its pid, nor its group.
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()

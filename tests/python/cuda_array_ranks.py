@@ -203,7 +203,7 @@ def messages(comm: unisono.Communicator, make: Make, name: str) -> None:
 
 
 def results_of_its_own(kind: str) -> None:
-    """Without `out` the array's library is asked for one, and if nobody knows how, the caller."""
+    """Without `out` the array's library makes one; if it cannot, the error asks for `out`."""
     cuda().enter()
     with unisono.init(timeout=60) as comm:
 
@@ -223,7 +223,7 @@ def results_of_its_own(kind: str) -> None:
 
 
 def the_order_of_the_stream(kind: str) -> None:
-    """A call returns before its input is there, and whoever comes later sees its result."""
+    """A call returns before its input is there, and later work in the stream sees its result."""
     cuda().enter()
     with unisono.init(timeout=60) as comm:
         stream = Stream()
@@ -397,7 +397,7 @@ def refused_devices(comm: unisono.Communicator) -> None:
 
 
 def kept_alive() -> None:
-    """Arrays live until the stream has got past their operation, whoever lets go of them."""
+    """Arrays live until the stream has got past their operation, even if the caller drops them."""
     cuda().enter()
     with unisono.init(timeout=60) as comm:
         stream = Stream()
@@ -447,7 +447,7 @@ def until(condition: Callable[[], bool], timeout: float = 20) -> Iterator[None]:
 
 
 def without_a_driver() -> None:
-    """There is no CUDA here, and an array that says it is on a device is told so."""
+    """There is no CUDA here, and an array that says it is on a device gets an error."""
 
     class Interface:
         __cuda_array_interface__ = {  # noqa: RUF012

@@ -45,7 +45,7 @@ class Cuda:
 
     @property
     def free_memory(self) -> int:
-        """Bytes of the current device that nobody has, in whichever process."""
+        """Bytes of the current device that are free, over all processes."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value

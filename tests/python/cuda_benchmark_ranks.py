@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "cuda.py"
 
 
 def benchmark() -> ModuleType:
-    """The script as a module, under a name that is nobody else's."""
+    """The script as a module, under a name that no other module has."""
     spec = importlib.util.spec_from_file_location("benchmark_of_cuda", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

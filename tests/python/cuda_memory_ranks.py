@@ -58,7 +58,7 @@ def forms_groups(folder: str, times: int) -> None:
     before = free_memory("memory")
     for number in range(times):
         form(f"group-{number}")
-    # Nobody ends before all have looked, for what ends gives everything back.
+    # No rank ends before all have looked: a process that ends gives everything back.
     kept = before - free_memory("memory-again")
     assert kept <= SLACK, f"{kept} bytes are kept"
 
@@ -111,8 +111,8 @@ def loses_a_peer(folder: str) -> None:
         comm.all_reduce(array, async_op=True).wait()
     comm.close()
     tell("closed")
-    # What a dead peer may have had under way is waited for. Who ends earlier leaves it to the
-    # driver.
+    # unisono waits for what a dead peer may have had under way. A process that ends earlier leaves
+    # that to the driver.
     for _ in until(lambda: cuda().free_memory >= before - SLACK):
         pass
     await_all("seen", 3)

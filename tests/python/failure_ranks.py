@@ -95,7 +95,7 @@ def die_while_joining(victim: int, last: int) -> Ending:
         kept[0].barrier()
 
     found = ending(meet)
-    # Who comes to this rank a moment later is told the first cause, as long as this rank is there.
+    # A rank that connects a moment later gets the first cause, as long as this rank is there.
     time.sleep(1)
     return found
 
@@ -158,7 +158,7 @@ def listening_ports() -> list[int]:
 
 
 def work_among_strangers(seconds: float) -> int:
-    """Reduce while somebody talks nonsense to the ports of rank 0. Returns how often."""
+    """Reduce while a client sends nonsense to the ports of rank 0. Returns how often."""
     comm = unisono.init()
     comm.barrier()
     over = threading.Event()

@@ -155,7 +155,7 @@ def peer_dies(victim: int, waiting_in: str) -> tuple[float, str, int | None, str
 
 
 def timeouts() -> None:
-    """A wait ends in time and names whom it waited for; a Work goes on after a wait for it."""
+    """A wait ends in time and names the ranks it waited for; a Work goes on after that."""
     comm = unisono.init(timeout=30)
     assert comm.timeout == 30
     a = np.ones(4, np.float32)

@@ -133,9 +133,9 @@ def run_ranks(
     torch
         Limit torch to one thread per rank, and destroy the process group a function leaves.
     check
-        Raise ``RanksError`` unless every rank ended well. Without it the results say who failed
-        and nothing raises but the timeout, and what ranks that ended well left in the emulated
-        CUDA driver.
+        Raise ``RanksError`` unless every rank ended well. Without it the results say which ranks
+        failed. The timeout, and what ranks that ended well left in the emulated CUDA driver, raise
+        all the same.
     prefix
         From a rank to the command that becomes it, such as ``ip netns exec host``. One that does
         not replace itself by the program that follows ends when it is asked for its stacks.
@@ -210,7 +210,7 @@ def run_torchrun(
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    """A TCP port of 127.0.0.1 that no process listens on now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
@@ -290,7 +290,7 @@ class _Rank:
             self.process.send_signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        # Until the child is reaped its pid, and with it its group, cannot be anyone else's.
+        # Until the child is reaped no other process can get its pid, nor its group.
         if self.process.poll() is None:
             self.killed = True
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -386,7 +386,7 @@ def _answer_with_stacks(path: Path) -> None:
 
 def _child(mode: str, folder: Path, rest: list[str]) -> None:
     """What a started process does: one rank, a script under torchrun, or torchrun itself."""
-    # A job started in the background may have been told to ignore it; here it means what it says.
+    # A job started in the background may ignore it; here it interrupts, as usual.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
     if mode == "torchrun":
@@ -397,7 +397,7 @@ def _child(mode: str, folder: Path, rest: list[str]) -> None:
         return
     rank = os.environ["RANK"]
     if mode == "script":
-        # In this order: whoever reads the pid may send the signal.
+        # In this order: a process that has read the pid may send the signal.
         _answer_with_stacks(folder / f"rank-{rank}.stack")
         (folder / f"rank-{rank}.pid").write_text(str(os.getpid()))
         _run_script(rest[0], rest[1:])

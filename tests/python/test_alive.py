@@ -91,7 +91,7 @@ def test_a_rank_in_no_operation_is_not_said_to_be_stopped(transport):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("what", ["messages", "an exchange with nobody"])
+@pytest.mark.parametrize("what", ["messages", "an empty exchange"])
 def test_an_idle_process_sleeps(transport, what):
     for before, after in values(run(2, "idle", 4.0, what, transport=transport)):
         assert after - before <= 2

@@ -152,7 +152,7 @@ def test_a_sweep_skips_what_takes_too_much_and_says_why(monkeypatch) -> None:
     assert "expected to take 80 s" in run.too_much(4 << 20, 2, 1, slow)
 
 
-def test_changes_of_instruction_counts_are_told() -> None:
+def test_changes_of_instruction_counts_are_shown() -> None:
     lines = instructions.table({"barrier": 110.0, "all_reduce": 50.0}, {"barrier": 100.0})
     assert lines.splitlines()[1].split() == ["barrier", "110", "100", "+10.0%"]
     assert lines.splitlines()[2].split()[-1] == "50"
@@ -213,7 +213,7 @@ def test_every_collective_is_right_on_every_peer(tmp_path: Path) -> None:
 
 @needs_cargo
 def test_ranks_do_not_wait_for_time_slices_beside_programs_that_compute() -> None:
-    """Those who yield to such a program get their core back some milliseconds later."""
+    """A rank that yields to such a program waits some milliseconds to run again."""
     cores = len(os.sched_getaffinity(0))
     medians = []
     with compare.busy(cores) as neighbours, Jobs() as jobs:
@@ -424,7 +424,7 @@ def test_the_benchmark_of_a_gpu_ends_with_what_was_not_measured(tmp_path: Path) 
     assert json.loads(output.read_text())["2"]["cells"] == []
 
 
-def test_nobody_finds_a_benchmark_for_a_package() -> None:
+def test_no_import_finds_a_benchmark_instead_of_a_package() -> None:
     """NVIDIA's package is called cuda: CuPy and torch import it, in every rank of a test, too."""
     program = "import cuda; print(list(cuda.__path__))"
     ended = subprocess.run(

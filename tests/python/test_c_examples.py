@@ -74,7 +74,7 @@ def built(
         cmake = find("cmake") or "cmake"
         compiler = {"c": "C", "cpp": "CXX"}[language]
         options = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_{compiler}_FLAGS={STRICT}"]
-        # Outside of the tree, as a program of somebody else would be.
+        # Outside of the tree, as a user's program would be.
         copy = shutil.copytree(source, folder / "source" / language)
         call(cmake, "-S", copy, "-B", out, *options)
         call(cmake, "--build", out)

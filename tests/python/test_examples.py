@@ -78,7 +78,7 @@ def test_readme_lists_every_example() -> None:
 
 
 def assert_no_noise(output: str) -> None:
-    """Fail on a traceback or a warning, whoever printed it."""
+    """Fail on a traceback or a warning, whichever process printed it."""
     noise = re.search(r"traceback|warning|error|leak", output, re.IGNORECASE)
     assert noise is None, output
 

@@ -19,7 +19,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 ARRAYS = "test_arrays_cuda.py::test_"
 SANITIZER = "test_sanitizer.py::test_arrays[memcheck]"
 
-# In the place of compute-sanitizer: runs the program, and reports what it is told to.
+# In the place of compute-sanitizer: runs the program, and reports what the test asks for.
 STAND_IN = """#!{python}
 import subprocess, sys
 command = sys.argv[sys.argv.index({python!r}):]

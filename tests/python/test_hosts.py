@@ -176,7 +176,7 @@ def test_a_rank_killed_on_one_host_is_named_on_both(victim):
         assert result.value.seconds < 10, result.value
 
 
-def test_a_link_that_goes_down_ends_in_a_timeout_that_names_who_was_waited_for():
+def test_a_link_that_goes_down_ends_in_a_timeout_that_names_the_peer():
     with hosts() as net:
         results = run(net, "cut_off", 2, UNISONO_TIMEOUT="3")
     for result in results:

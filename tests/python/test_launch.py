@@ -157,7 +157,7 @@ def test_a_crash_is_named_by_its_signal(launch, tmp_path):
     assert "killed by SIGSEGV" in done.err[-2]
 
 
-def test_who_does_not_end_is_killed(launch, tmp_path):
+def test_a_rank_that_does_not_end_is_killed(launch, tmp_path):
     stubborn = (
         f'trap "" TERM; ready={tmp_path}/ready; [ "$RANK" = 0 ] && : >$ready; '
         'while :; do [ "$RANK" = 1 ] && [ -e $ready ] && exit 3; sleep 0.05; done'
@@ -251,7 +251,7 @@ def test_signals_reach_the_ranks(launch, tmp_path):
 
 
 def test_a_stopped_job_goes_on(launch, tmp_path):
-    # They wait without a child: who has made one by vfork stops only when the child has begun.
+    # They wait without a child: a process that has made one by vfork stops only once that runs.
     gates = [tmp_path / f"go-{rank}" for rank in range(2)]
     for gate in gates:
         os.mkfifo(gate)
@@ -268,7 +268,7 @@ def test_a_stopped_job_goes_on(launch, tmp_path):
         assert finish(process).code == 0
 
 
-def test_who_asks_for_the_end_gets_it_though_nobody_reads(launch):
+def test_a_signal_ends_a_job_whose_output_is_not_read(launch):
     with started([*launch, "-n", "2", "--grace", "0.3", "yes"]) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -277,7 +277,7 @@ def test_who_asks_for_the_end_gets_it_though_nobody_reads(launch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_job_that_is_told_to_end_says_by_what(launch, number, tmp_path):
+def test_a_job_ended_by_a_signal_names_it(launch, number, tmp_path):
     rank = f"echo $$ > {tmp_path}/$RANK.pid; exec sleep 1000"
     with started([*launch, "-n", "2", *shell(rank)]) as process:
         pids(tmp_path, 2)
@@ -372,10 +372,10 @@ def test_a_reader_that_is_gone_ends_the_job(launch):
 
 
 class Terminal:
-    """A launcher whose terminal this is."""
+    """A terminal with a launcher in it."""
 
     def __init__(self, command: list[str], env: Mapping[str, str]) -> None:
-        # The other end stays open here: without anybody at it, reading fails.
+        # The other end stays open here: if no process had it open, reading would fail.
         self.own, self.other = os.openpty()
         name = os.ttyname(self.other)
         # A session's leader that opens a terminal has it for its own.

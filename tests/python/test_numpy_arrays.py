@@ -26,7 +26,7 @@ SMALL = ["bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
 @pytest.fixture
 def comm() -> Iterator[unisono.Communicator]:
-    """A world of one: everything is checked and carried out, with nobody else."""
+    """A world of one: everything is checked and carried out, without peers."""
     with unisono.init(rank=0, world_size=1) as comm:
         yield comm
 

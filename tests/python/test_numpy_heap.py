@@ -121,7 +121,7 @@ def test_without_a_heap_memory_is_private():
         assert value["blocks"] == [0, 0, 0]
 
 
-def test_a_full_heap_is_told_once_and_memory_is_private():
+def test_a_full_heap_is_logged_once_and_memory_is_private():
     [result] = run_ranks(1, "heap_ranks:make_and_free", env={"UNISONO_HEAP_BYTES": "5M"})
     value = result.value
     assert value["where"] == [True, False, False, True, True]

@@ -128,7 +128,7 @@ def test_what_a_rank_started_goes_with_it(tmp_path):
         run_ranks(1, "test_ranks:start_a_grandchild", str(marker), timeout=limit)
 
     outlived(run, "in start_a_grandchild")
-    # Whoever adopts it may take a moment to see that it has ended.
+    # The process that adopts it may take a moment to see that it has ended.
     patience = time.monotonic() + 10
     while is_running(int(marker.read_text())) and time.monotonic() < patience:
         time.sleep(0.05)

@@ -69,7 +69,7 @@ def test_a_job_of_one_host_listens_on_loopback_alone() -> None:
 
 
 def listens_after_meeting(url: str) -> set[str]:
-    """What this process listens at once it has met the others, after a while for what is then closed."""
+    """Where this process listens after the ranks have met, once what is closed then is closed."""
     import time
 
     import unisono

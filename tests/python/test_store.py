@@ -1,4 +1,4 @@
-"""Who can join over the built-in store, and how long it is there."""
+"""Which processes can join over the built-in store, and how long it is there."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ try:
     comm = unisono.init()
 except unisono.Error as error:
     sys.exit(f"{type(error).__name__}: {error}")
-everybody = comm.all_gather(np.array([int(sys.argv[1])]))
-print(f"rank {comm.rank} among {sorted({int(job) for job in everybody.flat})}\\n", end="")
+jobs = comm.all_gather(np.array([int(sys.argv[1])]))
+print(f"rank {comm.rank} among {sorted({int(job) for job in jobs.flat})}\\n", end="")
 """
 
 

@@ -58,23 +58,23 @@ def rank_moves_data() -> None:
             tensor = data(rank, count, dtype)
             dist.broadcast(tensor, root)
             check(tensor, data(root, count, dtype), "broadcast", root)
-        everyone = [data(r, count, dtype) for r in range(world)]
+        by_rank = [data(r, count, dtype) for r in range(world)]
         outputs = [torch.zeros(count, dtype=dtype) for _ in range(world)]
-        dist.all_gather(outputs, everyone[rank])
+        dist.all_gather(outputs, by_rank[rank])
         for r in range(world):
-            check(outputs[r], everyone[r], "all_gather", r)
+            check(outputs[r], by_rank[r], "all_gather", r)
         output = torch.zeros(count * world, dtype=dtype)
-        dist.all_gather_into_tensor(output, everyone[rank])
-        check(output, torch.cat(everyone), "all_gather_into_tensor")
+        dist.all_gather_into_tensor(output, by_rank[rank])
+        check(output, torch.cat(by_rank), "all_gather_into_tensor")
 
         root = count % world
         outputs = [torch.zeros(count, dtype=dtype) for _ in range(world)]
-        dist.gather(everyone[rank], outputs if rank == root else None, root)
+        dist.gather(by_rank[rank], outputs if rank == root else None, root)
         for r in range(world if rank == root else 0):
-            check(outputs[r], everyone[r], "gather", r)
+            check(outputs[r], by_rank[r], "gather", r)
         output = torch.zeros(count, dtype=dtype)
-        dist.scatter(output, everyone if rank == root else None, root)
-        check(output, everyone[rank], "scatter")
+        dist.scatter(output, by_rank if rank == root else None, root)
+        check(output, by_rank[rank], "scatter")
 
         sent = torch.cat([data(rank * 10 + r, count, dtype) for r in range(world)])
         received = torch.cat([data(r * 10 + rank, count, dtype) for r in range(world)])
@@ -118,8 +118,8 @@ def rank_reduces() -> None:
 def rank_uses_operators(rank: int, world: int) -> None:
     ops = dist.ReduceOp
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64):
-        everyone = torch.stack([data(r, 1000, dtype) + 1 for r in range(world)])
-        wide = everyone.to(torch.float64)
+        by_rank = torch.stack([data(r, 1000, dtype) + 1 for r in range(world)])
+        wide = by_rank.to(torch.float64)
         expected = {
             ops.SUM: wide.sum(0),
             ops.PRODUCT: wide.prod(0),
@@ -128,7 +128,7 @@ def rank_uses_operators(rank: int, world: int) -> None:
             ops.AVG: wide.mean(0) if dtype.is_floating_point else wide.mean(0).trunc(),
         }
         for op, value in expected.items():
-            tensor = everyone[rank].clone()
+            tensor = by_rank[rank].clone()
             dist.all_reduce(tensor, op)
             torch.testing.assert_close(tensor, value.to(dtype), rtol=1e-2, atol=0)
     for op, function in (
@@ -159,11 +159,11 @@ def test_uneven_and_coalesced(world: int) -> None:
 def rank_uneven_and_coalesced() -> None:
     rank, world = start()
     sizes = [(r * 2 + 1) % 4 * 11 for r in range(world)]
-    everyone = [data(r, sizes[r]) for r in range(world)]
+    by_rank = [data(r, sizes[r]) for r in range(world)]
     outputs = [torch.zeros(size) for size in sizes]
-    dist.all_gather(outputs, everyone[rank])
+    dist.all_gather(outputs, by_rank[rank])
     for r in range(world):
-        check(outputs[r], everyone[r], "all_gather, uneven")
+        check(outputs[r], by_rank[r], "all_gather, uneven")
     output = torch.zeros(sizes[rank])
     dist.reduce_scatter(output, [torch.full((size,), rank + 1.0) for size in sizes])
     check(output, torch.full((sizes[rank],), world * (world + 1) / 2), "reduce_scatter, uneven")

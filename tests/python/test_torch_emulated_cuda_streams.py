@@ -33,8 +33,8 @@ def test_keeps_off_torchs_pool(way: dict[str, str]) -> None:
     run("keeps_off_torchs_pool", way)
 
 
-def test_holds_up_nobody(emulated: dict[str, str]) -> None:
-    run("holds_up_nobody", emulated)
+def test_holds_up_no_stream(emulated: dict[str, str]) -> None:
+    run("holds_up_no_stream", emulated)
 
 
 def test_gives_streams_back(way: dict[str, str]) -> None:

@@ -1,6 +1,6 @@
 """What bad input gets: an error before anything is sent, naming the argument; the group lives on.
 
-And what failure gets: an error within its time, on every rank, naming who caused it.
+And what failure gets: an error within its time, on every rank, naming the rank that caused it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def rank_has_failed_future() -> None:
     still_works()
 
 
-def test_monitored_barrier_names_who_is_missing() -> None:
+def test_monitored_barrier_names_the_missing_ranks() -> None:
     run_ranks(3, f"{__name__}:rank_misses_barrier", torch=True)
 
 

@@ -44,7 +44,7 @@ def test_buckets_of_ddp_lie_in_the_heap(view, without_heap):
     check_weights(values, without_heap)
 
 
-def test_torch_can_be_told_not_to_ask(without_heap):
+def test_torch_can_be_set_not_to_ask(without_heap):
     values = run("ddp", True, DDP_DISABLE_COMM_MEM="1")
     for value in values:
         assert value["in_use"] == 0

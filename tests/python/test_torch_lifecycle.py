@@ -172,7 +172,7 @@ def test_a_script_that_raises_shows_its_traceback_alone(tmp_path: Path, script: 
         assert result.output.rstrip().endswith("anyone else"), result.report()
 
 
-def test_who_waits_for_a_script_that_raised_is_told(tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_script_that_raised_gets_an_error(tmp_path: Path) -> None:
     waits = (
         LEAVES
         + """

@@ -43,10 +43,10 @@ def rank_trains() -> None:
         one_step(network, images[rank::world], labels[rank::world])
         for mine, expected in zip(network.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(mine, expected)
-            everyone = [torch.empty_like(mine) for _ in range(world)]
-            dist.all_gather(everyone, mine.detach())
+            by_rank = [torch.empty_like(mine) for _ in range(world)]
+            dist.all_gather(by_rank, mine.detach())
             # The same bits on every rank.
-            assert all(torch.equal(everyone[0], other) for other in everyone)
+            assert all(torch.equal(by_rank[0], other) for other in by_rank)
 
 
 def test_sharded_training() -> None:

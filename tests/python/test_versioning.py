@@ -97,7 +97,7 @@ def test_what_breaks_a_caller_is_noticed(before, after):
         ("    @property", "    def more(self, tag: int) -> None: ...\n    @property"),
     ],
 )
-def test_what_is_new_breaks_nobody(before, after):
+def test_what_is_new_breaks_no_program(before, after):
     assert before in BEFORE
     current = facts_of(BEFORE.replace(before, after))
     assert tool.broken(facts_of(BEFORE), current) == []

@@ -55,6 +55,22 @@ def carries_collectives(counts: list[int]) -> None:
     takes_any_strides(rank, world)
 
 
+def carries_what_asked_for_gloo() -> str:
+    """Tensors of both kinds in a group that says gloo, as torch's gloo takes them."""
+    rank, world = start(backend="gloo")
+    for dtype in (torch.float32, torch.int64):
+        reduces(rank, world, 1000, dtype)
+        moves(rank, world, 1000, dtype)
+    on_host = data(rank, 10)
+    dist.all_reduce(on_host)
+    assert torch.equal(on_host, summed(world, 10))
+    group = dist.new_group(backend="gloo")
+    reduced = tensor(data(rank, 10))
+    dist.all_reduce(reduced, group=group)
+    check(reduced, summed(world, 10), "new_group")
+    return group._get_backend(DEVICE).name()
+
+
 def carries_large_tensors() -> None:
     """More than fits into a window, or into a slot, at once."""
     rank, world = start()
@@ -170,14 +186,14 @@ def orders_streams() -> None:
     rank, world = start()
     if world > 1:
         an_asynchronous_call_waits_for_the_current_stream(rank, world)
-        whoever_waits_comes_after(rank, world)
+        a_stream_that_waits_comes_after(rank, world)
     a_synchronous_call_runs_on_the_current_stream(rank, world)
     futures_carry_the_device(rank, world)
     own_streams_do_not_hold_up_the_current_one(rank, world)
 
 
 def an_asynchronous_call_waits_for_the_current_stream(rank: int, world: int) -> None:
-    """The producer of the tensor is late, and nobody on the host waits for it."""
+    """The producer of the tensor is late, and no host thread waits for it."""
     with cuda.stream():
         late = empty(1000)
         with cuda.shut_gate() as gate:
@@ -204,7 +220,7 @@ def a_synchronous_call_runs_on_the_current_stream(rank: int, world: int) -> None
         check(late, summed(world, 1000), "late producer, synchronous")
 
 
-def whoever_waits_comes_after(rank: int, world: int) -> None:
+def a_stream_that_waits_comes_after(rank: int, world: int) -> None:
     """A stream that has waited sees the result; the producer's stream need not."""
     with cuda.stream() as producer:
         late = empty(1000)
@@ -274,7 +290,7 @@ def keeps_memory() -> None:
             assert torch.ops.emulated.is_free(address)
             torch.ops.emulated.open(gate)
         check(made, torch.cat([data(r, 1000) for r in range(world)]), "kept")
-        # Nobody waits for this one; its memory comes back when the device is done with it.
+        # Nothing waits for this one; its memory comes back when the device is done with it.
         dropped = tensor(data(rank, 1000))
         address = dropped.data_ptr()
         dist.all_reduce(dropped, async_op=True)
@@ -337,7 +353,7 @@ def exchanges_messages() -> None:
         dist.send(sent, right)
     check(got, data(left, 1000), "send, recv")
 
-    # Everybody receives first: neither the host nor a stream may stop there.
+    # Every rank receives first: neither the host nor a stream may stop there.
     for count in (1000, 300_000):
         sent, got = tensor(data(rank, count)), empty(count)
         works = dist.batch_isend_irecv(
@@ -360,13 +376,13 @@ def exchanges_messages() -> None:
         work.wait()
     check(got, data(9, 10), "to oneself")
 
-    # From anybody, who is known afterwards.
+    # From any rank; the sender is known afterwards.
     if rank == 0:
         senders = set()
         for _ in range(world - 1):
             got = empty(10)
             sender = dist.recv(got)
-            check(got, data(sender, 10), "from anybody")
+            check(got, data(sender, 10), "from any rank")
             senders.add(sender)
         assert senders == set(range(1, world))
     else:
@@ -420,7 +436,7 @@ def waits_on_the_host() -> None:
         with pytest.raises(dist.DistBackendError, match=r"(?i)timed out"):
             work.wait(timedelta(milliseconds=50))
         torch.ops.emulated.open(gate)
-    # Nobody's patience ends the call.
+    # A wait that times out does not end the call.
     assert work.wait(timedelta(seconds=60))
     assert work.is_completed()
     check(reduced, summed(world, 1000), "limited wait")
@@ -612,7 +628,7 @@ def is_captured() -> None:
 
 
 def loses_a_peer() -> str:
-    """A peer dies while a call waits for it: the stream goes on, and who asks is told."""
+    """A peer dies while a call waits for it: the stream goes on, and later calls raise."""
     rank, world = start(first_call=False)
     reduced = tensor(data(rank, 1000))
     before = statistics()
@@ -634,8 +650,8 @@ def loses_a_peer() -> str:
     assert not work.is_success()
     del work
     dist.destroy_process_group()
-    # What a dead peer may have had under way is waited for. Who ends earlier leaves it to the
-    # driver.
+    # unisono waits for what a dead peer may have had under way. A process that ends earlier leaves
+    # that to the driver.
     for kind in ("registrations", "allocations"):
         while statistics()[kind] > before[kind]:
             assert time.monotonic() < deadline, (kind, before, statistics())
@@ -643,9 +659,9 @@ def loses_a_peer() -> str:
     return str(raised.value)
 
 
-def has_no_driver() -> str:
+def has_no_driver(backend: str = "unisono") -> str:
     """Without the driver the CPU works as ever, and a CUDA tensor gets a reason."""
-    rank, world = start(first_call=False)
+    rank, world = start(first_call=False, backend=backend)
     with pytest.raises(ValueError, match="libcuda") as raised:
         dist.all_reduce(empty(10))
     with pytest.raises(ValueError, match="libcuda"):

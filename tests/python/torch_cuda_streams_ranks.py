@@ -1,6 +1,6 @@
 """What ranks run for ``test_torch_emulated_cuda_streams``.
 
-Whose streams calls are put into, in which order, and what becomes of calls that a capture cannot
+Which streams calls are put into, in which order, and what becomes of calls that a capture cannot
 hold.
 """
 
@@ -52,7 +52,7 @@ def capture() -> Iterator[list[int]]:
 
 
 def keeps_off_torchs_pool() -> None:
-    """Whoever uses the streams of torch's pool, and for whatever, holds up no call."""
+    """Work in the streams of torch's pool, of any kind, holds up no call."""
     rank, world = start()
     peer = 1 - rank
     streams = pool()
@@ -74,7 +74,7 @@ def keeps_off_torchs_pool() -> None:
         emulated.open(gate)
 
 
-def holds_up_nobody() -> None:
+def holds_up_no_stream() -> None:
     """A receive whose message is late, and a future of it, hold up no stream of torch's pool."""
     rank, _ = start()
     peer = 1 - rank

@@ -64,7 +64,7 @@ class NotHereError(Exception):
 def run_scenarios(backend: str, names: Sequence[str]) -> dict[str, Outcome]:
     dist.init_process_group(backend, timeout=timedelta(seconds=120))
     outcomes = {name: outcome(globals()[name]) for name in names}
-    # The store that new groups meet at is rank 0's: it stays until everybody has made theirs.
+    # The store that new groups meet at is rank 0's: it stays until all ranks have made theirs.
     dist.barrier()
     return outcomes
 
@@ -200,7 +200,7 @@ def gradient_as_bucket_view(group: Group) -> list[Tensor]:
 
 
 class Branches(nn.Module):
-    """Two ways through, of which a caller takes one, and a layer that nobody takes."""
+    """Two ways through, of which a caller takes one, and a layer that is never used."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -670,7 +670,7 @@ def local_sgd(group: Group, size: int, averager: Any, steps: int) -> list[Tensor
 
 
 def post_local_sgd(group: Group) -> list[Tensor]:
-    """From the third step on gradients stay at home, and every second step averages models."""
+    """From the third step on gradients stay local, and every second step averages models."""
     steps, world = 7, dist.get_world_size()
     averager = PeriodicModelAverager(2, WARMUP, process_group=group)
     mine = local_sgd(group, 1, averager, steps)
@@ -678,8 +678,8 @@ def post_local_sgd(group: Group) -> list[Tensor]:
     def averaged_after(step: int) -> int:
         return world if step >= WARMUP and (step - WARMUP) % 2 == 0 else 1
 
-    everyone = local_sgd_in_one_process(WARMUP, 1, averaged_after, steps)
-    close(mine, weights(everyone[dist.get_rank()]))
+    by_rank = local_sgd_in_one_process(WARMUP, 1, averaged_after, steps)
+    close(mine, weights(by_rank[dist.get_rank()]))
     return mine
 
 
@@ -695,9 +695,9 @@ def hierarchical_sgd(group: Group) -> list[Tensor]:
             return 1
         return 2 if step % 4 else world
 
-    everyone = local_sgd_in_one_process(WARMUP, 1, averaged_after, steps)
+    by_rank = local_sgd_in_one_process(WARMUP, 1, averaged_after, steps)
     # The last step averages nothing: the weights of all ranks differ.
-    close(mine, weights(everyone[dist.get_rank()]))
+    close(mine, weights(by_rank[dist.get_rank()]))
     return mine
 
 

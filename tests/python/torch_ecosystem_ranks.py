@@ -129,9 +129,9 @@ def same(actual: list[Any], expected: list[Any]) -> bool:
 
 def objects(job: Job) -> None:
     rank, world, group = job.rank, job.world, job.group
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, things(rank), group=group)
-    assert all(same(everyone[r], things(r)) for r in range(world)), everyone
+    by_rank: list[Any] = [None] * world
+    dist.all_gather_object(by_rank, things(rank), group=group)
+    assert all(same(by_rank[r], things(r)) for r in range(world)), by_rank
     for root in range(world):
         box = things(rank)
         dist.broadcast_object_list(box, src=root, group=group)
@@ -545,10 +545,10 @@ def checkpoints(job: Job) -> None:
 
     rank, world, group = job.rank, job.world, job.group
     first, second = job.folder / "first", job.folder / "second"
-    everyone = sharded(group)
-    train(*everyone, range(STEPS), rank, world)
-    checkpoint.save(state_of(*everyone), checkpoint_id=first, process_group=group)
-    same_weights(everyone[0], trained_alone(STEPS))
+    both = sharded(group)
+    train(*both, range(STEPS), rank, world)
+    checkpoint.save(state_of(*both), checkpoint_id=first, process_group=group)
+    same_weights(both[0], trained_alone(STEPS))
 
     only = dist.new_group([0])
     if rank == 0:

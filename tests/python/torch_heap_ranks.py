@@ -73,7 +73,7 @@ def sharded(ask: bool) -> nn.Module:
 
 
 def fsdp(ask: bool) -> dict[str, object]:
-    """FSDP2, which takes the backend's memory when it is told to."""
+    """FSDP2, which takes the backend's memory when that is set."""
     dist.init_process_group("unisono")
     model = sharded(ask)
     train(model)

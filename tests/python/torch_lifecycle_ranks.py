@@ -51,7 +51,7 @@ def makes_and_destroys_groups(backend: str) -> tuple[dict[str, int], dict[str, i
         if round_number == WARM_UP:
             dist.barrier()
             before = resources()
-        # Everyone but each of the ranks in turn, then everyone.
+        # All ranks but one, for each rank in turn, then all.
         members = [r for r in range(world) if r != round_number % (world + 1)]
         group = dist.new_group(members)
         if rank in members:
@@ -127,7 +127,7 @@ def destroys_in_a_child(backend: str) -> list[int]:
 
 
 def misses_a_monitored_barrier(backend: str) -> None:
-    """Rank 0 is told who did not come: the first of them, or all if it asks."""
+    """Rank 0's error names the ranks that did not come: the first of them, or all if it asks."""
     dist.init_process_group(backend, timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     limit = timedelta(seconds=1)
@@ -176,8 +176,8 @@ def collectives_give_what_they_should(
     rank: int, world: int, group: dist.ProcessGroup | None
 ) -> None:
     mine = torch.arange(4.0) + rank
-    everyone = [torch.arange(4.0) + r for r in range(world)]
-    total = torch.stack(everyone).sum(0)
+    by_rank = [torch.arange(4.0) + r for r in range(world)]
+    total = torch.stack(by_rank).sum(0)
 
     def check(actual: torch.Tensor, expected: torch.Tensor) -> None:
         assert torch.equal(actual, expected), (actual, expected)
@@ -187,25 +187,25 @@ def collectives_give_what_they_should(
     dist.all_reduce(tensor := mine.clone(), group=group, async_op=True).wait()
     check(tensor, total)
     dist.broadcast(tensor := mine.clone(), 1, group=group)
-    check(tensor, everyone[1])
+    check(tensor, by_rank[1])
     dist.reduce(tensor := mine.clone(), 0, group=group)
     check(tensor, total if rank == 0 else mine)
-    dist.all_gather(outputs := [torch.zeros(4) for _ in everyone], mine, group=group)
-    check(torch.stack(outputs), torch.stack(everyone))
+    dist.all_gather(outputs := [torch.zeros(4) for _ in by_rank], mine, group=group)
+    check(torch.stack(outputs), torch.stack(by_rank))
     dist.all_gather_into_tensor(output := torch.zeros(4 * world), mine, group=group)
-    check(output, torch.cat(everyone))
+    check(output, torch.cat(by_rank))
     dist.reduce_scatter_tensor(output := torch.zeros(4 // world), mine, group=group)
     check(output, total.chunk(world)[rank])
     dist.all_to_all_single(output := torch.zeros(4), mine, group=group)
-    check(output, torch.cat([other.chunk(world)[rank] for other in everyone]))
+    check(output, torch.cat([other.chunk(world)[rank] for other in by_rank]))
     dist.gather(mine, outputs if rank == 0 else None, 0, group=group)
-    dist.scatter(output := torch.zeros(4), everyone if rank == 0 else None, 0, group=group)
+    dist.scatter(output := torch.zeros(4), by_rank if rank == 0 else None, 0, group=group)
     check(output, mine)
     if rank == 0:
         dist.send(mine, 1, group=group)
     elif rank == 1:
         dist.recv(output, 0, group=group)
-        check(output, everyone[0])
+        check(output, by_rank[0])
     dist.barrier(group=group)
 
 
@@ -249,7 +249,7 @@ def train_under_torchrun(backend: str, folder: Path) -> None:
         network.load_state_dict(saved["network"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["step"]
-    # Nobody may save before all have loaded.
+    # No rank may save before all have loaded.
     dist.barrier()
     print(f"attempt {attempt}: rank {rank} begins at step {first}", flush=True)
     parallel = nn.parallel.DistributedDataParallel(network)

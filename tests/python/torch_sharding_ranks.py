@@ -62,7 +62,8 @@ ROWS = 4
 def run(names: list[str], backend: str = "unisono") -> dict[str, str | None]:
     """Run scenarios and return, by name, None or the traceback of the one that failed."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), world, rank == 0)
+    master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*master, world, rank == 0)
     outcomes = {}
     for name in names:
         dist.init_process_group(
@@ -78,7 +79,7 @@ def run(names: list[str], backend: str = "unisono") -> dict[str, str | None]:
         except Exception:
             outcomes[name] = traceback.format_exc()
         dist.destroy_process_group()
-    # Rank 0 serves the store: it stays until nobody needs it.
+    # Rank 0 serves the store: it stays until no rank needs it.
     store.add("finished", 1)
     if rank == 0:
         store.wait([f"finished by {peer}" for peer in range(1, world)])

@@ -170,26 +170,26 @@ fn check_moves(comm: &Communicator) -> Result<()> {
         assert_eq!(data, contribution(root, count));
 
         let mine = contribution(rank, count);
-        let everyone: Vec<i64> = (0..world)
+        let contributions: Vec<i64> = (0..world)
             .flat_map(|rank| contribution(rank, count))
             .collect();
         let mut all = vec![0; world * count];
         comm.all_gather(&mine, &mut all)?;
-        assert_eq!(all, everyone);
+        assert_eq!(all, contributions);
 
         let mut gathered = vec![0; if rank == root { world * count } else { 0 }];
         comm.gather(&mine, &mut gathered, root)?;
         assert_eq!(
             gathered,
             if rank == root {
-                everyone.clone()
+                contributions.clone()
             } else {
                 Vec::new()
             }
         );
 
         let source = if rank == root {
-            everyone.clone()
+            contributions.clone()
         } else {
             Vec::new()
         };

@@ -32,7 +32,8 @@ fn run(transport: &str, world: usize, body: impl Fn(&Communicator) + Sync) {
     });
 }
 
-/// Where ranks wait for each other before they leave: what a rank that has left did not hear of, nobody else does.
+/// Where ranks wait for each other before they leave: a rank that has left cannot hear of a mistake, nor tell the
+/// others.
 #[derive(Default)]
 struct Meeting(AtomicUsize);
 

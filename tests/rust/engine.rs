@@ -85,14 +85,14 @@ fn pause(milliseconds: u64) {
     std::thread::sleep(Duration::from_millis(milliseconds));
 }
 
-/// Starts an all_reduce in place that nobody waits for, and says when it has ended.
+/// Starts an all_reduce in place that no thread waits for, and says when it has ended.
 fn start_all_reduce(
     comm: &Communicator,
     data: &mut [f64],
     op: ReduceOp,
 ) -> (Work, Receiver<Result<(), Error>>) {
     let (tell, told) = channel();
-    // SAFETY: every caller keeps `data` until it has been told of the end.
+    // SAFETY: every caller keeps `data` until the receiver has the end.
     let work = unsafe {
         let memory = Memory::from_raw_parts(data.as_mut_ptr().cast(), size_of_val(data));
         let request = Request::all_reduce(DataType::Float64, op, None, memory);
@@ -104,7 +104,7 @@ fn start_all_reduce(
     (work.expect("started"), told)
 }
 
-/// Starts to receive one byte that nobody waits for, and says when it has come.
+/// Starts to receive one byte that no thread waits for, and says when it has come.
 fn start_receive(
     comm: &Communicator,
     byte: &mut u8,
@@ -117,7 +117,7 @@ fn start_receive(
         completion: Some(Box::new(move |result| drop(tell.send(result)))),
         ..PointToPoint::default()
     };
-    // SAFETY: every caller keeps `byte` until it has been told of the end.
+    // SAFETY: every caller keeps `byte` until the receiver has the end.
     let work = unsafe {
         let memory = Memory::from_raw_parts(byte, 1);
         comm.receive(DataType::UInt8, memory, from, tag, options)
@@ -148,7 +148,7 @@ fn an_abort_before_the_first_operation_reaches_the_others() {
                 error.message.contains("rank 0 aborted") && error.message.contains("for a test"),
                 "{transport:?}: {error}"
             );
-            // Who leaves at once may be taken for the cause by one who hears of the abort later.
+            // If a rank left at once, one that hears of the abort later could take that for the cause.
             held.lock().expect("a lock").push(comm);
         });
     }
@@ -223,7 +223,7 @@ fn leaving_ends_the_waits_of_the_others() {
 }
 
 #[test]
-fn who_comes_too_late_learns_that_the_other_has_left() {
+fn a_rank_that_is_late_learns_that_the_other_has_left() {
     let _beside = beside_others();
     for transport in TRANSPORTS {
         let start = Instant::now();
@@ -368,7 +368,7 @@ fn every_mismatch_is_an_error_on_both_sides() {
             |comm| comm.all_reduce(&mut [1_i32; 4], ReduceOp::Sum),
         ],
     );
-    // Both are roots, so that nobody listens until the next operation.
+    // Both are roots, so that no rank receives until the next operation.
     assert_mismatch(
         "root differs",
         [
@@ -486,12 +486,12 @@ fn a_follower_has_a_timeout_of_its_own() {
 }
 
 #[test]
-fn monitored_barriers_name_everybody_who_is_missing() {
+fn monitored_barriers_name_all_missing_ranks() {
     let _beside = beside_others();
     run(Transport::Shm, 4, |comm| {
         let patience = Duration::from_millis(300);
         comm.monitored_barrier(Duration::from_secs(10), true)
-            .expect("everybody");
+            .expect("all ranks");
         if comm.rank() == 0 || comm.rank() == 3 {
             let error = comm.monitored_barrier(patience, true).unwrap_err();
             assert_eq!(error.code, Code::Timeout, "{error}");
@@ -547,7 +547,7 @@ fn two_groups_may_be_used_in_opposite_order() {
                         end(told).expect("all_reduce");
                     }
                     assert!(data.iter().flatten().flatten().all(|value| *value == 3.0));
-                    // Nobody leaves a group while others are in it.
+                    // No rank leaves a group while others are in it.
                     for comm in &pair {
                         comm.barrier().expect("barrier");
                     }
@@ -588,9 +588,9 @@ fn operations_on_the_same_memory_run_one_after_the_other() {
     });
 }
 
-/// An operation that nobody waits for goes on when those that somebody waited for have ended, whoever ended last.
+/// An operation that no thread waits for goes on when those that threads waited for have ended, in whichever order.
 #[test]
-fn what_nobody_waits_for_is_not_forgotten() {
+fn an_operation_that_no_thread_waits_for_is_not_forgotten() {
     let _beside = beside_others();
     run(Transport::Shm, 2, |comm| {
         for _ in 0..30 {
@@ -674,7 +674,7 @@ fn a_completion_that_panics_does_not_silence_the_next() {
 fn a_completion_may_wait_for_another() {
     let _beside = beside_others();
     run(Transport::Local, 1, |comm| {
-        // Each waits for the next one, which nobody but another thread can tell it of.
+        // Each waits for the next one, which can only end on another thread.
         const DEPTH: usize = 5;
         let (done, all) = mpsc::channel();
         let mut next: Option<mpsc::Receiver<()>> = None;
@@ -686,7 +686,7 @@ fn a_completion_may_wait_for_another() {
         for (told, waits, done) in ends.into_iter().rev() {
             let completion = Box::new(move |_| {
                 if let Some(waits) = waits {
-                    waits.recv().expect("the next one is told");
+                    waits.recv().expect("the next one ends");
                 }
                 let _ = told.send(());
                 done.send(()).expect("the test waits");
@@ -830,7 +830,7 @@ fn estimates_grow_with_sizes_and_move_nothing() {
     });
 }
 
-/// A message may be here before its receive, which then ends although nobody waits for it.
+/// A message may be here before its receive, which then ends although no thread waits for it.
 #[test]
 fn a_receive_that_is_only_polled_ends() {
     let _others = beside_others();
@@ -860,7 +860,7 @@ fn a_receive_that_is_only_polled_ends() {
     }
 }
 
-/// Everybody gives to the next and gets from the previous, short messages and long ones.
+/// Every rank sends to the next and receives from the previous, short messages and long ones.
 #[test]
 fn exchanges_go_round() {
     let _others = beside_others();
@@ -931,7 +931,7 @@ fn an_offer_that_waits_does_not_stop_what_comes_after_it() {
     run_as(&config, 3, |comm| {
         let long: Vec<u8> = (0..400_000).map(|at| (at % 251) as u8).collect();
         let short = vec![5_u8; 50_000];
-        // Who has read one message is offered the next.
+        // A rank that has read one message is offered the next.
         let mut incoming = vec![0; long.len()];
         if comm.rank() > 0 {
             comm.receive_slice(&mut incoming, Some(comm.rank() - 1), 0)

@@ -182,7 +182,7 @@ fn private_memory_is_read_by_the_call() {
 }
 
 #[test]
-fn who_is_killed_while_others_read_its_memory_is_named() {
+fn a_rank_that_is_killed_while_others_read_its_memory_is_named() {
     for mode in [MODES[0], MODES[1], MODES[2]] {
         for milliseconds in [0, 3, 20, 60] {
             let store = TcpStoreServer::start("127.0.0.1:0").expect("a store");
@@ -237,7 +237,7 @@ fn a_rank_that_has_stopped_may_go_on() {
 
 /// A rank that stops while it works on the others' memory, and goes on when they have given up and use that again.
 #[test]
-fn what_a_stopped_rank_still_writes_reaches_nobody() {
+fn writes_of_a_stopped_rank_reach_no_other_rank() {
     let tasks = [
         "reduce until one stops",
         "gather and reduce until one stops",
@@ -602,19 +602,19 @@ fn check_moves(comm: &Communicator, maker: &Maker, (round, count): (usize, usize
     assert!(data[..] == contribution(root, count));
 
     let mine = maker.of(rank + round, &contribution(rank, count));
-    let everyone: Vec<i64> = (0..world)
+    let contributions: Vec<i64> = (0..world)
         .flat_map(|rank| contribution(rank, count))
         .collect();
     let mut all = maker.zeroed::<i64>(round, world * count);
     comm.all_gather(&mine, &mut all)?;
-    assert!(all[..] == everyone);
+    assert!(all[..] == contributions);
 
     let at_root = if rank == root { world * count } else { 0 };
     let mut gathered = maker.zeroed::<i64>(rank, at_root);
     comm.gather(&mine, &mut gathered, root)?;
-    assert!(gathered[..] == everyone[..at_root]);
+    assert!(gathered[..] == contributions[..at_root]);
 
-    let source = maker.of(round, &everyone[..at_root]);
+    let source = maker.of(round, &contributions[..at_root]);
     let mut block = maker.zeroed::<i64>(rank, count);
     comm.scatter(&source, &mut block, root)?;
     assert!(block[..] == mine[..]);
@@ -660,7 +660,7 @@ fn check_messages(
             comm.barrier()?;
             std::thread::sleep(Duration::from_millis(2));
         }
-        // The last one first, and one of them from anybody.
+        // The last one first, and one of them from any rank.
         for (tag, received) in received.iter_mut().enumerate().rev() {
             let from = (tag != 1).then_some(previous);
             let memory = memory(received);

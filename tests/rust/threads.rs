@@ -50,7 +50,7 @@ fn all_have_ended() {
     assert_eq!(threads(), Vec::<String>::new());
 }
 
-/// A signal to the process is for the threads of whoever uses the library.
+/// A signal to the process is for the program's own threads.
 #[test]
 fn signals_go_to_others() {
     let _alone = alone();
@@ -109,7 +109,7 @@ fn local(world: usize) -> Vec<Communicator> {
 /// Starts an all_reduce of nothing in particular; its memory is never freed.
 fn start(comm: &Communicator, completion: Completion) -> Work {
     let data = Box::leak(Box::new([1.0_f64; 16]));
-    // SAFETY: the memory lives for ever, and nobody else has it.
+    // SAFETY: the memory lives for ever, and only this operation has it.
     let work = unsafe {
         let memory = Memory::from_raw_parts(data.as_mut_ptr().cast(), size_of_val(data));
         let request = Request::all_reduce(DataType::Float64, ReduceOp::Sum, None, memory);

@@ -36,7 +36,7 @@ struct Streams {
 };
 
 // As torch has them: 0 is the default stream, an odd number one of ours, and an even one the handle
-// of a stream that somebody else has made.
+// of a stream that other code has made.
 int64_t id_of(size_t index) {
   return index == 0 ? 0 : static_cast<int64_t>(2 * index + 1);
 }

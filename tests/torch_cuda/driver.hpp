@@ -23,7 +23,7 @@ constexpr unsigned kWaitEqual = 1;
 constexpr unsigned kThreadLocalCapture = 1;
 
 inline void* symbol(const char* name) {
-  // A path keeps it from those who look for a driver by its name.
+  // With a path, code that looks for a driver by its name does not find it.
   static const char* path = std::getenv("EMULATED_DRIVER");
   static void* library = dlopen(path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw std::runtime_error(dlerror());

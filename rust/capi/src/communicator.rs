@@ -308,7 +308,8 @@ pub unsafe extern "C" fn unisono_communicator_destroy(comm: *mut Communicator) -
     fence_with(
         || {
             let joined = COMMUNICATORS.remove(comm)?;
-            // Their calls have returned, so the program takes them for done. How they end, the group has been told.
+            // Waits for device operations whose calls have returned, which the program takes for done. A failure of one
+            // is reported to the group.
             let _ = joined.comm.finish(None);
             joined.close();
             Ok(())

@@ -28,7 +28,7 @@ extern "C" fn close_all() {
     if process::id() != PROCESS.load(Ordering::Relaxed) {
         return;
     }
-    // There is nobody left to tell of a defect.
+    // The process ends: no caller is left to get an error.
     let _ = fence(|| {
         for joined in COMMUNICATORS.all() {
             joined.close();

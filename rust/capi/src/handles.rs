@@ -9,8 +9,8 @@
 //! state:   generation (36)  doomed (1)  calls inside (27)
 //! ```
 //!
-//! The generation is odd while the slot is taken. Who gives a handle back makes it even, which turns newcomers away, and
-//! marks the slot as doomed; the last call to leave takes the mark away and, with it, the value out.
+//! The generation is odd while the slot is taken. Giving a handle back makes it even, so that later calls are refused,
+//! and marks the slot as doomed; the last call to leave clears the mark and takes the value out.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -129,10 +129,10 @@ impl<T: Send + Sync, W: Word> Table<T, W> {
         let slot = self.slot(index).ok_or_else(|| {
             Error::internal(format!("{} without a place for its handle", self.name))
         })?;
-        // SAFETY: the index came from the free list, or is new: nobody is inside with the right generation (it is even),
-        // and whoever took the last value out did so before the index was put there.
+        // SAFETY: the index came from the free list, or is new: no call is inside with the right generation (it is
+        // even), and the last value was taken out before the index was put there.
         unsafe { (*slot.value.get()).write(value) };
-        // Release, for who finds the odd generation below. Calls with an old handle may come and go meanwhile.
+        // Release, for calls that find the odd generation. Calls with an old handle may come and go meanwhile.
         let before = slot.state.fetch_add(GENERATION, Ordering::Release);
         let generation = (before >> GENERATION_SHIFT) + 1;
         let handle = generation << GENERATION_SHIFT | (index as u64) << KIND_BITS | self.kind;
@@ -152,7 +152,7 @@ impl<T: Send + Sync, W: Word> Table<T, W> {
     /// Gives `handle` back. Its value is dropped when the last call has left, at the earliest when the result is.
     ///
     /// # Errors
-    /// As [`Table::find`]; so of two who give one back at once the second fails.
+    /// As [`Table::find`]; so of two threads that give one back at the same time one fails.
     pub(crate) fn remove<H>(&'static self, handle: *const H) -> Result<Held<T, W>> {
         let held = self.find(handle)?;
         let generation = handle.addr() as u64 >> GENERATION_SHIFT;
@@ -268,7 +268,7 @@ impl<T: Send + Sync, W: Word> Deref for Held<T, W> {
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: given to callers only when the generation was right at entering (`enter`), so the value had been
-        // written; it is taken out only when nobody is inside any more (`drop`), and this is inside.
+        // written; it is taken out only when no call is inside any more (`drop`), and this is inside.
         unsafe { (*self.slot.value.get()).assume_init_ref() }
     }
 }
@@ -285,7 +285,7 @@ impl<T: Send + Sync, W: Word> Drop for Held<T, W> {
 }
 
 impl<T: Send + Sync, W: Word> Held<T, W> {
-    /// Takes the value out, if nobody came in since `state` was seen: who did, does it in turn.
+    /// Takes the value out, if no call came in since `state` was seen: otherwise that call does it when it leaves.
     #[cold]
     fn bury(&self, state: u64) {
         let state_of = &self.slot.state;
@@ -296,8 +296,8 @@ impl<T: Send + Sync, W: Word> Held<T, W> {
         {
             return;
         }
-        // SAFETY: the slot was taken when it was marked, so there is a value; only one call takes the mark away; and the
-        // generation is even since it was marked, so whoever comes in from now on does not look at the value.
+        // SAFETY: the slot was taken when it was marked, so there is a value; only one call clears the mark; and the
+        // generation is even since it was marked, so calls that come in from now on do not look at the value.
         let value = unsafe { (*self.slot.value.get()).assume_init_read() };
         // Outside every fence: a panic has nowhere to go.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));

@@ -5,7 +5,7 @@
 //!
 //! - [`fence`]: every function is a body behind a fence, which turns its failure into a status and the thread's last
 //!   error, and a panic into `Internal`;
-//! - [`handles`]: what C holds are numbers in the guise of pointers, which are looked up and never dereferenced, so that
+//! - [`handles`]: what C holds are numbers that look like pointers, which are looked up and never dereferenced, so that
 //!   a handle that was given back is recognised;
 //! - [`types`]: what C passes, checked: numbers of enumerations, options, addresses with counts; [`sized`]: structs that
 //!   begin with their size;

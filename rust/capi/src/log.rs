@@ -1,4 +1,4 @@
-//! What the core tells of itself: to a function of the program, or to standard error.
+//! The core's log lines: to a function of the program, or to standard error.
 
 use std::ffi::{c_char, c_void};
 use std::fmt::{self, Write as _};
@@ -28,14 +28,14 @@ const ERROR: u32 = 1;
 const WARN: u32 = 2;
 const INFO: u32 = 3;
 const DEBUG: u32 = 4;
-/// Nobody has said what is told.
+/// No level has been set.
 const UNDECIDED: u32 = u32::MAX;
 
-/// Up to which level something is told.
+/// Up to which level lines are written.
 static LEVEL: AtomicU32 = AtomicU32::new(UNDECIDED);
 static SINK: RwLock<Sink> = RwLock::new(Sink::StandardError);
 
-/// Where it goes. Held while a line is told, so that a function that was replaced is not called any more.
+/// Where lines go. Locked while one is written, so that a function that was replaced is not called any more.
 enum Sink {
     StandardError,
     Function(
@@ -146,7 +146,7 @@ fn tell(level: u32, line: String) {
     match &*SINK.read() {
         Sink::StandardError => {
             let name = ["", "error", "warning", "info", "debug"][level as usize];
-            // Many ranks share a terminal: a line must go out in one call. If it is closed, that concerns nobody.
+            // Many ranks share a terminal: a line must go out in one call. If it is closed, the line is lost.
             let _ = std::io::stderr().write_all(format!("unisono: {name}: {line}\n").as_bytes());
         }
         Sink::Function(function, context) => {

@@ -76,7 +76,7 @@ pub unsafe extern "C" fn unisono_mem_free(memory: *mut c_void) -> Status {
         let Some(address) = NonNull::new(memory.cast::<u8>()) else {
             return Ok(());
         };
-        // SAFETY: the header asks that nobody uses the block any more; an address that begins none is told apart.
+        // SAFETY: the header asks that the block is no longer used; for an address that begins none this returns false.
         if unsafe { heap::free(address) } {
             return Ok(());
         }

@@ -109,7 +109,7 @@ pub unsafe extern "C" fn unisono_recv(
     })
 }
 
-/// In a group nobody knows yet from whom a message comes.
+/// In a group of calls the sender of a message is not known yet when the call returns.
 fn refuse_source(call: &str, source: *mut i32) -> Result<()> {
     if source.is_null() {
         return Ok(());

@@ -130,7 +130,7 @@ impl Message {
     }
 
     /// Carries it out, or puts it into its stream. Returns the rank that a received one came from; waits for that on a
-    /// stream only if it is `asked` for and nobody knows.
+    /// stream only if it is `asked` for and not known otherwise.
     #[inline]
     pub(crate) fn run(
         self,

@@ -37,7 +37,7 @@ unsafe impl Growing for StoreFunctions {
     const FIRST_SIZE: usize = 40;
 }
 
-// SAFETY: an address that nobody follows, and functions of which each may be absent.
+// SAFETY: an address that is not dereferenced, and functions of which each may be absent.
 unsafe impl Given for StoreFunctions {
     const INITIAL: Self = Self {
         size: std::mem::size_of::<Self>(),

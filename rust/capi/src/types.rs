@@ -49,7 +49,7 @@ unsafe impl Growing for Options {
     const FIRST_SIZE: usize = 32;
 }
 
-// SAFETY: numbers and an address that nobody follows, of which each value is valid.
+// SAFETY: numbers and an address that is not dereferenced, of which each value is valid.
 unsafe impl Given for Options {
     const INITIAL: Self = Self {
         size: mem::size_of::<Self>(),
@@ -246,8 +246,8 @@ impl Buffer {
     /// As the core takes it.
     #[inline(always)]
     pub(crate) fn memory(self) -> Memory {
-        // SAFETY: whoever calls a function of the header promises that its buffers are what the header asks for, until
-        // the operation that gets this has ended. Nobody else makes a `Buffer`.
+        // SAFETY: the caller of a function of the header promises that its buffers are what the header asks for, until
+        // the operation that gets this has ended. Only such calls make a `Buffer`.
         unsafe { Memory::from_raw_parts(self.start.cast_mut().cast(), self.bytes) }
     }
 }
@@ -272,7 +272,7 @@ fn no_memory(name: &str, start: *const c_void, count: usize, dtype: DataType) ->
 /// A list of `length` items that C gives.
 ///
 /// # Safety
-/// `start` is NULL, or leads to as many items, which nobody changes meanwhile.
+/// `start` is NULL, or leads to as many items, which do not change meanwhile.
 pub(crate) unsafe fn list<'a, T>(name: &str, start: *const T, length: usize) -> Result<&'a [T]> {
     if length == 0 {
         return Ok(&[]);

@@ -1,7 +1,7 @@
 //! Views of memory: the only place where a pointer becomes a slice.
 //!
 //! A [`Memory`] is one or more pieces that are treated as one run of bytes, so that a list of tensors can be
-//! gathered into, or reduced, without flattening it first. It does not own what it points to; whoever makes one
+//! gathered into, or reduced, without flattening it first. It does not own what it points to; the code that makes one
 //! promises that it stays valid until the operation it was given to has completed.
 
 use std::ptr::NonNull;
@@ -49,7 +49,7 @@ enum Pieces {
     Many(Box<[Piece]>),
 }
 
-/// A run of bytes made of one or more pieces of memory that somebody else owns.
+/// A run of bytes made of one or more pieces of memory, which it does not own.
 #[derive(Clone, Debug)]
 pub struct Memory {
     pieces: Pieces,
@@ -78,8 +78,8 @@ impl Memory {
     /// `bytes` bytes from `start`.
     ///
     /// # Safety
-    /// Until the operation that uses this has completed, on any thread: the bytes stay allocated; nobody writes
-    /// to them; and when it is used as an output, nobody reads them either.
+    /// Until the operation that uses this has completed, on any thread: the bytes stay allocated; no other code writes
+    /// to them; and when it is used as an output, no other code reads them either.
     pub const unsafe fn from_raw_parts(start: *mut u8, bytes: usize) -> Self {
         if bytes == 0 {
             return Self::empty();
@@ -124,7 +124,7 @@ impl Memory {
         }
     }
 
-    /// A view of `slice`, to be read. Whoever uses it keeps the borrow for as long as the operation runs.
+    /// A view of `slice`, to be read. The caller keeps the borrow for as long as the operation runs.
     pub(crate) fn of<T: Element>(slice: &[T]) -> Self {
         // SAFETY: valid for reading while the borrow lives, which the crate's callers (`slices`) make outlive the
         // operation.
@@ -190,7 +190,7 @@ impl Memory {
     #[inline]
     #[expect(
         clippy::mut_from_ref,
-        reason = "a view of memory that somebody else owns, under the rules of `read`"
+        reason = "a view of memory that the caller owns, under the rules of `read`"
     )]
     pub(crate) fn write(&self, offset: usize, max: usize) -> &mut [u8] {
         let (start, bytes) = self.run(offset, max);

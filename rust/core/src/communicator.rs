@@ -96,7 +96,7 @@ impl Communicator {
     }
 
     /// As [`Communicator::start`], for a caller that drives the operation itself: it calls [`Work::wait`] at once.
-    /// Until then, and between two calls of it, nobody may drive the operation on this rank.
+    /// Until then, and between two calls of it, it can be that no thread drives the operation on this rank.
     ///
     /// # Errors
     /// As [`Communicator::start`].
@@ -390,8 +390,8 @@ impl Communicator {
         self.group.abort(reason);
     }
 
-    /// Waits for the operations that are under way on devices, in their streams. Who is about to close does so, unless
-    /// those are to fail.
+    /// Waits for the operations that are under way on devices, in their streams. Call it before closing, unless those
+    /// operations are to fail.
     ///
     /// # Errors
     /// The first failure; `Timeout` when `timeout` runs out first, after which they go on.
@@ -494,7 +494,7 @@ impl Work {
         Ok(None)
     }
 
-    /// As [`Work::wait_any`], where streams are awaited: nobody drives those.
+    /// As [`Work::wait_any`], where streams are awaited: no thread drives those.
     fn wait_any_by_looking(
         works: &[&Self],
         timeout: Option<Duration>,

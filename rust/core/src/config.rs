@@ -439,15 +439,15 @@ impl Value for TransportChoice {
     }
 }
 
-/// What is told on standard error.
+/// What is written to standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogLevel {
     /// Nothing.
     Off,
     /// A service of this process that can no longer do its part.
     Error,
-    /// And what a user would want to know but did not ask for: shared memory that cannot be used, a stranger turned
-    /// away.
+    /// And what a user would want to know but did not ask for: shared memory that cannot be used, a stranger that was
+    /// refused.
     Warn,
     /// And choices: the interface, the store.
     Info,

@@ -1,4 +1,4 @@
-//! What a caller asks of CUDA before it asks a communicator for anything: on which device memory lies, of which device a
+//! What a caller asks CUDA before it asks a communicator for anything: on which device memory lies, of which device a
 //! stream is, and that one stream goes on only after another. The doors that are given bare addresses and streams make
 //! a [`DeviceStream`](crate::types::DeviceStream) of them with it.
 

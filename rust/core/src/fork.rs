@@ -4,8 +4,9 @@
 //!
 //! What a process shares with others (rings, sockets, threads, locks) bears the mark of the process that made it
 //! ([`Home`]). A forked child has a copy of every such thing, and drops its copies as it likes; what a drop does to the
-//! outside (a farewell, a flag in shared memory, a wait for a thread) happens at home alone. [`Own`] leaves whole trees of
-//! values as they are in a child: its memory goes with the process, and the kernel closes its copies of descriptors.
+//! outside (a farewell, a flag in shared memory, a wait for a thread) happens only in the process that made it. [`Own`]
+//! leaves whole trees of values as they are in a child: its memory goes with the process, and the kernel closes its
+//! copies of descriptors.
 
 mod sockets;
 

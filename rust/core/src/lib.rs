@@ -21,6 +21,21 @@
 //! - [`cuda`]: on which device memory lies, for a caller that has an address alone.
 //! - [`communicator`], `slices`: the group and its collectives, which the doors (torch, Python, C) call.
 //!
+//! Where it is decided:
+//!
+//! | Question | File |
+//! |---|---|
+//! | Which algorithm serves a call? | `plan/select.rs`, by the prices of `plan/cost/`; plans are made in `plan/build.rs` |
+//! | When does a rank spin, yield or sleep? | `engine/wait/backoff.rs`, with what `engine/wait/contention.rs` has found |
+//! | Which thread drives an operation? | `engine/group/blocking.rs` and `lead.rs` (callers), `engine/wait/progress.rs` (the thread) |
+//! | What may a peer on this host do with my memory? | `transport/mod.rs` (the terms of a loan), `transport/shm/loans.rs`; for collectives `engine/collective/shared/` |
+//! | What goes over a connection first? | `transport/handshake.rs`, by `transport/endpoint/connect.rs` and `accept.rs` |
+//! | What goes before the bytes of a message? | `engine/collective/header.rs`, `engine/message/frame.rs` |
+//! | What happens when a rank dies? | noticed in `engine/group/drive.rs` (`look_around`) and `liveness.rs`, ended in `engine/state.rs` (`fail_with`) |
+//! | How do ranks that wait for each other find out? | `engine/group/deadlock.rs` |
+//!
+//! `UNISONO_LOG=debug` prints these choices as they are made.
+//!
 //! The paved path:
 //!
 //! ```no_run

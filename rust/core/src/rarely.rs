@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Lets through some log lines at once, and then one each time; strangers can cause as many events as they like.
+/// Lets some log lines through at once, and then one in each period. It bounds what unknown clients can make us log.
 #[derive(Debug)]
 pub(crate) struct Rarely {
     every: Duration,
@@ -14,7 +14,7 @@ pub(crate) struct Rarely {
 }
 
 impl Rarely {
-    /// For what strangers can cause: five lines at once, then one each ten seconds.
+    /// For events that unknown clients can cause: five lines at once, then one each ten seconds.
     pub(crate) fn strangers() -> Self {
         Self::new(5, Duration::from_secs(10))
     }

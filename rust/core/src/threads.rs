@@ -1,8 +1,8 @@
 //! The threads that the library starts, and waiting for their end.
 //!
-//! A thread ends by itself when nothing needs it any more. Whoever makes it unneeded does not wait for that: it may hold
-//! locks, Python's among them, or be the thread itself. Who must know it gone, because what it stands on goes as well,
-//! calls [`wait_for_end`].
+//! A thread ends by itself when nothing needs it any more. The thread that releases the last use of it does not wait
+//! for that: it may hold locks, Python's among them, or be the thread itself. A caller that unloads what the thread
+//! runs on calls [`wait_for_end`] first.
 //!
 //! The last thing a thread does is to join the one that ended before it. So when none is running and the last one has
 //! been joined, the system has taken all of them back.
@@ -38,8 +38,9 @@ const OF_A_THREAD: [Signal; 7] = [
     Signal::SIGPROF,
 ];
 
-/// Lets `start` start a thread to which no signal to the process goes. They are for the threads of whoever uses the
-/// library: their handlers are not ours to run, and who has blocked a signal to wait for it shall get it.
+/// Lets `start` start a thread to which the kernel delivers no signal that is sent to the process. Such signals are for
+/// the program's own threads: we must not run its handlers, and a thread that has blocked a signal to wait for it must
+/// get it.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let mut blocked = SigSet::all();
     OF_A_THREAD

@@ -290,7 +290,7 @@ pub enum Collective {
     Scatter = 7,
     /// Rank r gets block r of every rank's input, in rank order.
     AllToAll = 8,
-    /// Nobody leaves before everybody has come.
+    /// No rank leaves before all ranks have come.
     Barrier = 9,
     /// Point-to-point send.
     Send = 10,
@@ -351,10 +351,10 @@ impl fmt::Display for Collective {
 /// The families of algorithms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// Everyone to everyone: the fewest rounds, one fixed order of reduction at any size.
+    /// Each rank to each other rank: the fewest rounds, one fixed order of reduction at any size.
     Direct,
-    /// Direct in two shots: reduce your slice from everyone, share the slices. The volume of the ring in two
-    /// rounds, and the order of reduction of `Direct`.
+    /// Direct in two shots: each rank reduces its slice from all ranks, then sends it to all. The volume of the ring in
+    /// two rounds, and the order of reduction of `Direct`.
     TwoShot,
     /// Around a ring: each link direction of each rank is used by one neighbour only.
     Ring,

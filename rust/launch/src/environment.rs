@@ -77,8 +77,8 @@ fn is_of_torchrun(name: &OsStr) -> bool {
 
 /// A free port, kept from others until the job has ended.
 ///
-/// The socket is bound and never listens. The kernel gives its port to nobody who asks for any port, but lets whoever
-/// names the port and sets SO_REUSEADDR, as stores do, listen there.
+/// The socket is bound and never listens. The kernel does not give its port to a process that asks for any port, but a
+/// process that names the port and sets SO_REUSEADDR, as stores do, can listen there.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pub(crate) port: u16,
@@ -89,7 +89,7 @@ impl Reservation {
     /// Takes `port`, or any free one.
     pub(crate) fn new(port: Option<NonZeroU16>) -> io::Result<Self> {
         if let Some(port) = port {
-            // Who names a port knows who has it.
+            // A user who names a port is responsible for it being free.
             return Ok(Self {
                 port: port.get(),
                 _socket: None,

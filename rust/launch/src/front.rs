@@ -20,7 +20,7 @@ use crate::report::say;
 use crate::signals::{self, Caught, Event};
 use crate::{Door, KEEPER, again, processes};
 
-/// As often somebody who types in the foreground is looked for.
+/// How long to wait for input before looking again whether this process is in the foreground.
 const GLANCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 200_000_000,
@@ -76,7 +76,8 @@ fn pass_on_signals(mut keeper: Child, caught: &Caught) -> io::Result<u8> {
                 passed_on.push(signal);
                 signals::send(pid, signal);
                 if signal == SIGTSTP {
-                    // Not before the keeper has stopped, or it would stop when this one has been told to go on, for good.
+                    // Not before the keeper has stopped. Otherwise it could stop after this process has been continued,
+                    // and stay stopped.
                     let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED;
                     let _ = waitid(WaitId::Pid(pid), stopped | WaitIdOptions::NOWAIT);
                     signals::stop_self();

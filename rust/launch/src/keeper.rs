@@ -65,8 +65,8 @@ impl<'a> Keeper<'a> {
             |what: &str, error: std::io::Error| (format!("cannot {what}: {error}"), FAILED);
         let command = program::command(options, door)?;
         let caught = Caught::new().map_err(|error| failed("catch signals", error))?;
-        // By a signal that is caught even if the job was told to ignore those that end it. In this order: a front that
-        // ends between the two lines is noticed by the second.
+        // By a signal that is caught even if the job ignores those that end it. In this order: the second line notices
+        // a front that has ended before the first.
         set_parent_process_death_signal(Some(Signal::CHILD))
             .map_err(|error| failed("ask for a signal at the end of the launcher", error.into()))?;
         if getppid() != Some(front) {
@@ -78,7 +78,7 @@ impl<'a> Keeper<'a> {
         if let Err(error) = processes::adopt_orphans() {
             // Sandboxes and emulators may know nothing of it. The ranks themselves are ours all the same.
             say(&format!(
-                "this system lets nobody adopt orphans ({error}): what a rank starts and leaves behind may outlive the job"
+                "this system cannot adopt orphans ({error}): what a rank starts and leaves behind may outlive the job"
             ));
         }
         let port =
@@ -156,7 +156,7 @@ impl<'a> Keeper<'a> {
         }
         let left_behind = self.sweep();
         while !self.has_printed && self.asked_times < PATIENCE {
-            // Whoever reads the output may take a long time, but who asks for an end is to get it.
+            // The reader of the output may take a long time, but a signal to end must still end the job.
             let deadline = self.asked_by.map(|_| Instant::now() + self.options.grace);
             match self.caught.next(deadline) {
                 None => break,
@@ -207,7 +207,7 @@ impl<'a> Keeper<'a> {
             .filter_map(|rank| rank.look(start, why).then_some(&*rank))
             .collect();
         if ended.is_empty() {
-            // Somebody's orphan, which is reaped in passing.
+            // An orphan of some rank has ended: this reaps it.
             processes::descendants(&self.leaders());
             return;
         }
@@ -222,7 +222,7 @@ impl<'a> Keeper<'a> {
             self.why = Why::Asked;
             self.deadline = Some(Instant::now() + self.options.grace);
             self.signal_ranks(Signal::TERM);
-            // Who is stopped would not notice.
+            // A stopped process would not act on it.
             self.signal_ranks(Signal::CONT);
         }
     }
@@ -310,7 +310,7 @@ impl<'a> Keeper<'a> {
         for line in job.lines() {
             say(&line);
         }
-        // After a failure it is no news that somebody had to be ended.
+        // After a failure it is expected that processes had to be ended.
         if self.first.is_none() && self.asked_by.is_none() {
             for process in left_behind {
                 say(&format!(

@@ -98,7 +98,7 @@ impl Outputs {
                     screen.flush();
                 }
                 screen.flush();
-                // Nobody listens when the launcher was told to end at once.
+                // The receiver is gone when the launcher was asked to end at once.
                 let _ = done.send(Event::Printed);
             })?;
         Ok(())
@@ -139,7 +139,7 @@ struct Source {
 }
 
 impl Source {
-    /// Reads what is there. False when there will be no more, or nobody to write it to.
+    /// Reads what is there. False when there will be no more, or when the output is closed.
     fn read(&mut self, screen: &mut Screen) -> bool {
         let mut bytes = [0; 1 << 16];
         let count = match self.pipe.read(&mut bytes) {

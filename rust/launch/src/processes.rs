@@ -1,8 +1,9 @@
 //! The processes below this one, and their end.
 //!
-//! This process is the reaper of its descendants (`PR_SET_CHILD_SUBREAPER`): whoever loses its parent becomes its
+//! This process is the reaper of its descendants (`PR_SET_CHILD_SUBREAPER`): one that loses its parent becomes its
 //! child. A child's number stays its own until it is reaped, which only this process does, so a signal to a child or
-//! to the group of an unreaped leader cannot reach a stranger. Whatever is deeper is left until its parent has ended.
+//! to the group of an unreaped leader cannot reach an unrelated process. Deeper descendants are left until their parent
+//! has ended.
 
 use std::fs;
 
@@ -25,8 +26,8 @@ pub(crate) fn adopt_orphans() -> io::Result<()> {
     set_child_subreaper(Some(getpid()))
 }
 
-/// All processes below this one that have not ended, but for those in `except`. Those that have ended, and are nobody
-/// else's to wait for, are reaped.
+/// All processes below this one that have not ended, except those in `except`. Those that have ended, and are children
+/// of this process, are reaped.
 pub(crate) fn descendants(except: &[Pid]) -> Vec<Process> {
     let all = table();
     let mut found: Vec<Process> = Vec::new();

@@ -34,7 +34,7 @@ pub(crate) fn command(options: &Options, door: &Door) -> Result<Vec<OsString>, (
     Ok(command)
 }
 
-/// Whether `program` can be found and started, as far as can be told without doing so.
+/// Whether `program` can be found and started, as far as one can see without starting it.
 fn check(program: &Path) -> Result<(), (String, u8)> {
     let candidates: Vec<PathBuf> = if program.as_os_str().as_encoded_bytes().contains(&b'/') {
         vec![program.to_owned()]

@@ -9,7 +9,7 @@ use rustix::process::{
 use crate::signals::{is_for_group, name};
 
 /// A rank that was started. Its process leads a group of its own, and is not reaped while the launcher lives:
-/// until then neither its number nor that of its group can be anybody else's.
+/// until then no other process can get its number or that of its group.
 #[derive(Debug)]
 pub(crate) struct Rank {
     pub(crate) number: u16,
@@ -33,10 +33,10 @@ pub(crate) enum Ending {
     Signal { signal: i32, dumped: bool },
 }
 
-/// Whose doing it was that a rank ended.
+/// What made a rank end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Why {
-    /// Its own.
+    /// It ended by itself.
     Itself,
     /// The launcher had sent SIGTERM.
     Asked,

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_who_ended_it_is_not_told_of_failures() {
+    fn a_job_that_its_user_ended_reports_no_failures() {
         let interrupted = ranks(
             &[(
                 Ending::Signal {

@@ -1,4 +1,4 @@
-//! Signals as events: which are passed on, to whom, and what they are called.
+//! Signals as events: which are passed on, to which processes, and what they are called.
 
 use std::borrow::Cow;
 use std::fs;
@@ -35,8 +35,8 @@ pub(crate) struct Caught {
 }
 
 impl Caught {
-    /// Catches what is to be passed on, and the end of children. What this process was told to ignore (`nohup`, a job
-    /// in the background of a script) stays ignored, here and in the ranks.
+    /// Catches what is to be passed on, and the end of children. Signals that this process ignored from its start
+    /// (`nohup`, a job in the background of a script) stay ignored, here and in the ranks.
     pub(crate) fn new() -> io::Result<Self> {
         let ignored = ignored();
         let wanted = PASSED_ON

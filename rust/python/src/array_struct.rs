@@ -92,7 +92,7 @@ impl ArrayInterface {
     }
 }
 
-/// The types that ml_dtypes adds to NumPy are told apart by their names alone.
+/// The types that ml_dtypes adds to NumPy differ in their names alone.
 pub(crate) fn type_by_name(argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<DataType> {
     let py = object.py();
     let name: String = object.getattr("dtype")?.getattr("name")?.extract()?;

@@ -6,9 +6,9 @@
 //! through `numpy.asarray`, which shares memory too. Arrays on a CUDA device come with DLPack, or with
 //! `__cuda_array_interface__` alone (`cuda_array.rs`).
 //!
-//! An [`Array`] holds a reference to whatever keeps the memory alive, so it is valid for as long as it is kept. That
-//! nobody else writes to an array that an operation reads, or uses one that it writes, is the caller's part, as
-//! with every such library; it is in the documentation of each operation.
+//! An [`Array`] holds a reference to whatever keeps the memory alive, so it is valid for as long as it is kept. The
+//! caller must see to it that no other code writes to an array that an operation reads, or uses one that it writes, as
+//! with every such library; the documentation of each operation says so.
 
 use pyo3::intern;
 use pyo3::prelude::*;

@@ -87,7 +87,7 @@ fn close_all(py: Python<'_>) {
     let open = std::mem::take(&mut *OPEN.lock());
     py.detach(|| {
         for shared in open.iter().filter_map(Weak::upgrade) {
-            // There is nobody left to tell of a defect.
+            // The interpreter ends: no caller is left to get an error.
             let _ = guard(|| {
                 if process::id() == shared.process {
                     let _ = shared.comm.finish(Some(FAREWELL));
@@ -183,7 +183,7 @@ fn configure(
     Ok(config)
 }
 
-/// Who this process is: as the arguments say, else the launcher.
+/// This process's rank and the world size: as the arguments say, else the launcher.
 fn identify(
     has_url: bool,
     rank: Option<i64>,
@@ -231,7 +231,7 @@ fn identify(
 /// **Arrays** are NumPy arrays, anything with DLPack (torch tensors, CuPy and JAX arrays) or
 /// ``__cuda_array_interface__``, or bytes-like. They are used where they lie, without a copy, and
 /// must be contiguous in row-major order; only an input that is not is copied first, where its
-/// library can. While an operation is under way, nobody may write to its arrays, nor read those that
+/// library can. While an operation is under way, the program must not write to its arrays, nor read those that
 /// it writes.
 ///
 /// **Operations** block until done; with ``async_op=True`` they return a `Work` at once. Ctrl-C ends
@@ -376,7 +376,7 @@ impl Communicator {
 
     /// Wait until every rank has called it; a failure names every rank that is missing.
     ///
-    /// It takes longer than `barrier` and is meant for finding out who is late.
+    /// It takes longer than `barrier` and is meant for finding out which ranks are late.
     ///
     /// Parameters
     /// ----------
@@ -388,7 +388,7 @@ impl Communicator {
     /// Raises
     /// ------
     /// TimeoutError
-    ///     Not every rank came; on rank 0 it names who is missing. The communicator is then dead.
+    ///     Not every rank came; on rank 0 it names those that are missing. The communicator is then dead.
     #[pyo3(signature = (timeout=None, report_all=true))]
     fn monitored_barrier(
         &self,

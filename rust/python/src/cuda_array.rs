@@ -62,7 +62,7 @@ pub(crate) fn view(
     let device = device(argument, py, start, shape.contains(&0))?;
     let own = exported_stream(argument, &interface)?;
     let stream = how.admit_device(py, argument, (device, own))?;
-    // Whoever made the array works on it in the order of its own stream.
+    // The array's owner works on it in the order of its own stream.
     if let (Some(device), Some(own)) = (device, own)
         && own != stream
     {

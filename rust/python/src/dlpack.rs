@@ -200,7 +200,8 @@ fn export<'py>(object: &Bound<'py, PyAny>, stream: Option<Stream>) -> PyResult<B
 }
 
 fn pointer(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: the capsule is one, and the name ends with a zero; a capsule of another name is told, not an error.
+    // SAFETY: the capsule is one, and the name ends with a zero; for a capsule of another name the first call returns
+    // 0.
     unsafe {
         if pyo3::ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) == 0 {
             return None;

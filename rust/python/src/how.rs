@@ -1,4 +1,4 @@
-//! How an operation is to be carried out, as its keywords and its arrays say: whether somebody waits, for how long it may
+//! How an operation is to be carried out, as its keywords and its arrays say: whether the caller waits, how long it may
 //! take, and where its arrays lie.
 //!
 //! All arrays of an operation lie in the memory of the host, or all on one CUDA device. On a device the operation happens

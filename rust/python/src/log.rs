@@ -1,12 +1,12 @@
-//! What the core tells of itself, written to standard error.
+//! The core's log lines, written to standard error.
 
 use std::io::Write;
 
 use tracing::level_filters::LevelFilter;
 use unisono::config::{Config, LogLevel};
 
-/// Begins to write at the level that the process's first communicator is made with. Who has a subscriber of their own
-/// keeps it.
+/// Begins to write at the level that the process's first communicator is made with. A subscriber that the program has
+/// already set stays.
 pub(crate) fn start(config: &Config) {
     let level = match config.log {
         LogLevel::Off => return,
@@ -22,7 +22,7 @@ pub(crate) fn start(config: &Config) {
         .try_init();
 }
 
-/// Standard error that may be closed: an error of it concerns nobody.
+/// Standard error that may be closed: its errors are ignored.
 struct Line(std::io::Stderr);
 
 impl Write for Line {

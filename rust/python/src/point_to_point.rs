@@ -229,7 +229,7 @@ impl Communicator {
     /// The rank that a message came from which was received from `source`.
     fn source(&self, py: Python<'_>, source: i64, work: &unisono::Work) -> PyResult<usize> {
         if source == ANY_SOURCE && !work.is_done() {
-            // On a device; nobody knows the sender before the message has come.
+            // On a device; the sender is not known before the message has come.
             wait(py, work, None)?;
         }
         if let Some(Err(error)) = work.result() {

@@ -278,7 +278,7 @@ impl Communicator {
         )
     }
 
-    /// The array that the root, and nobody else, brings.
+    /// The array that the root alone brings.
     fn root_array<'py>(
         &self,
         py: Python<'py>,

@@ -72,8 +72,8 @@ pub(crate) fn run(py: Python<'_>, comm: &Communicator, call: Call) -> PyResult<u
     let work = py.detach(|| {
         comm.guard(|comm| {
             let work = match action {
-                // SAFETY: `keep` lives until the operation has ended, which is when this function returns. That
-                // nobody else uses the arrays is the caller's part.
+                // SAFETY: `keep` lives until the operation has ended, which is when this function returns. The
+                // caller sees to it that no other code uses the arrays.
                 Action::Collective(request) => unsafe { comm.begin(request)? },
                 // SAFETY: as above.
                 Action::Message(message) => unsafe { send_or_receive(comm, message, None)? },
@@ -112,13 +112,13 @@ pub(crate) fn start(
         value,
     } = call;
     // The completion may run while the interpreter goes away and must not wait for the GIL: what it drops without
-    // holding it, PyO3 puts on a list that is worked off when somebody holds it next.
+    // holding it, PyO3 puts on a list, and drops it when a thread next holds the GIL.
     let completion: unisono::Completion = Box::new(move |_| drop(keep));
     let work = py.detach(|| {
         comm.guard(|comm| {
             match action {
-                // SAFETY: the completion keeps what owns the memory until the operation has ended. That nobody
-                // else uses the arrays is the caller's part.
+                // SAFETY: the completion keeps what owns the memory until the operation has ended. The caller
+                // sees to it that no other code uses the arrays.
                 Action::Collective(request) => unsafe { comm.start(request, Some(completion)) },
                 // SAFETY: as above.
                 Action::Message(message) => unsafe {
@@ -225,7 +225,7 @@ pub(crate) fn elsewhere<T: Send + 'static>(
     let (sender, mut receiver) = channel();
     let thread = std::thread::Builder::new().name("unisono-call".to_owned());
     let spawned = thread.spawn(move || {
-        // If nobody listens any more, whatever was made is closed by being dropped.
+        // If the receiver is gone, whatever was made is closed by being dropped.
         let _ = sender.send(guard(body));
     });
     if let Err(cause) = spawned {

@@ -200,13 +200,14 @@ fn check_device(device: i32) -> ffi::Status {
     }))
 }
 
-/// Whether what is put into a stream becomes part of a graph. Where that cannot be told, an operation will say why.
+/// Whether what is put into a stream becomes part of a graph. Where that cannot be found out, an operation will say
+/// why.
 fn is_capturing(place: ffi::Place) -> bool {
     let capturing = guard(|| stream(place).map_or(Ok(false), unisono::cuda::is_capturing));
     capturing.unwrap_or(false)
 }
 
-/// A stream of a device's that nobody else has until it is dropped.
+/// A stream of a device that belongs to the caller alone until it is dropped.
 fn lend_stream(device: i32) -> ffi::Lent {
     let lent = guard(|| {
         let device = u32::try_from(device)

@@ -17,7 +17,7 @@ mod clean {
     harness::tests! { EmulatedAndClean:
         streams_meet_in_both_halves { RANDOM_DELAY: "300", HOST_POINTERS: "separate" }
         captured_meetings_are_replayed { RANDOM_DELAY: "100" }
-        who_is_missing_is_named_and_all_waits_are_released
+        missing_ranks_are_named_and_all_waits_are_released
         announcements_are_read_in_time
         both_meetings_are_apart
         a_stranger_is_an_error
@@ -170,7 +170,7 @@ fn captured_meetings_are_replayed() {
     });
 }
 
-fn who_is_missing_is_named_and_all_waits_are_released() {
+fn missing_ranks_are_named_and_all_waits_are_released() {
     const SIZE: usize = 4;
     let flags = ranks(SIZE);
     let streams: Vec<_> = (0..SIZE)

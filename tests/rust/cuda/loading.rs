@@ -27,7 +27,7 @@ mod emulated {
         no_device_is_named { DEVICES: "0" }
         devices_are_told_apart { DEVICES: "2" }
         devices_that_do_not_reach_each_other_say_so { DEVICES: "2", PEER_ACCESS: "no" }
-        a_forked_child_is_told_and_leaves_everything_alone
+        a_forked_child_gets_an_error_and_leaves_everything_alone
         what_outlives_the_driver_is_dropped_in_silence
         a_failed_start_says_the_code { FAIL: "cuInit:1=CUDA_ERROR_UNKNOWN" }
     }
@@ -93,7 +93,7 @@ fn devices_that_do_not_reach_each_other_say_so() {
     assert_eq!(a.enable_peer(b).unwrap_err().code, Code::Unsupported);
 }
 
-fn a_forked_child_is_told_and_leaves_everything_alone() {
+fn a_forked_child_gets_an_error_and_leaves_everything_alone() {
     unsafe extern "C" {
         fn fork() -> i32;
         fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;

@@ -1,4 +1,4 @@
-//! What memory is, who has registered it, and what is said when there is none.
+//! What kind memory is of, what has registered it, and the errors when there is none.
 
 use std::sync::atomic::Ordering::AcqRel;
 
@@ -30,7 +30,7 @@ mod failing {
 
     harness::tests! { Emulated:
         too_little_memory_says_how_much { MEMORY: "4" }
-        pages_that_somebody_else_registered_are_named {
+        pages_that_other_code_registered_are_named {
             FAIL: "cuMemHostRegister_v2:1=CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
         }
         a_failed_registration_leaves_nothing { FAIL: "cuMemHostGetDevicePointer_v2:1=801" }
@@ -164,7 +164,7 @@ fn registrations_stay_while_any_is_used() {
     let before = calls("cuMemHostUnregister");
     let address = first.address();
     drop(first);
-    // It is there for who wants it again.
+    // It can be taken again.
     let again = Registered::page(device(), &pages[0]).unwrap();
     assert_eq!(again.address(), address);
     assert_eq!(calls("cuMemHostRegister_v2"), 2);
@@ -189,7 +189,7 @@ fn too_little_memory_says_how_much() {
     );
 }
 
-fn pages_that_somebody_else_registered_are_named() {
+fn pages_that_other_code_registered_are_named() {
     let error = Pinned::private(device(), 1 << 20).unwrap_err();
     assert!(
         error.message.contains("something else in this process"),

@@ -157,7 +157,7 @@ fn ranks_of_a_process_share_windows() {
             assert_eq!(at, windows.half(peer, 1));
         }
     }
-    // Each keeps what it uses, whoever goes first.
+    // Each keeps what it uses, in whichever order they go.
     let last = all.pop().unwrap();
     drop(all);
     let stream = Stream::create(devices[2]).unwrap();
@@ -212,7 +212,7 @@ fn memory_of_windows_is_kept() {
     let (made, freed) = (calls("cuMemAlloc_v2"), calls("cuMemFree_v2"));
     clean.set_clean();
     drop((clean, other));
-    // The memory of the one that is known to be read by nobody, under another name.
+    // The memory of the window that no peer reads any more, under another name.
     let again = Window::create(device(), HALF).unwrap();
     assert_eq!(calls("cuMemAlloc_v2"), made);
     assert_ne!(again.record().unwrap(), record);

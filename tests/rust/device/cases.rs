@@ -179,7 +179,7 @@ impl Case {
     }
 }
 
-/// Elements that are numbers of every kind the type has but not-a-number, whose payload is nobody's promise.
+/// Elements that are numbers of every kind the type has but not-a-number, whose payload is unspecified.
 fn values(dtype: DataType, count: usize, seed: usize) -> Vec<u8> {
     let mut state = (seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = move || {

@@ -242,7 +242,7 @@ impl<'a> Test<'a> {
             "events",
             "error",
         ] {
-            // Who died has unmapped nothing.
+            // A rank that died has unmapped nothing.
             let is_owed = name == "freed_while_imported" && self.dies.is_some();
             if number(name) != 0 && !is_owed {
                 left.push(name);

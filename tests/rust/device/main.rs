@@ -275,7 +275,7 @@ fn operations_keep_the_order_of_streams() {
             let mut expected = (1.0_f32, 3.0_f32);
             let mut works = Vec::new();
             for turn in 0..6 {
-                // Both streams in turn, nobody waiting on the host.
+                // Both streams in turn, without a wait on the host.
                 works.push(all_reduce(&comm, &a, named).expect("started"));
                 works.push(all_reduce(&comm, &b, other).expect("started"));
                 expected = (expected.0 * 2.0, expected.1 * 2.0);
@@ -464,13 +464,13 @@ fn graphs_are_captured_and_replayed() {
             let (stream, named) = stream();
             let sum = array_of(&stream, 1.0, 40_000);
             let own = array_of(&stream, comm.rank() as f32, 700);
-            let everyone = array_of(&stream, -1.0, 2100);
+            let gathered = array_of(&stream, -1.0, 2100);
             // The ranks meet before the capture, on another thread's account as it were; also in the middle of one they
             // could, with nothing of it in the graph.
             all_reduce(&comm, &sum, named).expect("started");
             let gather = || {
                 let sizes = Sizes::Even(700);
-                let (from, to) = (own.memory(), everyone.memory());
+                let (from, to) = (own.memory(), gathered.memory());
                 Request::all_gather(DataType::Float32, Some(from), to, sizes).on(named)
             };
             let graph = graph::capture(&stream, || {
@@ -490,7 +490,7 @@ fn graphs_are_captured_and_replayed() {
                     all_reduce(&comm, &sum, named).expect("started");
                     expected *= 3.0;
                 }
-                let got = floats(&everyone.read(&stream));
+                let got = floats(&gathered.read(&stream));
                 for (rank, part) in got.chunks_exact(700).enumerate() {
                     let wanted = (rank * 10 + turn) as f32;
                     assert!(part.iter().all(|got| *got == wanted), "turn {turn}");
@@ -605,13 +605,13 @@ fn a_mismatch_names_both_ranks_and_the_field() {
 }
 
 #[test]
-fn a_timeout_names_who_is_missing() {
+fn a_timeout_names_the_missing_rank() {
     let (usual, staged): (&[_], &[_]) = (&[], &[("SEED", "1")]);
     for (config, driver) in [(LARGE, usual), (STAGED, staged), (LARGE, WAITING)] {
         let test = Test {
             config,
             driver,
-            ..Test::new("a_timeout_names_who_is_missing", Ranks::Local, 3)
+            ..Test::new("a_timeout_names_the_missing_rank", Ranks::Local, 3)
         };
         test.run(|comm| {
             let (stream, named) = stream();
@@ -632,8 +632,8 @@ fn a_timeout_names_who_is_missing() {
             } else {
                 // Well beyond the limit, and the second more that operations of the host may have.
                 std::thread::sleep(Duration::from_secs(5));
-                // Who does nothing hears of it at the next call that needs the others; what they sent before they gave
-                // up may be all that one staged call needs.
+                // This rank gets the error at the next call that needs the others; what they sent before they gave up
+                // may be all that one staged call needs.
                 let mut late = || {
                     all_reduce(&comm, &array, named)
                         .and_then(|work| work.wait(None))
@@ -777,7 +777,7 @@ fn bad_input_is_refused() {
             stream: 0,
         };
         refused(&comm, sum(array.memory()).on(none), "there is no device 7");
-        // Nobody waits for another rank now.
+        // No rank waits for another now.
         let freed = DeviceMemory::allocate(stream.device(), 256)
             .expect("memory")
             .address();
@@ -882,10 +882,10 @@ fn without_a_driver_the_error_says_so() {
 
 /// A forked child has its parent's communicator, and neither its threads nor its driver.
 #[test]
-fn a_forked_child_is_told() {
+fn a_forked_child_gets_an_error() {
     let test = Test {
         config: LARGE,
-        ..Test::new("a_forked_child_is_told", Ranks::Local, 1)
+        ..Test::new("a_forked_child_gets_an_error", Ranks::Local, 1)
     };
     test.run(|comm| {
         let (stream, named) = stream();

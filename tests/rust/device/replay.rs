@@ -1,4 +1,4 @@
-//! Graphs whose ranks go: by dying, by leaving, while they are being replayed.
+//! Ranks that die or leave while graphs are being replayed.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn captured(comm: &Communicator, array: &Array, (stream, named): (&Stream, Devic
     })
 }
 
-/// Nobody waits on the host, and nothing outside of graphs is under way.
+/// No thread waits on the host, and nothing outside of graphs is under way.
 #[test]
 fn a_dead_peer_ends_a_replay() {
     let test = Test {
@@ -46,7 +46,7 @@ fn a_dead_peer_ends_a_replay() {
             // SAFETY: it ends the process, without anything that would tell the others.
             unsafe { libc::_exit(9) };
         }
-        // More than the one who died has taken part in.
+        // More than the dead rank has taken part in.
         for _ in 0..3 {
             graph.launch(&stream);
         }
@@ -62,12 +62,12 @@ fn a_dead_peer_ends_a_replay() {
     });
 }
 
-/// Who leaves in good order harms nobody, unless a replay still waits for it.
+/// A rank that leaves in good order does no harm, unless a replay still waits for it.
 #[test]
 fn a_rank_that_has_left_ends_what_waits_for_it() {
     let test = Test {
         config: SMALL,
-        // The one who leaves does not wait for as long as the other one does.
+        // The rank that leaves does not wait for as long as the other one does.
         may_leak: true,
         ..Test::new(
             "replay::a_rank_that_has_left_ends_what_waits_for_it",

@@ -14,7 +14,7 @@ use crate::{LARGE, SMALL, all_reduce, array_of};
 fn under_way(comm: &Communicator) -> u64 {
     let held = comm.memory();
     let found = held.iter().find(|(name, _)| *name == "device_operations");
-    found.expect("it is told").1
+    found.expect("it is listed").1
 }
 
 /// Streams that come one after the other do so also when they are let pass, and all of them are.

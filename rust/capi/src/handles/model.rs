@@ -88,7 +88,7 @@ fn loom_a_value_outlives_the_calls_inside() {
 }
 
 #[test]
-fn loom_of_two_who_give_a_handle_back_one_fails() {
+fn loom_of_two_threads_that_give_a_handle_back_one_fails() {
     model(|table, ended| {
         let one = handle(table, 1, &ended);
         let other = thread::spawn(move || table.remove(pointer(one)).is_ok());

@@ -159,7 +159,7 @@ impl<T: Number> Buffer<T> {
     fn view(&mut self) -> Memory {
         let slice = self.as_mut_slice();
         // SAFETY: `call` is the only user, and waits for the end of the operation before it returns; it holds the
-        // cell mutably meanwhile, so that nobody else reads or writes the buffer.
+        // cell mutably meanwhile, so that no other code reads or writes the buffer.
         unsafe { Memory::from_raw_parts(slice.as_mut_ptr().cast(), size_of_val(slice)) }
     }
 }

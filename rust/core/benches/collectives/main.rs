@@ -61,7 +61,7 @@ const USAGE: &str = "\
 --ranks 2,4              world sizes
 --collectives A,B | all  all_reduce reduce broadcast all_gather reduce_scatter gather scatter all_to_all barrier
                          ping_pong (half a round trip between ranks 2k and 2k + 1, as osu_latency)
-                         send_recv (everyone to the next and from the previous at once, as nccl-tests' sendrecv)
+                         send_recv (every rank to the next and from the previous at once, as nccl-tests' sendrecv)
 --sizes 8,16K,64M        bytes of the whole; float32, or uint8 where they are no multiple of 4
 --rounds N               measurements of each cell, of which the median counts
 --seconds S              for the rounds of one cell

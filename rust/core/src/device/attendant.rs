@@ -1,4 +1,4 @@
-//! The attendant: one thread of the process that looks after operations on device memory, which nobody on the host drives.
+//! The attendant: one thread of the process that looks after operations on device memory, which no caller drives.
 //!
 //! It reads the words that streams write, so that it needs no call of the driver (most of which are forbidden while a
 //! graph is being captured anywhere in the process). It starts what the staged way and messages need of the host, ends
@@ -6,8 +6,8 @@
 //! under way, naps while something is, and ends with the last group. Graphs are replayed without a word to the host: where
 //! operations are in one, it never sleeps for longer than [`GRAPH_NAP`].
 //!
-//! It waits for nobody: a stream may wait for it. So it takes no lock under which others enqueue, and frees nothing that
-//! the driver knows of, since that may wait for the device ([`super::disposal`]).
+//! It must never block, since a stream may wait for it. So it takes no lock under which others enqueue, and frees
+//! nothing that the driver knows of, since that may wait for the device ([`super::disposal`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, fence};
@@ -41,7 +41,7 @@ pub(super) enum Found {
 struct Attendant {
     state: Mutex<State>,
     woken: Condvar,
-    /// What ends only when it is told to, or later than would be good: [`AWAKE`], [`NAPPING`], [`ASLEEP`].
+    /// Whether it sleeps, and must be woken to look in time: [`AWAKE`], [`NAPPING`], [`ASLEEP`].
     rest: AtomicU8,
 }
 
@@ -69,11 +69,11 @@ static ATTENDANT: Attendant = Attendant {
 
 /// How long it looks again and again, since something last moved, while it has a part in what is under way.
 const EAGER: Duration = Duration::from_millis(1);
-/// The shortest and the longest nap. Between them a nap takes an eighth of the time since something last moved: so much
-/// longer does a wait become by the naps.
+/// The shortest and the longest nap. Between them a nap takes an eighth of the time since something last moved, so naps
+/// make a wait longer by an eighth at most.
 const NAP: Duration = Duration::from_micros(50);
 const LONG_NAP: Duration = Duration::from_millis(1);
-/// The same while only graphs may be replayed, with which nobody can help.
+/// The same while only graphs may be replayed, for which the attendant has nothing to do.
 const GRAPH_NAP: Duration = Duration::from_millis(20);
 /// Naps without anything under way before it sleeps.
 const IDLE_NAPS: u32 = 8;
@@ -167,8 +167,8 @@ fn run() {
     }
 }
 
-/// Sleeps, for at most `longest` if there is such a time, until it is rung for. Not at all when somebody has rung since it
-/// last looked, or a group has something to be done. Returns whether there is something new.
+/// Sleeps, for at most `longest` if there is such a time, until another thread wakes it. Not at all when one has done
+/// so since the last look, or a group has something to be done. Returns whether there is something new.
 ///
 /// What comes between the last look and a nap is seen after it.
 fn rest(longest: Option<Duration>, is_busy: impl Fn(&DeviceGroup) -> bool) -> bool {

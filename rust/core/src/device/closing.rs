@@ -1,4 +1,5 @@
-//! How a group goes: in good order for the others, who may still read this rank's window, and without anybody waiting for it.
+//! How a group is closed: in good order for the other ranks, which may still read this rank's window, and without
+//! blocking the caller.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +17,7 @@ use super::state::{DeviceGroup, GRACE, HERE, Way, pause};
 
 /// How long a window that is closed is kept for peers that have not unmapped it.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How long for peers whose streams have not read what is in it.
+/// How long it is kept for peers whose streams have not read what is in it.
 const READING: Duration = Duration::from_secs(60);
 
 /// Bytes of an allocation that the driver does not cut from another one.
@@ -95,7 +96,8 @@ impl DeviceGroup {
         if !self.has_come_to_rest() {
             return found.max(Found::Graphs);
         }
-        // Not where there are graphs: one that is replayed all the same shall find nothing that is somebody else's by then.
+        // Not where there are graphs: if one is replayed all the same, it must not reach memory that has another owner
+        // by then.
         let is_clean = found == Found::Nothing && !self.board.lock().is_torn && !self.is_lost();
         if is_clean {
             self.words.set_clean();
@@ -140,8 +142,8 @@ impl DeviceGroup {
 
 /// Waits until a device has done all that was enqueued when this was called.
 ///
-/// By way of an allocation: the driver waits for the context before it takes memory back. To synchronise the context in so
-/// many words would end the captures that somebody may have under way in it.
+/// It makes and frees an allocation: the driver waits for the context before it takes memory back. To synchronise the
+/// context itself would invalidate captures that other threads may have under way in it.
 fn await_rest(device: &'static Device) {
     let since = Instant::now();
     loop {

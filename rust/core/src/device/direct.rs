@@ -159,7 +159,7 @@ impl Direct {
         queue.copies.flush(stream)
     }
 
-    /// Whom the stream waits for at `step` of a plan, and in words for what.
+    /// The ranks that the stream waits for at `step` of a plan, and in words for what.
     pub(super) fn missing(&self, step: &Step, number: u64) -> (Vec<Rank>, &'static str) {
         let Step::Wait {
             half, what, from, ..

@@ -32,13 +32,13 @@ type Word = [u8; 1 + REASON];
 
 /// Why the ranks do not go the direct way.
 enum Detour {
-    /// They are where they are, or were told so.
+    /// Because of where the ranks are, or of a setting.
     Meant(String),
     /// They share a host, and one of them met with this.
     Refused(Refusal),
 }
 
-/// What the first rank that fared ill says.
+/// The reason of the first rank that has not succeeded.
 #[derive(Debug)]
 struct Refusal {
     rank: String,
@@ -83,8 +83,8 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
         Err(detour) => tell(rank, device, detour),
     };
     let staged = Staged::new(device, cpu, reason);
-    // Ranks of one process share the device's context, and registering memory may wait for it: nobody begins before all
-    // have what they need.
+    // Ranks of one process share the device's context, and registering memory may wait for it: no rank begins before
+    // all have what they need.
     let all = agree(cpu, staged.as_ref().map(|_| ()))?;
     let staged = staged?;
     match all {
@@ -93,23 +93,23 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
     }
 }
 
-/// Logs why collectives go through host memory, and returns it. That ranks of one host do, which costs them much of
-/// their speed and is seldom meant, is a warning, once in a process for each thing that may be said.
+/// Logs why collectives go through host memory, and returns it. For ranks of one host, which lose much of their speed
+/// that way and seldom intend it, the line is a warning, once in a process for each reason.
 fn tell(rank: Rank, device: &'static Device, detour: Detour) -> String {
     static WARNED: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let number = device.number();
-    let (reason, is_news) = match detour {
+    let (reason, is_new) = match detour {
         Detour::Meant(reason) => (reason, false),
         Detour::Refused(refusal) => {
             let mut warned = WARNED.lock();
-            let is_news = !warned.contains(&refusal.said);
-            if is_news {
+            let is_new = !warned.contains(&refusal.said);
+            if is_new {
                 warned.push(refusal.said.clone());
             }
-            (refusal.to_string(), is_news)
+            (refusal.to_string(), is_new)
         }
     };
-    if is_news {
+    if is_new {
         tracing::warn!(
             rank,
             "collectives on memory of device {number} go through host memory, which is slower, though all ranks are on one \
@@ -124,7 +124,7 @@ fn tell(rank: Rank, device: &'static Device, detour: Detour) -> String {
     reason
 }
 
-/// Hardware queues that the driver spreads the streams of a process over, unless it was told otherwise.
+/// Hardware queues that the driver spreads the streams of a process over, unless [`QUEUES_VARIABLE`] says otherwise.
 const QUEUES: usize = 8;
 /// The most that there can be.
 const MOST_QUEUES: usize = 32;
@@ -161,7 +161,7 @@ fn is_crowded(groups: usize, queues: usize) -> bool {
     groups > 1 && 2 * groups > queues && queues < MOST_QUEUES
 }
 
-/// Opens everybody's windows, or says why that cannot be.
+/// Opens the windows of all ranks, or says why that is not possible.
 fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, Detour>> {
     let (rank, world) = (cpu.rank(), cpu.world());
     let meant = |reason: String| Ok(Err(Detour::Meant(reason)));
@@ -217,7 +217,7 @@ fn distinct(records: &[Record]) -> usize {
     devices.len()
 }
 
-/// Tells everybody how this rank fared, and hears the first reason of one that fared ill.
+/// Tells all ranks whether this one has succeeded, and returns the reason of the first rank that has not.
 fn agree(cpu: &Group, own: Result<(), &Error>) -> Result<Result<(), Refusal>> {
     let mut word: Word = [0; 1 + REASON];
     match own {
@@ -242,7 +242,7 @@ fn agree(cpu: &Group, own: Result<(), &Error>) -> Result<Result<(), Refusal>> {
     })
 }
 
-/// Everybody's `own`, in rank order.
+/// The `own` of all ranks, in rank order.
 fn gather<const N: usize>(cpu: &Group, own: &[u8; N]) -> Result<Vec<[u8; N]>> {
     let mut all = vec![0_u8; N * cpu.world()];
     let (input, output) = (Memory::of(own.as_slice()), Memory::of_mut(&mut all));
@@ -254,7 +254,7 @@ fn gather<const N: usize>(cpu: &Group, own: &[u8; N]) -> Result<Vec<[u8; N]>> {
         .collect())
 }
 
-/// Has a message go from everybody to everybody, so that all links are open.
+/// Sends a message from every rank to every other, so that all links are open.
 fn meet(cpu: &Group) -> Result<()> {
     let world = cpu.world();
     let input = vec![0_u8; world];

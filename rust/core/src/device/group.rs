@@ -227,7 +227,7 @@ impl DeviceGroup {
         Ok(staged.enqueue(cut, turn.request, target, order))
     }
 
-    /// From now on it may be carried out at any time, without a word to the host before.
+    /// From now on it may be carried out at any time, and the host does not know of it before.
     fn put_into_graph(&self, pending: &Pending, plan: &Arc<Plan>) {
         if self.parent.world() == 1 {
             return;

@@ -238,7 +238,7 @@ pub(crate) fn refuse_memory(memory: &Memory, what: &str) -> Result<()> {
     }
 }
 
-/// Waits until one of `works` has ended, for at most `timeout`; the next look of who waits for several groups.
+/// Yields, or sleeps for a moment, between two looks of a caller that waits for operations of several groups.
 pub(crate) fn pause(looks: &mut u32) {
     state::pause(looks);
 }

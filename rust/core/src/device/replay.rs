@@ -1,8 +1,8 @@
 //! What the host knows of collectives that are part of graphs.
 //!
 //! A graph does the same each time, so streams can only write constants: which of the captured collectives they are in
-//! ([`Word::Replayed`]), and at which of its steps they wait. That is enough to see that somebody waits, and for whom. It is
-//! not enough to tell two replays apart, so they have no deadline.
+//! ([`Word::Replayed`]), and at which of its steps they wait. That is enough to see that a stream waits, and for which
+//! ranks. It is not enough to tell two replays apart, so they have no deadline.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,8 +32,8 @@ impl DeviceGroup {
         self.words.load(Word::Replayed) != 0
     }
 
-    /// Looks whether a replay waits for somebody who is gone. While none is under way nobody waits, and who has died or
-    /// left is none of this group's business.
+    /// Looks whether a replay waits for a rank that is gone. While no replay is under way nothing waits, and ranks that
+    /// have died or left do not matter here.
     pub(super) fn look_at_replay(&self, now: Instant) -> Result<()> {
         let place = (self.words.load(Word::Replayed), self.words.load(Word::Step));
         if place.0 == 0 {

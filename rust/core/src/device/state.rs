@@ -33,7 +33,7 @@ pub(crate) struct DeviceGroup {
     pub(super) words: Words,
     /// Found at the first collective; gone when it has been taken down.
     pub(super) way: RwLock<Option<Arc<Way>>>,
-    /// Held by who finds it.
+    /// Held by the thread that finds it.
     pub(super) forming: Mutex<()>,
     pub(super) queue: Mutex<Queue>,
     pub(super) board: Mutex<Board>,
@@ -154,7 +154,7 @@ impl Replays {
     }
 }
 
-/// Gives the core away, and sleeps for moments when that has not helped.
+/// Yields the core, and sleeps for a moment where yields have not helped.
 pub(super) fn pause(looks: &mut u32) {
     *looks = looks.saturating_add(1);
     match *looks {

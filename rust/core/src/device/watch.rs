@@ -1,5 +1,6 @@
-//! What the attendant does for a group, and whoever waits for one of its operations: ends what streams have got past, lets
-//! them pass after a failure, finds out about mismatches, deaths and deadlines, and puts waits into words.
+//! What the attendant does for a group, and so does a thread that waits for one of its operations: ends what streams
+//! have got past, lets them pass after a failure, finds out about mismatches, deaths and deadlines, and puts waits into
+//! words.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -120,7 +121,8 @@ impl DeviceGroup {
         self.messages.release();
         let board = self.board.lock();
         if board.is_torn {
-            // Nobody else would. Else streams come one after the other also now, so that the last one's end is the end of all.
+            // No stream will set it. Otherwise streams go on in order also now, so that the end of the last is the end
+            // of all.
             self.words.store(Word::Ordered, board.last as u32);
         }
     }
@@ -242,7 +244,7 @@ impl DeviceGroup {
         for pending in board.pending.iter_mut().take(16) {
             self.compare(pending)?;
         }
-        // Operations of the host end at the same time, and have more to say of who is missing.
+        // Operations of the host end at the same time, and their errors say more about the ranks that are missing.
         let slack = match self.has_duty() {
             true => Duration::from_secs(1),
             false => Duration::ZERO,
@@ -277,9 +279,9 @@ impl DeviceGroup {
     /// Looks now and then, while something has been under way since `since` for so long that it is suspicious, whether the
     /// device's context is lost: streams then say nothing any more.
     ///
-    /// The driver has no question for this that is answered at once: every call may wait for a lock that is held by who
-    /// waits for room in a stream, which waits for the attendant. So it is asked on a thread of its own. What is asked may
-    /// be asked while graphs are captured.
+    /// No call of the driver that shows this is sure to return at once: each may wait for a lock, held by a thread that
+    /// waits for room in a stream, which waits for the attendant. So a thread of its own makes the call. It is one that
+    /// is allowed while graphs are captured.
     pub(super) fn look_at_context(&self, now: Instant, since: Option<Instant>) -> Result<()> {
         if let Some(error) = self.health.lost.get() {
             return Err(error.clone());
@@ -374,7 +376,7 @@ impl DeviceGroup {
         (text, missing.first().copied())
     }
 
-    /// Whom a stream waits for at a step of operation `number`, and in words for what.
+    /// The ranks that a stream waits for at a step of operation `number`, and in words for what.
     pub(super) fn missing_at(
         &self,
         direct: &Direct,

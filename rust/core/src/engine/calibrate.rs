@@ -15,20 +15,20 @@ use crate::types::{DataType, ReduceOp};
 /// No measurement begins later than this after the first one.
 const LIMIT: Duration = Duration::from_millis(1);
 
-/// Bytes that are copied and added up: more than the nearest caches hold, as messages are that are worth a thought.
+/// Bytes that are copied and added up: more than the nearest caches hold, like the messages for which this matters.
 const BYTES: usize = 1 << 20;
 
 /// Copies and sums at most.
 const TRIES: usize = 4;
 
-/// Times that the core is offered to others, at most.
+/// Yields at most.
 const YIELDS: usize = 64;
 
-/// How many times as long a core takes to go to another process and find nothing there as for the question whether
-/// there is one.
+/// A switch to another process that finds nothing to do takes so many times as long as a yield with no other process
+/// to run.
 const TURN_PER_YIELD: f64 = 3.0;
 
-/// How many times as long a byte takes that another core has just written as one that this core has in its cache.
+/// A byte that another core has just written takes so many times as long to read as one in this core's cache.
 const FROM_ANOTHER_CORE: f64 = 2.0;
 
 /// The costs on this machine.
@@ -67,7 +67,7 @@ fn measure(limit: Duration) -> Costs {
     {
         costs.fold = seconds * FROM_ANOTHER_CORE;
     }
-    // Last and one by one: where others want the core, it comes back after a time slice of theirs.
+    // Last and one by one: where other processes want the core, a yield takes a time slice of theirs.
     let per_yield = fastest(YIELDS, &in_time, || {
         let start = Instant::now();
         std::thread::yield_now();

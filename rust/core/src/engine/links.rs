@@ -34,7 +34,7 @@ pub(crate) struct Waiting {
 
 /// A link and what the engine knows of it.
 pub(crate) enum Slot {
-    /// Nobody has needed it yet.
+    /// Not needed yet.
     Closed,
     /// A connection is being made: by us, or by the peer, whose attempt ours gave way to at that time (`awaited`).
     Opening { awaited: Option<Instant> },
@@ -58,7 +58,7 @@ pub(crate) struct OpenLink {
     pub(crate) ended: Option<PeerState>,
     /// Since when.
     ended_since: Option<Instant>,
-    /// What the peer has told of the operation it is in, if that has not been compared.
+    /// The position that the peer has sent, if it has not been compared.
     pub(crate) told: Option<Told>,
 }
 
@@ -76,7 +76,7 @@ impl OpenLink {
         }
     }
 
-    /// Looks how the peer is and what it has told. Says so if it has aborted the group.
+    /// Looks at the peer's state and at the position that it has sent. Returns its notice if it has aborted the group.
     pub(crate) fn look(&mut self) -> Option<Notice> {
         if self.ended.is_some() {
             return None;

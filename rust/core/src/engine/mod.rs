@@ -1,10 +1,31 @@
 //! Runs operations: plans over links, messages to their receives, one group beside another.
 //!
-//! A [`Group`] holds everything of one communicator behind one lock. Whoever holds the lock may *step* the group:
-//! move every byte that can be moved now. Three parties do: a caller that submits an operation, once; a caller
-//! that waits, again and again until its operation has ended (it *leads* the group; later waiters follow it and
-//! one of them takes over when it leaves); and the process's progress thread, for groups that have operations
-//! under way and nobody leading. No step blocks, so groups never block each other.
+//! A [`Group`] holds everything of one communicator behind one lock. The thread that holds the lock may *step* the group:
+//! move every byte that can be moved now. Three kinds of threads do: a caller that submits an operation, once; a caller
+//! that waits, again and again until its operation has ended (it *leads* the group; later waiters follow it and one of
+//! them takes over when it leaves); and the process's progress thread, for groups that have operations under way and no
+//! leader. No step blocks, so groups never block each other.
+//!
+//! A collective goes this way, and the files are in its order:
+//!
+//! ```text
+//! request ── submit ──> plan (crate::plan) ── run ──> transfer ──> link (crate::transport)
+//!               └─ or, on one host, if all ranks agree: shared ──> memory of the host
+//! ```
+//!
+//! - `state`: what a group holds, how it fails and how it closes.
+//! - `group/`: `bootstrap` (forming a group, splitting it), `submit` (from a request to a run), `blocking` (calls that
+//!   end in the calling thread), `lead` (waiting), `drive` (a step, and the slower looks around), `deadlock`, `liveness`
+//!   and `strays` (waits that cannot end), `estimate`, `local_groups`, and `for_devices`, which `crate::device` uses.
+//! - `collective/`: `request`, `header` (the fingerprint that comparing finds mismatches by), `plan_key` and `plan_cache`,
+//!   `run` (one plan under way), `transfer` (the bytes of one step), `bounce` (a copy in the heap of what several peers
+//!   read), `pair_counts` (exchanges between two ranks alone), and `shared/` (windows, the reduction in place, and the
+//!   agreement on them).
+//! - `message/`: `frame`, `matching` (sends and receives, posted and unexpected), `blocking`.
+//! - `wait/`: `backoff` and `contention` (spin, yield, sleep), `progress` (the thread), `handover` (how it gets groups),
+//!   `idle_groups`, `completions` (threads that call back).
+//! - `links`: the links of a group, opened when first used. `threads`: the process's threads. `calibrate`: the costs of
+//!   this machine. `work`: an operation as its caller sees it. `reports`: the last operations, for errors.
 
 mod calibrate;
 mod collective;

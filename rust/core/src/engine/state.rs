@@ -85,7 +85,7 @@ impl Membership {
     }
 }
 
-/// News from the threads that make connections.
+/// Results from the threads that make connections.
 pub(crate) enum Mail {
     Established {
         lane: Lane,
@@ -259,7 +259,7 @@ impl Group {
         self.failure.get().map(|(error, _)| error.clone())
     }
 
-    /// What other ranks are told of the failure.
+    /// What this rank tells the others about the failure.
     pub(crate) fn notice(&self) -> Option<&Notice> {
         self.failure.get().map(|(_, notice)| notice)
     }
@@ -314,19 +314,20 @@ impl Group {
         Err(Error::invalid("this communicator has been closed"))
     }
 
-    /// Posts news for whoever steps the group next. Must not be called under the group's lock.
+    /// Posts mail for the thread that steps the group next. Must not be called under the group's lock.
     pub(crate) fn post(&self, mail: Mail) {
         self.mailbox.lock().push(mail);
         self.has_mail.swap(true, Ordering::AcqRel);
         self.parker.unpark();
-        // Nobody steps a group that is dead or closed. Of this swap and the one in `take_mail` the later one sees
-        // what came before the other: either the end reads this mail, or it is known of here.
+        // No thread steps a group that has failed or is closed. Of this swap and the one in `take_mail` the later one
+        // sees what came before the other: either the thread that ends the group reads this mail, or this one sees the
+        // end.
         if self.failure.get().is_some() || self.is_closed() {
             self.read_mail(&mut self.core.lock());
         }
     }
 
-    /// News since the last look.
+    /// The mail since the last call.
     pub(crate) fn take_mail(&self) -> Vec<Mail> {
         if !self.has_mail.swap(false, Ordering::AcqRel) {
             return Vec::new();
@@ -350,7 +351,7 @@ impl Group {
         }
     }
 
-    /// The group is dead: every operation fails with the first cause, and the other ranks are told.
+    /// The group has failed: every operation fails with the first cause, and the other ranks get a notice.
     pub(crate) fn fail(&self, core: &mut Core, error: Error) {
         let notice = notice(&error, self.rank);
         self.fail_with(core, error, &notice);
@@ -401,7 +402,7 @@ impl Group {
         self.fail(&mut self.core.lock(), error);
     }
 
-    /// Leaves in good order. Threads that worked for this group alone end soon after; nobody waits for that here.
+    /// Leaves in good order. Threads that worked for this group alone end soon after; this does not wait for them.
     pub(crate) fn close(&self) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
@@ -424,7 +425,7 @@ impl Group {
         }
         core.links = LinkTable::new(self.world);
         core.shared = SharedMemory::default();
-        // A message that came in half, and that nobody has asked for.
+        // A message that came in part, and for which no receive was posted.
         core.matching.clear();
         drop(core);
         // The progress thread may hold the group still.

@@ -1,7 +1,7 @@
 //! The threads that work for the groups of a process: they are there while a group is open.
 //!
-//! The first group to be made brings them in; the last one to be closed sends them home, without waiting for them. A
-//! group that is made later brings in others, even if some of the first are still about to leave.
+//! The first group of a process starts them; closing the last one makes them end, without waiting for them. A group
+//! that is made later starts new ones, even if some of the first have not ended yet.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -74,7 +74,8 @@ impl Drop for ThreadsGuard {
 }
 
 /// Waits until the threads that worked for this process's groups have ended, which they do soon after the last group
-/// was closed; at most `limit`. For who is about to take away what completions stand on, as an interpreter that ends.
+/// was closed; at most `limit`. For a caller that is about to destroy what completions use, as an interpreter that
+/// ends.
 ///
 /// Returns whether they have ended: false at once while a group is open, and in a forked child, which has none of them.
 pub fn wait_for_threads(limit: Duration) -> bool {

@@ -1,4 +1,4 @@
-//! One operation's completion: a result that is set once, and who is told.
+//! One operation's completion: a result that is set once, and the callback that gets it.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -20,13 +20,13 @@ pub struct PointToPoint {
     pub timeout: Option<Duration>,
     /// Called when it ends, on a thread made for that.
     pub completion: Option<Completion>,
-    /// The caller waits at once ([`crate::Work::wait`]) and drives the operation itself; nobody else does.
+    /// The caller waits at once ([`crate::Work::wait`]) and drives the operation itself; no other thread does.
     pub blocking: bool,
     /// The stream of a buffer that is a device's memory; `None` for memory of the host.
     pub stream: Option<DeviceStream>,
 }
 
-/// The state of one operation, shared by the engine and whoever waits.
+/// The state of one operation, shared by the engine and the threads that wait for it.
 pub(crate) struct WorkState {
     pub(crate) collective: Collective,
     /// The operation's number in its group, from 1; counted apart for point-to-point.

@@ -25,21 +25,21 @@ use rustix::io::{DupFlags, dup3};
 
 /// Entries that are allocated together.
 const CHUNK: usize = 512;
-/// Chunks for the million descriptors that a process can have unless its system was told otherwise.
+/// Chunks for the million descriptors that a process can have unless its system is set up otherwise.
 const CHUNKS: usize = 2048;
 
 /// The inodes of entered sockets by their numbers, 0 where there is none. A forked child reads them, when any thread of
 /// its parent may have been anywhere: so there is no lock.
 static ENTERED: [OnceLock<Box<[AtomicU64; CHUNK]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
 
-/// What takes the place of a socket in a child: a descriptor that is good for nothing.
+/// What takes the place of a socket in a child: a descriptor that can be closed and nothing else.
 static BLANK: OnceLock<OwnedFd> = OnceLock::new();
 
 /// Makers of sockets in the lower half, forks under way in the upper one.
 static GATE: AtomicU32 = AtomicU32::new(0);
 const FORK: u32 = 1 << 16;
 
-/// How often a fork gives its core to makers of sockets before it goes on regardless. They need microseconds.
+/// How often a fork yields to threads that make sockets before it goes on regardless. They need microseconds.
 const YIELDS: u32 = 10_000;
 
 /// From now on forked children have nothing of this socket.
@@ -141,7 +141,7 @@ fn blank_out(number: RawFd, entered: u64, blank: &OwnedFd) {
     // not, the system call says so.
     let there = unsafe { BorrowedFd::borrow_raw(number) };
     if inode(there) == Some(entered) {
-        // SAFETY: whoever owns the number goes on to own it; nothing is closed here but what is replaced.
+        // SAFETY: the owner of the number still owns it; nothing is closed here but the socket that is replaced.
         let mut place = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
         let _ = dup3(blank, &mut place, DupFlags::CLOEXEC);
     }

@@ -202,7 +202,7 @@ impl Arena {
     /// Frees the block at `address`. False when there is none.
     ///
     /// # Safety
-    /// Nobody uses the block any more, in this process or by way of an operation that is under way.
+    /// The block is no longer used, in this process or by an operation that is under way.
     pub(super) unsafe fn free(&self, address: NonNull<u8>) -> bool {
         if fork::is_child() {
             // The block is the parent's, and the lock may have been held by a thread that is not in this process.
@@ -220,8 +220,8 @@ impl Arena {
         found
     }
 
-    /// Takes `address..address + bytes` away from the peers: what they write there is not seen any more, and no peer is
-    /// told of it. What lies in these pages is not handed out again before it `is_over`.
+    /// Takes `address..address + bytes` away from the peers: what they write there is no longer seen here, and they get
+    /// no word of it. What lies in these pages is not handed out again before it `is_over`.
     pub(super) fn detach(&self, address: usize, bytes: usize, is_over: IsOver) {
         if fork::is_child() {
             return;
@@ -408,7 +408,7 @@ impl Arena {
             return;
         }
         if self.sharers.load(Ordering::Relaxed) == 0 {
-            // Nobody has mapped them; making them anew costs us as little as it costs malloc.
+            // No peer has mapped them; making them anew costs us as little as it costs malloc.
             return state.retire(retired, |_| true);
         }
         let now = Instant::now();
@@ -428,7 +428,7 @@ impl Arena {
     }
 
     fn complain(&self, bytes: usize, reason: &str) {
-        // Only once somebody hears it: memory may be had before a group is made, with which logging begins.
+        // Only once logging is set up, which the first group does: memory may be allocated before that.
         let heard = tracing::enabled!(tracing::Level::WARN);
         if heard && !self.complained.swap(true, Ordering::Relaxed) {
             tracing::warn!(

@@ -1,8 +1,8 @@
 //! The shared heap: memory that peers on this host work on in place.
 //!
 //! A process has one heap. It hands out blocks from memfd segments ([`allocate`], [`Buffer`]), and tells for any
-//! address whether it lies in one ([`locate`]). A link between two processes of a host passes the segments'
-//! descriptors to the peer, who maps them ([`PeerHeap`]): a collective then folds from the memory of the peer that wrote
+//! address whether it lies in one ([`locate`]). A link between two processes of a host passes the segments' descriptors
+//! to the peer, which maps them ([`PeerHeap`]): a collective then folds from the memory of the peer that wrote
 //! it, without a copy in between, and may store sums to it. Memory from here is otherwise like any other: it may be
 //! passed to every operation, and operations take every other memory.
 //!
@@ -52,7 +52,7 @@ pub fn allocate(bytes: usize, align: usize) -> Option<Block> {
 /// As [`allocate`], and every byte is zero. Memory that was never used is not touched.
 pub fn allocate_zeroed(bytes: usize, align: usize) -> Option<Block> {
     let block = allocate(bytes, align)?;
-    // SAFETY: the block was just made and is nobody else's.
+    // SAFETY: the block was just made and belongs to no other code.
     unsafe { block.address.write_bytes(0, block.used) };
     Some(block)
 }
@@ -61,7 +61,7 @@ pub fn allocate_zeroed(bytes: usize, align: usize) -> Option<Block> {
 /// happens: the block is its parent's.
 ///
 /// # Safety
-/// Nobody uses the block any more, in this process or by way of an operation that is under way.
+/// The block is no longer used, in this process or by an operation that is under way.
 pub unsafe fn free(address: NonNull<u8>) -> bool {
     // SAFETY: as the caller promises.
     unsafe { HEAP.free(address) }

@@ -138,13 +138,13 @@ impl PeerHeap {
     /// As [`PeerHeap::span`].
     ///
     /// # Safety
-    /// While the slice lives, a peer that keeps the link's protocol does not write these bytes: it lent them, and has
-    /// not been told yet that they were read. Should it break the protocol, other bytes than were sent are seen; so
-    /// they are used as numbers, for which every pattern is valid, and never as lengths, addresses or conditions.
+    /// While the slice lives, a peer that keeps the link's protocol does not write these bytes: it lent them, and does
+    /// not know yet that they were read. If it breaks the protocol, we may see other bytes than it sent; so they are
+    /// used as numbers, for which every pattern is valid, and never as lengths, addresses or conditions.
     pub unsafe fn slice(&self, segment: u32, offset: u64, bytes: usize) -> Result<Option<&[u8]>> {
         let start = self.span(segment, offset, bytes)?;
         // SAFETY: the span is mapped for as long as `self` is borrowed, since forgetting takes `&mut self`, and cannot
-        // fault, since the file's size is sealed. The caller promises that nobody writes to it.
+        // fault, since the file's size is sealed. The caller promises that nothing writes to it.
         Ok(start.map(|start| unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) }))
     }
 
@@ -227,7 +227,7 @@ impl Held {
     /// If there are not so many.
     ///
     /// # Safety
-    /// As for [`PeerHeap::slice`], and nobody in this process writes them while the slice lives.
+    /// As for [`PeerHeap::slice`], and nothing in this process writes them while the slice lives.
     pub unsafe fn read(&self, at: usize, bytes: usize) -> &[u8] {
         assert!(at <= self.bytes && bytes <= self.bytes - at);
         // SAFETY: within the span, which was checked when this was made and is mapped while `mapping` lives. The caller
@@ -329,7 +329,7 @@ impl Drop for Mapping {
         MAPPINGS
             .lock()
             .retain(|(inode, mapping)| *inode != self.inode || !ptr::eq(mapping.as_ptr(), this));
-        // SAFETY: this is the mapping that `open` made, whole, and whoever reads it holds an `Arc` around `self`.
+        // SAFETY: this is the mapping that `open` made, whole, and all readers hold an `Arc` around `self`.
         let result = unsafe { mm::munmap(self.base.as_ptr().cast(), self.length) };
         debug_assert!(result.is_ok());
     }
@@ -379,7 +379,7 @@ mod tests {
             .unwrap()
         );
         writer.write_all_at(b"unison", 4096).unwrap();
-        // SAFETY: nobody writes any more.
+        // SAFETY: nothing writes any more.
         let seen = unsafe { one.slice(3, 4096, 6) }.unwrap().unwrap();
         assert_eq!(seen, b"unison");
         // One mapping serves both.

@@ -143,12 +143,12 @@ impl Region {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         let place = self.address(at).as_ptr();
-        // SAFETY: a mapping of the same bytes of the same file takes the place of the one that is there, in one step: who
-        // reads finds what was there, and who writes, writes.
+        // SAFETY: a mapping of the same bytes of the same file takes the place of the one that is there, in one step: a
+        // read by another thread finds the same bytes, and a write goes to the one mapping or the other.
         unsafe { mm::mmap(place.cast(), length, access, flags, file, start) }?;
         for page in (0..length).step_by(page()) {
             // SAFETY: within what has just been mapped. Other threads may be using the byte in whatever way; it is
-            // replaced by itself, or was just written by somebody else.
+            // replaced by itself, or another thread has just written it.
             let byte = unsafe { AtomicU8::from_ptr(place.add(page)) };
             // With the first write the page is copied. An exchange is one, where it would be left out if it were an
             // addition of nothing.
@@ -161,7 +161,7 @@ impl Region {
     /// Undoes [`Region::detach`]: the bytes are the file's again, and what was written to the pages meanwhile is gone.
     ///
     /// # Safety
-    /// The memory is in no block: nobody in this process uses it.
+    /// The memory is in no block: this process does not use it.
     pub(super) unsafe fn attach(
         &self,
         file: BorrowedFd<'_>,
@@ -174,14 +174,14 @@ impl Region {
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         let place = self.address(at).as_ptr();
         // SAFETY: a mapping of the same bytes of the same file takes the place of the one that is there, whose contents
-        // nobody needs, as the caller promises.
+        // are not needed, as the caller promises.
         unsafe { mm::mmap(place.cast(), length, access, flags, file, start) }.map(drop)
     }
 
     /// Undoes [`Region::map`]: the addresses are reserved as before.
     ///
     /// # Safety
-    /// Nobody uses the memory any more.
+    /// The memory is no longer used.
     pub(super) unsafe fn unmap(&self, at: usize, length: usize) -> Result<(), Errno> {
         for chunk in &self.owners[at / CHUNK..(at + length).div_ceil(CHUNK)] {
             chunk.store(0, Ordering::Release);
@@ -192,7 +192,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the reservation that `over` kept, whole; who drops it uses nothing in it.
+        // SAFETY: the reservation that `over` kept, whole; nothing in it is used when it is dropped.
         let result = unsafe { unmap(self.base.as_ptr(), self.length()) };
         debug_assert!(result.is_ok());
     }
@@ -202,13 +202,13 @@ impl Drop for Region {
 fn map_nothing(place: *mut u8, length: usize, flags: MapFlags) -> Result<*mut u8, Errno> {
     let flags = flags | MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: without `FIXED` a fresh mapping touches no existing memory. With it, it replaces a segment of this
-    // region, of which `Region::unmap`'s caller promises that nobody uses it.
+    // region that is no longer used, as `Region::unmap`'s caller promises.
     let mapped = unsafe { mm::mmap_anonymous(place.cast(), length, ProtFlags::empty(), flags) }?;
     Ok(mapped.cast())
 }
 
 /// # Safety
-/// The range is mapped and nobody uses it.
+/// The range is mapped and not used.
 unsafe fn unmap(start: *mut u8, length: usize) -> Result<(), Errno> {
     match length {
         0 => Ok(()),

@@ -71,7 +71,7 @@ impl Segment {
         self.length
     }
 
-    /// The offsets in the region that nobody else may have until this is dropped.
+    /// The offsets in the region that belong to this segment until it is dropped.
     pub(super) fn chunks(&self) -> (usize, usize) {
         (self.at, self.length.next_multiple_of(CHUNK))
     }
@@ -111,7 +111,7 @@ impl Segment {
     }
 }
 
-/// Nobody but its owner writes to a segment that is sealed against this: not by mappings made later, nor in any other way.
+/// With this seal only the owner's existing mapping can write to a segment; later mappings and `write` calls cannot.
 pub(super) const READ_ONLY: SealFlags = SealFlags::FUTURE_WRITE;
 
 /// Seals what [`memory`] made with `seals` against all further seals.

@@ -62,7 +62,7 @@ fn a_peer_that_maps_the_segment_sees_the_block() {
     let mut peer = PeerHeap::default();
     let identity = Identity::of(place.segment, &file).unwrap();
     assert!(peer.admit(identity, Some(file)).unwrap());
-    // SAFETY: nobody writes meanwhile.
+    // SAFETY: nothing writes meanwhile.
     let seen = unsafe { peer.slice(place.segment, place.offset, 6) }
         .unwrap()
         .unwrap();
@@ -71,7 +71,7 @@ fn a_peer_that_maps_the_segment_sees_the_block() {
     arena.trim();
     assert!(!arena.is_live(place.segment));
     // The mapping outlives the segment, and the memory does not.
-    // SAFETY: nobody writes any more.
+    // SAFETY: nothing writes any more.
     let seen = unsafe { peer.slice(place.segment, place.offset, 6) }
         .unwrap()
         .unwrap();
@@ -335,7 +335,7 @@ fn what_a_stopped_peer_may_write_is_withheld_until_it_can_no_more() {
     );
     assert!(arena.locate(first.address.as_ptr(), 1 << 20).is_none());
     assert!(arena.locate(beside.address.as_ptr(), 1 << 20).is_some());
-    // SAFETY: nobody uses it any more.
+    // SAFETY: it is no longer used.
     assert!(unsafe { arena.free(first.address) });
     assert_ne!(taken().address, first.address);
     is_over.store(true, Ordering::Relaxed);
@@ -356,7 +356,7 @@ fn what_is_in_use_stays_private_after_the_peer_has_gone_on() {
     assert!(arena.allocate(64, 64).is_some());
     assert_eq!(bytes, [7; 100]);
     assert!(arena.locate(block.address.as_ptr(), 1).is_none());
-    // SAFETY: nobody uses it any more.
+    // SAFETY: it is no longer used.
     assert!(unsafe { arena.free(block.address) });
     assert!(arena.locate(block.address.as_ptr(), 1).is_some());
 }

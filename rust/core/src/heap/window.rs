@@ -1,14 +1,14 @@
 //! Windows: memory of one rank of a group that the other ranks of its host read, apart from the blocks of the heap.
 //!
-//! A window is a segment by itself. It is passed to peers as the heap's segments are, and stays with whoever has mapped
-//! it when its owner has closed it: a rank may leave while others still read what it has left there.
+//! A window is a segment by itself. It is passed to peers as the heap's segments are. The mappings of the peers stay
+//! when its owner closes it: a rank may leave while others still read what it has left there.
 //!
 //! It begins with words, by which ranks tell each other where they are; the rest is data. The owner alone writes, which the
 //! kernel sees to: once the owner has mapped it, it is sealed against all further writing.
 //!
-//! Where data begins in a page differs from rank to rank, and from where buffers usually begin: what is read of all windows
-//! at the same time would otherwise meet in one set of the first cache, and in copies a load would have to wait for the store
-//! of a moment ago whose address ends like its own.
+//! Data begins at a different place in the page for each rank, and not where buffers usually begin. Otherwise what is
+//! read from all windows at the same time would fall into one set of the L1 cache, and in copies a load would wait for
+//! a recent store whose address has the same low bits.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -135,7 +135,7 @@ impl Window {
         Some(window)
     }
 
-    /// Everybody who is to have it has mapped it: no descriptor is needed any more.
+    /// All peers have mapped it: no descriptor is needed any more.
     pub fn settle(&self) {
         let mut open = OPEN.lock();
         for (_, file) in open.iter_mut().filter(|(of, _)| *of == self.number) {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_stays_with_whoever_has_mapped_it() {
+    fn a_window_stays_in_processes_that_have_mapped_it() {
         let mut window = Window::create(LAYOUT).unwrap();
         let (number, seen) = (window.segment(), open(&window));
         window.write(9_000, 1_000).fill(7);
@@ -303,7 +303,7 @@ mod tests {
         let seals = fs::fcntl_get_seals(&file).unwrap();
         assert!(seals.contains(segment::SEALS | segment::READ_ONLY));
         assert!(rustix::io::write(&file, &[1]).is_err());
-        // A member that lies: it shares what cannot be written.
+        // A member that breaks the protocol: it shares what cannot be written.
         let mut heap = PeerHeap::default();
         let identity = Identity::of(window.segment(), &file).unwrap();
         heap.admit(identity, Some(file)).unwrap();

@@ -28,7 +28,7 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 
 use self::contract::{Want, expected, initial};
-use self::expression::{Expressions, Id, Kind, UNINITIALISED, everybody, ranks};
+use self::expression::{Expressions, Id, Kind, UNINITIALISED, all_ranks, ranks};
 use super::{Buffer, Plan, Shape, Span, Step, Wire};
 use crate::types::{Collective, Rank};
 
@@ -306,11 +306,11 @@ impl<'a> Run<'a> {
                 if widen && src.buffer != Buffer::Scratch {
                     return Err("finishes a sum that is not in the accumulation type".into());
                 }
-                let everybody = everybody(self.plans.len());
+                let all_ranks = all_ranks(self.plans.len());
                 let values = self
                     .read(rank, src)?
                     .into_iter()
-                    .map(|sum| self.expressions.finish(sum, everybody))
+                    .map(|sum| self.expressions.finish(sum, all_ranks))
                     .collect::<Result<Vec<Id>, String>>()?;
                 self.write(rank, dst, &values)
             }
@@ -440,7 +440,7 @@ impl<'a> Run<'a> {
         )
     }
 
-    /// Everything has run, or everybody waits for somebody.
+    /// Either everything has run, or the ranks wait for each other.
     fn check_all_ran(&self) -> Result<(), String> {
         let mut stuck = String::new();
         for (rank, state) in self.ranks.iter().enumerate() {
@@ -458,11 +458,11 @@ impl<'a> Run<'a> {
     fn check_results(&mut self) -> Result<(), String> {
         for (rank, shape) in self.shapes.iter().enumerate() {
             if shape.collective == Collective::Barrier
-                && self.ranks[rank].heard_from != everybody(shape.world)
+                && self.ranks[rank].heard_from != all_ranks(shape.world)
             {
                 return Err(format!(
                     "rank {rank} leaves the barrier without having heard from {:?}",
-                    ranks(everybody(shape.world) & !self.ranks[rank].heard_from)
+                    ranks(all_ranks(shape.world) & !self.ranks[rank].heard_from)
                 ));
             }
             let expected = expected(self.shapes, rank, &mut self.expressions);

@@ -97,7 +97,7 @@ fn predict_where(
 ) -> f64 {
     let elements = match shape.counts {
         Counts::Even(count) => count,
-        // Everybody knows all of these.
+        // All ranks know all of these.
         Counts::PerRank(counts)
             if matches!(
                 shape.collective,

@@ -1,4 +1,4 @@
-//! Everyone to everyone.
+//! Every rank exchanges messages with every other.
 //!
 //! The fewest rounds there can be. Every rank talks to every other, so the number of messages grows with the
 //! square of the world size and, in one shot, so does the volume: for small messages, or few ranks.
@@ -63,7 +63,7 @@ struct Folding {
     result: Span,
     /// Whether the sum can grow where the result goes.
     grows_in_result: bool,
-    /// The longest result of any rank: how far everybody's pieces go.
+    /// The longest result of any rank: how far the pieces of all ranks go.
     longest: usize,
     /// Pieces of this many elements, so that a sum stays in the cache while all contributions are folded into
     /// it.
@@ -151,10 +151,10 @@ pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
     steps.done()
 }
 
-/// First shot: rank r folds slice r of everybody. Second shot: everybody sends their slice to all.
+/// First shot: rank r folds slice r of all ranks. Second shot: every rank sends its slice to all.
 ///
 /// Both go on at the same time, piece by piece: a piece is sent on when the next one has been folded, while it is still
-/// in the cache, and nobody waits for a sum that others have only just begun.
+/// in the cache, and no rank waits for a sum that others have only just begun.
 pub(super) fn all_reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let slices = Blocks::split(shape.count(), shape.world);
@@ -183,7 +183,7 @@ pub(super) fn all_reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
     steps.done()
 }
 
-/// Folds this rank's slice of everybody's contribution into `result`.
+/// Folds this rank's slice of every rank's contribution into `result`.
 fn fold_slice(steps: &mut Steps, shape: &Shape, slices: &Blocks, result: Span, chunk: usize) {
     let folding = folding_of_slice(shape, slices, result, chunk);
     fold_in_rank_order(steps, shape, &folding, |peer| {
@@ -230,7 +230,7 @@ fn exchange(
     }
 }
 
-/// Everybody sends all they have to the root, which folds it in rank order.
+/// Every rank sends its whole contribution to the root, which folds them in rank order.
 pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let (own, result) = (shape.contribution(), shape.output());
@@ -252,7 +252,7 @@ pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
     steps.done()
 }
 
-/// First shot: rank r folds slice r of everybody. Second shot: everybody sends their slice to the root.
+/// First shot: rank r folds slice r of all ranks. Second shot: every rank sends its slice to the root.
 pub(super) fn reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let slices = Blocks::split(shape.count(), shape.world);
@@ -273,7 +273,7 @@ pub(super) fn reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
     steps.done()
 }
 
-/// The root sends to everybody.
+/// The root sends to all other ranks.
 pub(super) fn broadcast(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     if shape.rank == shape.root {
@@ -286,7 +286,7 @@ pub(super) fn broadcast(shape: &Shape) -> Plan {
     steps.done()
 }
 
-/// First shot: the root sends slice r to rank r. Second shot: everybody sends their slice to all but the
+/// First shot: the root sends slice r to rank r. Second shot: every rank sends its slice to all but the
 /// root, which has it.
 pub(super) fn broadcast_two_shot(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
@@ -311,7 +311,7 @@ pub(super) fn broadcast_two_shot(shape: &Shape) -> Plan {
     steps.done()
 }
 
-/// Everybody sends their block to all.
+/// Every rank sends its block to all.
 pub(super) fn all_gather(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
@@ -337,7 +337,7 @@ pub(super) fn own_block(steps: &mut Steps, shape: &Shape, blocks: &Blocks) -> Sp
     input
 }
 
-/// Rank r folds block r of everybody, in rank order.
+/// Rank r folds block r of all ranks, in rank order.
 pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
@@ -356,7 +356,7 @@ pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
     steps.done()
 }
 
-/// The root receives everybody's block. The others use only their own count.
+/// The root receives every rank's block. The others use only their own count.
 pub(super) fn gather(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
@@ -375,7 +375,7 @@ pub(super) fn gather(shape: &Shape) -> Plan {
     steps.done()
 }
 
-/// The root sends everybody their block. The others use only their own count.
+/// The root sends every rank its block. The others use only their own count.
 pub(super) fn scatter(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
@@ -413,7 +413,7 @@ pub(super) fn all_to_all(shape: &Shape) -> Plan {
     steps.done()
 }
 
-/// Everybody reports to rank 0, which has heard from all when it answers. Two messages deep at any world
+/// Every rank sends a message to rank 0, which answers when it has one from each. Two messages deep at any world
 /// size.
 pub(super) fn barrier(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);

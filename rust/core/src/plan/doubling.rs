@@ -84,7 +84,7 @@ impl Core {
     }
 }
 
-/// Everybody ends with everything after log2(n) exchanges of everything.
+/// Every rank has the whole result after log2(n) exchanges of all that it has.
 pub(super) fn all_reduce(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let core = Core::of(shape.world);

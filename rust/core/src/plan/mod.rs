@@ -80,7 +80,7 @@ pub enum Buffer {
     /// The plan's own memory, [`Plan::scratch`] elements of the accumulation type, uninitialised at first.
     Scratch,
     /// A half of a window: memory of `rank` that it alone writes and that all ranks of its host read. It holds
-    /// elements of the request's type. [`Step::Signal`] and [`Step::Wait`] order who uses it when.
+    /// elements of the request's type. [`Step::Signal`] and [`Step::Wait`] order its use by the ranks.
     Window {
         /// The owner.
         rank: u8,
@@ -360,8 +360,9 @@ impl Plan {
         last
     }
 
-    /// The same plan with every send as early as the steps before it allow, in the order of the sends. For who does one
-    /// step after the other, and would wait for a peer before telling another what is known already.
+    /// The same plan with every send as early as the steps before it allow, in the order of the sends. For a caller
+    /// that does one step after the other: without this it could wait for a peer before it sends what another one
+    /// needs.
     #[must_use]
     pub fn sends_first(self) -> Self {
         let mut steps: Vec<Step> = Vec::with_capacity(self.steps.len());

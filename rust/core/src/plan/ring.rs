@@ -136,7 +136,7 @@ pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
     steps.done()
 }
 
-/// Reduce the blocks, then everybody sends theirs to the root.
+/// Reduce the blocks, then every rank sends its block to the root.
 pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::split(shape.count(), shape.world);

@@ -180,7 +180,7 @@ impl PartialOrd for Event {
     }
 }
 
-/// Events of one time are told apart by their number, so their own order never matters.
+/// The number of an event orders those of one time, so their own order never matters.
 impl Ord for Event {
     fn cmp(&self, _: &Self) -> std::cmp::Ordering {
         std::cmp::Ordering::Equal

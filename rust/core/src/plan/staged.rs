@@ -3,8 +3,8 @@
 //! For each chunk a rank copies what it contributes from the caller's memory into a slot, all ranks carry out the
 //! collective on their slots, and the rank copies what it has got back. All ranks cut alike, from the room of a slot, the
 //! world and the counts. In `gather`, `scatter` and `all_to_all` with a count per rank or pair they do not know each
-//! other's counts, and need not have the same number of chunks ([`is_known`]): whoever has fewer takes part in the others
-//! with [`nothing`], once the ranks have told each other how many there are.
+//! other's counts, and need not have the same number of chunks ([`is_known`]): a rank that has fewer takes part in the
+//! others with [`nothing`], once the ranks have told each other how many there are.
 
 use super::{Algorithm, Buffer, Counts, Shape, Span, applicable};
 use crate::types::Collective;

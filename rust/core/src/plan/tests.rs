@@ -213,7 +213,7 @@ fn sends_may_come_first() {
 }
 
 #[test]
-fn the_last_receives_are_those_nobody_reads_again() {
+fn the_last_receives_are_those_no_step_reads_again() {
     for collective in PLANNED {
         for algorithm in Algorithm::ALL {
             let request = Request::even(collective, 5, 11);

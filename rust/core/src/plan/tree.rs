@@ -3,7 +3,7 @@
 //! # Two trees
 //!
 //! In one binary tree the leaves, half of the ranks, never forward anything. So there are two, and each
-//! carries half of the elements: whoever forwards in one is a leaf of the other (Sanders, Speck and Träff,
+//! carries half of the elements: a rank that forwards in one is a leaf of the other (Sanders, Speck and Träff,
 //! "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009). The root is the source of
 //! both and no node of either. The others, 1 to m by their distance from the root around the circle, stand in
 //! each tree at a *position*:
@@ -29,7 +29,7 @@
 //! and sends the sum to its parent; downwards it receives a piece from its parent and sends it to its
 //! children. all_reduce does both, the downward pieces following `log2(n)` pieces behind, so that both
 //! directions of the links are in use. The plan of every rank goes through (piece, up before down, tree) in
-//! the same order, hence nobody waits in a circle.
+//! the same order, hence ranks never wait in a circle.
 //!
 //! One rank, the root, completes every sum, so all ranks get the same bits.
 //!

@@ -3,8 +3,8 @@
 //! Every rank owns a window, memory of two halves that all ranks can read. A collective is cut into chunks that fit a
 //! half; chunks use the halves in turn. For each chunk a rank puts what the others need into its half and publishes it,
 //! awaits what the others have published, works on that, and releases their halves. So a plan has two kinds of steps:
-//! meetings, which order the ranks, and work on memory, which is done in program order. Nobody waits on the host: a plan
-//! is made to be put into a stream as it is.
+//! meetings, which order the ranks, and work on memory, which is done in program order. No thread of the host has to
+//! wait: a plan can be put into a stream as it is.
 //!
 //! # Meetings
 //!
@@ -67,9 +67,9 @@ impl Room {
 /// How many times the data crosses the windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shots {
-    /// Everybody reads all of it from everybody: one meeting.
+    /// Every rank reads all of it from every rank: one meeting.
     One,
-    /// Everybody makes a part of the result and gets the other parts: two meetings, less to read. For `all_reduce`,
+    /// Every rank makes a part of the result and gets the other parts: two meetings, less to read. For `all_reduce`,
     /// `reduce` and `broadcast`; others do the same in either case.
     Two,
 }
@@ -115,11 +115,11 @@ pub fn build(shape: &Shape, room: &Room, shots: Shots, premultiplied: bool) -> O
     Some(in_order(steps))
 }
 
-/// This rank's plan of an `all_reduce` in which the ranks go in step, as those do that share a few cores: nobody puts a
-/// chunk before all have reduced the one before it. Then one half will do, for contributions in its first part and
-/// results in the second, and all that is touched is little enough to stay in the caches. There is nothing to claim and
-/// to release between chunks: a rank whose results are there reads the contributions no more, and one whose next
-/// contributions are there has got the results.
+/// This rank's plan of an `all_reduce` in which the ranks go in step, as ranks that share a few cores do: no rank puts
+/// a chunk before all have reduced the one before it. Then one half is enough, with contributions in its first part and
+/// results in the second, and all of it stays in the caches. There is nothing to claim and to release between chunks: a
+/// rank that has published its results no longer reads the contributions, and a rank that has published its next
+/// contributions has read the results.
 ///
 /// Room must be the same on all ranks. `None` for other collectives, and where [`build`] is.
 pub fn build_in_step(shape: &Shape, room: &Room) -> Option<Plan> {

@@ -32,7 +32,7 @@ const LONG: usize = 4 << 20;
 /// Whether what is written should pass the caches by.
 ///
 /// An ordinary store fetches the line it writes to and lets something else out of the caches for
-/// it. A streaming one does neither: a copy moves two thirds of the bytes. But who reads the
+/// it. A streaming one does neither: a copy moves two thirds of the bytes. But a later read of the
 /// destination then finds it in memory, not in the cache. So it pays exactly when the caches would
 /// not have kept it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -185,7 +185,7 @@ impl Tier {
         true
     }
 
-    /// Copies past the caches, for what nobody will read before it is evicted anyway.
+    /// Copies past the caches, for what would be evicted anyway before it is read.
     pub(super) fn streamer(self) -> Streamer {
         Streamer(self)
     }

@@ -1,9 +1,9 @@
 //! Threads that take a share of large passes, on hosts with more cores than ranks.
 //!
-//! Work is cut into pieces, and whoever is free takes the next: the calling thread from the start,
-//! the others once they have woken. The caller waits only for pieces that somebody has begun, so
-//! threads that wake late cost nothing, and the result does not depend on who did what. Between
-//! passes the threads sleep.
+//! Work is cut into pieces, and each thread that is free takes the next: the calling thread from the
+//! start, the others once they have woken. The caller waits only for pieces that a thread has begun,
+//! so threads that wake late cost nothing, and the result does not depend on which thread did what.
+//! Between passes the threads sleep.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl Workers {
         // SAFETY: only the lifetime is changed. Helpers call `work` between counting themselves in
         // and out under the lock, and count themselves in only while it is on offer. `Offer` is
         // dropped before this function returns or unwinds; it withdraws the offer and waits until
-        // all are out. After that nobody has the reference.
+        // all are out. After that no helper has the reference.
         let work: &'static (dyn Fn() + Sync) = unsafe { std::mem::transmute(work) };
         let offer = Offer::of(&self.shared, work);
         work();
@@ -149,7 +149,7 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         if !self.is_at_home() {
-            // There is nobody to join.
+            // There is no thread to join.
             return self.helpers.drain(..).for_each(std::mem::forget);
         }
         self.shared.state.lock().closing = true;

@@ -1,7 +1,7 @@
 //! A store in a file that all ranks can open: `file:///path`, on a local disk or a shared one.
 //!
-//! The file is a log. It begins with a header that says who made it; then follows one record for each set, the
-//! last one of a key being its value:
+//! The file is a log. It begins with a header that names the process that made it. One record for each set follows; the
+//! last one of a key is its value:
 //!
 //! ```text
 //! header:  magic (8)  id (16)  length of creator (4)  creator  check (4)
@@ -245,9 +245,9 @@ impl Log {
     /// Appends a record after the last complete one.
     fn append(&mut self, key: &str, value: &[u8]) -> Result<()> {
         let lock = Lock::take(&self.file, &self.path, FlockOperation::LockExclusive)?;
-        let result = read_new(&self.file, &self.path, &self.id, self.end).and_then(|news| {
+        let result = read_new(&self.file, &self.path, &self.id, self.end).and_then(|tail| {
             let record = record(key, value);
-            let end = news.end;
+            let end = tail.end;
             // Whatever follows the last complete record was left by a process that died while it wrote.
             self.file
                 .set_len(end)
@@ -255,19 +255,19 @@ impl Log {
             self.file
                 .write_all_at(&record, end)
                 .map_err(|cause| self.failed("write", cause))?;
-            Ok((news, end + record.len() as u64))
+            Ok((tail, end + record.len() as u64))
         });
         drop(lock);
-        let (news, end) = result?;
-        self.accept(news);
+        let (tail, end) = result?;
+        self.accept(tail);
         self.end = end;
         self.values.insert(key.to_owned(), value.to_vec());
         Ok(())
     }
 
-    fn accept(&mut self, news: News) {
-        self.end = news.end;
-        self.values.extend(news.records);
+    fn accept(&mut self, tail: Tail) {
+        self.end = tail.end;
+        self.values.extend(tail.records);
     }
 
     fn read_from(&self, offset: u64, most: usize) -> Result<Vec<u8>> {
@@ -309,13 +309,13 @@ impl Drop for Lock<'_> {
 }
 
 /// Records that were read, and where the last complete one ends.
-struct News {
+struct Tail {
     records: Vec<(String, Vec<u8>)>,
     end: u64,
 }
 
 /// Reads the records from `from` on. The caller holds a lock.
-fn read_new(file: &File, path: &Path, id: &[u8; 16], from: u64) -> Result<News> {
+fn read_new(file: &File, path: &Path, id: &[u8; 16], from: u64) -> Result<Tail> {
     let failed =
         |cause: io::Error| Error::system(format!("read store file {}", path.display()), cause);
     let start = read_at_most(file, 0, 24).map_err(failed)?;
@@ -329,34 +329,34 @@ fn read_new(file: &File, path: &Path, id: &[u8; 16], from: u64) -> Result<News> 
         ));
     }
     let length = file.metadata().map_err(failed)?.len();
-    let mut news = News {
+    let mut tail = Tail {
         records: Vec::new(),
         end: from,
     };
-    while news.end < length {
-        let head = read_at_most(file, news.end, RECORD_HEAD).map_err(failed)?;
+    while tail.end < length {
+        let head = read_at_most(file, tail.end, RECORD_HEAD).map_err(failed)?;
         let (key, value) = match record_lengths(&head) {
             Parsed::Complete(lengths) => lengths,
             Parsed::Incomplete => break,
-            Parsed::Damaged => return Err(damaged(path, news.end, "no record begins there")),
+            Parsed::Damaged => return Err(damaged(path, tail.end, "no record begins there")),
         };
         let body = key + value + RECORD_CHECK;
-        let bytes = read_at_most(file, news.end + RECORD_HEAD as u64, body).map_err(failed)?;
+        let bytes = read_at_most(file, tail.end + RECORD_HEAD as u64, body).map_err(failed)?;
         if bytes.len() < body {
             break;
         }
         let (content, check) = bytes.split_at(key + value);
         if check != &digest(&[&head, content])[..RECORD_CHECK] {
-            return Err(damaged(path, news.end, "its record's checksum is wrong"));
+            return Err(damaged(path, tail.end, "its record's checksum is wrong"));
         }
         let Ok(name) = std::str::from_utf8(&content[..key]) else {
-            return Err(damaged(path, news.end, "its record's key is not UTF-8"));
+            return Err(damaged(path, tail.end, "its record's key is not UTF-8"));
         };
-        news.records
+        tail.records
             .push((name.to_owned(), content[key..].to_vec()));
-        news.end += (RECORD_HEAD + body) as u64;
+        tail.end += (RECORD_HEAD + body) as u64;
     }
-    Ok(news)
+    Ok(tail)
 }
 
 /// Up to `most` bytes at `offset`: fewer at the end of the file.

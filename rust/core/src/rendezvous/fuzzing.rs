@@ -30,7 +30,7 @@ pub fn store_reply(bytes: &[u8]) {
     }
 }
 
-/// What comes to the store's server, to its client, and to a connection between both: nobody is convinced.
+/// What comes to the store's server, to its client, and to a connection between both: none of them may accept it.
 pub fn store_hello(bytes: &[u8]) {
     static KEY: LazyLock<StoreKey> = LazyLock::new(|| StoreKey::new("job", None));
     static OTHER: LazyLock<StoreKey> = LazyLock::new(|| StoreKey::new("other", None));

@@ -1,9 +1,10 @@
-//! Who this process is, as its launcher says it in the environment: torchrun (or `unisono launch`, or the same variables
-//! set by hand), Open MPI, MPICH and its kin, Slurm, Kubernetes indexed jobs.
+//! This process's rank, world size and master, from the environment that its launcher has set: torchrun (or `unisono
+//! launch`, or the same variables set by hand), Open MPI, MPICH and its kin, Slurm, Kubernetes indexed jobs.
 //!
 //! The launchers are asked in this order, because the inner one knows better: torchrun inside a Slurm job starts
-//! several ranks per task, and `mpirun` under Slurm starts one daemon per task. The first that gives a rank wins. (Slurm
-//! may itself set MPICH's rank for its tasks, but not what MPICH's own launcher tells of the host.)
+//! several ranks per task, and `mpirun` under Slurm starts one daemon per task. The first that gives a rank wins.
+//! (Slurm may itself set MPICH's rank for its tasks, but not the variables about the host that MPICH's own launcher
+//! sets.)
 //! `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` may be set under every launcher; they give the meeting point and
 //! must not contradict the launcher. Everything here is a function of a lookup, so it is tested without touching
 //! the environment.
@@ -242,7 +243,7 @@ impl Launcher {
         name.or_else(|| (is_mpi && is_one_host).then(|| format!("parent {parent}")))
     }
 
-    /// The host of rank 0, if it is told.
+    /// The host of rank 0, if the environment names it.
     fn host(&self, variables: &Variables<'_>, is_one_host: bool) -> Option<String> {
         variables.text("MASTER_ADDR").or_else(|| match self.rank {
             "SLURM_PROCID" => [
@@ -255,8 +256,8 @@ impl Launcher {
             .or_else(|| variables.text("SLURM_LAUNCH_NODE_IPADDR")),
             // All ranks on this host.
             _ if is_one_host => Some("127.0.0.1".to_owned()),
-            // `mpirun` in a Slurm job begins with its first host, unless it is told otherwise. (The step that these
-            // variables could also tell of is that of its daemons, which may leave that host out.)
+            // `mpirun` in a Slurm job begins with its first host, unless an option says otherwise. (These variables
+            // could also describe the step of its daemons, which may leave that host out.)
             "OMPI_COMM_WORLD_RANK" | "PMI_RANK" => variables
                 .text("SLURM_JOB_NODELIST")
                 .and_then(|list| first_host(&list)),

@@ -1,8 +1,9 @@
 //! A meeting: the store at which the ranks of one group find each other, from opening it until all have joined.
 //!
 //! Where a rank serves the store itself, others may still be reading from it when that rank has joined. So every rank
-//! says that it is done with the store, under `left/N`, whose value is the number of ranks. The server ends when all have said so, and with it everything
-//! that a stranger could connect to; or when those that have not, had their time to join.
+//! says that it is done with the store, under `left/N`, whose value is the number of ranks. The server ends when all
+//! have said so, or when the time to join is over for those that have not. Then nothing is left that a stranger could
+//! connect to.
 
 use std::time::{Duration, Instant};
 
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn rank_0_leaves_after_all_who_came() {
+    fn rank_0_leaves_after_all_ranks_that_came() {
         let store = MemoryStore::default();
         // Rank 1 came and is slow to leave; rank 2 never came and is not waited for.
         store.set(&roster::entry_key(1), b"").expect("set");
@@ -376,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_closes_when_those_who_are_left_had_their_time() {
+    fn a_store_closes_when_the_time_to_join_is_over() {
         let url = format!("tcp://127.0.0.1:{}", free_port());
         let meeting = open_url(&url, 0, 2, &config("0.1")).expect("open");
         let other = open_url(&url, 1, 2, &config("10")).expect("open");

@@ -1,6 +1,6 @@
 //! How the ranks of a job find and trust each other.
 //!
-//! A [`launcher`] says who this process is and where rank 0 is. Through a [`store`] there (the built-in
+//! A [`launcher`] says which rank this process is and where rank 0 is. Through a [`store`] there (the built-in
 //! [TCP store](tcp_store), a [shared file](file_store), the [memory] of one process, or torch's) the ranks
 //! [introduce](roster) themselves to each other and learn each other's public keys, with which every later connection
 //! proves that it belongs to the group.

@@ -1,6 +1,6 @@
-//! Forming a group: every rank learns who the others are, or why there is no group.
+//! Forming a group: every rank gets the table of all ranks, or learns why there is no group.
 //!
-//! Each rank publishes one entry (`rank/N`) that says who it is. Rank 0 reads them all, checks that they belong
+//! Each rank publishes one entry (`rank/N`) that describes it. Rank 0 reads them all, checks that they belong
 //! together, and publishes one verdict (`verdict`): the table of all members, or a failure, which every rank then
 //! reports. The other ranks wait for the verdict alone, so the store sees O(n) requests. A rank that finds itself in
 //! conflict (its number is taken, its settings are not rank 0's) says so under `trouble`, which rank 0 looks at while
@@ -8,9 +8,9 @@
 //!
 //! **Which process is believed.** An entry has the public key of its rank, and every connection proves that both ends
 //! hold the keys of the table ([`crate::transport::handshake`]). So a process that can only read the store gets nowhere.
-//! Without a secret of the job, a process that can write to the store can join, or take the place of a rank that has not
-//! come yet: then the store is the trust. With one, every record is authenticated with it and it is mixed into every
-//! handshake, so that reading and writing the store gives nothing but the power to disturb.
+//! Without a secret of the job, a process that can write to the store can join, or take the place of a rank that has
+//! not come yet: then trust rests on access to the store. With a secret, it authenticates every record and is mixed
+//! into every handshake, so that a process that can only read and write the store can disturb the job, but not join it.
 //!
 //! **Again.** A process that has joined in a store may do so again when its group has ended, or beside it: it finds its
 //! own entry there, and goes on to the next round, whose keys have a prefix. All its ranks do so equally often.
@@ -270,7 +270,8 @@ impl Joining<'_> {
         Ok(entry.row)
     }
 
-    /// Two processes that claim one rank at the same moment both find it free; the store knows who came last.
+    /// Two processes that claim one rank at the same moment both find it free; the store has the entry of the later
+    /// one.
     fn check_own_entry(&self) -> Result<()> {
         let Some(bytes) = self.store.get(&entry_key(self.me.rank))? else {
             return Ok(());
@@ -331,7 +332,7 @@ impl Joining<'_> {
         Ok(Roster::new(rows, costs, self.me))
     }
 
-    /// The error of a rank whose time is over without a verdict: who has not come?
+    /// The error of a rank whose time is over without a verdict: it names the ranks that have not come.
     fn survey(&self) -> Result<Error> {
         let mut came = Vec::new();
         for rank in 0..self.me.world {
@@ -409,7 +410,7 @@ impl Joining<'_> {
     fn publish(&self, key: &str, error: &Error) {
         let bytes = self.seal.write_verdict(&Verdict::Failure(error.clone()));
         if let Err(cause) = self.store.set(key, &bytes) {
-            tracing::debug!(%cause, "the other ranks cannot be told why the group does not form");
+            tracing::debug!(%cause, "cannot tell the other ranks why the group does not form");
         }
     }
 

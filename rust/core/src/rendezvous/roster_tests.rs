@@ -16,7 +16,7 @@ use crate::rendezvous::tcp_store::TcpStore;
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(800);
 
-fn someone(rank: Rank, world: usize) -> Introduction {
+fn a_process(rank: Rank, world: usize) -> Introduction {
     Introduction {
         hostname: format!("node{}", rank / 2),
         pid: 1000 + rank as u32,
@@ -26,20 +26,24 @@ fn someone(rank: Rank, world: usize) -> Introduction {
     }
 }
 
-/// As [`someone`], but in another process on another host.
-fn another(rank: Rank, world: usize) -> Introduction {
+/// As [`a_process`], but in another process on another host.
+fn another_process(rank: Rank, world: usize) -> Introduction {
     Introduction {
         hostname: "elsewhere".to_owned(),
         pid: 77,
         process: [7; 16],
-        ..someone(rank, world)
+        ..a_process(rank, world)
     }
 }
 
-/// Joins all of `people` at once and returns their results, in order.
-fn join_all(store: &dyn Store, people: &[Introduction], timeout: Duration) -> Vec<Result<Roster>> {
+/// Joins all of `processes` at once and returns their results, in order.
+fn join_all(
+    store: &dyn Store,
+    processes: &[Introduction],
+    timeout: Duration,
+) -> Vec<Result<Roster>> {
     thread::scope(|scope| {
-        let joining: Vec<_> = people
+        let joining: Vec<_> = processes
             .iter()
             .map(|me| scope.spawn(move || join(store, me, timeout)))
             .collect();
@@ -50,16 +54,16 @@ fn join_all(store: &dyn Store, people: &[Introduction], timeout: Duration) -> Ve
     })
 }
 
-fn errors(store: &dyn Store, people: &[Introduction], timeout: Duration) -> Vec<Error> {
-    let results = join_all(store, people, timeout).into_iter();
+fn errors(store: &dyn Store, processes: &[Introduction], timeout: Duration) -> Vec<Error> {
+    let results = join_all(store, processes, timeout).into_iter();
     results
         .map(|result| result.expect_err("no group"))
         .collect()
 }
 
 fn forms(store: &dyn Store, world: usize) {
-    let people: Vec<_> = (0..world).map(|rank| someone(rank, world)).collect();
-    let rosters: Vec<_> = join_all(store, &people, LONG)
+    let processes: Vec<_> = (0..world).map(|rank| a_process(rank, world)).collect();
+    let rosters: Vec<_> = join_all(store, &processes, LONG)
         .into_iter()
         .map(|result| result.expect("a group"))
         .collect();
@@ -67,13 +71,13 @@ fn forms(store: &dyn Store, world: usize) {
         assert_eq!(roster.members, rosters[0].members);
         assert_eq!(roster.key.id(), rosters[0].key.id());
         assert_eq!(roster.members.len(), world);
-        assert_eq!(roster.costs, people[0].costs, "rank 0's hold for all");
+        assert_eq!(roster.costs, processes[0].costs, "rank 0's hold for all");
         for (rank, member) in roster.members.iter().enumerate() {
             assert_eq!(member.rank, rank);
             assert_eq!(member.address, vec![rank as u8; 5]);
             assert_eq!(
                 (member.pid, &member.hostname),
-                (people[rank].pid, &people[rank].hostname)
+                (processes[rank].pid, &processes[rank].hostname)
             );
         }
     }
@@ -101,7 +105,7 @@ fn a_group_forms_in_a_file() {
 
 #[test]
 fn ids_differ_from_group_to_group() {
-    let make = || join(&MemoryStore::default(), &someone(0, 1), LONG).expect("alone");
+    let make = || join(&MemoryStore::default(), &a_process(0, 1), LONG).expect("alone");
     let (one, two) = (make(), make());
     assert_ne!(one.key.id(), two.key.id());
 }
@@ -111,8 +115,8 @@ fn the_same_processes_join_in_one_store_again_and_again() {
     let store = MemoryStore::default();
     let mut ids = Vec::new();
     for _ in 0..4 {
-        let people = [someone(0, 2), someone(1, 2)];
-        let rosters = join_all(&store, &people, LONG);
+        let processes = [a_process(0, 2), a_process(1, 2)];
+        let rosters = join_all(&store, &processes, LONG);
         let mut formed: Vec<_> = rosters
             .into_iter()
             .map(|roster| roster.expect("a group").key.id())
@@ -124,8 +128,8 @@ fn the_same_processes_join_in_one_store_again_and_again() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), 4, "four groups");
-    // Another process is told by whom its rank is taken, also then.
-    let error = join(&store, &another(0, 2), SHORT).expect_err("taken");
+    // Then, too, the error of another process names the process that has its rank.
+    let error = join(&store, &another_process(0, 2), SHORT).expect_err("taken");
     assert!(
         error.message.contains("two processes claim rank 0"),
         "{error}"
@@ -135,9 +139,9 @@ fn the_same_processes_join_in_one_store_again_and_again() {
 #[test]
 fn a_missing_rank_is_named_by_all_within_the_timeout() {
     let store = MemoryStore::default();
-    let people = [0, 1, 3].map(|rank| someone(rank, 4));
+    let processes = [0, 1, 3].map(|rank| a_process(rank, 4));
     let begun = Instant::now();
-    for error in errors(&store, &people, SHORT) {
+    for error in errors(&store, &processes, SHORT) {
         assert_eq!((error.code, error.peer), (Code::Timeout, Some(2)));
         let says =
             "rank 2 of 4 did not join within 0.8 s; ranks 0, 1, 3 did; is its process running";
@@ -150,9 +154,9 @@ fn a_missing_rank_is_named_by_all_within_the_timeout() {
 fn ranks_with_a_longer_timeout_hear_what_rank_0_decided() {
     let store = MemoryStore::default();
     thread::scope(|scope| {
-        let patient = scope.spawn(|| join(&store, &someone(1, 3), LONG));
+        let patient = scope.spawn(|| join(&store, &a_process(1, 3), LONG));
         store.wait("rank/1", LONG).expect("introduced");
-        let first = join(&store, &someone(0, 3), SHORT).expect_err("rank 2 is missing");
+        let first = join(&store, &a_process(0, 3), SHORT).expect_err("rank 2 is missing");
         let begun = Instant::now();
         let second = patient.join().expect("no panic").expect_err("told");
         assert!(begun.elapsed() < Duration::from_secs(5));
@@ -165,8 +169,8 @@ fn ranks_with_a_longer_timeout_hear_what_rank_0_decided() {
 
 #[test]
 fn rank_0_missing_is_said() {
-    let people = [1, 2, 3].map(|rank| someone(rank, 4));
-    for error in errors(&MemoryStore::default(), &people, SHORT) {
+    let processes = [1, 2, 3].map(|rank| a_process(rank, 4));
+    for error in errors(&MemoryStore::default(), &processes, SHORT) {
         assert_eq!((error.code, error.peer), (Code::Timeout, Some(0)));
         assert!(
             error
@@ -179,7 +183,7 @@ fn rank_0_missing_is_said() {
 
 #[test]
 fn several_missing_ranks_are_listed() {
-    let error = errors(&MemoryStore::default(), &[someone(0, 9)], SHORT).remove(0);
+    let error = errors(&MemoryStore::default(), &[a_process(0, 9)], SHORT).remove(0);
     assert!(
         error.message.contains("ranks 1-8 of 9 did not join"),
         "{error}"
@@ -192,10 +196,10 @@ fn several_missing_ranks_are_listed() {
 fn two_processes_with_one_rank_are_both_named() {
     for rank in [0, 1] {
         let store = Arc::new(MemoryStore::default());
-        let other = another(rank, 3);
-        let people = [someone(0, 3), someone(1, 3), other];
+        let other = another_process(rank, 3);
+        let processes = [a_process(0, 3), a_process(1, 3), other];
         let begun = Instant::now();
-        let errors = errors(&store, &people, LONG);
+        let errors = errors(&store, &processes, LONG);
         assert!(
             begun.elapsed() < Duration::from_secs(10),
             "not only at the timeout"
@@ -216,10 +220,10 @@ fn two_processes_with_one_rank_are_both_named() {
 }
 
 #[test]
-fn the_table_shows_who_lost_a_race_for_a_rank() {
+fn the_table_shows_which_process_lost_a_race_for_a_rank() {
     // Two entries for rank 1, set at the same moment: the first is overwritten after both had looked.
     let store = MemoryStore::default();
-    let (me, other) = (someone(1, 2), another(1, 2));
+    let (me, other) = (a_process(1, 2), another_process(1, 2));
     let winner = other.entry().expect("random");
     thread::scope(|scope| {
         let loser = scope.spawn(|| join(&store, &me, LONG));
@@ -227,7 +231,7 @@ fn the_table_shows_who_lost_a_race_for_a_rank() {
         store
             .set("rank/1", &other.seal().write_entry(&winner))
             .expect("set");
-        join(&store, &someone(0, 2), LONG).expect("rank 0 and the winner");
+        join(&store, &a_process(0, 2), LONG).expect("rank 0 and the winner");
         let error = loser.join().expect("no panic").expect_err("lost");
         assert!(error.message.contains("process 77 on elsewhere"), "{error}");
     });
@@ -235,8 +239,8 @@ fn the_table_shows_who_lost_a_race_for_a_rank() {
 
 #[test]
 fn a_wrong_world_size_names_both() {
-    let people = [someone(0, 2), someone(1, 3)];
-    for error in errors(&MemoryStore::default(), &people, LONG) {
+    let processes = [a_process(0, 2), a_process(1, 3)];
+    for error in errors(&MemoryStore::default(), &processes, LONG) {
         assert_eq!(error.code, Code::Mismatch);
         let both = [
             "rank 0 was started with world size 2, but rank 1 with 3",
@@ -247,9 +251,9 @@ fn a_wrong_world_size_names_both() {
     // A rank that rank 0 never looks for learns it from the table.
     let store = MemoryStore::default();
     thread::scope(|scope| {
-        let stranger = scope.spawn(|| join(&store, &someone(2, 3), LONG));
+        let stranger = scope.spawn(|| join(&store, &a_process(2, 3), LONG));
         store.wait("rank/2", LONG).expect("introduced");
-        join(&store, &someone(0, 1), LONG).expect("alone");
+        join(&store, &a_process(0, 1), LONG).expect("alone");
         let error = stranger.join().expect("no panic").expect_err("no member");
         assert!(
             error
@@ -262,14 +266,14 @@ fn a_wrong_world_size_names_both() {
 
 #[test]
 fn differing_settings_are_named_with_their_values() {
-    let mut other = someone(2, 3);
+    let mut other = a_process(2, 3);
     for (name, value) in &mut other.settings {
         if name == "ring_bytes" {
             *value = "4096".to_owned();
         }
     }
-    let people = [someone(0, 3), someone(1, 3), other];
-    for error in errors(&MemoryStore::default(), &people, LONG) {
+    let processes = [a_process(0, 3), a_process(1, 3), other];
+    for error in errors(&MemoryStore::default(), &processes, LONG) {
         assert_eq!(error.code, Code::Mismatch);
         assert!(error.message.contains("setting ring_bytes"), "{error}");
         assert!(
@@ -281,15 +285,15 @@ fn differing_settings_are_named_with_their_values() {
 
 #[test]
 fn differing_versions_are_named() {
-    // Nobody says less of a patch version: it may choose other algorithms.
-    let mut other = someone(1, 2);
+    // Patch versions must be the same, too: they may choose other algorithms.
+    let mut other = a_process(1, 2);
     other.version.push('1');
-    let own = someone(0, 2).version;
+    let own = a_process(0, 2).version;
     let both = [
         format!("unisono {own}1, but rank 0 runs {own}:"),
         format!("unisono {own}, but rank 1 runs {own}1:"),
     ];
-    let errors = errors(&MemoryStore::default(), &[someone(0, 2), other], LONG);
+    let errors = errors(&MemoryStore::default(), &[a_process(0, 2), other], LONG);
     for error in errors {
         assert_eq!(error.code, Code::Mismatch);
         assert!(
@@ -303,7 +307,7 @@ fn differing_versions_are_named() {
 fn a_shared_secret_forms_a_group_and_another_does_not() {
     let with = |rank, secret: Option<&[u8]>| Introduction {
         secret: secret.map(Secret::from_bytes),
-        ..someone(rank, 2)
+        ..a_process(rank, 2)
     };
     let ours: &[u8] = b"ours";
     let store = MemoryStore::default();
@@ -320,8 +324,8 @@ fn a_shared_secret_forms_a_group_and_another_does_not() {
         }
     }
     for theirs in [None, Some(&b"theirs"[..])] {
-        let people = [with(0, Some(ours)), with(1, theirs)];
-        for error in errors(&MemoryStore::default(), &people, LONG) {
+        let processes = [with(0, Some(ours)), with(1, theirs)];
+        for error in errors(&MemoryStore::default(), &processes, LONG) {
             assert_eq!(error.code, Code::Mismatch);
             assert!(error.message.contains("secret"), "{error}");
         }
@@ -333,8 +337,8 @@ fn what_no_rank_would_write_is_refused() {
     for key in ["rank/0", "rank/1", VERDICT, TROUBLE] {
         let store = MemoryStore::default();
         store.set(key, b"\0\xffnonsense").expect("set");
-        let people = [someone(0, 3), someone(1, 3)];
-        let errors: Vec<_> = join_all(&store, &people, SHORT)
+        let processes = [a_process(0, 3), a_process(1, 3)];
+        let errors: Vec<_> = join_all(&store, &processes, SHORT)
             .into_iter()
             .filter_map(Result::err)
             .collect();
@@ -349,9 +353,9 @@ fn what_no_rank_would_write_is_refused() {
 #[test]
 fn a_wrong_introduction_is_refused_before_anything_is_written() {
     let store = MemoryStore::default();
-    let error = join(&store, &someone(2, 2), SHORT).expect_err("out of range");
+    let error = join(&store, &a_process(2, 2), SHORT).expect_err("out of range");
     assert_eq!(error.code, Code::InvalidArgument);
-    let mut long = someone(0, 1);
+    let mut long = a_process(0, 1);
     long.host = "h".repeat(MAX_TEXT + 1);
     join(&store, &long, SHORT).expect_err("too long");
     assert_eq!(store.get("rank/0").expect("get"), None);

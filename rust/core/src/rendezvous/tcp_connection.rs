@@ -99,7 +99,7 @@ impl Connection {
     pub(super) fn new(stream: TcpStream, budget: &Budget, now: Instant) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        // A client whose host is gone holds its place no longer than this.
+        // The connection of a client whose host is gone is closed after this time.
         let keepalive = TcpKeepalive::new()
             .with_time(Duration::from_secs(15))
             .with_interval(Duration::from_secs(5))

@@ -42,7 +42,7 @@ impl TcpStoreServer {
         Self::start_any(host, &[port], &StoreKey::new("", None))
     }
 
-    /// Serves those who have `key` at the first of `ports` of `host` that is free.
+    /// Serves clients that have `key` at the first of `ports` of `host` that is free.
     ///
     /// # Errors
     /// As [`TcpStoreServer::start`].

@@ -17,11 +17,11 @@
 //! A reply costs no copy: it refers to the value, and is sealed by the frame as the client takes it; the client's next
 //! request is not read before.
 //!
-//! **When there are too many connections**, the oldest of those that have proved nothing is closed, so that strangers
-//! who say nothing, or anything, keep out no member: members say hello at once. Each has a moment for that; until it is
-//! over, further ones wait in the kernel's queue, where they cost no descriptor. If all others are members, the one
-//! that has been quiet for longest is closed. A client that is closed comes again when it needs to, see
-//! [`tcp_store`](super::tcp_store), so more ranks than connections can meet, only slower.
+//! **When there are too many connections**, the server closes the oldest of those that have proved nothing. So
+//! strangers keep out no member, whatever they send: members say hello at once. Each connection has a moment for that;
+//! until it is over, further ones wait in the kernel's queue, where they cost no descriptor. If all others are members,
+//! the server closes the one that has been quiet for longest. A client whose connection is closed connects again when
+//! it needs to, see [`tcp_store`](super::tcp_store), so more ranks than connections can meet, only slower.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, ErrorKind};
@@ -110,7 +110,7 @@ pub(super) struct Server {
     values: HashMap<String, Arc<Value>>,
     stored: Budget,
     kept: Budget,
-    /// Who waits for a key.
+    /// The connections that wait for a key.
     waiters: HashMap<String, BTreeSet<u64>>,
     /// The connections of each class by the time when they entered their stage.
     classes: [BTreeSet<(Instant, u64)>; CLASSES.len()],
@@ -166,7 +166,7 @@ impl Server {
         })
     }
 
-    /// Serves until it is told to stop, or the meeting has ended and the last replies have been taken.
+    /// Serves until the server is closed, or until the meeting has ended and clients have taken the last replies.
     pub(super) fn serve(mut self) {
         let mut events: Vec<Event> = Vec::with_capacity(256);
         while !self.has_ended() {
@@ -416,7 +416,7 @@ impl Server {
         Ok(())
     }
 
-    /// Sets a value and answers those who wait for it. Returns the status for the reply.
+    /// Sets a value and answers the clients that wait for it. Returns the status for the reply.
     fn set(&mut self, key: &str, value: &[u8]) -> u8 {
         let mut share = self.stored.share();
         if share.resize(KEY_COST + key.len() + value.len()).is_err() {

@@ -250,7 +250,7 @@ pub(super) fn split_address(address: &str) -> Result<(&str, u16)> {
     let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
     let host = match host.strip_prefix('[') {
         Some(rest) => rest.strip_suffix(']').ok_or_else(wrong)?,
-        // More colons without brackets: where the address ends cannot be told.
+        // More colons without brackets: the end of the address is ambiguous.
         None if host.contains(':') => return Err(wrong()),
         None => host,
     };

@@ -174,7 +174,7 @@ fn a_stranger_gets_the_same_refusal_whatever_is_wrong() {
     ] {
         assert_eq!(answer_to(address, &bytes), REFUSAL, "{what}");
     }
-    // Who repeats the hello of a member gets an answer, and nothing by it.
+    // A client that replays the hello of a member gets an answer, but no access.
     let recorded = hello(&secret_key("right"));
     let request = [&recorded[..], &[16, 0], &[0; 16]].concat();
     assert_eq!(answer_to(address, &request).len(), HELLO);
@@ -404,7 +404,7 @@ fn silent_connections_take_neither_the_descriptors_nor_the_way_in() {
     assert_eq!(apart.can_open(400), "400");
     all_get_in(&apart, 70);
     assert_eq!(apart.can_open(400), "400");
-    // Who was in before has noticed nothing.
+    // Clients that were connected before have noticed nothing.
     assert_eq!(
         early.get("early").expect("get").as_deref(),
         Some(&b"value"[..])

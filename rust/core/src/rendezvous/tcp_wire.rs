@@ -12,8 +12,8 @@
 //!
 //! The handshake is Noise's NN with a pre-shared key before the first message (`NNpsk0`). The key comes from the name of
 //! the job and, where there is one, from its secret, so the server knows by the first message whether the client has
-//! them; it answers anything else with the same refusal, whatever is wrong, and interprets nothing of it. The proof tells
-//! a client from somebody who replays another's hello. Neither side has an identity that it could give away.
+//! them; it answers anything else with the same refusal, whatever is wrong, and interprets nothing of it. The proof
+//! tells a client from one that replays another's hello. Neither side has an identity that it could give away.
 //!
 //! A frame is the length of a Noise message (2) and the message; numbers are little-endian. A request or a reply may
 //! span any number of frames, and each side waits for the other before it sends the next:

@@ -10,7 +10,7 @@
 //! check: the first bytes of the SHA-256 of all before (8)
 //! ```
 //!
-//! The check tells an id that was truncated, or never filled in, from one that nobody answers at.
+//! The check tells an id that was truncated, or never filled in, from one at whose address no process answers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -39,7 +39,7 @@ const SECRET: std::ops::Range<usize> = 28..60;
 /// this process ends.
 static SERVED: Mutex<Vec<(UniqueId, TcpStoreServer)>> = Mutex::new(Vec::new());
 
-/// Where, and as members of what, the ranks of one group meet. It holds a secret: who sees it can join.
+/// Where, and as members of what, the ranks of one group meet. It holds a secret: a process that has it can join.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId {
     bytes: [u8; BYTES],

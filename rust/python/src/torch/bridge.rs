@@ -93,7 +93,7 @@ pub(super) mod ffi {
         Recv = 11,
     }
 
-    /// The kinds of error that are told apart in C++, by the number of `unisono::error::Code`.
+    /// The kinds of error that C++ distinguishes, by the number of `unisono::error::Code`.
     #[repr(u8)]
     enum Code {
         Success = 0,

@@ -62,7 +62,7 @@ const MAY_SYNCHRONIZE: [&str; 10] = [
     "cuCtxEnablePeerAccess",
 ];
 
-/// Whether the process has come to its end, where the driver is gone for whoever calls later.
+/// Whether the process has come to its end: the driver is gone for later calls.
 static ENDED: AtomicBool = AtomicBool::new(false);
 
 /// The process that called `cuInit`; 0 before. The driver does not work in its forked children.
@@ -144,8 +144,8 @@ pub(crate) fn initialize() -> Outcome {
         return Err(Status::NO_DEVICE);
     }
     if INITIALIZED.swap(std::process::id(), Ordering::AcqRel) == 0 {
-        // SAFETY: the function lives as long as this library, which the loader does not unload while it has threads; should
-        // somebody close it, the C library calls the function before.
+        // SAFETY: the function lives as long as this library, which the loader does not unload while it has threads; if
+        // it is closed, the C library calls the function before.
         unsafe { libc::atexit(end) };
     }
     Ok(())

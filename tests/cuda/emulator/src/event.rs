@@ -51,7 +51,7 @@ pub(crate) fn create(flags: u32) -> Outcome<Handle> {
     Ok(event.handle)
 }
 
-/// Destroys an event; who waits for it goes on waiting.
+/// Destroys an event; a stream that waits for it goes on waiting.
 pub(crate) fn destroy(handle: Handle) -> Outcome {
     EVENTS.remove(handle).map(|_| ())
 }

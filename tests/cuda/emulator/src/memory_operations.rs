@@ -31,7 +31,7 @@ pub(crate) enum MemoryOperation {
 }
 
 /// A wait sleeps in the kernel until a write of another stream, in any process, wakes it, but looks again this often: the
-/// host's own stores wake nobody.
+/// host's own stores do not wake it.
 const LOOK_AGAIN: Duration = Duration::from_micros(500);
 
 impl MemoryOperation {
@@ -148,8 +148,8 @@ impl Word {
     fn at(context: &Context, address: u64, wide: bool) -> Outcome<Self> {
         let at = memory::reach(context, address, if wide { 8 } else { 4 })?;
         // SAFETY: `reach` found the word within a region and the call checked that it is aligned. The region stays while
-        // its context has work, which this is; the reference goes before the work ends. Whoever else uses the word does so
-        // by atomic accesses: that is what a flag is.
+        // its context has work, which this is; the reference goes before the work ends. All other uses of the word are
+        // atomic accesses: that is what a flag is.
         Ok(unsafe {
             if wide {
                 Self::Wide(&*(at as *const AtomicU64))

@@ -136,9 +136,9 @@ fn copy(context: &Context, to: Place, from: &Source, bytes: usize) -> Outcome {
         Source::Staged(staged) => staged.as_ptr(),
     };
     // SAFETY: `reach` found these bytes in regions, which stay while their context has work; staged bytes are the
-    // operation's own; pageable memory is the caller's, who waits for the copy and vouches for it. The ranges may
+    // operation's own; pageable memory is the caller's, which waits for the copy and keeps it valid. The ranges may
     // overlap. Other processes and threads may write the same bytes meanwhile, as with a real device: what
-    // is then copied is anything, and nobody here interprets it.
+    // is then copied is anything, and nothing here interprets it.
     unsafe { std::ptr::copy(from, to, bytes) };
     Ok(())
 }

@@ -203,7 +203,7 @@ impl Queue {
         });
     }
 
-    /// Works off items until nobody can put in more.
+    /// Works off items until no more can be put in.
     fn work(self: Arc<Self>) {
         let mut pauses = Pauses::new(self.number);
         while let Some(item) = self.take() {
@@ -215,7 +215,7 @@ impl Queue {
                     context.fail(error);
                 }
             }
-            // First, so that who has waited for it finds it done in a report.
+            // First, so that a thread that has waited for it finds it done in a report.
             UNFINISHED.fetch_sub(1, Ordering::Relaxed);
             item.point.reach();
         }

@@ -325,7 +325,7 @@ fn a_graph_does_not_overtake_itself() {
     });
 }
 
-/// What stream it is, and whose: questions that the driver takes amiss.
+/// To ask the driver for the context or the number of a stream that is captured is an error.
 #[test]
 fn a_captured_stream_is_not_asked_what_it_is() {
     alone("a_captured_stream_is_not_asked_what_it_is", &[], || {

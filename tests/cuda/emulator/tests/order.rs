@@ -72,7 +72,7 @@ fn events_order_streams() {
         ok!(cuEventRecord(event, first));
         ok!(cuStreamWaitEvent(second, event, 0));
         ok!(cuStreamWriteValue32_v2(second, seen(&words[1]), 1, 0));
-        // Destroying the event changes nothing for who waits.
+        // Destroying the event changes nothing for the stream that waits.
         fails!(CUDA_ERROR_NOT_READY, cuEventQuery(event));
         ok!(cuEventDestroy_v2(event));
         fails!(CUDA_ERROR_INVALID_HANDLE, cuEventQuery(event));

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_to_everybody_is_found_once() {
+    fn what_goes_to_all_peers_is_found_once() {
         let plan = plan(Collective::AllReduce, Algorithm::TwoShot);
         let repeated_sends = RepeatedSends::of(&plan);
         // The slice that this rank has reduced; what it sends in the first shot differs from peer to peer.

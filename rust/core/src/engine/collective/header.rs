@@ -194,7 +194,8 @@ impl Fingerprint {
         .with_peer(peer)
     }
 
-    /// The error of two ranks of which one has nothing for the other: who sends how many bytes, and who expects how many.
+    /// The error of two ranks of which one has nothing for the other: the sender and its bytes, the receiver and those
+    /// that it expects.
     pub(crate) fn one_sided(
         &self,
         (sender, sent): (Rank, u64),

@@ -1,16 +1,17 @@
-//! What two ranks have for each other where nobody else knows: the counts of one side that is wrong.
+//! Finds counts that differ between two ranks where no other rank knows them.
 //!
 //! In an `all_to_all`, a `gather` or a `scatter` with counts of their own, ranks know no more than what they send and
 //! receive themselves. Two that have nothing for each other exchange nothing, not even a link, so that an exchange with
 //! a few neighbours costs what the neighbours cost. But a rank that has nothing for a peer would never learn that the
-//! peer thinks otherwise. It is found beside the messages, where nobody waits for it:
+//! peer's counts differ. So the engine looks for that beside the messages, without waiting:
 //!
-//! - Whoever waits for long tells the peers that it waits for how much it expects of them and has for them
+//! - A rank that has waited for long tells the peers that it waits for how much it expects from them and has for them
 //!   ([`crate::engine::group::deadlock`]). A peer that had nothing there knows then that the two differ.
-//! - A message that is at the head of a link, and of an operation in which it is not expected, is a *stray*. Whoever
-//!   receives from that peer next finds it, and until then it is looked for now and then.
+//! - A message that is at the head of a link, and of an operation in which it is not expected, is a *stray*. The next
+//!   receive from that peer finds it; until then the rank looks for strays now and then.
 //!
-//! A waiting rank looks for both. One that does not wait is looked after by the progress thread ([`crate::engine::wait::idle_groups`]).
+//! A waiting rank looks for both. For a rank that does not wait the progress thread does
+//! ([`crate::engine::wait::idle_groups`]).
 //!
 //! # What is remembered
 //!

@@ -1,6 +1,7 @@
 //! Choices and plans that have been made before, by what they depend on, and memory for the runs to come.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
@@ -12,6 +13,7 @@ use crate::error::Result;
 use crate::heap::Scratch;
 use crate::plan::Plan;
 use crate::plan::select::Choice;
+use crate::rarely::Rarely;
 
 /// Plans kept for reuse; beyond it the cache starts anew.
 const MOST_PLANS: usize = 512;
@@ -27,6 +29,7 @@ pub(crate) struct PlanStore {
     scratch: Vec<Scratch>,
     bounce: Option<Scratch>,
     nothing: Arc<CompiledPlan>,
+    log: Rarely,
 }
 
 impl Default for PlanStore {
@@ -37,6 +40,7 @@ impl Default for PlanStore {
             scratch: Vec::new(),
             bounce: None,
             nothing: Arc::new(CompiledPlan::new(Plan::default(), 1)),
+            log: Rarely::new(4, Duration::from_secs(10)),
         }
     }
 }
@@ -47,19 +51,21 @@ impl PlanStore {
         Arc::clone(&self.nothing)
     }
 
-    /// The choice for an operation, made by `choose` the first time.
+    /// The choice for an operation, made by `choose` the first time. Its argument says whether to log the choice: those
+    /// for counts that differ from rank to rank are made for every operation, and logged now and then.
     pub(crate) fn choice(
         &mut self,
         key: Option<PlanKey>,
-        choose: impl FnOnce() -> Choice,
+        choose: impl FnOnce(bool) -> Choice,
     ) -> Choice {
         let Some(key) = key else {
-            return choose();
+            let is_logged = tracing::enabled!(tracing::Level::DEBUG) && self.log.line().is_some();
+            return choose(is_logged);
         };
         if let Some(choice) = self.choices.get(&key) {
             return *choice;
         }
-        let choice = choose();
+        let choice = choose(true);
         if self.choices.len() >= MOST_PLANS {
             self.choices.clear();
         }

@@ -195,7 +195,7 @@ impl Request {
         }
     }
 
-    /// Nobody leaves before everybody has come.
+    /// No rank leaves before all ranks have come.
     pub fn barrier() -> Self {
         Self::new(Collective::Barrier, DataType::UInt8, Sizes::Even(0))
     }

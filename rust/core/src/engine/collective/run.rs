@@ -184,8 +184,8 @@ pub(crate) struct Factor {
 }
 
 impl PlanRun {
-    /// A run on `operands` of which it is to be said how it is done: see [`Self::share`] and [`Self::go_by_messages`].
-    /// Until then it has the plan `nothing`, of no steps.
+    /// A run on `operands`. The caller then chooses shared memory or messages: see [`Self::share`] and
+    /// [`Self::go_by_messages`]. Until then its plan is `nothing`, without steps.
     pub(crate) fn new(
         nothing: Arc<CompiledPlan>,
         operands: Operands,
@@ -221,7 +221,7 @@ impl PlanRun {
         self.restart();
     }
 
-    /// Has it done in shared memory if all ranks agree.
+    /// Runs it in shared memory if all ranks agree.
     pub(crate) fn share(&mut self, shared: Option<SharedRun>) {
         self.shared = shared;
     }
@@ -232,7 +232,7 @@ impl PlanRun {
         (shared.state() == State::Declined).then_some(shared.key)
     }
 
-    /// Has it go by messages.
+    /// Runs it by messages.
     pub(crate) fn go_by_messages(&mut self, prepared: Prepared) {
         self.shared = None;
         self.compiled = prepared.compiled;
@@ -352,12 +352,12 @@ impl PlanRun {
         self.base == self.compiled.plan.steps.len()
     }
 
-    /// Whether it is known how it is done.
+    /// Whether it has been decided to use shared memory or messages.
     pub(crate) fn is_decided(&self) -> bool {
         self.shared.as_ref().is_none_or(SharedRun::is_decided)
     }
 
-    /// Whether this operation will use the link direction no more.
+    /// Whether this operation no longer needs the link direction.
     pub(crate) fn has_left(&self, direction: (Rank, Direction)) -> bool {
         if let Some(shared) = &self.shared {
             return shared.has_left_links(&self.operands);
@@ -399,8 +399,8 @@ impl PlanRun {
     }
 
     /// Moves every step that may move. Returns whether anything did. `free` says whether all operations before this
-    /// one are done with a link direction; `memory`, what they have in common there, and whether it is decided how all
-    /// before this one are done.
+    /// one are done with a link direction. `memory`: the group's shared memory, and whether all operations before this
+    /// one have decided to use it or not.
     pub(crate) fn advance(
         &mut self,
         links: &mut LinkTable,
@@ -439,8 +439,8 @@ impl PlanRun {
         Ok(moved)
     }
 
-    /// Does one step after the other, as far as that goes now, without looking further ahead. For executions whose
-    /// messages are short, and that are the only one of their group.
+    /// Does one step after the other, as far as possible now, without looking further ahead. For runs whose messages
+    /// are short, and that are the only one of their group.
     #[inline(always)]
     pub(crate) fn walk(&mut self, links: &mut LinkTable) -> Result<Walked> {
         let steps = &self.compiled.plan.steps;

@@ -19,7 +19,8 @@ use crate::engine::collective::header::{Fingerprint, HEADER};
 use crate::engine::links::{LinkTable, OpenLink, Runs};
 use crate::engine::message::frame::declined;
 
-/// Bytes of a message that are taken in at a time, before the turn is another step's: who reads on and on sends nothing.
+/// Bytes of a message that are taken in at a time, before it is another step's turn: a rank that reads without end
+/// sends nothing.
 pub(crate) const TURN: usize = 256 << 10;
 
 /// Payloads up to this length travel with their header in one write.
@@ -488,6 +489,9 @@ impl Operands {
     /// Takes in a whole payload.
     #[inline]
     fn deliver(&self, incoming: &Incoming, payload: &[u8]) {
+        if payload.is_empty() {
+            return;
+        }
         let Incoming {
             dst,
             wire,
@@ -610,7 +614,7 @@ impl Operands {
     /// Whether the buffer's elements are in an accumulation type that differs from the element type.
     #[inline]
     fn is_wide(&self, buffer: Buffer) -> bool {
-        buffer == Buffer::Scratch && self.partial() != self.dtype
+        matches!(buffer, Buffer::Scratch) && self.partial() != self.dtype
     }
 
     #[inline]

@@ -1,10 +1,11 @@
 //! What waiting ranks tell each other: the operation each one is in, and what they wait for.
 //!
 //! Every message carries its operation's fingerprint, but ranks that all wait to receive send none: two ranks that
-//! each take the other for the root of a `reduce`, say. So whoever has waited for a while tells those it waits for
-//! what it is in, on the control channel, and goes on doing so at doubling intervals. Whoever hears it compares it
-//! with its own operation of that number, also with one that has ended, and keeps it until there is one. It is also
-//! told how much the other expects of it, or has for it: see [`crate::engine::collective::pair_counts`].
+//! each take the other for the root of a `reduce`, say. So a rank that has waited for a while tells its operation to
+//! the peers that it waits for, on the control channel, and repeats that at doubling intervals. The peer compares it
+//! with its own operation of that number, also with one that has ended, and keeps what it was told until there is one.
+//! The message also says how much the sender expects from the peer, or has for it: see
+//! [`crate::engine::collective::pair_counts`].
 
 use std::time::{Duration, Instant};
 
@@ -23,13 +24,13 @@ use crate::engine::state::{Core, Group};
 pub(crate) const TOLD_AFTER: Duration = Duration::from_millis(250);
 
 impl Group {
-    /// Tells the peers of operations that have waited for a while what this rank is in.
+    /// Tells the peers for which operations have waited a while what those operations are.
     pub(crate) fn tell_positions(&self, core: &mut Core) {
         let now = Instant::now();
         if core.operations.iter().all(|operation| now < operation.tell) {
             return;
         }
-        // The last of several operations that wait for a peer would be the only one it hears of.
+        // Of several operations that wait for a peer, the peer would only hear of the last.
         let mut telling = FxHashMap::default();
         visit_waits(core, |operation, waiting| {
             if now < operation.tell {
@@ -65,7 +66,7 @@ impl Group {
         }
     }
 
-    /// A mismatch of the numbers of two operations, told as the difference that led to it where that is known still.
+    /// Replaces a mismatch of two operations' numbers by the difference that led to it, where that is still known.
     pub(crate) fn explained(&self, core: &mut Core, error: Error) -> Error {
         let (Code::Mismatch, Some(peer)) = (error.code, error.peer) else {
             return error;
@@ -105,8 +106,8 @@ impl Group {
         (ours != theirs).then(|| ours.mismatch(&theirs, self.rank, peer))
     }
 
-    /// Compares what peers have told with what this rank does. What is told of an operation that this rank has not begun
-    /// is kept until it has.
+    /// Compares the positions that peers have sent with what this rank does. A position in an operation that this rank
+    /// has not begun is kept until it has.
     pub(crate) fn contradiction_told(&self, core: &mut Core) -> Option<Error> {
         let mut positions = Vec::new();
         for (lane, peer, open) in core.links.iter_open() {

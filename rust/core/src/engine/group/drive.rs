@@ -92,9 +92,9 @@ impl Group {
 
     /// Takes in what the threads that make connections have posted. Returns whether there was anything.
     pub(crate) fn read_mail(&self, core: &mut Core) -> bool {
-        let news = self.take_mail();
-        let any = !news.is_empty();
-        for mail in news {
+        let mails = self.take_mail();
+        let any = !mails.is_empty();
+        for mail in mails {
             self.read(core, mail);
         }
         any
@@ -430,7 +430,7 @@ impl Group {
         let mut ready = self.has_mail();
         let is_crossing = |operation: &Operation| operation.run.is_crossing();
         if core.operations.iter().any(is_crossing) {
-            // Before the last look, and whoever was late at the one before: what comes after this rings.
+            // Before the last look: that finds what came before this, and what comes after this rings.
             core.shared.arm();
             let may_cross = |operation: &Operation| operation.run.may_cross(&core.shared);
             ready |= core.operations.iter().any(may_cross);
@@ -455,14 +455,14 @@ impl Group {
         }
     }
 
-    /// Whether the group takes part no more.
+    /// Whether the group has been closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 }
 
-/// Whether `peer` said farewell, rather than vanish: on its point-to-point link, or, when that was not open, on the
-/// other one.
+/// Whether `peer` has left in good order: its farewell came on the point-to-point link or, when that was not open, on
+/// the other one.
 fn has_left(links: &mut LinkTable, peer: Rank) -> bool {
     let lane = match links.slot(Lane::PointToPoint, peer) {
         Slot::Open(_) => Lane::PointToPoint,

@@ -61,7 +61,7 @@ impl Group {
         found
     }
 
-    /// The group is dead of `error`: every operation fails with it, and the other ranks are told. The first cause stays.
+    /// The group fails with `error`: so does every operation, and the other ranks get a notice. The first cause stays.
     pub(crate) fn fail_of(&self, error: Error) {
         if crate::fork::check().is_ok() && self.error().is_none() && !self.is_closed() {
             self.fail(&mut self.core.lock(), error);
@@ -77,7 +77,7 @@ impl Group {
 
     /// Keeps an operation that is not the engine's for reports.
     pub(crate) fn keep_record(&self, work: &Arc<WorkState>) {
-        // Not worth waiting for: somebody may be in the middle of a long step.
+        // Not worth waiting for: another thread may be in the middle of a long step.
         if let Some(mut core) = self.core.try_lock() {
             core.recorder.record(work, None);
         }

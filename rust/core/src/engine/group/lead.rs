@@ -73,6 +73,8 @@ impl Group {
                 self.fail(&mut core, error);
             }
             core.matching.hold_offers(false);
+            // The next wait begins anew. This one has gone on from where the call's first turns ended.
+            core.backoff.reset();
             core.leader = false;
             if core.followers > 0 {
                 self.turn.notify_all();
@@ -90,7 +92,6 @@ impl Group {
 
     /// Steps the group until one of `works` has ended or the time is up.
     fn lead(&self, core: &mut MutexGuard<'_, Core>, works: &[&WorkState], until: Option<Instant>) {
-        core.backoff.reset();
         let mut steps = 0_u32;
         let is_over = || until.is_some_and(|until| Instant::now() >= until);
         while works.iter().all(|work| work.result().is_none()) {

@@ -1,9 +1,9 @@
 //! Asking whether the processes of peers run, for the report of a wait that times out.
 //!
-//! A rank that has waited for a while asks the peers it waits for, where only their own processes can tell (links to
-//! other hosts; of a process of the same host the system knows). Any step of the group that reads the link answers. Where
-//! none would, because the rank is in no operation of the group, its progress thread does: it watches the descriptors on
-//! which questions come, and nothing else comes there often. So a process is woken for this only by a rank that waits for it.
+//! A rank that has waited for a while sends a question to the peers it waits for, over links to other hosts (on the
+//! same host the system knows which processes run). Any step of the peer's group that reads the link answers. If the
+//! peer is in no operation of the group, its progress thread answers: it watches the descriptors on which questions
+//! come, and nothing else comes there often. So a process is woken for this only by a rank that waits for it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ impl Group {
         if let Some(open) = core.links.open(lane, peer)
             && open.ended.is_none()
         {
-            // Whatever it says, the link says again to the next who looks.
+            // Whatever it returns, the link returns it again at the next look.
             let _ = open.link.peer_state();
             if core.leader {
                 // It may be about to sleep until something comes that has just been read.

@@ -39,7 +39,8 @@ impl Group {
         }
     }
 
-    /// The error of a `peer` that waits for what this rank has not for it, or with what this rank does not expect.
+    /// The error of a `peer` that waits for a message that this rank does not have for it, or has one for this rank
+    /// that it does not expect.
     pub(crate) fn one_sided(&self, core: &Core, peer: Rank, told: &Told) -> Option<Error> {
         let theirs = &told.fingerprint;
         let pairs = core.pairs.as_ref()?;
@@ -68,7 +69,7 @@ impl Group {
         self.stray(core)
     }
 
-    /// The error of a message that has come and that nobody expects.
+    /// The error of a message that has come and that no operation expects.
     fn stray(&self, core: &mut Core) -> Option<Error> {
         (0..self.world).find_map(|peer| self.stray_from(core, peer))
     }
@@ -81,7 +82,7 @@ impl Group {
             .operations
             .iter()
             .all(|operation| operation.run.has_left(direction));
-        // Whoever still receives from the peer reads what comes next.
+        // An operation that still receives from the peer reads what comes next.
         if !pairs.may_stray(peer) || !has_left {
             return None;
         }
@@ -105,8 +106,8 @@ impl Group {
         })
     }
 
-    /// Looks at what comes from peers without being waited for, on behalf of a group that nobody drives. `seen` is how
-    /// many operations there had been the last time.
+    /// Looks at what comes from peers without being waited for, for a group that no thread drives. `seen` is how many
+    /// operations there had been the last time.
     pub(crate) fn look_out(&self, seen: &mut u64) -> Outlook {
         let mut core = self.core.lock();
         let outlook = self.guarded(&mut core, |core| self.look_out_once(core, seen));
@@ -120,10 +121,10 @@ impl Group {
         let count = core.sequence + core.messages;
         let is_new = std::mem::replace(seen, count) != count;
         if core.leader || core.is_busy() {
-            // Whoever drives it looks around.
+            // The thread that drives it does this.
             return Outlook::Busy;
         }
-        // What comes from here on is news.
+        // What comes from here on wakes the thread.
         self.parker.clear();
         if self.has_mail() {
             self.read_mail(core);

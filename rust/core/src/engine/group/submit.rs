@@ -112,13 +112,13 @@ impl Group {
         let wanted = self.config.algorithm;
         let choice = core
             .plans
-            .choice(key, || self.choose(&shape, request.dtype));
+            .choice(key, |is_told| self.choose(&shape, request.dtype, is_told));
         let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();
         let partial_kernel = kernel(request.dtype.accumulator())?;
         let kernel = kernel(request.dtype)?;
         let compiled = match choice.needs_agreement() {
             true => None,
-            false => Some(self.compiled(&mut core.plans, &shape, request.dtype)?),
+            false => Some(self.compiled(&mut core.plans, &shape, request.dtype, choice)?),
         };
         let fingerprint = request.fingerprint(sequence, choice.messages.number());
         let mut operands = Operands {
@@ -159,11 +159,11 @@ impl Group {
         Ok(run)
     }
 
-    /// The algorithms for a request, which are told the first time.
-    fn choose(&self, shape: &Shape, dtype: DataType) -> Choice {
+    /// The algorithms for a request, which are logged if `is_told`.
+    fn choose(&self, shape: &Shape, dtype: DataType, is_told: bool) -> Choice {
         let wanted = self.config.algorithm;
         let choice = self.membership.choose(shape, dtype, wanted);
-        if tracing::enabled!(tracing::Level::DEBUG) {
+        if is_told && tracing::enabled!(tracing::Level::DEBUG) {
             let prices = self.membership.prices(shape, dtype);
             tracing::debug!(
                 rank = self.rank, collective = %shape.collective, counts = ?shape.counts, %dtype,
@@ -181,9 +181,9 @@ impl Group {
         plans: &mut PlanStore,
         shape: &Shape,
         dtype: DataType,
+        choice: Choice,
     ) -> Result<Arc<CompiledPlan>> {
         let key = PlanKey::of(shape, dtype.size());
-        let choice = plans.choice(key, || self.choose(shape, dtype));
         plans.compiled(key, || {
             // Pieces that every thread has a share of.
             let chunk = match self.config.threads.0 {
@@ -209,7 +209,9 @@ impl Group {
             return Ok(false);
         };
         let shape = key.shape(self.rank, self.world);
-        let compiled = self.compiled(plans, &shape, run.operands().dtype)?;
+        let dtype = run.operands().dtype;
+        let choice = plans.choice(Some(key), |is_told| self.choose(&shape, dtype, is_told));
+        let compiled = self.compiled(plans, &shape, dtype, choice)?;
         let neighbours = self.membership.topology.ranks_beside(self.rank);
         run.go_by_messages(plans.prepare(compiled, run.operands(), neighbours));
         Ok(true)

@@ -1,8 +1,8 @@
 //! Sends and receives that block, in the calling thread.
 //!
-//! As with collectives, what a few looks can have is had under the group's lock at once: a short message is put into the
-//! link if there is room for all of it, and a receive takes the next message if that is the one it asks for. Everything
-//! else becomes an operation that others can drive; also a message of which only the beginning has come.
+//! As with collectives, a call first tries a few times, under the group's lock: it puts a short message into the link
+//! if there is room for all of it, and a receive takes the next message if that is the one it asks for. Everything else
+//! becomes an operation that other threads can drive; also a message of which only the beginning has come.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -231,7 +231,7 @@ pub(crate) struct Outbound {
 pub(crate) struct Inbound {
     pub(crate) dtype: DataType,
     pub(crate) memory: Memory,
-    /// From whom; `None`: from any rank.
+    /// The sender; `None`: any rank.
     pub(crate) from: Option<Rank>,
     pub(crate) tag: u64,
 }

@@ -1,5 +1,5 @@
-//! The frames of the point-to-point lane, and what one side knows of its traffic with one peer. The protocol is told
-//! in [`crate::engine::message::matching`].
+//! The frames of the point-to-point lane, and what one side knows of its traffic with one peer. The protocol is
+//! described in [`crate::engine::message::matching`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;

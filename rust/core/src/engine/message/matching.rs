@@ -43,7 +43,7 @@ pub(crate) struct Matching {
     inbox: Vec<u8>,
 }
 
-/// Reading this many bytes takes longer than it takes to wake somebody.
+/// Reading this many bytes takes longer than it takes to wake a thread.
 const LONG_TO_READ: usize = 256 << 10;
 
 /// What an operation waits for, for reports.
@@ -82,7 +82,7 @@ impl Matching {
             })
     }
 
-    /// Whether an offer that no receive waits for is left for a while, in case one will, instead of being declined.
+    /// Whether to leave an offer that no receive waits for, in case a receive is posted soon, instead of declining it.
     pub(crate) fn hold_offers(&mut self, hold: bool) {
         self.holds_offers = hold;
     }
@@ -410,8 +410,8 @@ impl Matching {
         finished: &mut Finished,
     ) -> Result<bool> {
         let mut moved = false;
-        // What waits to go comes first: the peer may read it while this rank reads what has come. And what has been read
-        // by the peers may end what the caller waits for, who may then want what has come.
+        // Sends come first: the peer may read them while this rank reads what has come. And a send that a peer has read
+        // may end the caller's wait, and the caller may then post a receive for what has come.
         for rank in 0..self.peers.len() {
             if self.has_outgoing(rank) {
                 moved |= self.advance_outgoing(rank, links, finished)?;
@@ -528,7 +528,8 @@ impl Matching {
                 self.close_sink(rank, finished)?;
             }
             if self.posted.is_empty() && !finished.is_empty() {
-                // Whoever waited for what has ended may want the next where it would have to be kept, or declined, now.
+                // A caller whose wait has ended may post a receive for the next message, which would now be kept or
+                // declined.
                 return Ok(moved);
             }
             let frame = if let Some(held) = self.peers[rank].held.take() {
@@ -650,7 +651,7 @@ impl Matching {
             Kind::Data => {
                 let peer = &mut self.peers[rank];
                 let at = peer.ready.iter().position(|(id, _)| *id == frame.id);
-                let at = at.ok_or_else(|| corrupt(rank, "a payload nobody asked for"))?;
+                let at = at.ok_or_else(|| corrupt(rank, "a payload that was not asked for"))?;
                 peer.ready[at].1.check(self.rank, rank, &frame)?;
                 let (_, posted) = peer.ready.remove(at);
                 let Posted { memory, work, .. } = posted;

@@ -1,7 +1,8 @@
-//! How a thread waits: looks again at once for a while, then gives its core away, then sleeps until woken.
+//! How a thread waits: it spins for a while, then yields its core, then sleeps until woken.
 //!
-//! With more ranks than cores the core is given away at once: another rank needs it to produce what this one waits
-//! for, and spinning before that costs a time slice (2,000 spins turned 3.8 microseconds into 65 when measured).
+//! With more ranks than cores a thread yields at once: another rank needs the core to produce what this one waits for, and
+//! spinning before that costs a time slice (2,000 spins turned 3.8 microseconds into 65 when measured). How long it spins
+//! and yields depends on what earlier waits have shown; changes are logged at debug.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use rustix::io::Errno;
 
 use crate::engine::wait::contention::{self, Contention, Moment};
 use crate::error::{Error, Result};
+use crate::rarely::Rarely;
 
 /// What a waiting thread does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +23,13 @@ pub(crate) enum Next {
     Sleep,
 }
 
-/// How long to look again before sleeping: learned from whether looking helped.
+/// How long to spin and to yield before sleeping, learned from the waits before.
 ///
-/// A spin that ends with news doubles the time that the next one may take, one that ends without halves it. So ranks
-/// that sit on cores of their own spin, and a rank whose peer waits for the same core soon gives it away at once.
+/// A spin during which something arrives doubles the time that the next one may take; one in vain halves it. So ranks with
+/// cores of their own spin, and a rank whose peer waits for the same core soon yields at once.
 ///
-/// Giving the core away goes on for long before the sleep, as long as it comes back at once. Somebody who computes keeps
-/// it for a time slice, and ranks that yield to him pay one at every message; see [`Contention`].
-#[derive(Clone, Copy, Debug)]
+/// A wait yields for long before it sleeps, unless yields turn out to cost time slices: see [`Contention`].
+#[derive(Debug)]
 pub(crate) struct Backoff {
     /// There are more ranks than cores.
     crowded: bool,
@@ -41,18 +42,21 @@ pub(crate) struct Backoff {
     yielded: u32,
     since: Option<Instant>,
     yielding_since: Option<Instant>,
+    /// Spins have been in vain so often that they are as short as they get.
+    is_spinning_in_vain: bool,
+    log: Rarely,
 }
 
 /// How long a wait spins at most when there is a core for every rank: some tens of times what a message takes.
 const SPIN: Duration = Duration::from_micros(30);
 
-/// How often a wait gives its core away before it sleeps, at the least.
+/// How often a wait yields before it sleeps, at the least.
 const YIELDS: u32 = 1000;
 
-/// For how long it does, at the least: some slices of the scheduler.
+/// For how long it does, at the least: some time slices of the scheduler.
 const YIELDING: Duration = Duration::from_millis(10);
 
-/// How often a wait for a peer that reads what is lent to it gives its core away before it sleeps.
+/// How often a wait for a peer that reads what is lent to it yields before it sleeps.
 const YIELDS_TO_A_READER: u32 = 32;
 
 /// Yields between two readings of the clock.
@@ -77,6 +81,8 @@ impl Backoff {
             yielded: 0,
             since: None,
             yielding_since: None,
+            is_spinning_in_vain: false,
+            log: Rarely::new(4, Duration::from_secs(10)),
         }
     }
 
@@ -95,12 +101,27 @@ impl Backoff {
     }
 
     /// Something moved, after a wait or without one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn moved(&mut self) {
-        if self.yielded > 0 {
-            self.contention.end_wait(contention::now);
+        match self.yielded {
+            0 => self.reset(),
+            _ => self.moved_after_yields(),
+        }
+    }
+
+    fn moved_after_yields(&mut self) {
+        if let Some(found) = self.contention.end_wait(contention::now) {
+            self.tell(found);
         }
         self.reset();
+    }
+
+    /// Logs how this thread waits from now on.
+    #[cold]
+    fn tell(&mut self, found: &str) {
+        if let Some(suppressed) = self.log.line() {
+            tracing::debug!(suppressed, "a rank that waits {found}");
+        }
     }
 
     /// Start anew.
@@ -108,6 +129,10 @@ impl Backoff {
     pub(crate) fn reset(&mut self) {
         if self.since.is_some() && self.yielded == 0 {
             self.spin = (self.spin * 2).min(self.longest_spin);
+            if self.is_spinning_in_vain && self.spin == self.longest_spin {
+                self.is_spinning_in_vain = false;
+                self.tell("spins for long again: messages arrive meanwhile");
+            }
         }
         (self.looked, self.yielded) = (0, 0);
         (self.since, self.yielding_since) = (None, None);
@@ -124,7 +149,12 @@ impl Backoff {
             if since.elapsed() < self.spin {
                 return Next::Spin;
             }
-            self.spin = (self.spin / 2).max(self.longest_spin / 64);
+            let shortest = self.longest_spin / 64;
+            self.spin = (self.spin / 2).max(shortest);
+            if self.spin == shortest && !self.is_spinning_in_vain {
+                self.is_spinning_in_vain = true;
+                self.tell("spins for a moment only, then yields: spins have been in vain");
+            }
         }
         self.yielded += 1;
         let yields = self.contention.yields(self.yields, contention::now);

@@ -1,23 +1,23 @@
-//! Who else uses the cores, as seen by a rank that gives its core away while it waits.
+//! Detects that other programs compute on the cores of the ranks, from how long a yield takes.
 //!
-//! To Linux's scheduler a thread that yields has had its turn, so one that computes gets a whole slice for it: some
-//! milliseconds at every message. A thread that sleeps has used little, and is let in soon after it is woken. So beside
-//! somebody who computes a rank yields once and then sleeps: it is often woken on another core, and this one is left to
-//! him. Where the only yield is long, too, there is somebody on every core, and it sleeps at once. Beside ranks that do
-//! nothing but wait for each other yields are the fastest, since nobody has to be woken.
+//! Linux's scheduler counts a yield as the end of a turn, so a program that computes on the same core then runs for a
+//! whole time slice: some milliseconds for every message. A thread that sleeps has used little of its turn and runs soon
+//! after it is woken. So next to a program that computes a rank yields once and then sleeps; the kernel often wakes it on
+//! another core. Where that single yield is long as well, every core has such a program, and the rank sleeps at once.
+//! Where only ranks share the cores, yielding is the fastest, since no thread has to be woken.
 //!
 //! Measured with each of the three alone, 4 ranks on 2 cores, microseconds for an all_reduce of 8 bytes and of 256 KiB of
 //! private memory:
 //!
-//! | | nobody else | a shell that loops | two of them |
+//! | | no other program | one that computes | two of them |
 //! |---|---|---|---|
 //! | many yields | 6, 140 | 1400, 5800 | 4000, 16000 |
 //! | one, then sleep | 5, 160 | 10, 270 | 1700, 8000 |
 //! | sleep | 60, 700 | 58, 670 | 64, 1200 |
 //!
-//! All ranks of a host should be of one mind. One that yields has had its turn, those that sleep have not, so that it has
-//! to wait for its core beside them as beside somebody who computes, and finds what it feared. So all ask again at the
-//! same time, at the turn of a [`PERIOD`] of the clock that all of them read.
+//! All ranks of a host should wait alike. A rank that yields next to ranks that sleep waits for its core as if one of them
+//! computed, and concludes that one does. So all ranks try yields again at the same time: when a [`PERIOD`] of the
+//! monotonic clock begins, which they all read.
 
 use nix::time::{ClockId, clock_gettime};
 
@@ -32,35 +32,35 @@ pub(crate) fn now() -> Moment {
     })
 }
 
-/// A yield that takes longer has gone to somebody who computes: what ranks do between two yields takes some tens of
-/// microseconds for each that shares the core, a slice of the scheduler some milliseconds.
+/// A longer yield means that a program computes on this core: what ranks do between two yields takes some tens of
+/// microseconds for each rank on the core, a time slice of the scheduler some milliseconds.
 const LONG: u64 = 1_000_000;
 
-/// No single yield says more than a slice does.
+/// A yield counts for no more than a time slice.
 const SLICE: u64 = 4_000_000;
 
-/// At the turn of which time what was found is asked again: it may have been somebody's few milliseconds, but to ask
-/// costs a slice or two.
+/// Yields are tried again when such a period begins. The other program may have computed for some milliseconds only; but
+/// a try costs a time slice or two.
 const PERIOD: u64 = 40_000_000;
 
-/// Within how many periods the question is answered: what is found later is something new.
+/// A try has its result within so many periods; what is found later is something new.
 const ANSWER: u64 = 4;
 
-/// How often the time until the next question doubles while the answer stays the same: to 1.3 seconds. Calls
-/// that come every two milliseconds then pay a slice in one of three hundred, and not in one of twenty.
+/// How often the time until the next try doubles while the result stays the same: to 1.3 seconds. Calls that come every
+/// two milliseconds then pay a time slice in one of three hundred, and not in one of twenty.
 const MOST_PATIENCE: u32 = 5;
 
 /// What a rank has found.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Contention {
     kind: Kind,
-    /// What it was until it was asked again.
+    /// What it was until the try that is going on.
     before: Kind,
-    /// In which period the newer of them was found, or it was asked again.
+    /// The period in which `kind` last changed.
     since: u64,
-    /// How often it was asked again in a row and found as before.
+    /// How many tries in a row have had the same result.
     patience: u32,
-    /// How long the core was away in the last yield of this wait, if that was long.
+    /// How long the last yield of this wait took, if that was long.
     last: u64,
     /// The same on average over the last waits: nanoseconds.
     away: u64,
@@ -68,18 +68,18 @@ pub(crate) struct Contention {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Kind {
-    /// Nobody, or ranks that wait as well.
+    /// No other program, or ranks that wait as well.
     #[default]
     Ranks,
-    /// Somebody computes on some core.
+    /// A program computes on some core.
     Busy,
-    /// Somebody computes also where a rank is woken.
+    /// Programs compute also on the cores on which ranks are woken.
     BusyEverywhere,
 }
 
 impl Kind {
-    /// Over how many waits is averaged, and which average says that it is worse: three with long yields of many; where a
-    /// wait has one yield only, two of a few.
+    /// Over how many waits to average, and the average above which the next kind holds: three waits with long yields out
+    /// of many; where a wait has one yield only, two out of a few.
     const fn limit(self) -> (u64, u64) {
         match self {
             Self::Ranks => (32, 300_000),
@@ -93,14 +93,23 @@ impl Kind {
             Self::Busy | Self::BusyEverywhere => Self::BusyEverywhere,
         }
     }
+
+    /// How a rank then waits, for the log.
+    const fn way_to_wait(self) -> &'static str {
+        match self {
+            Self::Ranks => "yields, for long before it sleeps",
+            Self::Busy => "yields once, then sleeps: a program computes on a core of the ranks",
+            Self::BusyEverywhere => "sleeps at once: programs compute on every core",
+        }
+    }
 }
 
 impl Contention {
-    /// How often a wait may yield before it sleeps, if it would do so `usual` times beside ranks.
+    /// How often a wait may yield before it sleeps, where it may do so `usual` times if only ranks share the cores.
     #[inline]
     pub(crate) fn yields(&mut self, usual: u32, now: impl FnOnce() -> Moment) -> u32 {
         if self.kind != Kind::Ranks {
-            self.ask_again(now());
+            self.try_again(now());
         }
         match self.kind {
             Kind::Ranks => usual,
@@ -109,11 +118,11 @@ impl Contention {
         }
     }
 
-    fn ask_again(&mut self, now: Moment) {
+    fn try_again(&mut self, now: Moment) {
         let period = now / PERIOD;
         if period >> self.patience != self.since >> self.patience {
             (self.before, self.kind, self.since) = (self.kind, Kind::Ranks, period);
-            // One wait tells that it is as before.
+            // One long yield is then enough to find that it is as before.
             self.away = Kind::Ranks.limit().1 / 4 * 3;
         }
     }
@@ -127,24 +136,29 @@ impl Contention {
         };
     }
 
-    /// What was waited for has come, after such a yield. Where it has not come after a long one a peer is late, and may be
-    /// who computes: that nobody gets round.
+    /// The wait has ended with the last yield that was noted. Long yields before that one do not count: a peer was late,
+    /// and it may be a rank of this group that computes, which no way to wait makes faster.
+    ///
+    /// Returns how ranks wait from now on, in words, where that is a new finding.
     #[inline]
-    pub(crate) fn end_wait(&mut self, now: impl FnOnce() -> Moment) {
+    pub(crate) fn end_wait(&mut self, now: impl FnOnce() -> Moment) -> Option<&'static str> {
         let last = std::mem::take(&mut self.last);
         if last == 0 && self.away == 0 {
-            return;
+            return None;
         }
         let (averaged, most) = self.kind.limit();
         self.away = (self.away * (averaged - 1) + last) / averaged;
-        if self.away > most {
-            self.grow_worse(now());
+        if self.away <= most {
+            return None;
         }
+        self.grow_worse(now());
+        (self.patience == 0).then(|| self.kind.way_to_wait())
     }
 
+    #[cold]
     fn grow_worse(&mut self, now: Moment) {
         let period = now / PERIOD;
-        // A wait or two may have been lucky since the question.
+        // A wait or two may have been lucky since the try began.
         let is_as_before = self.before != Kind::Ranks && period - self.since < ANSWER;
         (self.kind, self.patience) = if is_as_before {
             (self.before, MOST_PATIENCE.min(self.patience + 1))
@@ -166,6 +180,8 @@ mod tests {
     struct Waits {
         contention: Contention,
         now: Moment,
+        /// What was found, in words.
+        told: Vec<&'static str>,
     }
 
     impl Waits {
@@ -173,6 +189,7 @@ mod tests {
             Self {
                 contention: Contention::default(),
                 now: 1_000 * MILLI,
+                told: Vec::new(),
             }
         }
 
@@ -184,10 +201,10 @@ mod tests {
         fn wait(&mut self, away: Moment) {
             self.contention.note(self.now, self.now + away);
             self.now += away;
-            self.contention.end_wait(|| self.now);
+            self.told.extend(self.contention.end_wait(|| self.now));
         }
 
-        /// Waits whose first yields are so long, where there are any; how many there were until it changed its mind.
+        /// Waits whose first yields are so long, where there are any; how many there were until the way to wait changed.
         fn until_other(&mut self, away: Moment) -> usize {
             let before = self.yields();
             (1..)
@@ -201,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_and_a_single_delay_are_no_company() {
+    fn ranks_and_a_single_delay_are_no_contention() {
         let mut waits = Waits::new();
         for _ in 0..3 {
             waits.wait(20 * MILLI);
@@ -213,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_peer_is_no_company() {
+    fn a_late_peer_is_no_contention() {
         let mut waits = Waits::new();
         for _ in 0..100 {
             for _ in 0..10 {
@@ -225,16 +242,18 @@ mod tests {
     }
 
     #[test]
-    fn who_loses_the_core_to_others_sleeps_soon_and_then_at_once() {
+    fn long_yields_make_a_rank_sleep_soon_and_then_at_once() {
         let mut waits = Waits::new();
         assert_eq!(waits.until_other(3 * MILLI), 4);
         assert_eq!(waits.yields(), 1);
         assert_eq!(waits.until_other(3 * MILLI), 2);
         assert_eq!(waits.yields(), 0);
+        let findings = [Kind::Busy, Kind::BusyEverywhere].map(Kind::way_to_wait);
+        assert_eq!(waits.told, findings);
     }
 
     #[test]
-    fn it_is_asked_again_at_the_same_time_by_all() {
+    fn all_ranks_try_yields_again_at_the_same_time() {
         let mut waits = Waits::new();
         waits.until_other(3 * MILLI);
         waits.until_other(3 * MILLI);
@@ -248,7 +267,8 @@ mod tests {
             assert_eq!(waits.until_other(3 * MILLI), 1);
             assert_eq!(waits.yields(), 0);
         }
-        // What was found anew is asked again soon.
+        assert_eq!(waits.told.len(), 2, "the same finding is told once");
+        // After a new finding the first try comes soon.
         waits.now += 32 * PERIOD;
         assert_eq!(waits.yields(), USUAL);
         waits.now += ANSWER * PERIOD;
@@ -258,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_gone_is_forgotten() {
+    fn contention_that_has_ended_is_forgotten() {
         let mut waits = Waits::new();
         waits.until_other(3 * MILLI);
         waits.until_other(3 * MILLI);

@@ -99,7 +99,7 @@ pub(in crate::plan) fn expected(
             .map(|element| Want::Exactly(expressions.contribution(of, element)))
             .collect()
     };
-    let everybodys_blocks = |block: &mut dyn FnMut(Rank, usize, usize) -> Vec<Want>| {
+    let blocks_of_all = |block: &mut dyn FnMut(Rank, usize, usize) -> Vec<Want>| {
         (0..shape.world)
             .flat_map(|of| block(of, 0, count_of(shape, of)))
             .collect()
@@ -109,12 +109,12 @@ pub(in crate::plan) fn expected(
         Collective::Reduce if rank == shape.root => {
             (0..count_of(shape, rank)).map(Want::SumOf).collect()
         }
-        // Whoever is not the root keeps what they have.
+        // The ranks other than the root keep what they have.
         Collective::Reduce if shape.in_place => block(rank, 0, count_of(shape, rank)),
         Collective::Reduce => Vec::new(),
         Collective::Broadcast => block(shape.root, 0, count_of(shape, rank)),
-        Collective::AllGather => everybodys_blocks(&mut block),
-        Collective::Gather if rank == shape.root => everybodys_blocks(&mut block),
+        Collective::AllGather => blocks_of_all(&mut block),
+        Collective::Gather if rank == shape.root => blocks_of_all(&mut block),
         Collective::Gather => Vec::new(),
         Collective::ReduceScatter => {
             let first = before(shape, rank);

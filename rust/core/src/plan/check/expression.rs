@@ -107,16 +107,16 @@ impl Expressions {
         }))
     }
 
-    pub(in crate::plan) fn finish(&mut self, sum: Id, everybody: u128) -> Result<Id, String> {
+    pub(in crate::plan) fn finish(&mut self, sum: Id, all_ranks: u128) -> Result<Id, String> {
         let expression = self.get(sum);
         if expression.kind == Kind::Finished {
             return Err(format!("finishes element {} twice", expression.element));
         }
-        if expression.contributors != everybody {
+        if expression.contributors != all_ranks {
             return Err(format!(
                 "finishes element {} without the contributions of ranks {:?}",
                 expression.element,
-                ranks(everybody & !expression.contributors)
+                ranks(all_ranks & !expression.contributors)
             ));
         }
         let all = &mut self.all;
@@ -136,6 +136,6 @@ pub(in crate::plan) fn ranks(set: u128) -> Vec<Rank> {
 }
 
 /// The set of all ranks.
-pub(in crate::plan) fn everybody(world: usize) -> u128 {
+pub(in crate::plan) fn all_ranks(world: usize) -> u128 {
     u128::MAX >> (MAX_WORLD - world)
 }

@@ -208,9 +208,9 @@ impl<'a> Bill<'a> {
 
     /// Every rank sends `bytes` to every other, in `pieces`.
     ///
-    /// Sums grow in rank order, so a rank's last operand comes from somebody who has had as many to wait for. Sends
-    /// that are under way at once hide that in small worlds, later pieces do, and other ranks of the core where there are any.
-    pub(super) fn everyone(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
+    /// Sums grow in rank order, so a rank's last operand comes from a rank that has waited for as many itself.
+    /// Concurrent sends hide that in small worlds; so do later pieces, and other ranks on the core where there are any.
+    pub(super) fn all_pairs(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
         let (near, far) = (self.at.beside - 1, self.at.world - self.at.beside);
         let (piece, before) = (bytes / pieces, self.each);
         self.exchanges(near as f64 * pieces, false, piece, taken, widening);

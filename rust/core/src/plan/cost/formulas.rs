@@ -37,7 +37,7 @@ fn all_reduce(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
         Algorithm::Direct => {
             bill.rounds(1);
             bill.pass(bytes * widening);
-            bill.everyone(bytes, Work::pieces(work.elements), Taken::Folded, widening);
+            bill.all_pairs(bytes, Work::pieces(work.elements), Taken::Folded, widening);
         }
         Algorithm::TwoShot => {
             bill.rounds(2);
@@ -45,8 +45,8 @@ fn all_reduce(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
                 bill.pass(work.slice() * widening);
             }
             let pieces = work.pieces_of_slice();
-            bill.everyone(work.slice(), pieces, Taken::Folded, widening);
-            bill.everyone(work.slice(), pieces, Taken::Copied, 1.0);
+            bill.all_pairs(work.slice(), pieces, Taken::Folded, widening);
+            bill.all_pairs(work.slice(), pieces, Taken::Copied, 1.0);
         }
         Algorithm::Ring => {
             let pieces = work.pieces_of_slice();
@@ -120,7 +120,7 @@ fn through_trees(bytes: f64, bill: &Bill) -> f64 {
     bytes * bill.at.beside.min(2) as f64
 }
 
-/// Up the trees: whoever forwards takes two children's sums.
+/// Up the trees: a rank that forwards takes two children's sums.
 fn climb(work: &Work, bill: &mut Bill) {
     let (levels, trees, pieces) = trees(work);
     let piece = work.bytes * work.widening / trees / pieces;
@@ -137,7 +137,7 @@ fn climb(work: &Work, bill: &mut Bill) {
     }
 }
 
-/// Down the trees: whoever forwards sends to two children.
+/// Down the trees: a rank that forwards sends to two children.
 fn descend(work: &Work, bill: &mut Bill) {
     let (levels, trees, pieces) = trees(work);
     let piece = work.bytes / trees / pieces;
@@ -158,7 +158,7 @@ fn reduce(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
         Algorithm::TwoShot => {
             bill.rounds(2);
             let pieces = work.pieces_of_slice();
-            bill.everyone(work.slice(), pieces, Taken::Folded, widening);
+            bill.all_pairs(work.slice(), pieces, Taken::Folded, widening);
             bill.root_takes(work.slice() * widening, 1.0, Taken::Copied, 1.0);
         }
         Algorithm::Ring => {
@@ -182,7 +182,7 @@ fn broadcast(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
         Algorithm::TwoShot => {
             bill.rounds(2);
             bill.root_sends(work.slice());
-            bill.everyone(work.slice(), 1.0, Taken::Copied, 1.0);
+            bill.all_pairs(work.slice(), 1.0, Taken::Copied, 1.0);
         }
         Algorithm::Ring => {
             let pieces = Work::pieces(work.elements);
@@ -223,7 +223,7 @@ fn all_gather(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
         }
         _ => {
             bill.rounds(1);
-            bill.everyone(work.bytes, 1.0, Taken::Copied, 1.0);
+            bill.all_pairs(work.bytes, 1.0, Taken::Copied, 1.0);
         }
     }
 }
@@ -247,7 +247,7 @@ fn reduce_scatter(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
         _ => {
             bill.rounds(1);
             bill.pass(block);
-            bill.everyone(work.bytes, pieces, Taken::Folded, work.widening);
+            bill.all_pairs(work.bytes, pieces, Taken::Folded, work.widening);
         }
     }
 }
@@ -297,7 +297,7 @@ fn all_to_all(algorithm: Algorithm, work: &Work, bill: &mut Bill) {
         }
     } else {
         bill.rounds(1);
-        bill.everyone(work.bytes, 1.0, Taken::Copied, 1.0);
+        bill.all_pairs(work.bytes, 1.0, Taken::Copied, 1.0);
     }
 }
 

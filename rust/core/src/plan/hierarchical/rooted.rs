@@ -5,7 +5,7 @@
 //!   scatter inside                 0 -> 1: b
 //!   along the chains               0 ------- a --> 2 ------- a --> 4
 //!                                  1 ------- b --> 3 ------- b --> 5
-//!   all_gather inside              1 -> 0 no one   2 <-> 3         4 <-> 5      (0 -> 1: a)
+//!   all_gather inside              0 -> 1: a       2 <-> 3         4 <-> 5
 //! ```
 //!
 //! Each host receives the elements once and sends them on once, so with many pieces the time is that of one link; the

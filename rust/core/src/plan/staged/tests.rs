@@ -1,6 +1,6 @@
 use super::*;
 use crate::plan::check::contract::{Want, expected, initial};
-use crate::plan::check::expression::{Expressions, Id, Kind, UNINITIALISED, everybody};
+use crate::plan::check::expression::{Expressions, Id, Kind, UNINITIALISED, all_ranks};
 use crate::plan::windows::tests::{Case, cases, lists, shapes};
 
 /// Carries out the collective of one chunk on the slots of all ranks.
@@ -40,7 +40,7 @@ fn collective(
             }
         }
         sum.into_iter()
-            .map(|id| expressions.finish(id, everybody(world)).expect("a sum"))
+            .map(|id| expressions.finish(id, all_ranks(world)).expect("a sum"))
             .collect()
     };
     for rank in 0..world {

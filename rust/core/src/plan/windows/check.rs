@@ -1,19 +1,19 @@
 //! Proves plans over windows, by running those of all ranks on symbols, one operation after the other.
 //!
-//! A rank waits for nothing but semaphores with one setter and one taker, so what happens does not depend on who is
-//! fast: one run stands for all, as long as no two accesses to one element of a half are without an order. That is what
-//! vector clocks show: a clock travels with every semaphore, and each access must come after those it conflicts with in
+//! A rank waits for nothing but semaphores with one setter and one taker, so the result does not depend on which ranks
+//! are fast: one run stands for all, as long as no two accesses to one element of a half are without an order. Vector
+//! clocks show that: a clock travels with every semaphore, and each access must come after those it conflicts with in
 //! every order of events that the semaphores allow.
 //!
 //! What is proved, for operations in a row with the halves in turn:
 //! - every output element is right; every reduction is in rank order, the same on all ranks, and finished once;
-//! - nobody writes an element of a half that another may be reading or has not read yet, or reads one that was not
+//! - no rank writes an element of a half that another may be reading or has not read yet, or reads one that was not
 //!   written in this operation;
 //! - spans lie inside their buffers, the input is never written, a partial result is never rounded;
-//! - nobody waits for ever, no semaphore is set twice, and the end leaves all as at the beginning.
+//! - no rank waits for ever, no semaphore is set twice, and the end leaves all as at the beginning.
 
 use super::super::check::contract::{Want, expected, initial};
-use super::super::check::expression::{Expressions, Id, Kind, UNINITIALISED, everybody};
+use super::super::check::expression::{Expressions, Id, Kind, UNINITIALISED, all_ranks};
 use super::super::{Buffer, Plan, Shape, Span, Step};
 use super::{HALVES, Peers, Semaphore};
 use crate::types::{Collective, Rank};
@@ -471,10 +471,10 @@ impl<'a> Run<'a> {
     }
 
     fn finished(&mut self, rank: Rank, sums: Vec<Id>) -> Result<Vec<Id>, String> {
-        let everybody = everybody(self.world);
+        let all_ranks = all_ranks(self.world);
         let expressions = &mut self.expressions[self.ranks[rank].operation];
         sums.into_iter()
-            .map(|id| expressions.finish(id, everybody))
+            .map(|id| expressions.finish(id, all_ranks))
             .collect()
     }
 

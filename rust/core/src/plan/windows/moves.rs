@@ -5,7 +5,7 @@ use crate::plan::{Buffer, Span};
 use crate::types::{Collective, Rank};
 
 impl Task<'_> {
-    /// Nobody leaves before everybody has come.
+    /// No rank leaves before all ranks have come.
     pub(super) fn barrier(&self) -> Chunks {
         self.chunks(1, |_, half| Chunk {
             front: vec![
@@ -110,7 +110,7 @@ impl Task<'_> {
         })
     }
 
-    /// Everybody puts a piece of its contribution and gets a piece of everybody's.
+    /// Every rank puts a piece of its contribution and gets a piece of every rank's.
     pub(super) fn all_gather(&self) -> Chunks {
         let (rank, chunk) = (self.shape.rank, self.room.chunk());
         let longest = (0..self.shape.world).map(|of| self.count(of)).max();
@@ -190,7 +190,7 @@ impl Task<'_> {
         })
     }
 
-    /// Everybody puts a piece for everybody and gets its own from everybody.
+    /// Every rank puts a piece for each rank and gets its own from each.
     pub(super) fn all_to_all(&self) -> Chunks {
         let (rank, share) = (self.shape.rank, self.room.share(self.shape.world));
         let longest = self

@@ -8,7 +8,7 @@ use crate::plan::{Buffer, Span};
 use crate::types::Rank;
 
 impl Task<'_> {
-    /// Everybody puts all and reduces all.
+    /// Every rank puts all and reduces all.
     pub(super) fn all_reduce(&self) -> Chunks {
         let (shape, chunk) = (self.shape, self.room.chunk());
         self.chunks(pieces(shape.count(), chunk), |index, half| {
@@ -30,7 +30,7 @@ impl Task<'_> {
         })
     }
 
-    /// Everybody puts all but its slice, reduces its slice, and gets the other slices.
+    /// Every rank puts all but its slice, reduces its slice, and gets the other slices.
     pub(super) fn all_reduce_two_shot(&self) -> Chunks {
         let (shape, chunk) = (self.shape, self.room.chunk());
         self.chunks(pieces(shape.count(), chunk), |index, half| {
@@ -100,7 +100,7 @@ impl Task<'_> {
         steps
     }
 
-    /// Everybody else puts all, the root reduces all.
+    /// All ranks but the root put all, the root reduces all.
     pub(super) fn reduce(&self) -> Chunks {
         let (shape, chunk) = (self.shape, self.room.chunk());
         let root: Peers = [shape.root].into_iter().collect();
@@ -136,7 +136,7 @@ impl Task<'_> {
         })
     }
 
-    /// Everybody puts all but its slice and reduces its slice, the root gets the slices.
+    /// Every rank puts all but its slice and reduces its slice, the root gets the slices.
     pub(super) fn reduce_two_shot(&self) -> Chunks {
         let (shape, chunk) = (self.shape, self.room.chunk());
         let (rank, root) = (shape.rank, shape.root);
@@ -161,7 +161,7 @@ impl Task<'_> {
         })
     }
 
-    /// Everybody puts pieces of the blocks of the others and reduces a piece of its own.
+    /// Every rank puts pieces of the blocks of the others and reduces a piece of its own.
     pub(super) fn reduce_scatter(&self) -> Chunks {
         let (rank, share) = (self.shape.rank, self.room.share(self.shape.world));
         let longest = (0..self.shape.world).map(|of| self.count(of)).max();
@@ -200,7 +200,7 @@ impl Task<'_> {
         (!self.premultiplied).then_some(src)
     }
 
-    /// What a rank does that puts for nobody but, sometimes, itself.
+    /// What a rank does that puts nothing for others and, only if the sum is premultiplied, something for itself.
     fn put_for_itself(&self, half: usize, src: Span, at: usize) -> Vec<Step> {
         if !self.premultiplied {
             return Vec::new();

@@ -207,12 +207,12 @@ impl Patience<'_> {
         }
     }
 
-    /// Connects to a TCP address. A host that does not answer for `silence` is given up, now and as long as the socket
-    /// has the options of [`keepalive::end_when_silent`].
+    /// Connects to a TCP address. A host that does not answer is given up after so many seconds: `now`, while connecting,
+    /// and `later`, by the options that [`keepalive::end_when_silent`] gives the socket.
     pub(super) fn connect_tcp(
         &self,
         address: SocketAddr,
-        silence: Option<u32>,
+        (now, later): (Option<u32>, Option<u32>),
     ) -> Result<TcpStream, Cut> {
         let domain = Domain::for_address(address);
         let socket = fork::make_private(|| Socket::new(domain, Type::STREAM, None))?;
@@ -220,14 +220,14 @@ impl Patience<'_> {
         match socket.connect(&address.into()) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
-                self.await_connection(&socket, silence)?;
+                self.await_connection(&socket, now)?;
                 if let Some(error) = socket.take_error()? {
                     return Err(error.into());
                 }
             }
             Err(error) => return Err(error.into()),
         }
-        if let Some(seconds) = silence {
+        if let Some(seconds) = later {
             keepalive::end_when_silent(SockRef::from(&socket), seconds)?;
         }
         let stream: TcpStream = socket.into();
@@ -310,7 +310,7 @@ mod tests {
             );
             let address = free.unwrap().local_addr().unwrap();
             for _ in 0..3000 {
-                match patience.connect_tcp(address, None) {
+                match patience.connect_tcp(address, (None, None)) {
                     Err(Cut::Refused) => {}
                     other => panic!("{address} answered: {other:?}"),
                 }

@@ -11,6 +11,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::rarely::Rarely;
+
 /// Messages from this length on are timed: shorter ones are never lent.
 const TIMED_FROM: usize = SHORTEST - SHORTEST / 16;
 
@@ -203,15 +205,59 @@ pub(super) enum Offered {
 }
 
 /// A sender's choices, message by message, for each class.
-#[derive(Debug, Default)]
-pub(super) struct Choices([Choice; CLASSES]);
+#[derive(Debug)]
+pub(super) struct Choices {
+    classes: [Choice; CLASSES],
+    log: Rarely,
+}
+
+impl Default for Choices {
+    fn default() -> Self {
+        Self {
+            classes: Default::default(),
+            log: Rarely::new(8, Duration::from_secs(10)),
+        }
+    }
+}
 
 impl Choices {
     /// Whether to lend `bytes` of private memory. Where both directions are in use both count, and both sides choose by
     /// the same numbers: of messages that cross by different ways one side copies while the other waits for it.
     pub(super) fn prefer_loan(&mut self, bytes: usize, outgoing: Paces, incoming: Paces) -> bool {
-        self.0[class(bytes)].prefers_loan_at(Instant::now(), bytes, outgoing, incoming)
+        let choice = &mut self.classes[class(bytes)];
+        let before = choice.faster;
+        let lends = choice.prefers_loan_at(Instant::now(), bytes, outgoing, incoming);
+        if choice.faster != before {
+            self.tell(bytes, outgoing);
+        }
+        lends
     }
+
+    /// Logs the way that has turned out to be the faster one for messages as long as `bytes`.
+    #[cold]
+    fn tell(&mut self, bytes: usize, paces: Paces) {
+        if let Some(suppressed) = self.log.line() {
+            let way = match self.classes[class(bytes)].faster {
+                Some(Way::Loan) => "the peer reads them where they lie",
+                _ => "they are copied through the ring",
+            };
+            let us_per_mib = |pace: Pace| pace.0 / 1000;
+            tracing::debug!(
+                bytes,
+                ring_us_per_mib = us_per_mib(paces.ring),
+                loan_us_per_mib = us_per_mib(paces.loan),
+                suppressed,
+                "messages of this length from private memory: {way}"
+            );
+        }
+    }
+}
+
+/// How a long message goes to a peer on the same host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Ring,
+    Loan,
 }
 
 #[derive(Debug, Default)]
@@ -224,6 +270,8 @@ struct Choice {
     trying_loans: usize,
     /// How often either has been looked at again.
     looks: u32,
+    /// The way that was the faster one when both were last compared.
+    faster: Option<Way>,
 }
 
 /// How long a pace counts at most before that way is used again to see; for messages from `LONG` on, where to see costs
@@ -283,8 +331,10 @@ impl Choice {
                 false => Paces::default(),
             };
             let both = |out: Pace, back: Pace| u64::from(out.0) + u64::from(back.0);
-            both(outgoing.loan, incoming.loan) * RING_AHEAD.0
-                < both(outgoing.ring, incoming.ring) * RING_AHEAD.1
+            let lends = both(outgoing.loan, incoming.loan) * RING_AHEAD.0
+                < both(outgoing.ring, incoming.ring) * RING_AHEAD.1;
+            self.faster = Some(if lends { Way::Loan } else { Way::Ring });
+            lends
         };
         *if lend {
             &mut self.lent

@@ -83,7 +83,7 @@ impl Pool {
         if file < 0 {
             return None;
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         let whole = capacity + ipc::LEDGER_BYTES;
         // SAFETY: the call takes no pointers.
@@ -177,7 +177,7 @@ pub(crate) fn allocate(context: &Arc<Context>, bytes: usize) -> Outcome<DevicePo
         .fill
         .or((bytes <= FILLED_ANYWAY).then_some(ANYTHING));
     if let Some(byte) = fill {
-        // SAFETY: the pages were just taken for these bytes and nobody knows the address yet.
+        // SAFETY: the pages were just taken for these bytes and no other code has the address yet.
         unsafe { std::ptr::write_bytes(host as *mut u8, byte, bytes) };
     }
     let address = pool.base + offset as u64;
@@ -221,7 +221,7 @@ pub(crate) fn peak() -> usize {
         .sum()
 }
 
-/// Maps memory, near `hint` if that is free; without a file it is nobody else's.
+/// Maps memory, near `hint` if that is free; without a file it is private.
 pub(super) fn map(
     hint: usize,
     bytes: usize,

@@ -66,7 +66,7 @@ static FREED_WHILE_IMPORTED: AtomicUsize = AtomicUsize::new(0);
 
 fn line(ledger: usize, number: u32) -> &'static Line {
     // SAFETY: `ledger` is where a ledger is mapped, and it stays mapped for every use: a device's own for good, an
-    // importer's until its import is closed, and nobody keeps the reference longer. All members are atomic, so other
+    // importer's until its import is closed, and no caller keeps the reference longer. All members are atomic, so other
     // processes may write them.
     unsafe { &*((ledger + number as usize % LINES * size_of::<Line>()) as *const Line) }
 }

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-/// How a process says that it ran the test: one that was told a wrong name runs none and exits with 0.
+/// How a process says that it ran the test: one that was given a wrong name runs none and exits with 0.
 const DONE: i32 = 77;
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -28,14 +28,15 @@ impl Backoff {
         attempts
     }
 
-    /// An attempt has ended.
-    fn note(&mut self, succeeded: bool) {
+    /// An attempt has ended. Returns how many operations make none.
+    fn note(&mut self, succeeded: bool) -> u32 {
         if succeeded {
             self.failures /= 2;
         } else {
             self.failures = (self.failures + 1).min(Self::MOST_FAILURES);
             self.skip = (1 << self.failures) - 1;
         }
+        self.skip
     }
 }
 
@@ -56,8 +57,9 @@ impl Agreements {
         self.of(collective, count).attempts()
     }
 
-    pub(super) fn note(&mut self, collective: Collective, count: usize, agreed: bool) {
-        self.of(collective, count).note(agreed);
+    /// A round has ended. Returns how many operations of this size do without one.
+    pub(super) fn note(&mut self, collective: Collective, count: usize, agreed: bool) -> u32 {
+        self.of(collective, count).note(agreed)
     }
 }
 
@@ -124,9 +126,10 @@ impl WindowSpeed {
         std::mem::take(&mut self.unreported)
     }
 
-    /// An operation goes through them, and some rank has reported that the one before was slow, or none has.
-    pub(super) fn note(&mut self, reported: bool) {
-        self.backoff.note(!reported);
+    /// An operation goes through them, and some rank has reported that the one before was slow, or none has. Returns how
+    /// many operations avoid them.
+    pub(super) fn note(&mut self, reported: bool) -> u32 {
+        self.backoff.note(!reported)
     }
 }
 

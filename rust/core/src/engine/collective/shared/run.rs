@@ -332,19 +332,25 @@ impl SharedRun {
             (false, true) => Decision::Windows,
             (false, false) => Decision::Messages,
         };
-        if decision == Decision::Windows {
-            let reported = self.round.any_proposes(operands, Proposal::SlowWindows);
-            memory.speed.note(reported);
-        }
         let (collective, count) = (operands.collective, self.key.count);
+        if decision == Decision::Windows && self.round.any_proposes(operands, Proposal::SlowWindows)
+        {
+            let skipped = memory.speed.note(true);
+            tracing::debug!(
+                rank = operands.rank, %collective, count, skipped,
+                "a rank found the windows slow: so many operations avoid them"
+            );
+        } else if decision == Decision::Windows {
+            memory.speed.note(false);
+        }
         let agreed = decision != Decision::Messages;
-        memory.agreements.note(collective, count, agreed);
+        let skipped = memory.agreements.note(collective, count, agreed);
         let times = memory.decided.count(decision);
         if times.is_power_of_two() {
             let own = self.round.proposal;
             tracing::debug!(
-                rank = operands.rank, %collective, count, ?decision, ?own, times,
-                "the ranks of this host have agreed on how to do a collective"
+                rank = operands.rank, %collective, count, ?decision, ?own, times, skipped,
+                "the ranks of this host have agreed on how to do a collective; so many of this size do without a round"
             );
         }
         (self.decision, self.state) = (Some(decision), State::UnderWay);
