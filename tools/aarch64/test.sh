@@ -44,6 +44,7 @@ left_out=(
   descriptions_that_no_member_writes_are_errors messages_in_the_middle_of_a_loan_are_errors
   a_trial_lies_in_private_memory_as_a_whole private_memory_goes_the_way_that_takes_less
   private_memory_out_of_reach_is_copied a_revoked_loan_is_never_whole what_a_forked_child_drops_takes_nothing_back
+  a_successor_to_the_number_delivers_nothing
   who_dies_while_its_memory_is_read_is_lost processes_talk_with_messages_of_every_kind
   # For want of it these move megabytes through rings of 64 bytes, between threads that take turns: it takes minutes.
   messages_of_every_kind_arrive_in_order sleepers_are_woken_by_messages_of_every_kind

@@ -196,6 +196,37 @@ fn listen_tcp(ip: IpAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, address))
 }
 
+/// The sockets that stay as long as the endpoint, those that are for other hosts alone, and the addresses of both.
+type Listening = (Vec<TcpListener>, Vec<TcpListener>, Vec<SocketAddr>);
+
+/// Listens on the network, and on loopback for the ranks of this host.
+fn listen(options: &EndpointOptions) -> Result<Listening> {
+    let wanted = options.interface.as_deref();
+    let choices = interface::choose(
+        wanted,
+        options.hint.as_ref(),
+        options.towards,
+        options.one_host,
+    )?;
+    let inside = interface::inside(wanted, &choices);
+    let (mut chosen, mut addresses) = (Vec::new(), Vec::new());
+    for choice in choices {
+        let (listener, address) = listen_tcp(choice.ip)
+            .map_err(|cause| Error::system(format!("listen on {}", choice.ip), cause))?;
+        tracing::info!(%address, reason = %choice.reason, "listening");
+        chosen.push(listener);
+        addresses.push(address);
+    }
+    // A host that has no loopback of version 4 does without.
+    Ok(match inside.and_then(|ip| listen_tcp(ip).ok()) {
+        Some((listener, address)) => {
+            addresses.push(address);
+            (vec![listener], chosen, addresses)
+        }
+        None => (chosen, Vec::new(), addresses),
+    })
+}
+
 /// The address by which the other ranks reach this host: that of the interface `wanted` (a name or an address), else
 /// loopback where all of them are known to be here, else that of the default route.
 ///
@@ -204,39 +235,6 @@ fn listen_tcp(ip: IpAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
 pub fn own_address(wanted: Option<&str>, one_host: bool) -> Result<IpAddr> {
     let choices = interface::choose(wanted, hint().as_ref(), None, one_host)?;
     Ok(choices[0].ip)
-}
-
-/// Opens the sockets to listen on: those, the name of the Unix socket, and the TCP addresses.
-fn listen(options: &EndpointOptions) -> Result<(Listeners, Vec<u8>, Vec<SocketAddr>)> {
-    let wanted = options.interface.as_deref();
-    let hint = options.hint.as_ref();
-    let choices = interface::choose(wanted, hint, options.towards, options.one_host)?;
-    let inside = interface::inside(wanted, &choices);
-    let mut tcp = Vec::new();
-    let mut addresses = Vec::new();
-    for choice in choices {
-        let (listener, address) = listen_tcp(choice.ip)
-            .map_err(|cause| Error::system(format!("listen on {}", choice.ip), cause))?;
-        tracing::info!(%address, reason = %choice.reason, "listening");
-        tcp.push(listener);
-        addresses.push(address);
-    }
-    // A host that has no loopback of version 4 does without.
-    let inside = inside.and_then(|ip| listen_tcp(ip).ok());
-    let (inside, outside) = match inside {
-        Some((listener, address)) => {
-            addresses.push(address);
-            (vec![listener], tcp)
-        }
-        None => (tcp, Vec::new()),
-    };
-    let (unix, unix_name) = listen_unix()?;
-    let listeners = Listeners {
-        unix,
-        inside,
-        outside,
-    };
-    Ok((listeners, unix_name, addresses))
 }
 
 impl Endpoint {
@@ -271,7 +269,8 @@ impl Endpoint {
 
     fn start_with(options: &EndpointOptions, limits: Limits) -> Result<Arc<Self>> {
         let host = HostId::this(options.host.as_deref())?;
-        let (listeners, unix_name, tcp) = listen(options)?;
+        let (inside, outside, tcp) = listen(options)?;
+        let (unix, unix_name) = listen_unix()?;
         let address = Address {
             host,
             hostname: address::hostname(),
@@ -296,6 +295,11 @@ impl Endpoint {
         });
         threads::spawn("unisono-accept", {
             let shared = Arc::clone(&shared);
+            let listeners = Listeners {
+                unix,
+                inside,
+                outside,
+            };
             move || accept::run(&shared, listeners)
         })
         .map_err(|cause| Error::system("start the accepting thread", cause))?;
