@@ -34,8 +34,12 @@ SETUP ?= yes
 # What `make wheel` builds for: versions of torch or folders with one (all that are supported), and the processor.
 TORCHES ?=
 MACHINE ?= $(shell uname -m)
-# Where `make test-wheel` tests: pairs of a Python and a torch or none, as 3.12:2.15.0 (all of them).
+# Where `make test-wheel` and `make test-sdist` test: pairs of a Python and a torch or none, as 3.12:2.15.0 (all, or what suits sources).
 WHEEL_ENVIRONMENTS ?=
+# Whether they also build a door by `build-torch` in the first of these with a torch, which the test of all does anyway.
+BUILD_TORCH ?= no
+# Whether `make test-aarch64` and its quick part fail where they cannot run, and do not skip.
+REQUIRED ?= no
 
 override VENV := $(abspath $(VENV))
 override TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -55,13 +59,14 @@ override with_torch := tools/with-torch.sh $(VENV) $(TARGET)
 # The scripts of tools/ and rust/capi/ take these from the environment.
 export CARGO PYTHON
 
-RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
+RUST_PACKAGES := rust/capi/Cargo.toml rust/core/Cargo.toml rust/launch/Cargo.toml rust/python/Cargo.toml
 KERNELS := rust/core/src/transport/cuda/kernels
-CXX_FILES = $(wildcard csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
+# The shell expands these, and not make, which would drop what is missing: a pattern that fits nothing stays, and fails.
+CXX_FILES := csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
 	tests/torch_cuda/*.hpp tests/torch_cuda/*.cpp examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c \
-	benchmarks/ranks/*.h $(KERNELS)/*.cu $(KERNELS)/*.cuh $(KERNELS)/*.hpp $(KERNELS)/*.cpp)
-SHELL_FILES = .ci/run $(wildcard tools/*.sh tools/*/*.sh rust/capi/*.sh)
-PYTHON_DIRS = $(wildcard python tools tests/python tests/conformance tests/cuda examples benchmarks $(KERNELS))
+	benchmarks/ranks/*.h $(KERNELS)/*.cu $(KERNELS)/*.cuh $(KERNELS)/*.hpp $(KERNELS)/*.cpp
+SHELL_FILES := .ci/run tools/*.sh tools/*/*.sh rust/capi/*.sh
+PYTHON_DIRS := python tools tests/python tests/conformance tests/cuda tests/wheel examples benchmarks $(KERNELS)
 
 .PHONY: help
 help: ## List the targets
@@ -101,7 +106,7 @@ test-tsan: prerequisites ## Run the tests of what threads share under ThreadSani
 	@tools/test-tsan.sh $(TARGET)
 
 # Under an emulator, with compilers that are fetched where there are none. Each says why it skips where that cannot be.
-override aarch64 = CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) PYTHON=$(PYTHON) tools/aarch64
+override aarch64 = REQUIRED=$(REQUIRED) CARGO=$(CARGO) CARGO_TARGET_DIR=$(TARGET) PYTHON=$(PYTHON) tools/aarch64
 .PHONY: test-aarch64 test-aarch64-quick
 test-aarch64: prerequisites ## Run the tests of Rust, C and NumPy for aarch64, emulated: an hour or so
 	@$(aarch64)/test.sh whole
@@ -139,7 +144,7 @@ conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter
 	$(PY) tests/conformance/run.py --shard $(SHARD)
 
 .PHONY: conformance-all
-conformance-all: conformance frameworks ## The same, and programs of other packages: on gloo, and with unisono in its place
+conformance-all: conformance frameworks conformance-peers ## The same, and programs of other packages: on gloo, and with unisono in its place
 	$(PY) tests/conformance/behind_gloo.py
 
 .PHONY: lint
@@ -184,9 +189,15 @@ wheel: prerequisites $(WHEEL_STAMP) ## Build the wheel for every torch and glibc
 sdist: prerequisites $(WHEEL_STAMP) ## Pack the source distribution into dist/
 	PATH="$(WHEEL_TOOLS)/bin:$$PATH" $(WHEEL_PY) -m build --sdist --no-isolation --outdir dist
 
+override test_package = $(PYTHON) tools/test_wheel.py $(addprefix --only ,$(WHEEL_ENVIRONMENTS)) \
+	$(if $(filter yes,$(BUILD_TORCH)),--build-torch)
 .PHONY: test-wheel
 test-wheel: ## Test the wheel of dist/ in clean environments (WHEEL_ENVIRONMENTS="3.12:2.15.0 3.12:none")
-	$(PYTHON) tools/test_wheel.py dist/unisono-*_$(MACHINE).whl $(addprefix --only ,$(WHEEL_ENVIRONMENTS))
+	$(test_package) dist/unisono-*_$(MACHINE).whl
+
+.PHONY: test-sdist
+test-sdist: ## Test the source distribution of dist/ in two of them
+	$(test_package) dist/unisono-*.tar.gz
 
 .PHONY: audit
 audit: prerequisites $(WHEEL_STAMP) ## Check licences and known vulnerabilities of all that is built with or depended on
@@ -244,6 +255,11 @@ bench-peers: setup
 .PHONY: nvrtc
 nvrtc: | $(PY)
 	@tools/install-nvrtc.sh $(VENV) $(NVRTC)
+
+.PHONY: conformance-peers
+conformance-peers: setup
+	@tools/install-extra.sh $(VENV) conformance "what else runs on gloo and in its place" \
+	  "torchft could not be installed: its tests are left out"
 
 .PHONY: frameworks
 frameworks: setup

@@ -13,12 +13,17 @@ What gloo alone can goes to gloo itself, and one line says so.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 import sys
 import threading
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 VARIABLE = "UNISONO_AS_GLOO"
 # The backend that torch looks up where a program says gloo.
@@ -83,6 +88,7 @@ def _serve_the_name(dist: Any, c10d: Any, asked_by: str) -> None:
     dist.Backend.backend_type_map["gloo"] = dist.ProcessGroup.BackendType.CUSTOM
     table = c10d.BackendConfig.get_device_backend_map
     make = c10d._new_process_group_helper
+    backend_at = list(inspect.signature(make).parameters).index("backend")
 
     def get_device_backend_map(self: Any) -> dict[str, str]:
         names = table(self)
@@ -91,14 +97,65 @@ def _serve_the_name(dist: Any, c10d: Any, asked_by: str) -> None:
         return {device: _ALIAS if name == "gloo" else name for device, name in names.items()}
 
     def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-        _making.depth = getattr(_making, "depth", 0) + 1
-        try:
+        backend = args[backend_at] if len(args) > backend_at else kwargs["backend"]
+        names = table(c10d.BackendConfig(backend))
+        with _by_our_name(), _of_a_type_of_its_own(dist, names):
             return make(*args, **kwargs)
-        finally:
-            _making.depth -= 1
 
     c10d.BackendConfig.get_device_backend_map = get_device_backend_map
     c10d._new_process_group_helper = _new_process_group_helper
+    _serve_the_recorder(c10d)
+
+
+@contextlib.contextmanager
+def _by_our_name() -> Iterator[None]:
+    """Have torch find our name where a group's table of backends says gloo."""
+    _making.depth = getattr(_making, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _making.depth -= 1
+
+
+@contextlib.contextmanager
+def _of_a_type_of_its_own(dist: Any, names: dict[str, str]) -> Iterator[None]:
+    """See that a group can hold our backend beside another that is CUSTOM, such as nccl2.
+
+    A group keeps one backend of each type: a second CUSTOM one would be put aside for the first.
+    Where `names`, the group's table, has another, ours goes by the type of a backend that it has
+    not; nothing in torch casts these.
+    """
+    types = dist.ProcessGroup.BackendType
+    known = dist.Backend.backend_type_map
+    taken = {known.get(name, types.CUSTOM) for name in names.values() if name != "gloo"}
+    before = getattr(_making, "type_by_device", {})
+    _making.type_by_device = {}
+    if types.CUSTOM in taken:
+        others = (types.UCC, types.MPI, types.XCCL)
+        free = next((each for each in others if each not in taken), types.CUSTOM)
+        _making.type_by_device = {device: free for device, name in names.items() if name == "gloo"}
+    try:
+        yield
+    finally:
+        _making.type_by_device = before
+
+
+def _serve_the_recorder(c10d: Any) -> None:
+    """Have the flight recorder of torch 2.15 see the calls of groups that `split_group` makes.
+
+    gloo records by itself, so torch attaches nothing to a group that is gloo's by its name. A group
+    that is made by its name has our name then; one that is split from another has not.
+    """
+    attach = getattr(c10d, "_maybe_attach_flight_recorder", None)
+    if attach is None:
+        return
+
+    def _maybe_attach_flight_recorder(pg: Any, *args: Any, **kwargs: Any) -> None:
+        ours = any(is_ours(pg._get_backend(device)) for device in pg._device_types)
+        with _by_our_name() if ours else contextlib.nullcontext():
+            attach(pg, *args, **kwargs)
+
+    c10d._maybe_attach_flight_recorder = _maybe_attach_flight_recorder
 
 
 def _serve_the_class(dist: Any, c10d: Any, asked_by: str) -> None:
@@ -157,6 +214,9 @@ def _serve_the_class(dist: Any, c10d: Any, asked_by: str) -> None:
             # The program may have chosen the default before there was a backend.
             if self.name() == "gloo":
                 choose(self, backend_type)
+        elif backend_type == types.CUSTOM:
+            by_device = getattr(_making, "type_by_device", {})
+            backend_type = by_device.get(device.type, backend_type)
         register(self, device, backend_type, backend)
 
     def _set_default_backend(self: Any, backend_type: Any) -> None:

@@ -92,13 +92,17 @@ def door(version: str) -> Path | None:
 
 
 def doors() -> list[str]:
-    """Return the versions of torch that this installation was built for, oldest first."""
+    """Return the versions of torch that there are builds for, oldest first.
+
+    Those in the user's cache are among them, each under its full version.
+    """
 
     def order(version: str) -> list[int]:
         return [int(part) for part in re.findall(r"\d+", version)]
 
-    names = (path.stem.removeprefix("core-torch-") for path in FOLDER.glob("core-torch-*.so"))
-    return sorted(names, key=order)
+    folders = [folder for folder in (FOLDER, cache()) if folder is not None]
+    paths = [path for folder in folders for path in folder.glob("core-torch-*.so")]
+    return sorted({path.stem.removeprefix("core-torch-") for path in paths}, key=order)
 
 
 def cache() -> Path | None:

@@ -19,14 +19,20 @@ _NAME = "unisono"
 
 
 def _is_ours(c10d: Any, group: Any) -> bool:
-    """Return whether `group` (None: the default one) runs on unisono, also in gloo's place."""
+    """Return whether `group` (None: the default one) runs on unisono, also in gloo's place.
+
+    Some calls get a group that is not registered in torch's world: torch's RPC gives a bare backend
+    to an object collective. torch's own functions serve these.
+    """
     from unisono import _as_gloo
 
-    if c10d.get_backend(group) == _NAME:
+    chosen = c10d._get_default_group() if group is None else group
+    if chosen not in c10d._world.pg_map:
+        return False
+    if c10d.get_backend(chosen) == _NAME:
         return True
     if not _as_gloo.is_active():
         return False
-    chosen = c10d._get_default_group() if group is None else group
     return any(_as_gloo.is_ours(chosen._get_backend(device)) for device in chosen._device_types)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import pickle
 import time
 from typing import Any
 
@@ -183,9 +184,109 @@ def objects(backend: str) -> dict[str, Any]:
         wrong = str(error)
     # Whatever the objects did, the group lives on.
     dist.barrier()
-    calls = dist.group.WORLD._get_backend(CPU)._get_sequence_number_for_group()
-    before = calls
-    dist.all_gather_object([None] * world, rank)
-    calls = dist.group.WORLD._get_backend(CPU)._get_sequence_number_for_group()
+    rounds = rounds_of_objects(rank, world)
     dist.destroy_process_group()
-    return {"wrong": wrong, "rounds": calls - before}
+    return {"wrong": wrong, "rounds": rounds}
+
+
+def rounds_of_objects(rank: int, world: int) -> dict[str, int]:
+    """Return how many operations of the group a small object takes, by the collective."""
+    table: list[Any] = [None] * world
+    calls = {
+        "all_gather_object": lambda: dist.all_gather_object(table, rank),
+        "broadcast_object_list": lambda: dist.broadcast_object_list([rank, "x" * 4000]),
+        "gather_object": lambda: dist.gather_object(rank, None if rank else table),
+        "scatter_object_list": lambda: dist.scatter_object_list([None], None if rank else table),
+    }
+    backend = dist.group.WORLD._get_backend(CPU)
+    rounds = {}
+    for name, call in calls.items():
+        before = backend._get_sequence_number_for_group()
+        call()
+        rounds[name] = backend._get_sequence_number_for_group() - before
+    return rounds
+
+
+def several_devices(stand_in: str) -> dict[str, Any]:
+    """A CPU backend beside another for a device that is not there, as in "cpu:gloo,cuda:nccl"."""
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    def create(opts: Any, _options: Any = None) -> Any:
+        return FakeProcessGroup._create_internal(opts.group_rank, opts.group_size)
+
+    dist.Backend.register_backend(stand_in, create, extended_api=True, devices=["cuda"])
+    dist.init_process_group(f"cpu:gloo,cuda:{stand_in}", timeout=LIMIT)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    total = torch.full((5,), float(rank))
+    dist.all_reduce(total)
+    assert total.eq(sum(range(world))).all()
+    objects: list[Any] = [None] * world
+    group = dist.new_group(backend=f"cpu:gloo,cuda:{stand_in}")
+    dist.all_gather_object(objects, rank, group=dist.new_group(backend="gloo"))
+    assert objects == list(range(world))
+    return {
+        "backend": dist.get_backend(),
+        "cpu": [served(dist.group.WORLD), served(group)],
+        "cuda": [
+            each._get_backend(torch.device("cuda")).name() for each in (dist.group.WORLD, group)
+        ],
+    }
+
+
+def checkpoint(folder: str) -> dict[str, Any]:
+    """Shards that each rank saves and loads, at once and in the background."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", timeout=LIMIT)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+
+    def state(factor: int) -> dict[str, Any]:
+        whole = torch.arange(8.0 * world).reshape(-1, 4) * factor
+        return {"sharded": distribute_tensor(whole, mesh, [Shard(0)]), "step": factor}
+
+    dcp.save(state(2), checkpoint_id=f"{folder}/now")
+    saving = dcp.async_save(state(3), checkpoint_id=f"{folder}/later")
+    saving.result(LIMIT.total_seconds())
+    for factor, name in ((2, "now"), (3, "later")):
+        loaded = state(0)
+        dcp.load(loaded, checkpoint_id=f"{folder}/{name}")
+        assert torch.equal(loaded["sharded"].full_tensor(), state(factor)["sharded"].full_tensor())
+        assert loaded["step"] == factor
+    # A file of each rank's own.
+    files = sorted(os.listdir(f"{folder}/now"))  # noqa: PTH208
+    assert [name for name in files if name.startswith(f"__{rank}_")], files
+    found = {"served": served(dist.group.WORLD), "backend": dist.get_backend()}
+    dist.destroy_process_group()
+    return found
+
+
+def split() -> dict[str, Any]:
+    """Groups made by `split_group`, which on gloo and here are made without a creator."""
+    from torch._C import _distributed_c10d as native
+
+    dist.init_process_group("gloo", timeout=LIMIT)
+    rank = dist.get_rank()
+    pairs = [[0, 1], [2, 3]]
+    mine = next(pair for pair in pairs if rank in pair)
+    part = dist.split_group(split_ranks=pairs, group_desc="a pair")
+    by_name = dist.split_group(split_ranks=pairs, backend="gloo")
+    for group in (part, by_name):
+        total = torch.full((3,), float(rank))
+        dist.all_reduce(total, group=group)
+        assert total.eq(sum(mine)).all()
+    trace = pickle.loads(native._dump_fr_trace(backend="unisono"))
+    found = {
+        "served": [served(part), served(by_name)],
+        "backend": [dist.get_backend(part), dist.get_backend(by_name)],
+        "name": [part.name(), by_name.name()],
+        "is": isinstance(part._get_backend(CPU), dist.ProcessGroupGloo),
+        "recorded": [
+            (entry["process_group"][1], entry["profiling_name"], entry["state"])
+            for entry in trace["entries"]
+        ],
+    }
+    dist.destroy_process_group()
+    return found

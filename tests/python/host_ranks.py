@@ -84,6 +84,16 @@ def messages(comm: unisono.Communicator, count: int) -> None:
         comm.send(np.zeros(1), 0, tag=6)
 
 
+def meet_in_a_file(path: str) -> set[tuple[str, str]]:
+    """One all_reduce of ranks that nothing but a file has brought together."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    comm = unisono.init(f"file://{path}", rank=rank, world_size=world)
+    np.testing.assert_array_equal(comm.all_reduce(np.ones(8)), np.full(8, world))
+    found = links().connections
+    comm.barrier()
+    return found
+
+
 def join_only() -> Ending:
     return ending(unisono.init)
 

@@ -55,14 +55,21 @@ class Hosts:
             bridge = f"bridge{network}"
             ip("-n", self.switch, "link", "add", bridge, "type", "bridge")
             ip("-n", self.switch, "link", "set", bridge, "up")
-            for host, name in enumerate(self.names):
-                inner, outer = f"eth{network}", f"port{network}-{host}"
-                peer = ["peer", "name", outer, "netns", self.switch]
-                ip("-n", name, "link", "add", inner, "type", "veth", *peer)
-                ip("-n", self.switch, "link", "set", outer, "master", bridge)
-                ip("-n", self.switch, "link", "set", outer, "up")
-                ip("-n", name, "addr", "add", f"{self.address(host, network)}/24", "dev", inner)
-                ip("-n", name, "link", "set", inner, "up")
+            for host in range(len(self.names)):
+                self.plug(host, network)
+
+    def plug(self, host: int, network: int = 0) -> None:
+        """Give ``host`` its interface on that network."""
+        name, inner, outer = self.names[host], f"eth{network}", f"port{network}-{host}"
+        peer = ["peer", "name", outer, "netns", self.switch]
+        ip("-n", name, "link", "add", inner, "type", "veth", *peer)
+        ip("-n", self.switch, "link", "set", outer, "master", f"bridge{network}")
+        ip("-n", self.switch, "link", "set", outer, "up")
+        ip("-n", name, "addr", "add", f"{self.address(host, network)}/24", "dev", inner)
+        ip("-n", name, "link", "set", inner, "up")
+
+    def unplug(self, host: int, network: int = 0) -> None:
+        ip("-n", self.names[host], "link", "del", f"eth{network}")
 
     def cut(self, network: int) -> None:
         """Let nothing through on that network, as if its switch had no power."""

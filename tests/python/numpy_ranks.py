@@ -316,8 +316,11 @@ def works_outlive_their_arrays() -> None:
             comm.all_reduce(np.ones(5000, np.float32), async_op=True)
             comm.all_gather(np.ones(700, np.int64), async_op=True)
             if index % 10 == 0:
-                comm.isend(np.arange(100_000), (comm.rank + 1) % comm.size)
-                comm.irecv(np.empty(100_000, np.int64))
+                sent = comm.isend(np.arange(100_000), (comm.rank + 1) % comm.size)
+                received = comm.irecv(np.empty(100_000, np.int64))
+        # The last messages come last. Leaving with messages under way would abort the group.
+        sent.wait()
+        received.wait()
         comm.barrier()
         array = np.ones(3, np.float32)
         assert comm.all_reduce(array).tolist() == [comm.size] * 3

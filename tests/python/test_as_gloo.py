@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import launching
 import pytest
 import torch
 from as_gloo_ranks import (
@@ -14,16 +15,20 @@ from as_gloo_ranks import (
     by_call,
     by_class,
     by_name,
+    checkpoint,
     objects,
     reconfigurable,
     rpc,
+    several_devices,
     sharded,
+    split,
 )
 from ranks import run_ranks, run_torchrun
 
 ON = {"UNISONO_AS_GLOO": "1"}
 ACTS = "unisono: in gloo's place for the process groups of this program (UNISONO_AS_GLOO=1)"
 NEWER = hasattr(torch.distributed.Backend, "_ensure_backend_registered")
+RECORDS = hasattr(torch.distributed.distributed_c10d, "_maybe_attach_flight_recorder")
 
 
 def target(function: object) -> str:
@@ -72,15 +77,47 @@ def test_by_class() -> None:
         assert "UNISONO_INTERFACE says which interface" in result.output
 
 
-def test_rpc() -> None:
-    results = run_ranks(2, target(rpc), env=ON, torch=True)
+@pytest.mark.parametrize("asked", ["1", "0"])
+def test_rpc(asked: str) -> None:
+    """It hands a bare backend to an object collective, on gloo itself too."""
+    results = run_ranks(2, target(rpc), env={"UNISONO_AS_GLOO": asked}, torch=True)
     assert results[0].value == [2.0, 2.0]
-    assert ACTS in results[0].output
+    assert (ACTS in results[0].output) == (asked == "1")
 
 
 def test_device_mesh_and_dtensor() -> None:
     results = run_ranks(4, target(sharded), env=ON, torch=True)
     assert [result.value for result in results] == ["unisono"] * 4
+
+
+def test_beside_a_backend_for_another_device() -> None:
+    stand_in = "standin"
+    for result in run_ranks(2, target(several_devices), stand_in, env=ON, torch=True):
+        assert result.value == {
+            "backend": f"cpu:gloo,cuda:{stand_in}",
+            "cpu": ["unisono"] * 2,
+            "cuda": ["fake"] * 2,
+        }
+
+
+def test_checkpoint(tmp_path: Path) -> None:
+    results = run_ranks(2, target(checkpoint), str(tmp_path), env=ON, torch=True)
+    for result in results:
+        assert result.value == {"served": "unisono", "backend": "gloo"}
+    assert ACTS in results[0].output
+
+
+@pytest.mark.skipif(not RECORDS, reason="this torch splits no groups on the CPU")
+def test_groups_made_by_a_split() -> None:
+    for result in run_ranks(4, target(split), env=ON, torch=True):
+        found = result.value
+        assert found["served"] == ["unisono"] * 2
+        assert found["backend"] == ["gloo"] * 2
+        assert found["name"] == ["gloo"] * 2
+        assert found["is"]
+        # torch's flight recorder has seen both calls end, and knows of which group they were.
+        assert len(found["recorded"]) == 2
+        assert found["recorded"][0] == ("a pair", "unisono:all_reduce", "completed")
 
 
 def test_by_call() -> None:
@@ -140,6 +177,44 @@ def test_run_says_what_is_wrong() -> None:
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from finding unisono" in off.stderr
 
 
+# A job: what it prints tells that its ranks have met, and on what.
+JOB = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.full((4,), float(dist.get_rank() + 1))
+dist.all_reduce(total)
+served = dist.group.WORLD._get_backend(torch.device("cpu")).name()
+world, result = dist.get_world_size(), total[0].item()
+print(f"{dist.get_backend()} by {served}: {result:g} of {world}", flush=True)
+dist.destroy_process_group()
+"""
+JOB_SAYS = "gloo by unisono: 3 of 2"
+
+
+@pytest.mark.parametrize("door", launching.doors())
+def test_launch_as_gloo(door: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    command = [*launching.doors()[door], "--as-gloo", "-n", "2", str(script)]
+    done = launching.run(command)
+    assert done.code == 0, done
+    assert sorted(done.out) == [f"[{rank}] {JOB_SAYS}" for rank in range(2)]
+    assert sum(ACTS in line for line in done.err) == 1, done.err
+
+
+def test_run_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    torchrun = launching.find("torchrun")
+    assert torchrun
+    command = [sys.executable, "-m", "unisono", "run", torchrun]
+    command += ["--standalone", "--nproc-per-node", "2", str(script)]
+    done = launching.run(command)
+    assert done.code == 0, done
+    assert done.out == [JOB_SAYS] * 2
+    assert sum(ACTS in line for line in done.err) == 1, done.err
+
+
 def test_a_program_that_nobody_here_wrote() -> None:
     """Accelerate's own tests of its operations between processes."""
     accelerate = pytest.importorskip("accelerate.test_utils")
@@ -155,5 +230,5 @@ def test_objects_take_one_round(backend: str) -> None:
     env = ON if backend == "gloo" else {}
     results = run_ranks(3, target(objects), backend, env=env, torch=True)
     for result in results:
-        assert result.value["rounds"] == 1
+        assert set(result.value["rounds"].values()) == {1}, result.value["rounds"]
         assert "scatter_object_output_list" in result.value["wrong"]

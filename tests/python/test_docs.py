@@ -23,6 +23,12 @@ def test_links_lead_somewhere(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_nothing_is_left_to_be_filled_in(document):
+    """A line of capitals stands where a table or a number was to come."""
+    assert re.findall(r"(?m)^[A-Z][A-Z_]{3,}$", document.read_text()) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_make_targets_exist(document):
     makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))

@@ -1,5 +1,7 @@
 """Accelerate, Lightning, DeepSpeed and Ray Train run their examples over unisono.
 
+By its name, and with unisono in gloo's place where they ask for gloo.
+
 What carried the training is what the program found in its process group, so a framework that fell
 back to a backend of its own choice fails here. Every rank has its own share of the images: without
 the exchange of gradients the parameters would differ between ranks.
@@ -19,6 +21,7 @@ from test_examples import run_python
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "frameworks"
 PARAMETERS = "4,810"
+BACKENDS = ["unisono", "gloo"]
 
 
 def needs(module: str, requirement: str) -> None:
@@ -27,10 +30,16 @@ def needs(module: str, requirement: str) -> None:
         pytest.skip(f"{module} is not installed (pip install '{requirement}')")
 
 
-def assert_learned(output: str, label: str = "") -> None:
+def asking_for(backend: str) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments and the environment with which an example runs on unisono."""
+    return ["--backend", backend], {"UNISONO_AS_GLOO": "1"} if backend == "gloo" else {}
+
+
+def assert_learned(output: str, backend: str, label: str = "") -> None:
     """Check the three lines that every example prints, in a framework's own many."""
     lines = output.splitlines()
-    first = f"{label}backend unisono, 2 ranks"
+    assert ("unisono: in gloo's place" in output) == (backend == "gloo"), output
+    first = f"{label}backend {backend}, 2 ranks"
     assert first in lines, output
     _, accuracy, parameters, *_ = lines[lines.index(first) :]
     match = re.fullmatch(r"accuracy ([\d.]+) on 360 held-out images", accuracy)
@@ -40,31 +49,43 @@ def assert_learned(output: str, label: str = "") -> None:
     assert "Traceback" not in output, output
 
 
-def test_accelerate() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_accelerate(backend: str) -> None:
     needs("accelerate", "accelerate")
-    assert_learned(run_torchrun(EXAMPLES / "accelerate_digits.py", 2))
+    args, env = asking_for(backend)
+    output = run_torchrun(EXAMPLES / "accelerate_digits.py", 2, args, env=env)
+    assert_learned(output, backend)
 
 
-def test_lightning() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lightning(backend: str) -> None:
     needs("lightning", "lightning")
-    assert_learned(run_torchrun(EXAMPLES / "lightning_digits.py", 2))
+    args, env = asking_for(backend)
+    output = run_torchrun(EXAMPLES / "lightning_digits.py", 2, args, env=env)
+    assert_learned(output, backend)
 
 
-def test_deepspeed_zero() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_deepspeed_zero(backend: str) -> None:
     needs("deepspeed", "deepspeed")
     script = EXAMPLES / "deepspeed_digits.py"
-    output = run_torchrun(script, 2, timeout=180, env={"DS_ACCELERATOR": "cpu"})
+    args, env = asking_for(backend)
+    output = run_torchrun(script, 2, args, timeout=180, env={**env, "DS_ACCELERATOR": "cpu"})
     for stage in (1, 2, 3):
-        assert_learned(output, f"stage {stage}, ")
+        assert_learned(output, backend, f"stage {stage}, ")
 
 
-def test_ray_train(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ray_train(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("ray", "ray[train]")
+    args, env = asking_for(backend)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
     # A short path, for Ray puts Unix sockets deep under it.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         monkeypatch.setenv("HOME", folder)  # Ray leaves a token there
         monkeypatch.setenv("RAY_TMPDIR", folder)
-        assert_learned(run_python(EXAMPLES / "ray_train_digits.py", timeout=180))
+        assert_learned(run_python(EXAMPLES / "ray_train_digits.py", *args, timeout=180), backend)
 
 
 def test_ray_collective(monkeypatch: pytest.MonkeyPatch) -> None:

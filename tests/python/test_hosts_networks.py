@@ -59,13 +59,17 @@ def test_the_masters_name_is_127_0_1_1_on_its_own_host():
 def test_a_bridge_of_containers_comes_first(name):
     """Every host has the same address on it, which leads nowhere, and it is the first interface."""
     with hosts() as net:
-        for host in net.names:
-            ip("-n", host, "link", "set", "eth0", "down")
-            ip("-n", host, "link", "add", name, "type", "bridge")
-            ip("-n", host, "addr", "add", "172.17.0.1/16", "dev", name)
-            ip("-n", host, "link", "set", name, "up")
-            ip("-n", host, "link", "set", "eth0", "up")
+        put_bridge_first(net, name)
         run(net, net.address(0))
+
+
+def put_bridge_first(net: Hosts, name: str) -> None:
+    for host, namespace in enumerate(net.names):
+        net.unplug(host)
+        ip("-n", namespace, "link", "add", name, "type", "bridge")
+        ip("-n", namespace, "addr", "add", "172.17.0.1/16", "dev", name)
+        ip("-n", namespace, "link", "set", name, "up")
+        net.plug(host)
 
 
 def test_hosts_have_an_interface_to_a_network_of_their_own():
@@ -115,3 +119,30 @@ def test_one_interface_of_a_host_is_dead():
             ip("-n", name, "link", "set", "eth0", "down")
         found = between(run(net, net.address(0, 1)))
     assert found[0] == {(Hosts.address(0, 1), Hosts.address(1, 1))}
+
+
+@pytest.mark.parametrize("trouble", ["a bridge first", "one network cut"])
+def test_ranks_that_meet_in_a_file_find_the_network_that_works(trouble, tmp_path):
+    """Nothing tells them which network the other host is on: they try what there is."""
+    bridge = trouble == "a bridge first"
+    with hosts(networks=1 if bridge else 2) as net:
+        if bridge:
+            put_bridge_first(net, "docker0")
+        else:
+            net.cut(0)
+        results = run_ranks(
+            2,
+            "host_ranks:meet_in_a_file",
+            str(tmp_path / "store"),
+            timeout=60,
+            env={
+                "LOCAL_RANK": "0",
+                "LOCAL_WORLD_SIZE": "1",
+                "UNISONO_TIMEOUT": "30",
+                "UNISONO_JOIN_TIMEOUT": "20",
+            },
+            prefix=net.enter,
+        )
+    network = 0 if bridge else 1
+    ours, theirs = Hosts.address(0, network), Hosts.address(1, network)
+    assert [result.value for result in results] == [{(ours, theirs)}, {(theirs, ours)}]

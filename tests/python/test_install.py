@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
-from unisono_build import sources, toolchain, torches
+from unisono_build import assemble, sources, toolchain, torches
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 VERSION = "2.17.0"
@@ -96,6 +97,20 @@ def test_a_door_that_was_built_here_goes_first(package: Path, version: str) -> N
     # Another version of unisono has other sources, and so another folder.
     (package / "source.tar.gz").write_bytes(b"other sources")
     assert python(package, ASK, version) != str(made)
+
+
+def test_what_is_built_is_in_the_package_and_in_the_cache(package: Path) -> None:
+    ask = "from unisono import _native; print(_native.doors())"
+    assert python(package, ask) == "[]"
+    for minor in (9, 17):
+        (package / f"core-torch-2.{minor}.so").touch()
+    assert python(package, ask) == "['2.9', '2.17']"
+    made = cached(package)
+    for version in ("2.10.1+local", "2.17.0"):
+        (made / f"core-torch-{version}.so").touch()
+    assert python(package, ask) == "['2.9', '2.10.1+local', '2.17', '2.17.0']"
+    made.parent.chmod(0o770)
+    assert python(package, ask) == "['2.9', '2.17']"
 
 
 def test_nothing_is_run_from_a_folder_that_others_may_write_to(package: Path) -> None:
@@ -185,16 +200,112 @@ def test_an_old_rust_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         toolchain.check(CHECKOUT, torch=None)
 
 
-def test_the_sources_in_the_wheel_are_all_that_a_build_reads() -> None:
-    packed = sources.archive_for_the_wheel(CHECKOUT)
-    assert packed == sources.archive_for_the_wheel(CHECKOUT), "not the same bytes"
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        names = set(archive.getnames())
-    tracked = subprocess.run(
-        ["git", "ls-files", "rust", "csrc", "include", "Cargo.lock", "Cargo.toml"],
-        cwd=CHECKOUT, capture_output=True, text=True, check=False,
+def test_a_python_that_is_missing_fails_the_test_of_a_wheel(tmp_path: Path) -> None:
+    (tmp_path / "unisono.whl").touch()
+    run = subprocess.run(
+        [sys.executable, CHECKOUT / "tools" / "test_wheel.py", tmp_path / "unisono.whl",
+         "--only", "3.98:none", "--only", "3.99:2.15.0"],
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    if tracked.returncode:
+    assert run.returncode == 1
+    assert run.stderr.startswith("not on this machine: the Python of 3.98:none, 3.99:2.15.0")
+
+
+@pytest.mark.parametrize("required, status", [("no", 0), ("yes", 1)])
+def test_what_cannot_be_emulated_is_skipped_unless_it_is_required(
+    tmp_path: Path, required: str, status: int
+) -> None:
+    nothing = {"CARGO": "/nonexistent", "CARGO_TARGET_DIR": str(tmp_path), "REQUIRED": required}
+    run = subprocess.run(
+        [CHECKOUT / "tools" / "aarch64" / "test.sh", "quick"],
+        env=os.environ | nothing, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode == status, run.stderr
+    assert run.stderr.startswith("aarch64: ")
+    assert ("skipped" in run.stdout) == (required == "no")
+    assert ("REQUIRED=yes" in run.stderr) == (required == "yes")
+
+
+def tracked(*folders: str) -> set[str]:
+    """What git tracks, or a skip where there is no checkout to compare with."""
+    command = ["git", "ls-files", "-z", "--", *folders]
+    if not (CHECKOUT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("this is no git checkout: nothing tells which files there must be")
-    assert set(tracked.stdout.split()) <= names
-    assert not [name for name in names if name.startswith("target/") or name.endswith(".so")]
+    said = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    # Removed and not committed yet is removed.
+    return {name for name in said.stdout.split("\0") if name and (CHECKOUT / name).is_file()}
+
+
+def unpacked(packed: bytes, folder: Path) -> set[str]:
+    """Unpack an archive into a folder, and return the names of its files."""
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        arguments = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(folder, **arguments)
+        return set(archive.getnames())
+
+
+def test_the_sources_in_the_wheel_are_all_that_a_build_reads(tmp_path: Path) -> None:
+    wanted = tracked("rust", "csrc", "include", "Cargo.lock", "Cargo.toml")
+    packed = sources.archive_for_the_wheel(CHECKOUT)
+    names = unpacked(packed, tmp_path)
+    assert wanted <= names
+    assert names <= tracked()
+    assert sources.archive_for_the_wheel(tmp_path) == packed, "without git it is not the same"
+
+
+def test_the_source_distribution_is_what_git_tracks(tmp_path: Path) -> None:
+    wanted = {f"unisono-9/{name}" for name in tracked()}
+    packed = sources.source_distribution(CHECKOUT, "unisono-9", b"Name: unisono\n")
+    names = unpacked(packed, tmp_path)
+    assert names == wanted | {"unisono-9/PKG-INFO"}
+    again = sources.source_distribution(tmp_path / "unisono-9", "unisono-9", b"Name: unisono\n")
+    assert again == packed, "without git it is not the same"
+
+
+def test_what_git_does_not_track_is_not_packed(tmp_path: Path) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    git = ["git", "-c", "init.defaultBranch=main", "-C", tmp_path]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    (tmp_path / "rust").mkdir()
+    (tmp_path / "rust" / "lib.rs").write_text("// tracked\n")
+    subprocess.run([*git, "add", "rust/lib.rs"], check=True)
+    before = sources.archive_for_the_wheel(tmp_path)
+    (tmp_path / "rust" / "notes.txt").write_text("not tracked\n")
+    assert sources.archive_for_the_wheel(tmp_path) == before
+    assert unpacked(before, tmp_path / "unpacked") == {"rust/lib.rs"}
+
+
+def test_the_same_parts_give_the_same_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheelfile = pytest.importorskip("wheel.wheelfile", reason="the package wheel packs wheels")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+
+    def assembled(root: Path, umask: int, files: list[str]) -> bytes:
+        before = os.umask(umask)
+        try:
+            plain, parts = root / "unisono-9-py3-none-any.whl", root / "parts"
+            info = "unisono-9.dist-info"
+            (parts / "c").mkdir(parents=True)
+            for name in files:
+                (parts / "c" / name).write_text(name)
+            (parts / "c" / "library.so").chmod(0o755 & ~umask)
+            with wheelfile.WheelFile(plain, "w") as archive:
+                archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: unisono\n")
+                archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+                archive.writestr(f"{info}/sboms/crates.json", f'"path+file://{root}/rust"')
+                archive.writestr("unisono/__init__.py", "")
+            return assemble.add(plain, parts, root / "out", root).read_bytes()
+        finally:
+            os.umask(before)
+
+    files = ["library.so", "header.h", "more.h"]
+    first = assembled(tmp_path / "here", 0o022, files)
+    # In another place, order and time, and where files are for their owner alone.
+    again = assembled(tmp_path / "there" / "deeper", 0o077, files[::-1])
+    assert again == first
+    with zipfile.ZipFile(io.BytesIO(first)) as archive:
+        modes = {entry.filename: entry.external_attr >> 16 & 0o777 for entry in archive.infolist()}
+    assert modes["unisono/c/library.so"] == 0o755
+    assert modes["unisono/c/header.h"] == 0o644

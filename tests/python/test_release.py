@@ -53,6 +53,27 @@ def test_make_targets_and_files_exist(workflow):
     assert [name for name in files if not (ROOT / name).exists()] == []
 
 
+def test_all_python_and_shell_is_linted():
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout: nothing tells which files there are")
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py", "*.pyi", "*.sh"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    (kernels,) = in_makefile(r"^KERNELS := (.*)")
+    (folders,) = in_makefile(r"^PYTHON_DIRS := (.*)")
+    (patterns,) = in_makefile(r"^SHELL_FILES := (.*)")
+    folders = folders.replace("$(KERNELS)", kernels).split()
+    shell = {path.relative_to(ROOT).as_posix() for p in patterns.split() for path in ROOT.glob(p)}
+    files = listed.stdout.split()
+    assert {name for name in files if name.endswith(".sh")} <= shell
+    python = [name for name in files if not name.endswith(".sh")]
+    assert [n for n in python if not any(n.startswith(f"{folder}/") for folder in folders)] == []
+    assert [
+        folder for folder in folders if not any(n.startswith(f"{folder}/") for n in python)
+    ] == []
+
+
 def test_variables_of_make_exist(workflow):
     commands = [step["run"] for _, step in steps_of(workflow) if "run" in step]
     used = {name for run in commands for name in re.findall(r"make .*?\b([A-Z_]+)=", run)}
@@ -99,7 +120,8 @@ def test_only_a_tag_publishes(release):
             assert job["if"] == "github.event_name == 'push'", name
     assert all(release["jobs"][name]["environment"] == name for name in publishing)
     assert all(release["jobs"][name]["needs"] == "attest" for name in publishing)
-    assert set(release["jobs"]["attest"]["needs"]) == {"audit", "build", "sdist", "test"}
+    before = {"audit", "build", "sdist", "test", "test-sdist"}
+    assert set(release["jobs"]["attest"]["needs"]) == before
 
 
 def test_every_supported_torch_is_tested_on_every_machine(release):
@@ -113,6 +135,25 @@ def test_every_supported_torch_is_tested_on_every_machine(release):
         assert tested == torches
     classified = re.findall(r"Python :: (3\.\d+)\"", (ROOT / "pyproject.toml").read_text("utf-8"))
     assert matrix["python"] == classified
+
+
+def test_all_that_is_published_is_tested(release):
+    jobs = release["jobs"]
+    built = {"build": "test", "sdist": "test-sdist"}
+    for maker, tester in built.items():
+        (upload,) = [
+            s["with"] for s in jobs[maker]["steps"] if "upload-artifact" in s.get("uses", "")
+        ]
+        (got,) = [
+            s["with"] for s in jobs[tester]["steps"] if "download-artifact" in s.get("uses", "")
+        ]
+        assert jobs[tester]["needs"] == maker
+        assert got["name"] == upload["name"]
+    (newest,) = re.findall(
+        r"^DEFAULT_TORCH := (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE
+    )
+    (run,) = [s["run"] for s in jobs["test-sdist"]["steps"] if "run" in s]
+    assert set(re.findall(r":([\w.]+)", run)) == {newest, "none"}
 
 
 def test_the_image_of_the_documents_is_that_of_the_workflow(release):

@@ -68,6 +68,27 @@ def test_a_job_of_one_host_listens_on_loopback_alone() -> None:
         assert result.value == {LOOPBACK}, result.report()
 
 
+def listens_after_meeting(url: str) -> set[str]:
+    """Where this process listens after the ranks have met, once what is closed then is closed."""
+    import time
+
+    import unisono
+
+    comm = unisono.init(url, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    comm.barrier()
+    until = time.monotonic() + 10
+    while listening() != {LOOPBACK} and time.monotonic() < until:
+        time.sleep(0.01)
+    return listening()
+
+
+def test_ranks_that_turn_out_to_be_on_one_host_listen_on_loopback_alone(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    results = run_ranks(2, f"{OURS}:listens_after_meeting", url, env=without_local_ranks)
+    for result in results:
+        assert result.value == {LOOPBACK}, result.report()
+
+
 def sums_as_users(encrypt: bool) -> tuple[float, list[str]]:
     """A sum of ranks, of which rank 1 has another user, and the memory that it has mapped."""
     import unisono

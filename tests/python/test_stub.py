@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import unisono
+from unisono import _native
 from unisono.__main__ import table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,12 +61,36 @@ def test_everything_public_is_documented():
 
 def test_the_command_line():
     run = [sys.executable, "-m", "unisono"]
-    overview = subprocess.run(run, check=True, capture_output=True, text=True).stdout
-    assert unisono.__version__ in overview
-    assert "UNISONO_TIMEOUT=1800" in overview
     settings = subprocess.run([*run, "settings"], check=True, capture_output=True, text=True).stdout
     assert settings.strip() == table()
     assert subprocess.run([*run, "nonsense"], check=False, capture_output=True).returncode == 2
+
+
+def test_the_overview_tells_what_is_here_and_every_setting():
+    run = [sys.executable, "-m", "unisono"]
+    lines = subprocess.run(run, check=True, capture_output=True, text=True).stdout.splitlines()
+    built = ", ".join(_native.doors())
+    built = f"torch {built}" if built else "no torch"
+    uses = r"served: init_process_group\(\"unisono\"\) uses core-torch-2\S+\.so"
+    here = [
+        rf"unisono {re.escape(unisono.__version__)}, in {re.escape(str(_native.FOLDER))}",
+        rf"  torch here   (2\.\S+, ({uses}|not served: .+)|not installed; NumPy and DLPack .+)",
+        rf"  built for    {re.escape(built)}",
+        r"  C library    (/.+/c/lib \(--cflags, .+\)|not installed: .+ does not hold .+)",
+        r"  CUDA         (the NVIDIA driver is here, for CUDA \d+\.\d+|no NVIDIA driver here: .+)",
+        "",
+        r"Settings, each by its variable or as a keyword of unisono\.Options:",
+    ]
+    for line, wanted in zip(lines, here, strict=False):
+        assert re.fullmatch(wanted, line), (line, wanted)
+    assert lines[len(here) :] == [
+        text
+        for setting in unisono.settings()
+        for text in (
+            f"  {setting.variable}={setting.default}  ({setting.accepts})",
+            f"      {setting.consequence}",
+        )
+    ]
 
 
 def test_the_stub_agrees_with_the_module():

@@ -110,10 +110,16 @@ def test_a_peer_that_dies_leaves_no_stream_waiting(way: dict[str, str]) -> None:
         assert result.output.count("streams go on, with outputs that are not specified") == 1
 
 
-def test_says_what_is_missing_without_a_driver(emulated: dict[str, str]) -> None:
+def test_carries_what_asked_for_gloo(way: dict[str, str]) -> None:
+    for result in run(2, "carries_what_asked_for_gloo", way):
+        assert result.value == "unisono"
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_says_what_is_missing_without_a_driver(backend: str, emulated: dict[str, str]) -> None:
     env = dict(emulated)
     path = env.pop("LD_LIBRARY_PATH").split(os.pathsep)[0]
     # Under its own name, which no code looks for.
     env["EMULATED_DRIVER"] = str((Path(path) / "libcuda.so.1").resolve())
-    for result in run(2, "has_no_driver", env):
+    for result in run(2, "has_no_driver", env, backend):
         assert "libcuda.so.1" in result.value

@@ -84,11 +84,13 @@ def _run(command: list[str], **options: Any) -> None:
 # In a rank
 
 
-def start(timeout: float = 60.0, *, first_call: bool = True, **options: Any) -> tuple[int, int]:
+def start(
+    timeout: float = 60.0, *, first_call: bool = True, backend: str = "unisono", **options: Any
+) -> tuple[int, int]:
     """Put the emulated device under torch, and form the default group over CPU and CUDA.
 
     Its first call on the device, which asks the driver for much that may wait for the device, has
-    been made then.
+    been made then. The backend may be gloo, whose place unisono takes then.
     """
     import torch
     import torch.distributed as dist
@@ -105,7 +107,9 @@ def start(timeout: float = 60.0, *, first_call: bool = True, **options: Any) -> 
     torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
     unisono.torch._may_have_gpu = lambda: True
     unisono.torch.register()
-    dist.init_process_group("unisono", timeout=timedelta(seconds=timeout), **options)
+    if backend == "gloo":
+        unisono.torch.replace_gloo()
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **options)
     if first_call:
         dist.all_reduce(tensor(torch.ones(1)))
     return dist.get_rank(), dist.get_world_size()

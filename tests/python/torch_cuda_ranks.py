@@ -55,6 +55,22 @@ def carries_collectives(counts: list[int]) -> None:
     takes_any_strides(rank, world)
 
 
+def carries_what_asked_for_gloo() -> str:
+    """Tensors of both kinds in a group that says gloo, as torch's gloo takes them."""
+    rank, world = start(backend="gloo")
+    for dtype in (torch.float32, torch.int64):
+        reduces(rank, world, 1000, dtype)
+        moves(rank, world, 1000, dtype)
+    on_host = data(rank, 10)
+    dist.all_reduce(on_host)
+    assert torch.equal(on_host, summed(world, 10))
+    group = dist.new_group(backend="gloo")
+    reduced = tensor(data(rank, 10))
+    dist.all_reduce(reduced, group=group)
+    check(reduced, summed(world, 10), "new_group")
+    return group._get_backend(DEVICE).name()
+
+
 def carries_large_tensors() -> None:
     """More than fits into a window, or into a slot, at once."""
     rank, world = start()
@@ -643,9 +659,9 @@ def loses_a_peer() -> str:
     return str(raised.value)
 
 
-def has_no_driver() -> str:
+def has_no_driver(backend: str = "unisono") -> str:
     """Without the driver the CPU works as ever, and a CUDA tensor gets a reason."""
-    rank, world = start(first_call=False)
+    rank, world = start(first_call=False, backend=backend)
     with pytest.raises(ValueError, match="libcuda") as raised:
         dist.all_reduce(empty(10))
     with pytest.raises(ValueError, match="libcuda"):

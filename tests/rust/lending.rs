@@ -4,6 +4,9 @@
 //! Ranks are processes: this program again, told by its environment what to be. Where a payload must not be read by
 //! the system call, that kills the rank.
 
+#[path = "../../rust/core/src/skips.rs"]
+mod skips;
+
 use std::ops::DerefMut;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -20,11 +23,16 @@ use unisono::rendezvous::tcp_store::TcpStore;
 use unisono::types::{DataType, ReduceOp};
 use unisono::{Communicator, PointToPoint, Request, Sizes};
 
+use skips::skipped;
+
 const RANK: &str = "UNISONO_TEST_RANK";
 const WORLD: &str = "UNISONO_TEST_WORLD";
 const STORE: &str = "UNISONO_TEST_STORE";
 const MODE: &str = "UNISONO_TEST_MODE";
 const TASK: &str = "UNISONO_TEST_TASK";
+
+/// The beginning of a task whose end is in milliseconds.
+const UNTIL_AN_ABORT: &str = "gather and reduce until an abort after ";
 
 /// The exit status of a rank that could not install its filter.
 const SKIPPED: i32 = 77;
@@ -139,7 +147,9 @@ fn run(task: &str, mode: Mode, world: usize) -> bool {
     let mut ranks = start(task, mode, world, &store);
     let ends: Vec<_> = ranks.iter_mut().map(|rank| end(rank, &what)).collect();
     if ends.iter().any(|status| status.code() == Some(SKIPPED)) {
-        eprintln!("skipped: {what}: the system installs no seccomp filter");
+        skipped(format_args!(
+            "{what}: the system installs no seccomp filter"
+        ));
         return false;
     }
     assert!(ends.iter().all(ExitStatus::success), "{what}: {ends:?}");
@@ -164,7 +174,7 @@ fn private_memory_is_read_by_the_call() {
         .map(|rank| end(rank, "forbidden"))
         .collect();
     if ends.iter().any(|status| status.code() == Some(SKIPPED)) {
-        eprintln!("skipped: the system installs no seccomp filter");
+        skipped("the system installs no seccomp filter");
         return;
     }
     let killed = |status: &ExitStatus| status.signal() == Some(libc::SIGSYS);
@@ -189,7 +199,9 @@ fn a_rank_that_is_killed_while_others_read_its_memory_is_named() {
             for rank in [0, 2] {
                 let status = end(&mut ranks[rank], &what);
                 if status.code() == Some(SKIPPED) {
-                    eprintln!("skipped: {what}: the system installs no seccomp filter");
+                    skipped(format_args!(
+                        "{what}: the system installs no seccomp filter"
+                    ));
                     continue;
                 }
                 assert!(status.success(), "{what}, rank {rank}: {status}");
@@ -250,11 +262,23 @@ fn writes_of_a_stopped_rank_reach_no_other_rank() {
         for (rank, gave_up) in [0, 2].into_iter().zip(others_gave_up) {
             let status = end(&mut ranks[rank], &what);
             if status.code() == Some(SKIPPED) {
-                eprintln!("skipped: {what}: the system installs no seccomp filter");
+                skipped(format_args!(
+                    "{what}: the system installs no seccomp filter"
+                ));
                 continue;
             }
             gave_up.expect("an end");
             assert!(status.success(), "{what}, rank {rank}: {status}");
+        }
+    }
+}
+
+/// Two operations are under way on every rank when one of them aborts the group.
+#[test]
+fn nothing_is_written_once_an_abort_has_ended_two_operations() {
+    for mode in [MODES[0], MODES[1], MODES[3]] {
+        for milliseconds in [0, 4, 15, 40] {
+            run(&format!("{UNTIL_AN_ABORT}{milliseconds}"), mode, 3);
         }
     }
 }
@@ -322,6 +346,10 @@ fn a_rank() {
     if task == "reduce around forks" {
         return reduce_around_forks(comm, &Maker { mode });
     }
+    if let Some(milliseconds) = task.strip_prefix(UNTIL_AN_ABORT) {
+        let after = Duration::from_millis(milliseconds.parse().expect("a number"));
+        return gather_and_reduce_until_an_abort(&comm, &store, &Maker { mode }, after);
+    }
     if task == "collectives, then denied" {
         check_collectives(&comm, &Maker { mode }).expect("collectives");
         if !answer_readv_with(libc::SECCOMP_RET_ERRNO | libc::EPERM as u32) {
@@ -388,6 +416,48 @@ fn gather_and_reduce(comm: &Communicator, gathered: &mut [i64], sum: &mut [i64])
     };
     let ends = works.map(|work| work.and_then(|work| work.wait(None)));
     ends.into_iter().collect()
+}
+
+/// Rank 1 aborts `after` the first round. From its error on each rank's memory stays as the rank leaves it, whatever the others
+/// are doing until they hear of it.
+fn gather_and_reduce_until_an_abort(
+    comm: &Communicator,
+    store: &TcpStore,
+    maker: &Maker,
+    after: Duration,
+) {
+    let (rank, count) = (comm.rank(), 3 << 19);
+    let mut gathered = maker.zeroed::<i64>(rank, count);
+    let mut sum = maker.zeroed::<i64>(rank, count);
+    let mut round = || {
+        gathered.fill(1);
+        sum.fill(1);
+        gather_and_reduce(comm, &mut gathered, &mut sum)
+    };
+    let error = std::thread::scope(|scope| {
+        round().expect("the first round");
+        if rank == 1 {
+            scope.spawn(move || {
+                std::thread::sleep(after);
+                comm.abort("for a test");
+            });
+        }
+        loop {
+            if let Err(error) = round() {
+                break error;
+            }
+        }
+    });
+    gathered.fill(0);
+    sum.fill(0);
+    assert!(error.message.contains("rank 1 aborted"), "{error}");
+    store.set(&format!("over {rank}"), b"").expect("a store");
+    for other in 0..comm.world_size() {
+        let over = store.wait(&format!("over {other}"), PATIENCE);
+        over.expect("an end");
+    }
+    let mut all = gathered.iter().chain(sum.iter());
+    assert!(all.all(|&element| element == 0), "written late");
 }
 
 /// All ranks end after the same operation, when there is `enough`.

@@ -1,6 +1,9 @@
 """The sources as archives: the one inside the wheel, and the source distribution.
 
-Both are the same bytes for the same files: sorted, of one owner and one time.
+Both are the same bytes for the same files: sorted, of one owner and one time. In a checkout they
+hold what git tracks, so what else lies there changes nothing. Where there is no git, as in an
+unpacked source distribution, they hold what lies in the folders that are named here, less what a
+build leaves behind.
 """
 
 from __future__ import annotations
@@ -8,8 +11,9 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 # What `cargo build -p unisono-python` reads. Its workspace names the tests, so they must be there.
@@ -18,7 +22,8 @@ _TO_BUILD = (
     *("tests/c", "tests/cuda", "tests/rust", "tools/unisono_build"),
 )
 _ALL = (
-    *(".ci", ".clang-format", ".editorconfig", ".github", ".gitignore"),
+    *(".ci", ".clang-format", ".editorconfig", ".gitattributes", ".github", ".gitignore"),
+    ".shellcheckrc",
     *("CHANGELOG.md", "CONTRIBUTING.md"),
     *("Cargo.lock", "Cargo.toml", "LICENSE", "LICENSE-APACHE", "LICENSE-MIT", "Makefile"),
     *("README.md", "benchmarks", "clippy.toml", "csrc", "deny.toml", "docs", "examples", "fuzz"),
@@ -57,7 +62,27 @@ def _archive(root: Path, tops: tuple[str, ...], prefix: str, more: dict[str, byt
     return packed.getvalue()
 
 
-def _files(root: Path, tops: tuple[str, ...]) -> Iterator[Path]:
+def _files(root: Path, tops: tuple[str, ...]) -> Iterable[Path]:
+    tracked = _tracked(root, tops)
+    # A file that is tracked may have been removed.
+    return _walk(root, tops) if tracked is None else filter(Path.is_file, tracked)
+
+
+def _tracked(root: Path, tops: tuple[str, ...]) -> list[Path] | None:
+    """Return what git tracks below the `tops`; None if this is no checkout, or git is missing."""
+    # Sources that were unpacked inside somebody else's checkout are not part of it.
+    if not (root / ".git").exists():
+        return None
+    try:
+        said = subprocess.run(
+            ["git", "ls-files", "-z", "--", *tops], cwd=root, capture_output=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return [root / os.fsdecode(name) for name in said.stdout.split(b"\0") if name]
+
+
+def _walk(root: Path, tops: tuple[str, ...]) -> Iterator[Path]:
     for top in tops:
         if (root / top).is_file():
             yield root / top

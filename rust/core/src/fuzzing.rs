@@ -8,13 +8,16 @@ use std::os::unix::net::UnixStream;
 
 use crate::config::Config;
 use crate::rendezvous::launcher;
+use crate::transport::PeerState;
 use crate::transport::control::{Control, Frame};
 use crate::transport::endpoint::Address;
-use crate::transport::{POSITION_BYTES, PeerState};
 
-pub use crate::engine::fuzzing::message;
-pub use crate::rendezvous::fuzzing::{record, store_hello, store_reply, store_request, unique_id};
-pub use crate::transport::fuzzing::handshake;
+pub use crate::engine::fuzzing::{message, position};
+pub use crate::rendezvous::fuzzing::{
+    record, store_file, store_hello, store_reply, store_request, unique_id,
+};
+pub use crate::transport::fuzzing::{handshake, request, sealed};
+pub use crate::transport::shm::fuzzing::description;
 
 /// A published address: refused, or read as one that writes the same bytes.
 pub fn address(bytes: &[u8]) {
@@ -115,14 +118,19 @@ pub fn launch(bytes: &[u8]) {
 pub type Target = fn(&[u8]);
 
 /// Every target, by name.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 16] = [
     ("address", address),
     ("control", control),
+    ("description", description),
     ("handshake", handshake),
     ("launch", launch),
     ("message", message),
+    ("position", position),
     ("record", record),
+    ("request", request),
+    ("sealed", sealed),
     ("settings", settings),
+    ("store_file", store_file),
     ("store_hello", store_hello),
     ("store_reply", store_reply),
     ("store_request", store_request),
@@ -165,7 +173,7 @@ mod tests {
     #[ignore = "run by hand after a change of a format: it writes the seeds in fuzz/corpus anew"]
     #[expect(clippy::too_many_lines, reason = "one seed after the other")]
     fn write_seeds() {
-        use crate::transport::Notice;
+        use crate::transport::{Notice, POSITION_BYTES};
 
         let write = |target: &str, name: &str, bytes: &[u8]| {
             let folder = folder().join("corpus").join(target);
@@ -226,6 +234,18 @@ mod tests {
         }
         for (name, bytes) in crate::engine::fuzzing::seeds() {
             write("message", &name, &bytes);
+        }
+        for (name, bytes) in crate::engine::fuzzing::positions() {
+            write("position", &name, &bytes);
+        }
+        for (name, bytes) in crate::transport::fuzzing::records() {
+            write("sealed", &name, &bytes);
+        }
+        for (name, bytes) in crate::transport::shm::fuzzing::seeds() {
+            write("description", &name, &bytes);
+        }
+        for purpose in 0..4 {
+            write("request", &format!("purpose-{purpose}"), &[purpose; 18]);
         }
         for (target, name, bytes) in crate::rendezvous::fuzzing::seeds() {
             write(target, name, &bytes);

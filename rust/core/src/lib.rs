@@ -74,6 +74,8 @@ pub mod plan;
 mod rarely;
 pub mod reduce;
 pub mod rendezvous;
+#[cfg(test)]
+mod skips;
 mod slices;
 mod threads;
 pub mod transport;

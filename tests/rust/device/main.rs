@@ -7,6 +7,8 @@ mod gpu;
 mod graph;
 mod harness;
 mod replay;
+#[path = "../../../rust/core/src/skips.rs"]
+mod skips;
 mod trouble;
 
 use std::time::Duration;
@@ -20,6 +22,7 @@ use unisono::{Communicator, PointToPoint, Request, Sizes, Work};
 use cases::{Case, all};
 use gpu::{Array, bytes_of, floats, stream, stream_of};
 use harness::{Ranks, Test};
+use skips::skipped;
 
 /// Windows so small that most operations take several chunks, and two shots are taken.
 const SMALL: &[(&str, &str)] = &[("window_bytes", "64K"), ("algorithm", "direct")];
@@ -863,7 +866,7 @@ fn without_a_driver_the_error_says_so() {
         return;
     }
     if std::path::Path::new("/dev/nvidiactl").exists() {
-        eprintln!("skipped: there is a driver on this machine");
+        skipped("there is a driver on this machine");
         return;
     }
     let comms = Communicator::local(1, &unisono::config::Config::default()).expect("a group");

@@ -11,10 +11,10 @@ use crate::config::Config;
 use crate::engine::work::PointToPoint;
 use crate::error::{Code, Result};
 use crate::transport::endpoint::Lane;
-use crate::transport::{Interest, Link, Notice, PeerState, Position};
+use crate::transport::{Interest, Link, Notice, POSITION_BYTES, PeerState, Position};
 use crate::types::{DataType, ReduceOp};
 
-use crate::engine::collective::header::{Fingerprint, HEADER};
+use crate::engine::collective::header::{Fingerprint, HEADER, Told};
 use crate::engine::collective::request::{Request, Sizes};
 use crate::engine::message::frame::Frame;
 use crate::engine::state::Group;
@@ -52,6 +52,38 @@ pub fn message(bytes: &[u8]) {
         assert_ne!(error.code, Code::Internal, "{error}");
     }
     // Ends what is under way, while its memory is there.
+    group.abort("over");
+}
+
+/// What a peer tells of itself while this rank waits: it is passed over, or contradicts what this rank is in, or neither. The
+/// first byte is the operation that the rank is in.
+pub fn position(bytes: &[u8]) {
+    let Some((operation, positions)) = bytes.split_first() else {
+        return;
+    };
+    let (ranks, _) = ranks(0, (&[], 1));
+    let group = ranks[0].group();
+    let mut place = Place::new();
+    place.start(group, operation % OPERATIONS);
+    let mut core = group.core.lock();
+    group.step(&mut core);
+    for position in positions.as_chunks::<POSITION_BYTES>().0 {
+        let Some(told) = Told::decode(position) else {
+            continue;
+        };
+        assert_eq!(told.encode(), *position);
+        if let Some(open) = core.links.open(Lane::Collective, 1) {
+            open.told = Some(told);
+        }
+        if let Some(error) = group.contradiction_told(&mut core) {
+            assert_eq!(
+                (error.code, error.peer),
+                (Code::Mismatch, Some(1)),
+                "{error}"
+            );
+        }
+    }
+    drop(core);
     group.abort("over");
 }
 
@@ -237,6 +269,30 @@ impl Link for Tape {
     fn describe(&self) -> String {
         "a tape".into()
     }
+}
+
+/// For each operation, what the other rank tells when it is in the same one, and in the one after.
+#[cfg(test)]
+pub(crate) fn positions() -> Vec<(String, Vec<u8>)> {
+    let told = |(name, bytes): (String, Vec<u8>)| {
+        let sent = bytes[2..].first_chunk::<HEADER>();
+        let fingerprint = sent.and_then(Fingerprint::decode).unwrap_or_default();
+        let mut out = vec![bytes[0]];
+        for (later, expects, sends) in [(0, 0, 0), (0, 16, 0), (1, 0, 8)] {
+            let fingerprint = Fingerprint {
+                sequence: fingerprint.sequence + later,
+                ..fingerprint
+            };
+            let told = Told {
+                fingerprint,
+                expects,
+                sends,
+            };
+            out.extend(told.encode());
+        }
+        (name, out)
+    };
+    seeds().into_iter().map(told).collect()
 }
 
 /// For each operation, what the other rank sends when it is in the same one, as far as it goes without an answer.

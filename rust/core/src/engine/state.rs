@@ -17,7 +17,7 @@ use crate::plan::topology::Topology;
 use crate::plan::{Algorithm, Shape};
 use crate::reduce::Workers;
 use crate::threads::cores;
-use crate::transport::endpoint::{Address, Endpoint, Lane};
+use crate::transport::endpoint::{Address, Lane, Seat};
 use crate::transport::keys::GroupKey;
 use crate::transport::{Link, Notice, WRITERS_PATIENCE};
 use crate::types::{DataType, Rank};
@@ -52,7 +52,7 @@ pub(crate) struct Membership {
     pub(crate) members: Vec<Member>,
     pub(crate) key: GroupKey,
     /// Where they reach this process, until the group is closed; `None` inside one process.
-    pub(crate) endpoint: Mutex<Option<Arc<Endpoint>>>,
+    pub(crate) endpoint: Mutex<Option<Seat>>,
     pub(crate) topology: Topology,
     /// What things cost, as rank 0 of the group that all members came from measured it.
     pub(crate) costs: Costs,
@@ -61,7 +61,7 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    pub(crate) fn endpoint(&self) -> Option<Arc<Endpoint>> {
+    pub(crate) fn endpoint(&self) -> Option<Seat> {
         self.endpoint.lock().clone()
     }
 

@@ -39,7 +39,7 @@ use super::store::{MAX_KEY, MAX_VALUE, Store, check_key, check_value, not_set};
 use crate::error::{Code, Error, Result};
 
 const FILE_MAGIC: &[u8; 8] = b"unisono1";
-const RECORD_MAGIC: &[u8; 4] = b"rec\n";
+pub(super) const RECORD_MAGIC: &[u8; 4] = b"rec\n";
 /// Magic, id and the creator's length.
 const HEADER_FIXED: usize = 8 + 16 + 4;
 /// The longest creator that is believed.
@@ -393,14 +393,14 @@ enum Parsed<T> {
 }
 
 /// The head of the file.
-struct Header {
+pub(super) struct Header {
     id: [u8; 16],
     creator: String,
     len: usize,
 }
 
 impl Header {
-    fn write(id: &[u8; 16], creator: &str) -> Vec<u8> {
+    pub(super) fn write(id: &[u8; 16], creator: &str) -> Vec<u8> {
         let mut bytes = FILE_MAGIC.to_vec();
         bytes.extend(id);
         bytes.extend((creator.len() as u32).to_le_bytes());
@@ -442,7 +442,7 @@ impl Header {
     }
 }
 
-fn record(key: &str, value: &[u8]) -> Vec<u8> {
+pub(super) fn record(key: &str, value: &[u8]) -> Vec<u8> {
     let mut bytes = RECORD_MAGIC.to_vec();
     bytes.extend((key.len() as u32).to_le_bytes());
     bytes.extend((value.len() as u32).to_le_bytes());
@@ -477,7 +477,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(four)
 }
 
-fn digest(parts: &[&[u8]]) -> [u8; 32] {
+pub(super) fn digest(parts: &[&[u8]]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update(part);
@@ -492,7 +492,7 @@ fn creator() -> String {
 }
 
 /// This running kernel and process namespace, in one word: only in the same one do process ids compare.
-fn kernel() -> String {
+pub(super) fn kernel() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let space = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     format!("{}:{}", boot.trim(), space.display())
@@ -537,6 +537,7 @@ mod tests {
 
     use super::*;
     use crate::rendezvous::store::suite;
+    use crate::skips::skipped;
 
     /// A path in the temporary folder, removed when dropped.
     struct Temporary(PathBuf);
@@ -616,7 +617,7 @@ mod tests {
     #[test]
     fn a_file_of_another_user_is_refused() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root can give a file to another user");
+            skipped("only root can give a file to another user");
             return;
         }
         let path = Temporary::new();

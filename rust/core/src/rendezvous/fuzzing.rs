@@ -1,12 +1,17 @@
 //! What is parsed before, or in order that, a peer is trusted.
 
-use std::sync::LazyLock;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
+use super::file_store::{FileStore, Header, RECORD_MAGIC, digest, kernel, record as written};
 use super::records::Seal;
+use super::store::Store;
 use super::tcp_store::StoreKey;
 use super::tcp_wire::{Channel, FRAME_HEAD, Greeting, HELLO, MAGIC, Request, answer};
 use super::tcp_wire::{frame_length, read_reply};
 use super::unique_id::{BYTES, UniqueId};
+use crate::error::Code;
 
 const VERSION: &str = "1";
 
@@ -84,6 +89,82 @@ pub fn unique_id(bytes: &[u8]) {
     }
 }
 
+/// What a store's file holds: refused, or a store that takes a value, and gives it back to the next one that opens it. The first
+/// byte says how the others become a file: as they are; behind a header that names a process; as whole records of a key
+/// and a value, the last of them torn; or behind a record's head whose check is right.
+pub fn store_file(bytes: &[u8]) {
+    static PATH: LazyLock<Mutex<PathBuf>> = LazyLock::new(|| {
+        let name = format!("unisono-fuzz-{}", std::process::id());
+        Mutex::new(std::env::temp_dir().join(name))
+    });
+    let Some((how, rest)) = bytes.split_first() else {
+        return;
+    };
+    let (contents, last) = contents(*how, rest);
+    let path = PATH.lock().unwrap_or_else(PoisonError::into_inner);
+    fs::write(&*path, contents).expect("a folder for temporary files");
+    let untrusted = |error: crate::error::Error| assert_eq!(error.code, Code::Untrusted, "{error}");
+    match FileStore::open(&*path).and_then(|store| store.get(KEY).map(|_| store)) {
+        Ok(store) => {
+            if let Some((key, value)) = last {
+                assert_eq!(store.get(&key).expect("as before"), Some(value));
+            }
+            store.set(KEY, b"v").expect("what was read can be written");
+            let again = FileStore::open(&*path).expect("its own file");
+            assert_eq!(
+                again.get(KEY).expect("its own record").as_deref(),
+                Some(&b"v"[..])
+            );
+        }
+        Err(error) => untrusted(error),
+    }
+    fs::remove_file(&*path).expect("it was made here");
+}
+
+const KEY: &str = "a key";
+
+/// The contents of a file, and the last record that it must have.
+fn contents(how: u8, rest: &[u8]) -> (Vec<u8>, Option<(String, Vec<u8>)>) {
+    let mut file = Header::write(&[7; 16], "");
+    let mut last = None;
+    match how & 3 {
+        0 => return (rest.to_vec(), None),
+        1 => {
+            let creator = String::from_utf8_lossy(&rest[..rest.len().min(300)]);
+            // The first word is of this host where it is an @.
+            return (
+                Header::write(&[7; 16], &creator.replacen('@', &kernel(), 1)),
+                None,
+            );
+        }
+        2 => {
+            let mut rest = rest;
+            while let [key, value, parts @ ..] = rest
+                && let Some((key, parts)) = parts.split_at_checked(usize::from(*key))
+                && let Some((value, parts)) = parts.split_at_checked(usize::from(*value))
+            {
+                let key = String::from_utf8_lossy(key).into_owned();
+                file.extend(written(&key, value));
+                last = (!key.is_empty()).then(|| (key, value.to_vec()));
+                rest = parts;
+            }
+            let torn = usize::from(how >> 2);
+            if torn > 0 {
+                file.truncate(file.len().saturating_sub(torn));
+                last = None;
+            }
+        }
+        _ => {
+            let (lengths, rest) = rest.split_at(rest.len().min(8));
+            let head = [RECORD_MAGIC, lengths].concat();
+            file.extend(&head);
+            file.extend(&digest(&[&head])[..4]);
+            file.extend(rest);
+        }
+    }
+    (file, last)
+}
+
 /// Target, name and bytes of what begins a corpus.
 #[cfg(test)]
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
@@ -122,7 +203,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut frames = [hello, answered].concat();
     channel.seal(b"content", &mut frames);
     let reply = |status, value: &[u8]| [&reply_head(status, value.len())[..], value].concat();
-    vec![
+    let mut seeds = vec![
         ("record", "entry", OPEN.write_entry(&entry)),
         ("record", "sealed-entry", SEALED.write_entry(&entry)),
         ("record", "table", OPEN.write_verdict(&table)),
@@ -139,5 +220,32 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("store_reply", "ok", reply(0, &[7, 7])),
         ("store_reply", "absent", reply(1, &[])),
         ("store_hello", "hello-answer-and-frame", frames),
+    ];
+    seeds.extend(files());
+    seeds
+}
+
+#[cfg(test)]
+fn files() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let whole = Header::write(&[7; 16], "x 1 1");
+    let file = |how: u8, rest: &[u8]| [&[how], rest].concat();
+    vec![
+        (
+            "store_file",
+            "as-it-is",
+            file(0, &[&whole[..], &written("k", b"v")].concat()),
+        ),
+        ("store_file", "a-creator", file(1, b"@ 1 1")),
+        ("store_file", "records", file(2, b"\x01\x02kvv\x01\x00k")),
+        (
+            "store_file",
+            "a-torn-record",
+            file(2 | 3 << 2, b"\x01\x02kvv"),
+        ),
+        (
+            "store_file",
+            "a-head",
+            file(3, b"\x01\x00\x00\x00\x01\x00\x00\x00kv"),
+        ),
     ]
 }

@@ -154,6 +154,7 @@ mod tests {
 
     use super::*;
     use crate::error::Code;
+    use crate::skips::skipped;
 
     /// A file in the temporary folder that holds `content` with `mode`, removed when dropped.
     struct Temporary(PathBuf);
@@ -245,7 +246,7 @@ mod tests {
     #[test]
     fn a_group_may_read_a_file_of_root() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root can make a file of root");
+            skipped("only root can make a file of root");
             return;
         }
         let read = |mode| {
@@ -275,7 +276,7 @@ mod tests {
     #[test]
     fn a_file_of_another_user_is_refused() {
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root can give a file to another user");
+            skipped("only root can give a file to another user");
             return;
         }
         let file = Temporary::new("0123456789abcdef", 0o600);

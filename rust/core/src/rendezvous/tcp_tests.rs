@@ -9,6 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::*;
 use crate::rendezvous::store::{MAX_VALUE, suite};
+use crate::skips::skipped;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -364,7 +365,9 @@ fn may_flood(connections: u64) -> bool {
         ..limit
     };
     if let Err(cause) = setrlimit(Resource::Nofile, raised) {
-        eprintln!("skipped: this process may not have {wanted} descriptors: {cause}");
+        skipped(format_args!(
+            "this process may not have {wanted} descriptors: {cause}"
+        ));
         return false;
     }
     true

@@ -1,11 +1,16 @@
 //! What comes instead of a handshake, and after it.
 
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::LazyLock;
 
-use super::cipher::Cipher;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
+
+use super::cipher::{Cipher, Failure, Sealed};
 use super::handshake::{
     ANSWER_BYTES, CHALLENGE_BYTES, HELLO_BYTES, Hello, Initiator, Lane, PROOF_BYTES, Purpose,
-    Stranger,
+    REQUEST, Stranger,
 };
 use super::keys::GroupKey;
 
@@ -58,6 +63,101 @@ pub fn handshake(bytes: &[u8]) {
     let mut cipher: Cipher = answers.into_cipher();
     let mut opened = vec![0; record.len()];
     assert!(cipher.open(record, &mut opened).is_err());
+}
+
+/// What a member asks for in a hello that it has made with its key: refused, or understood as what says the same.
+pub fn request(bytes: &[u8]) {
+    let Some(asked) = bytes.first_chunk::<REQUEST>() else {
+        return;
+    };
+    let initiator = Initiator::asking(&KEYS[0], &hello(), asked).expect("a hello");
+    let stranger = Stranger::new(*initiator.hello()).expect("it begins as one");
+    let Ok(challenged) = stranger.challenge(&KEYS[1]) else {
+        return;
+    };
+    let frame = challenged.frame()[1..].try_into().expect("its length");
+    let (proof, _) = initiator.prove(frame).expect("the acceptor");
+    let (understood, _) = challenged.verify(&proof).expect("the initiator");
+    assert_eq!(understood.request(), *asked);
+    assert_eq!((understood.from, understood.to), (0, 1));
+}
+
+/// Both ends of a conversation after its handshake.
+fn ciphers() -> (Cipher, Cipher) {
+    let initiator = Initiator::new(&KEYS[0], &hello()).expect("a hello");
+    let stranger = Stranger::new(*initiator.hello()).expect("a hello");
+    let challenged = stranger.challenge(&KEYS[1]).expect("a member");
+    let frame = challenged.frame()[1..].try_into().expect("its length");
+    let (proof, proven) = initiator.prove(frame).expect("the acceptor");
+    let (_, answers) = challenged.verify(&proof).expect("the initiator");
+    (proven.into_cipher(), answers.into_cipher())
+}
+
+/// A stream of records with which something happens on the way: what is received is what was sealed, up to where the stream
+/// differs first. Two bytes say what happens to a record and how many of the bytes after them it has.
+pub fn sealed(bytes: &[u8]) {
+    let (near, far) = UnixStream::pair().expect("descriptors");
+    let (mut cipher, opener) = ciphers();
+    let mut receiver = Sealed::new(opener);
+    // What was sealed: the stream as it should be, and after how many of its bytes there are how many of the content.
+    let (mut right, mut contents, mut ends) = (Vec::new(), Vec::new(), vec![(0, 0)]);
+    let (mut wire, mut received) = (Vec::new(), Vec::new());
+    let (mut last, mut rest) = (Vec::new(), bytes);
+    while let [what, length, parts @ ..] = rest {
+        let (content, parts) = parts.split_at(parts.len().min(usize::from(*length)));
+        rest = parts;
+        let mut record = Vec::new();
+        cipher.seal(content, &mut record);
+        right.extend_from_slice(&record);
+        contents.extend_from_slice(content);
+        ends.push((right.len(), contents.len()));
+        let sent = match what % 6 {
+            0 | 1 => record.clone(),
+            2 => content.to_vec(),
+            3 => {
+                let mut record = record.clone();
+                let at = usize::from(what / 6) % record.len();
+                record[at] ^= 1;
+                record
+            }
+            // The one before, once more or late.
+            4 => last,
+            _ => Vec::new(),
+        };
+        last = record;
+        wire.extend_from_slice(&sent);
+        let _ = send(&near, &sent, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let same = wire.iter().zip(&right).take_while(|(a, b)| a == b).count();
+        let whole = ends.iter().rev().find(|(end, _)| *end <= same);
+        let expected = &contents[..whole.expect("nothing is whole").1];
+        let mut piece = vec![0; 1 + usize::from(what / 6)];
+        loop {
+            match receiver.receive(far.as_fd(), &mut piece) {
+                Ok(count) => received.extend_from_slice(&piece[..count]),
+                Err(Failure::Socket(errno)) => {
+                    assert_eq!(errno, Errno::AGAIN);
+                    break;
+                }
+                Err(Failure::Forged) => {
+                    assert!(same < wire.len() && expected.starts_with(&received));
+                    return;
+                }
+            }
+        }
+        assert!(received == expected);
+    }
+}
+
+/// What happens to records, for [`sealed`].
+#[cfg(test)]
+pub(crate) fn records() -> Vec<(String, Vec<u8>)> {
+    let right = [6 * 9, 5, 1, 2, 3, 4, 5, 0, 0, 6 * 40, 3, 7, 8, 9];
+    (0..6)
+        .map(|what| {
+            let bytes = [&right[..], &[what, 4, 3, 0, 1, 2], &right].concat();
+            (format!("then-{what}"), bytes)
+        })
+        .collect()
 }
 
 /// A conversation of other members of another group.

@@ -44,7 +44,7 @@ pub const VERSION: u16 = 2;
 /// What is sent in clear before the first Noise message.
 const CLEAR: usize = 36;
 /// Purpose, lane, link.
-const REQUEST: usize = 18;
+pub(super) const REQUEST: usize = 18;
 /// The authentication tag of a message.
 const TAG: usize = 16;
 /// A public key that is made for one connection.
@@ -261,7 +261,7 @@ impl Hello {
         clear
     }
 
-    fn request(&self) -> [u8; REQUEST] {
+    pub(super) fn request(&self) -> [u8; REQUEST] {
         let mut request = [0; REQUEST];
         request[0] = self.purpose as u8;
         request[1] = self.lane as u8;
@@ -292,13 +292,18 @@ impl Initiator {
     /// # Errors
     /// `Untrusted` when the group has no such rank; `Internal` when no key can be made.
     pub fn new(key: &GroupKey, hello: &Hello) -> Result<Self> {
+        Self::asking(key, hello, &hello.request())
+    }
+
+    /// As [`Initiator::new`], asking for what these bytes say.
+    pub(super) fn asking(key: &GroupKey, hello: &Hello, request: &[u8; REQUEST]) -> Result<Self> {
         let suite = Suite::fastest();
         let clear = hello.clear(&key.id(), suite);
         let mut state = begin(key, suite, hello.to, &clear, true)?;
         let mut frame = [0; HELLO_BYTES];
         frame[..CLEAR].copy_from_slice(&clear);
         state
-            .write_message(&hello.request(), &mut frame[CLEAR..])
+            .write_message(request, &mut frame[CLEAR..])
             .map_err(|cause| Error::internal(format!("write a hello: {cause}")))?;
         Ok(Self {
             state,

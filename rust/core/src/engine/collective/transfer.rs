@@ -489,6 +489,9 @@ impl Operands {
     /// Takes in a whole payload.
     #[inline]
     fn deliver(&self, incoming: &Incoming, payload: &[u8]) {
+        if payload.is_empty() {
+            return;
+        }
         let Incoming {
             dst,
             wire,
@@ -611,7 +614,7 @@ impl Operands {
     /// Whether the buffer's elements are in an accumulation type that differs from the element type.
     #[inline]
     fn is_wide(&self, buffer: Buffer) -> bool {
-        buffer == Buffer::Scratch && self.partial() != self.dtype
+        matches!(buffer, Buffer::Scratch) && self.partial() != self.dtype
     }
 
     #[inline]

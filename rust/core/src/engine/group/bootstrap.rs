@@ -44,7 +44,7 @@ impl Group {
                 "rank {rank} is out of range for a group of {world} ranks"
             )));
         }
-        let endpoint = Endpoint::global(&EndpointOptions {
+        let mut endpoint = Endpoint::global(&EndpointOptions {
             host: config.host.clone(),
             interface: config.interface.clone(),
             hint: endpoint::hint(),
@@ -74,6 +74,8 @@ impl Group {
                 address: Some(address),
             });
         }
+        let addresses = members.iter().filter_map(|member| member.address.as_ref());
+        endpoint.met(addresses);
         let hosts: Vec<&str> = roster
             .members
             .iter()
@@ -315,5 +317,68 @@ impl Gate for Door {
             }),
             None => link.send_farewell(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpStream};
+    use std::thread;
+
+    use super::*;
+    use crate::rendezvous::file_store::FileStore;
+    use crate::skips::skipped;
+    use crate::types::ReduceOp;
+
+    /// Ranks of which nothing says beforehand that they are on one host.
+    #[test]
+    fn ranks_that_meet_in_a_file_listen_on_loopback_alone() {
+        let path = std::env::temp_dir().join(format!("unisono-loopback-{}", std::process::id()));
+        let store = FileStore::open(&path).unwrap();
+        let mut config = Config::default();
+        // Of no other test: it has an endpoint of its own.
+        config.set("ring_bytes", "8K").unwrap();
+        config.set("transport", "tcp").unwrap();
+        let groups = thread::scope(|scope| {
+            let join = |rank| {
+                let (store, config) = (&store, config.clone());
+                scope.spawn(move || Group::join(store, rank, 2, config).unwrap())
+            };
+            let ranks = [0, 1].map(join);
+            ranks.map(|rank| rank.join().unwrap())
+        });
+        std::fs::remove_file(path).unwrap();
+        let addresses = groups[0].membership.members.iter();
+        let addresses: Vec<SocketAddr> = addresses
+            .flat_map(|member| member.address.as_ref().expect("it was published").tcp())
+            .copied()
+            .collect();
+        let (inside, outside): (Vec<_>, Vec<_>) =
+            addresses.into_iter().partition(|it| it.ip().is_loopback());
+        if outside.is_empty() {
+            skipped("this host has no interface but loopback");
+        }
+        for address in outside {
+            let until = Instant::now() + Duration::from_secs(10);
+            while TcpStream::connect(address).is_ok() {
+                assert!(Instant::now() < until, "{address} is open");
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
+        for address in inside {
+            TcpStream::connect(address).unwrap();
+        }
+        thread::scope(|scope| {
+            for group in &groups {
+                scope.spawn(|| {
+                    let mut sum = [1_i64];
+                    let memory = Memory::of_mut(&mut sum);
+                    let request = Request::all_reduce(DataType::Int64, ReduceOp::Sum, None, memory);
+                    let work = group.submit(request, None, false).unwrap();
+                    group.wait(&work, None).unwrap();
+                    assert_eq!(sum, [2]);
+                });
+            }
+        });
     }
 }

@@ -6,6 +6,8 @@ pub(crate) mod deadlock;
 pub(crate) mod drive;
 pub(crate) mod estimate;
 pub(crate) mod for_devices;
+#[cfg(test)]
+mod hostile;
 pub(crate) mod lead;
 pub(crate) mod liveness;
 pub(crate) mod local_groups;

@@ -21,6 +21,10 @@ const MAGIC: u32 = u32::from_le_bytes(*b"UNP1");
 /// Bytes of unasked-for payload that a receiver keeps for one sender before that sender must ask first.
 pub(crate) const CREDIT: usize = 4 << 20;
 
+/// Messages that a receiver keeps for one sender, announced ones and empty ones among them. No program that works has as
+/// many for which no receive is posted.
+const MOST_KEPT: usize = 1 << 20;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -256,6 +260,10 @@ pub(crate) struct Peer {
     pub(crate) in_flight: usize,
     /// Bytes of the peer's that are no longer kept and not yet given back.
     pub(crate) freed: usize,
+    /// Bytes of the peer's that are kept, or for which there is room.
+    kept_bytes: usize,
+    /// Messages of the peer's that are kept.
+    kept: usize,
 }
 
 impl Peer {
@@ -270,6 +278,45 @@ impl Peer {
             loan: None,
             work: None,
         });
+    }
+
+    /// Room for `bytes` of a message that `rank`, which this peer is, sends without being asked.
+    ///
+    /// # Errors
+    /// When it has more there than it may: what it counts as kept here is never less than what is.
+    pub(crate) fn room(&mut self, rank: Rank, bytes: usize) -> Result<Vec<u8>> {
+        let all = self.kept_bytes.saturating_add(bytes);
+        if all > CREDIT {
+            return Err(corrupt(rank, "more bytes than it may without asking"));
+        }
+        self.kept_bytes = all;
+        Ok(vec![0; bytes])
+    }
+
+    /// Counts a message of `rank`, which this peer is, that is kept.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub(crate) fn note_kept(&mut self, rank: Rank) -> Result<()> {
+        if self.kept >= MOST_KEPT {
+            return Err(corrupt(
+                rank,
+                "more than a million messages that nobody receives",
+            ));
+        }
+        self.kept += 1;
+        Ok(())
+    }
+
+    /// A message that was kept has met its receive.
+    pub(crate) fn note_met(&mut self) {
+        self.kept -= 1;
+    }
+
+    /// The `bytes` that there was [`Peer::room`] for have been used.
+    pub(crate) fn give_back_room(&mut self, bytes: usize) {
+        self.kept_bytes -= bytes;
+        self.give_back(bytes);
     }
 
     /// Turns an offer into a message that has been announced.

@@ -375,13 +375,14 @@ impl Matching {
             return Ok(());
         };
         let kept = self.kept.remove(at).expect("an index just found");
+        self.peers[kept.from].note_met();
         posted.check(self.rank, kept.from, &kept.frame)?;
         match kept.payload {
             Some(payload) => {
                 posted.fill(&payload);
                 posted.work.set_source(kept.from);
                 finished.push((posted.work, Ok(())));
-                self.peers[kept.from].give_back(payload.len());
+                self.peers[kept.from].give_back_room(payload.len());
             }
             None => self.peers[kept.from].make_ready(kept.frame, posted),
         }
@@ -581,9 +582,6 @@ impl Matching {
     ) -> Result<()> {
         let length = usize::try_from(frame.bytes).unwrap_or(usize::MAX);
         match frame.kind {
-            Kind::Eager if length > CREDIT => {
-                return Err(corrupt(rank, "a longer message than it may without asking"));
-            }
             Kind::Eager => match self.take_posted(rank, &frame)? {
                 Some(posted) => {
                     let Posted { memory, work, .. } = posted;
@@ -595,7 +593,7 @@ impl Matching {
                     });
                 }
                 None => {
-                    let payload = vec![0; length];
+                    let payload = self.peers[rank].room(rank, length)?;
                     self.peers[rank].sink = Some(Sink::Keep {
                         frame,
                         payload,
@@ -605,11 +603,7 @@ impl Matching {
             },
             Kind::Request => match self.take_posted(rank, &frame)? {
                 Some(posted) => self.peers[rank].make_ready(frame, posted),
-                None => self.kept.push_back(Kept {
-                    from: rank,
-                    frame,
-                    payload: None,
-                }),
+                None => self.keep(rank, frame, None)?,
             },
             Kind::Offer => match self.take_posted(rank, &frame)? {
                 Some(Posted { memory, work, .. }) => {
@@ -622,14 +616,11 @@ impl Matching {
                 }
                 None => {
                     link.decline();
-                    self.kept.push_back(Kept {
-                        from: rank,
-                        frame: Frame {
-                            kind: Kind::Request,
-                            ..frame
-                        },
-                        payload: None,
-                    });
+                    let frame = Frame {
+                        kind: Kind::Request,
+                        ..frame
+                    };
+                    self.keep(rank, frame, None)?;
                 }
             },
             Kind::Ready => {
@@ -701,19 +692,24 @@ impl Matching {
                         posted.fill(&payload);
                         posted.work.set_source(rank);
                         finished.push((posted.work, Ok(())));
-                        self.peers[rank].give_back(payload.len());
+                        self.peers[rank].give_back_room(payload.len());
                     }
-                    None => {
-                        self.kept.push_back(Kept {
-                            from: rank,
-                            frame,
-                            payload: Some(payload),
-                        });
-                    }
+                    None => self.keep(rank, frame, Some(payload))?,
                 }
             }
             None => {}
         }
+        Ok(())
+    }
+
+    /// Keeps a message for which no receive is posted.
+    fn keep(&mut self, from: Rank, frame: Frame, payload: Option<Vec<u8>>) -> Result<()> {
+        self.peers[from].note_kept(from)?;
+        self.kept.push_back(Kept {
+            from,
+            frame,
+            payload,
+        });
         Ok(())
     }
 

@@ -101,11 +101,16 @@ impl Backoff {
     }
 
     /// Something moved, after a wait or without one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn moved(&mut self) {
-        if self.yielded > 0
-            && let Some(found) = self.contention.end_wait(contention::now)
-        {
+        match self.yielded {
+            0 => self.reset(),
+            _ => self.moved_after_yields(),
+        }
+    }
+
+    fn moved_after_yields(&mut self) {
+        if let Some(found) = self.contention.end_wait(contention::now) {
             self.tell(found);
         }
         self.reset();

@@ -35,7 +35,10 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// What the accepting thread waits on.
 pub(super) struct Listeners {
     pub(super) unix: Option<UnixListener>,
-    pub(super) tcp: Vec<TcpListener>,
+    /// What stays as long as the endpoint.
+    pub(super) inside: Vec<TcpListener>,
+    /// What is closed when no group needs it any more.
+    pub(super) outside: Vec<TcpListener>,
 }
 
 /// The stream of a TCP link whose control connection is to follow.
@@ -57,9 +60,25 @@ impl Parked {
 /// A connection in the handshake.
 struct Guest {
     since: Instant,
-    authenticated: AtomicBool,
+    /// Its hello was made with the key of a member: it is one, or it has a recording.
+    greeted: AtomicBool,
+    /// It has proved that it is a member.
+    proven: AtomicBool,
     shown_out: AtomicBool,
 }
+
+impl Guest {
+    /// Whether it loses its place, where others wait for one, if it has had it for longer than `grace`.
+    fn is_in_the_way(&self, greeted: bool, grace: Duration) -> bool {
+        !self.proven.load(Ordering::Acquire)
+            && !self.shown_out.load(Ordering::Acquire)
+            && self.greeted.load(Ordering::Acquire) == greeted
+            && self.since.elapsed() >= grace
+    }
+}
+
+/// How much longer a connection with a right hello keeps its place than one without: what is missing takes a round trip.
+const GREETED: u32 = 4;
 
 /// The connections in the handshake.
 #[derive(Default)]
@@ -69,18 +88,19 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Waits for a free place, showing out the stranger that has had one for longest.
+    /// Waits for a free place, showing out the stranger that has had one for longest; who has a recording of a right hello
+    /// after the others.
     fn wait_for_room(&self, shared: &Shared) {
         let mut guests = self.guests.lock();
         while guests.len() >= shared.limits.simultaneous && !shared.stopping.load(Ordering::Acquire)
         {
             // Sorted by arrival.
-            let stranger = guests.iter().find(|guest| {
-                !guest.authenticated.load(Ordering::Acquire)
-                    && !guest.shown_out.load(Ordering::Acquire)
-                    && guest.since.elapsed() >= shared.limits.grace
-            });
-            if let Some(stranger) = stranger {
+            let grace = shared.limits.grace;
+            let find = |greeted, grace| {
+                let mut all = guests.iter();
+                all.find(|guest| guest.is_in_the_way(greeted, grace))
+            };
+            if let Some(stranger) = find(false, grace).or_else(|| find(true, grace * GREETED)) {
                 stranger.shown_out.store(true, Ordering::Release);
             }
             self.left.wait_for(&mut guests, Duration::from_millis(20));
@@ -90,7 +110,8 @@ impl Crowd {
     fn enter(self: &Arc<Self>) -> Place {
         let guest = Arc::new(Guest {
             since: Instant::now(),
-            authenticated: AtomicBool::new(false),
+            greeted: AtomicBool::new(false),
+            proven: AtomicBool::new(false),
             shown_out: AtomicBool::new(false),
         });
         self.guests.lock().push(Arc::clone(&guest));
@@ -116,12 +137,12 @@ impl Drop for Place {
 }
 
 /// The accepting thread.
-pub(super) fn run(shared: &Arc<Shared>, listeners: &Listeners) {
+pub(super) fn run(shared: &Arc<Shared>, mut listeners: Listeners) {
     let crowd = Arc::new(Crowd::default());
     let mut timeout = None;
     loop {
         let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
-        let tcp = listeners.tcp.iter();
+        let tcp = listeners.inside.iter().chain(&listeners.outside);
         fds.extend(tcp.map(|tcp| PollFd::new(tcp, PollFlags::IN)));
         let unix = listeners.unix.as_ref();
         fds.extend(unix.map(|unix| PollFd::new(unix, PollFlags::IN)));
@@ -131,9 +152,13 @@ pub(super) fn run(shared: &Arc<Shared>, listeners: &Listeners) {
             return;
         }
         let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
+        if shared.inside_only.load(Ordering::Acquire) && !listeners.outside.is_empty() {
+            listeners.outside.clear();
+            tracing::info!("all ranks are on this host: listening on loopback alone");
+        }
         let waiting = sweep(shared);
         let mut trouble = false;
-        for tcp in &listeners.tcp {
+        for tcp in listeners.inside.iter().chain(&listeners.outside) {
             let accepted = accept_one(tcp, |listener| {
                 listener.accept().map(|(stream, _)| Stream::Tcp(stream))
             });
@@ -186,23 +211,25 @@ fn admit(
     };
     crowd.wait_for_room(shared);
     let place = crowd.enter();
-    let shared = Arc::clone(shared);
+    let ours = Arc::clone(shared);
     let spawned = threads::spawn("unisono-handshake", move || {
         let peer = stream.peer();
-        match receive(&shared, stream, &place.guest) {
+        match receive(&ours, stream, &place.guest) {
             Ok(()) => {}
             Err(reason) if reason.is_usual => {
                 tracing::debug!(%peer, %reason, "a connection came to nothing");
             }
             Err(reason) => {
-                if let Some(suppressed) = shared.strangers.lock().line() {
+                if let Some(suppressed) = ours.strangers.lock().line() {
                     tracing::warn!(%peer, %reason, suppressed, "turned a connection away");
                 }
             }
         }
     });
-    if let Err(cause) = &spawned {
-        tracing::warn!(%cause, "cannot start a thread for a connection, which is closed");
+    if let Err(cause) = &spawned
+        && let Some(suppressed) = shared.strangers.lock().line()
+    {
+        tracing::warn!(%cause, suppressed, "cannot start a thread for a connection, which is closed");
     }
     spawned.is_err()
 }
@@ -323,6 +350,7 @@ fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason>
     let mut proof = [0; PROOF_BYTES];
     patience.read(&stream, &mut proof)?;
     let (hello, answers) = challenged.verify(&proof)?;
+    guest.proven.store(true, Ordering::Release);
     let visit = Visit {
         shared,
         membership,
@@ -333,8 +361,7 @@ fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason>
     visit.serve(stream)
 }
 
-/// Reads the hello and judges it. From here on the connection keeps its place: it holds the key of a member, or a
-/// recording of one that did.
+/// Reads the hello and judges it: the connection holds the key of a member, or a recording of one that did.
 fn examine(
     shared: &Shared,
     stream: &Stream,
@@ -354,7 +381,7 @@ fn examine(
         )));
     };
     let challenged = stranger.challenge(&membership.key)?;
-    guest.authenticated.store(true, Ordering::Release);
+    guest.greeted.store(true, Ordering::Release);
     Ok((membership, challenged))
 }
 

@@ -70,14 +70,22 @@ pub fn network_namespace() -> u64 {
     digits.parse().unwrap_or(0)
 }
 
+/// Whether the system tells both of what makes a host without a label.
+fn is_certain() -> bool {
+    kernel_boot_id().is_some() && network_namespace() != 0
+}
+
+fn kernel_boot_id() -> Option<u128> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()
+}
+
 /// The kernel's boot id; where there is none (some sandboxes), the host name stands in: it can be wrong, and the
 /// attempt to share memory then fails and TCP is used.
 fn boot_id() -> [u8; 16] {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digits = text.trim().replace('-', "");
-    match u128::from_str_radix(&digits, 16) {
-        Ok(id) => id.to_be_bytes(),
-        Err(_) => {
+    match kernel_boot_id() {
+        Some(id) => id.to_be_bytes(),
+        None => {
             let mut id = [0; 16];
             for (at, byte) in hostname().bytes().enumerate() {
                 id[at % 16] ^= byte;
@@ -127,6 +135,49 @@ impl Address {
     /// The TCP addresses it listens on.
     pub fn tcp(&self) -> &[SocketAddr] {
         &self.tcp
+    }
+
+    /// The addresses on loopback and those on the network.
+    fn sides(&self) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
+        let all = self.tcp.iter();
+        all.partition(|address| address.ip().is_loopback())
+    }
+
+    /// Whether it listens on loopback and on the network.
+    pub(super) fn has_both(&self) -> bool {
+        let (inside, outside) = self.sides();
+        !inside.is_empty() && !outside.is_empty()
+    }
+
+    /// Whether loopback leads from this process, whose address this is, to `other`. A label says nothing of that, and a host
+    /// that is not known for sure is none. A running machine can be copied with all its marks; the copy has another address
+    /// in the network.
+    pub(super) fn shares_loopback_with(&self, other: &Self) -> bool {
+        let outside = |address: &Self| {
+            let mut ips: Vec<IpAddr> = address.sides().1.iter().map(SocketAddr::ip).collect();
+            ips.sort_unstable();
+            ips
+        };
+        let labels = [&self.host.label, &other.host.label];
+        labels.iter().all(|label| label.is_none())
+            && self.host.boot == other.host.boot
+            && is_certain()
+            && other.has_both()
+            && outside(self) == outside(other)
+    }
+
+    /// The TCP addresses by which the process with the address `own` tries to reach this one, the best first. Loopback leads
+    /// to the wrong host from any other, so it is tried only where there is nothing else.
+    pub(super) fn towards(&self, own: &Self) -> Vec<SocketAddr> {
+        let (mut inside, outside) = self.sides();
+        if outside.is_empty() || inside.is_empty() {
+            return self.tcp.clone();
+        }
+        if !own.shares_loopback_with(self) {
+            return outside;
+        }
+        inside.extend(outside);
+        inside
     }
 
     /// The bytes to publish.

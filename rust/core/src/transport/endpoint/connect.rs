@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::membership::{Membership, Way};
+use super::membership::{Membership, PEER_MAY_COME, Way};
 use super::wire::{Cut, Patience, foreign_user};
 use super::{Address, Shared};
 use crate::config::TransportChoice;
@@ -265,7 +265,7 @@ impl Attempt<'_> {
     }
 
     fn tcp(&self, grace: Duration) -> Result<Reached> {
-        let addresses = &self.request.target.tcp;
+        let addresses = self.request.target.towards(&self.shared.address);
         let mut tried = Vec::new();
         for (at, address) in addresses.iter().enumerate() {
             let left = self
@@ -362,7 +362,8 @@ impl Attempt<'_> {
         };
         let since = Instant::now();
         loop {
-            match patience.connect_tcp(address, self.request.silence) {
+            let silence = (self.silence_to_connect(), self.request.silence);
+            match patience.connect_tcp(address, silence) {
                 Ok(stream) => return Ok(stream),
                 Err(Cut::Refused) if since.elapsed() < grace => patience
                     .sleep(Duration::from_millis(20))
@@ -458,7 +459,11 @@ impl Attempt<'_> {
             .write(stream, &proof)
             .and_then(|()| self.patience.read(stream, &mut frame));
         if let Err(cut) = heard {
-            return Ok(Err(cut.into()));
+            // The member at the other end closes a connection that it has challenged when others wait for its place.
+            return Ok(Err(match cut {
+                Cut::Closed | Cut::Refused => Rebuff::Busy,
+                cut => cut.into(),
+            }));
         }
         let answer = proven
             .answer(&frame)
@@ -507,9 +512,17 @@ impl Attempt<'_> {
         }
     }
 
+    /// After how many seconds a host that does not answer the first packet is given up: what is left of the time until
+    /// it is lost when the peer has had its chance to connect from its side.
+    fn silence_to_connect(&self) -> Option<u32> {
+        let others = u32::try_from(PEER_MAY_COME.as_secs()).unwrap_or(0);
+        let left = |seconds: u32| seconds.saturating_sub(others).max(2);
+        self.request.silence.map(left)
+    }
+
     /// What a host means that says nothing at all.
     fn silent(&self) -> String {
-        let since = match self.request.silence {
+        let since = match self.silence_to_connect() {
             Some(seconds) => format!(" for {seconds} s"),
             None => String::new(),
         };

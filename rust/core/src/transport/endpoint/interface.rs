@@ -5,6 +5,7 @@
 //! that one. Host names are the last resort: on many distributions a host's own name resolves to 127.0.1.1.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::Path;
 
 use super::address::hostname;
 use crate::error::{Error, Result};
@@ -152,7 +153,9 @@ pub struct Hint {
 }
 
 /// Chooses the addresses to listen on, the best first: those of `wanted` if given, else loopback where all ranks are on
-/// this host, as the launcher says or a master on localhost implies, else those of the `hint`, else one by route.
+/// this host, as the launcher says or a master on localhost implies, else those of the `hint`, else the one that leads to
+/// the master. Where nothing tells which network the others are on, the best guess comes first and further interfaces
+/// follow: a peer tries one after the other.
 ///
 /// # Errors
 /// `InvalidArgument` when `wanted` is none of this host's, listing what there is.
@@ -186,16 +189,28 @@ pub(super) fn choose(
     let locals = locals().unwrap_or_default();
     if let Some(wish) = wish {
         let found = automatic(by_route, &locals, |ip| wish.allows(ip, &locals));
-        return found
-            .map(|choice| vec![choice])
-            .ok_or_else(|| wish.none(&locals));
+        return match found.is_empty() {
+            true => Err(wish.none(&locals)),
+            false => Ok(found),
+        };
     }
     if let Some(hinted) = hint.and_then(|hint| follow(hint, by_route.as_ref(), &locals)) {
         return Ok(hinted);
     }
-    let found = automatic(by_route, &locals, |_| true);
-    let loopback = || Choice::new(Ipv4Addr::LOCALHOST.into(), "no other address found");
-    Ok(vec![found.unwrap_or_else(loopback)])
+    let mut found = automatic(by_route, &locals, |_| true);
+    if found.is_empty() {
+        let loopback = Ipv4Addr::LOCALHOST.into();
+        found.push(Choice::new(loopback, "no other address found"));
+    }
+    Ok(found)
+}
+
+/// Where to listen for the ranks of this host beside `choices`; `None` where these say all, since a user has listed them or
+/// they are on loopback themselves.
+pub(super) fn inside(wanted: Option<&str>, choices: &[Choice]) -> Option<IpAddr> {
+    let is_listed = wanted.is_some_and(|wanted| !wanted.starts_with('^'));
+    let is_inside = choices.iter().any(|choice| choice.ip.is_loopback());
+    (!is_listed && !is_inside).then_some(Ipv4Addr::LOCALHOST.into())
 }
 
 /// The addresses that a hint leads to; none, said at info, where it is of no use here.
@@ -204,8 +219,7 @@ fn follow(hint: &Hint, by_route: Option<&Choice>, locals: &[Local]) -> Option<Ve
     let found = match &wish {
         Some(wish) if wish.is_exclusion => {
             let by_route = by_route.map(|choice| Choice::new(choice.ip, choice.reason.clone()));
-            let found = automatic(by_route, locals, |ip| wish.allows(ip, locals));
-            found.into_iter().collect()
+            automatic(by_route, locals, |ip| wish.allows(ip, locals))
         }
         Some(wish) => wish.listed(locals),
         None => Vec::new(),
@@ -223,26 +237,29 @@ fn follow(hint: &Hint, by_route: Option<&Choice>, locals: &[Local]) -> Option<Ve
     Some(found.into_iter().map(hinted).collect())
 }
 
-/// The address that leads to the master, else that of the default route, else that of the host's name, else any that
-/// leaves the host; of those that `may` be used.
+/// The address that leads to the master. Without one, guesses: that of the default route, that of the host's name, and
+/// those of all interfaces that leave the host. Of all those that `may` be used.
 fn automatic(
     by_route: Option<Choice>,
     locals: &[Local],
     may: impl Fn(IpAddr) -> bool,
-) -> Option<Choice> {
-    let default = || {
-        let mut routes = ELSEWHERE.into_iter().map(|ip| SocketAddr::new(ip, 9));
-        let ip = routes.find_map(|to| route_to(to).filter(|ip| is_elsewhere(ip) && may(*ip)))?;
+) -> Vec<Choice> {
+    if let Some(certain) = by_route.filter(|choice| may(choice.ip)) {
+        return vec![certain];
+    }
+    let default = ELSEWHERE.into_iter().find_map(|ip| {
+        let ip = route_to(SocketAddr::new(ip, 9)).filter(is_elsewhere)?;
         Some(Choice::new(ip, "the address of the default route"))
-    };
-    by_route
-        .filter(|choice| may(choice.ip))
-        .or_else(default)
-        .or_else(|| by_name(locals).filter(|choice| may(choice.ip)))
-        .or_else(|| {
-            let allowed = locals.iter().filter(|local| may(local.ip));
-            by_interface(allowed)
-        })
+    });
+    let mut found: Vec<Choice> = Vec::new();
+    let guesses = default.into_iter().chain(by_name(locals));
+    for choice in guesses.chain(by_interface(locals)) {
+        if may(choice.ip) && found.iter().all(|earlier| earlier.ip != choice.ip) {
+            found.push(choice);
+        }
+    }
+    found.truncate(MOST);
+    found
 }
 
 /// The address from which the master is reached. On the master's own host that is loopback when the master was
@@ -277,11 +294,40 @@ fn by_name(locals: &[Local]) -> Option<Choice> {
     ))
 }
 
-fn by_interface<'a>(mut locals: impl Iterator<Item = &'a Local>) -> Option<Choice> {
-    let local = locals.find(|local| is_elsewhere(&local.ip))?;
-    let reason = format!("interface {} is the first that leaves the host", local.name);
-    Some(Choice::new(local.ip, reason))
+/// One address of each interface that leaves the host, of version 4 where it has one. Bridges come last: those of
+/// containers and virtual machines have an address that leads no further than this host, often the same on every host.
+fn by_interface(locals: &[Local]) -> Vec<Choice> {
+    let mut locals: Vec<&Local> = locals
+        .iter()
+        .filter(|local| is_elsewhere(&local.ip) && !local.is_down())
+        .collect();
+    // Stable: otherwise they stay in the order of the system.
+    locals.sort_by_key(|local| (local.is_bridge(), local.ip.is_ipv6()));
+    let mut names: Vec<&str> = Vec::new();
+    let mut found = Vec::new();
+    for local in locals {
+        if !names.contains(&local.name.as_str()) {
+            names.push(&local.name);
+            let reason = format!("interface {} leaves the host", local.name);
+            found.push(Choice::new(local.ip, reason));
+        }
+    }
+    found
 }
+
+impl Local {
+    fn is_bridge(&self) -> bool {
+        Path::new(SYSTEM).join(&self.name).join("bridge").exists()
+    }
+
+    fn is_down(&self) -> bool {
+        let state = Path::new(SYSTEM).join(&self.name).join("operstate");
+        std::fs::read_to_string(state).is_ok_and(|state| state.trim() == "down")
+    }
+}
+
+/// Where Linux tells about interfaces, by their names.
+const SYSTEM: &str = "/sys/class/net";
 
 /// Whether other hosts could reach it without being told a scope.
 fn is_elsewhere(ip: &IpAddr) -> bool {
@@ -334,6 +380,7 @@ fn route_to(destination: SocketAddr) -> Option<IpAddr> {
 mod tests {
     use super::*;
     use crate::error::Code;
+    use crate::skips::skipped;
 
     fn first(wanted: Option<&str>, towards: Option<SocketAddr>, one_host: bool) -> IpAddr {
         choose(wanted, None, towards, one_host).unwrap()[0].ip
@@ -381,7 +428,7 @@ mod tests {
             .into_iter()
             .find(|it| is_elsewhere(&it.ip))
         else {
-            eprintln!("skipped in part: this host has no interface but loopback");
+            skipped("this host has no interface but loopback");
             return;
         };
         let wanted = other.ip.to_string();
@@ -423,6 +470,19 @@ mod tests {
     }
 
     #[test]
+    fn a_guess_has_one_address_of_every_interface() {
+        let found = by_interface(&host());
+        let found: Vec<String> = found.iter().map(|choice| choice.ip.to_string()).collect();
+        let expected = ["172.17.0.1", "10.0.0.5", "10.1.0.5", "fd00::10"];
+        // This machine may have interfaces with these names, and they may be down.
+        assert!(
+            found.iter().all(|ip| expected.contains(&ip.as_str())),
+            "{found:?}"
+        );
+        assert!(!found.contains(&"fd00::5".to_owned()));
+    }
+
+    #[test]
     fn an_exclusion_leaves_the_others() {
         let wish = Wish::parse("^docker,=eth1,lo").unwrap();
         let host = host();
@@ -430,7 +490,11 @@ mod tests {
         let left: Vec<_> = host.iter().filter(left).map(|local| &local.name).collect();
         assert_eq!(left, ["eth0", "eth0", "eth10"]);
         let found = automatic(None, &host[..2], |ip| wish.allows(ip, &host));
-        assert!(found.is_none_or(|choice| choice.ip.to_string() != "172.17.0.1"));
+        assert!(
+            found
+                .iter()
+                .all(|choice| choice.ip.to_string() != "172.17.0.1")
+        );
         let all = choose(Some("^lo,e,d,w,v,b,t,u,i,g,s"), None, None, false);
         assert_eq!(all.unwrap_err().code, Code::InvalidArgument);
     }

@@ -39,7 +39,7 @@ struct State {
 
 /// For how long a peer that cannot be reached from here may open the link from its side: where one of the two is behind a
 /// router that lets connections through in one direction only. A peer that was turned away comes again every 2 seconds.
-const PEER_MAY_COME: Duration = Duration::from_secs(3);
+pub(super) const PEER_MAY_COME: Duration = Duration::from_secs(3);
 
 /// Whether this side should try to open a link.
 pub(super) enum Way {

@@ -1,8 +1,11 @@
 //! The endpoint: a process's listening sockets, and how links are opened and accepted through them.
 //!
 //! A process publishes one [`Address`]: an abstract Unix socket (a name without a file, gone with its process) and a
-//! TCP address, or several where the user names several interfaces: a peer tries them in that order. Links are opened when first needed, by whichever side needs one first; when both do at once, the
-//! attempt of the lower rank wins. `membership.rs` keeps who is doing what and decides that in one place, so that both
+//! TCP address, or several where the user names several interfaces: a peer tries them in that order. Beside those on the
+//! network there is one on loopback, for peers that share it; if all do, it is the only one that stays (`outside.rs`).
+//!
+//! Links are opened when first needed, by whichever side needs one first; when both do at once, the attempt of the lower
+//! rank wins. `membership.rs` keeps who is doing what and decides that in one place, so that both
 //! sides come to the same single link:
 //!
 //! - a side begins to connect only while it has neither this link nor an accepted attempt of the peer in hand;
@@ -19,6 +22,7 @@ mod address;
 mod connect;
 mod interface;
 mod membership;
+mod outside;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -46,6 +50,8 @@ use self::accept::{Listeners, Parked};
 pub use self::interface::Hint;
 pub(crate) use self::interface::hint;
 use self::membership::Membership;
+use self::outside::Outside;
+pub use self::outside::Seat;
 use self::wire::{Cut, Patience};
 use crate::error::{Error, Result};
 use crate::fork::{self, Home};
@@ -160,6 +166,8 @@ struct Shared {
     departed: Mutex<VecDeque<Arc<Membership>>>,
     /// Streams of TCP links that wait for their control connections.
     parked: Mutex<Vec<Parked>>,
+    /// Set once, when no group needs to be reached from other hosts any more.
+    inside_only: AtomicBool,
     /// Set once, when the endpoint goes.
     stopping: AtomicBool,
     /// Wakes the accepting thread.
@@ -177,6 +185,8 @@ struct Shared {
 pub struct Endpoint {
     shared: Arc<Shared>,
     home: Home,
+    /// What the groups hold that keeps it open to other hosts; `None` before the first.
+    outside: Mutex<Option<Weak<Outside>>>,
 }
 
 fn listen_tcp(ip: IpAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
@@ -184,6 +194,37 @@ fn listen_tcp(ip: IpAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     Ok((listener, address))
+}
+
+/// The sockets that stay as long as the endpoint, those that are for other hosts alone, and the addresses of both.
+type Listening = (Vec<TcpListener>, Vec<TcpListener>, Vec<SocketAddr>);
+
+/// Listens on the network, and on loopback for the ranks of this host.
+fn listen(options: &EndpointOptions) -> Result<Listening> {
+    let wanted = options.interface.as_deref();
+    let choices = interface::choose(
+        wanted,
+        options.hint.as_ref(),
+        options.towards,
+        options.one_host,
+    )?;
+    let inside = interface::inside(wanted, &choices);
+    let (mut chosen, mut addresses) = (Vec::new(), Vec::new());
+    for choice in choices {
+        let (listener, address) = listen_tcp(choice.ip)
+            .map_err(|cause| Error::system(format!("listen on {}", choice.ip), cause))?;
+        tracing::info!(%address, reason = %choice.reason, "listening");
+        chosen.push(listener);
+        addresses.push(address);
+    }
+    // A host that has no loopback of version 4 does without.
+    Ok(match inside.and_then(|ip| listen_tcp(ip).ok()) {
+        Some((listener, address)) => {
+            addresses.push(address);
+            (vec![listener], chosen, addresses)
+        }
+        None => (chosen, Vec::new(), addresses),
+    })
 }
 
 /// The address by which the other ranks reach this host: that of the interface `wanted` (a name or an address), else
@@ -206,49 +247,36 @@ impl Endpoint {
         Self::start_with(&options, Limits::default())
     }
 
-    /// The endpoint of this process for these options: the running one, as long as anyone holds it, else a new one.
-    /// A forked child gets its own.
+    /// The endpoint of this process for these options: the running one, as long as a group holds it and it is open to other
+    /// hosts, else a new one. A forked child gets its own.
     ///
     /// # Errors
     /// As [`Endpoint::start`].
-    pub fn global(options: &EndpointOptions) -> Result<Arc<Self>> {
+    pub fn global(options: &EndpointOptions) -> Result<Seat> {
         static RUNNING: Mutex<Vec<(u32, EndpointOptions, Weak<Endpoint>)>> = Mutex::new(Vec::new());
         let pid = std::process::id();
         let mut running = RUNNING.lock();
         running.retain(|(owner, _, endpoint)| *owner == pid && endpoint.strong_count() > 0);
-        let found = running.iter().find(|(_, with, _)| with == options);
-        if let Some(endpoint) = found.and_then(|(_, _, endpoint)| endpoint.upgrade()) {
-            return Ok(endpoint);
+        let found = running.iter().filter(|(_, with, _)| with == options);
+        let mut found = found.filter_map(|(_, _, endpoint)| Seat::new(&endpoint.upgrade()?));
+        if let Some(seat) = found.next() {
+            return Ok(seat);
         }
         let endpoint = Self::start(options.clone())?;
         running.push((pid, options.clone(), Arc::downgrade(&endpoint)));
-        Ok(endpoint)
+        Ok(Seat::new(&endpoint).expect("nothing has closed it"))
     }
 
     fn start_with(options: &EndpointOptions, limits: Limits) -> Result<Arc<Self>> {
         let host = HostId::this(options.host.as_deref())?;
-        let choices = interface::choose(
-            options.interface.as_deref(),
-            options.hint.as_ref(),
-            options.towards,
-            options.one_host,
-        )?;
-        let mut tcp = Vec::new();
-        let mut tcp_addresses = Vec::new();
-        for choice in choices {
-            let (listener, address) = listen_tcp(choice.ip)
-                .map_err(|cause| Error::system(format!("listen on {}", choice.ip), cause))?;
-            tracing::info!(%address, reason = %choice.reason, "listening");
-            tcp.push(listener);
-            tcp_addresses.push(address);
-        }
+        let (inside, outside, tcp) = listen(options)?;
         let (unix, unix_name) = listen_unix()?;
         let address = Address {
             host,
             hostname: address::hostname(),
             pid: std::process::id(),
             unix_name,
-            tcp: tcp_addresses,
+            tcp,
         };
         let shared = Arc::new(Shared {
             address,
@@ -258,6 +286,7 @@ impl Endpoint {
             registered: Condvar::new(),
             departed: Mutex::default(),
             parked: Mutex::default(),
+            inside_only: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|cause| Error::system("create an eventfd", cause))?,
@@ -266,12 +295,18 @@ impl Endpoint {
         });
         threads::spawn("unisono-accept", {
             let shared = Arc::clone(&shared);
-            move || accept::run(&shared, &Listeners { unix, tcp })
+            let listeners = Listeners {
+                unix,
+                inside,
+                outside,
+            };
+            move || accept::run(&shared, listeners)
         })
         .map_err(|cause| Error::system("start the accepting thread", cause))?;
         Ok(Arc::new(Self {
             shared,
             home: Home::here(),
+            outside: Mutex::default(),
         }))
     }
 

@@ -207,12 +207,12 @@ impl Patience<'_> {
         }
     }
 
-    /// Connects to a TCP address. A host that does not answer for `silence` is given up, now and as long as the socket
-    /// has the options of [`keepalive::end_when_silent`].
+    /// Connects to a TCP address. A host that does not answer is given up after so many seconds: `now`, while connecting,
+    /// and `later`, by the options that [`keepalive::end_when_silent`] gives the socket.
     pub(super) fn connect_tcp(
         &self,
         address: SocketAddr,
-        silence: Option<u32>,
+        (now, later): (Option<u32>, Option<u32>),
     ) -> Result<TcpStream, Cut> {
         let domain = Domain::for_address(address);
         let socket = fork::make_private(|| Socket::new(domain, Type::STREAM, None))?;
@@ -220,14 +220,14 @@ impl Patience<'_> {
         match socket.connect(&address.into()) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
-                self.await_connection(&socket, silence)?;
+                self.await_connection(&socket, now)?;
                 if let Some(error) = socket.take_error()? {
                     return Err(error.into());
                 }
             }
             Err(error) => return Err(error.into()),
         }
-        if let Some(seconds) = silence {
+        if let Some(seconds) = later {
             keepalive::end_when_silent(SockRef::from(&socket), seconds)?;
         }
         let stream: TcpStream = socket.into();
@@ -279,5 +279,46 @@ pub(super) fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::skips::skipped;
+
+    /// The system chooses the near port of a connection from a range. Where that is the far port of a connection to this
+    /// host at which nothing listens, TCP connects the socket to itself.
+    #[test]
+    fn a_socket_that_is_connected_to_itself_is_no_peer() {
+        let never = AtomicBool::new(false);
+        let patience = Patience {
+            deadline: Instant::now() + Duration::from_secs(60),
+            called_off: [&never; 2],
+        };
+        let any = (Ipv4Addr::LOCALHOST, 0);
+        let mut found = 0;
+        for _ in 0..20 {
+            // A port of the range at which nothing listens from here on.
+            let free = TcpStream::connect(
+                std::net::TcpListener::bind(any)
+                    .unwrap()
+                    .local_addr()
+                    .unwrap(),
+            );
+            let address = free.unwrap().local_addr().unwrap();
+            for _ in 0..3000 {
+                match patience.connect_tcp(address, (None, None)) {
+                    Err(Cut::Refused) => {}
+                    other => panic!("{address} answered: {other:?}"),
+                }
+                found += usize::from(TcpStream::connect(address).is_ok());
+            }
+        }
+        if found == 0 {
+            skipped("no socket of 60,000 was connected to itself");
+        }
     }
 }

@@ -1,5 +1,8 @@
 //! The side that reads what is lent: in place where it lies in the peer's heap, by the system call where it does not, and
 //! from where it was moved to if that does not do (see `loans`).
+//!
+//! The system call names a process by its number, which may be another's by then. So after each call the process must be
+//! seen to live before what was read is delivered or folded; see `process` for why that is enough.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -357,6 +360,8 @@ impl<L: Ledger> Borrower<L> {
             None => Err(Errno::SRCH),
         };
         let errno = match result {
+            // Its number may have been another's while it was read by it.
+            Ok(()) if self.has_peer_ended() => return Ok(self.stall()),
             Ok(()) => return Ok(self.verdict()),
             Err(_) if self.loan.refusable => return Ok(Attempt::Refused),
             Err(errno) => errno,
@@ -389,17 +394,10 @@ impl<L: Ledger> Borrower<L> {
         self.has_ended
     }
 
-    /// Gives the loan back when all of it has been read. Before that the process must be seen to live that its private
-    /// parts were read of. If it has ended, the last bytes are not delivered, and so nothing that was delivered of the loan
-    /// counts. (A look for each block would cost some hundredths of reading it.)
+    /// Gives the loan back when all of it has been read.
     fn end_if_read(&mut self, done: usize) -> (usize, Back) {
         if self.loan.run < self.loan.runs.len() {
             return (done, Back::default());
-        }
-        let is_private = self.loan.runs.iter().any(|run| run.segment == 0);
-        if is_private && !self.loan.reported && self.has_peer_ended() {
-            self.stall();
-            return (0, Back::default());
         }
         if let Some((bytes, since)) = self.loan.timed {
             self.note_lent(bytes, since);

@@ -8,6 +8,8 @@
 //! of the socket, there is the peer's pidfd (`process.rs`).
 
 mod borrower;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod loans;
 #[cfg(all(test, loom))]
 mod model;

@@ -15,18 +15,35 @@ use super::ring::{Consumer, Memory, Producer, Word};
 mod messages;
 
 loom::thread_local! {
-    /// Whether the last thing that this thread wrote was a sequentially consistent exchange.
+    /// Whether the last thing that this thread wrote was a sequentially consistent exchange, and no load of that order has
+    /// followed it.
     static HAS_EXCHANGED: Cell<bool> = Cell::new(false);
 }
 
 /// loom takes sequentially consistent accesses for `AcqRel` ones, and knows of such fences alone. The code relies on one
 /// property of theirs: an exchange is ordered before a load that follows it in its thread, if both are sequentially
-/// consistent, and this order is one with that of the fences. So such a load has a fence before it here if such an exchange
-/// came before it with no other store between them, which such a fence would order as well and the two accesses do not. With a
-/// weaker order on either of them in the code there is none.
+/// consistent, and this order is one with that of the fences. So the load that follows such an exchange at once, with no other
+/// exchange, store or such load between them, has a fence before it here. With a weaker order on either of them in the code
+/// there is none.
+///
+/// The code has no fence there. This one also orders what the thread did before the exchange and what it does after the load,
+/// which the two accesses do not. It proves nothing by that, for an order between a store and a load shows in another thread
+/// only if that one has a fence of its own between a load of what was stored and an earlier store to what was loaded. The code
+/// has two kinds of them:
+///
+/// - A side that goes to sleep: it stores its flag, and after the fence loads `tail`, `head`, a stamp, `taken`, `returned` or
+///   `moved`. Each store to one of these words has an exchange of its own, or a fence, and after it a load of the flag; that load
+///   is what answers this sleeper's fence. The fence here would let an earlier such store count for a later load of the
+///   flag as well, which finds nothing that the store's own load had not to find.
+/// - `Lender::revoke`: it stores `revoked`, and after the fence loads `writing`, and memory that is shared. `Writer::raise` is
+///   the exchange of `writing` and the load of `revoked`, with nothing to order before. What was written to shared memory
+///   earlier, `Writer::lower` has released, and `revoke`'s caller acquires it by its load of `writing`.
+///
+/// What a thread loads after the load of a flag or of `revoked` is data that an acquiring load orders, or the subject of
+/// another such pair.
 impl Word for AtomicU64 {
     fn load(&self, order: Ordering) -> u64 {
-        if order == Ordering::SeqCst && HAS_EXCHANGED.with(Cell::get) {
+        if order == Ordering::SeqCst && HAS_EXCHANGED.with(Cell::take) {
             fence(Ordering::SeqCst);
         }
         self.load(order)

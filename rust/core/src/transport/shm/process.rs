@@ -52,6 +52,16 @@ impl Process {
         Some(Self { number, pidfd })
     }
 
+    /// One that has ended, and whose number another has since.
+    #[cfg(test)]
+    pub(super) fn succeeded_by(number: i32, ended: &std::process::Child) -> Self {
+        let pidfd = pidfd_open(Pid::from_child(ended), PidfdFlags::empty()).expect("a child");
+        Self {
+            number,
+            pidfd: Some(pidfd),
+        }
+    }
+
     /// Its number, as long as it has not ended.
     pub(super) fn number(&self) -> i32 {
         self.number

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use super::*;
+use crate::skips::skipped;
 use crate::transport::handshake::{
     ANSWER_BYTES, Answer, CHALLENGE_BYTES, HELLO_BYTES, Hello, Initiator, MAGIC, Proven, Purpose,
     Reply,
@@ -154,6 +155,30 @@ fn a_recorded_conversation_is_refused() {
     assert!(one.arrivals.try_recv().is_err());
 }
 
+/// A recording of a hello takes a place, but does not keep it.
+#[test]
+fn recorded_hellos_do_not_keep_members_out() {
+    // So long that a member that waits for one to end does not get in.
+    let patient = Limits {
+        handshake: Duration::from_secs(60),
+        ..limits()
+    };
+    let endpoint = Endpoint::start_with(&options(), patient).unwrap();
+    let one = Member::at(endpoint, &group(), 1);
+    let initiator = Initiator::new(&one.keys[0], &hello(Purpose::TcpData)).unwrap();
+    let recorded: Vec<TcpStream> = (0..2 * limits().simultaneous)
+        .map(|_| {
+            let mut stream = tcp_to(&one);
+            stream.write_all(initiator.hello()).unwrap();
+            stream
+        })
+        .collect();
+    let two = Member::new(&one.keys, 2);
+    let mut near = link(two.connect(&one, TransportChoice::Tcp));
+    converse(&mut *near, &mut *one.arrival().2);
+    drop(recorded);
+}
+
 #[test]
 fn a_control_connection_needs_its_stream() {
     let (zero, one) = pair();
@@ -225,7 +250,7 @@ fn as_another_user<T: Send>(act: impl FnOnce() -> T + Send) -> T {
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        eprintln!("skipped: only root can act as another user");
+        skipped("only root can act as another user");
     }
     is_root
 }

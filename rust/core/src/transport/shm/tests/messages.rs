@@ -8,6 +8,7 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::*;
 use crate::heap::Buffer;
+use crate::skips::skipped;
 
 const HEADER: [u8; MESSAGE_HEADER] = [1; MESSAGE_HEADER];
 const READABLE: Interest = Interest {
@@ -405,7 +406,7 @@ fn out_of_reach(bytes: usize) -> Option<&'static mut [u8]> {
     let own = std::process::id() as i32;
     let is_read = borrower::read_process(own, address, &mut [0; 8]).is_ok();
     if is_read {
-        eprintln!("skipped: this system's process_vm_readv reads memory that may only be written");
+        skipped("this system's process_vm_readv reads memory that may only be written");
         return None;
     }
     // SAFETY: mapped above, all zero, and never unmapped.

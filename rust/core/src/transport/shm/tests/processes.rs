@@ -103,6 +103,41 @@ fn processes_talk_with_messages_of_every_kind() {
     assert!(child.wait().unwrap().success());
 }
 
+/// The number of a dead peer is another process's, whose memory can be read: here this one's.
+#[test]
+fn a_successor_to_the_number_delivers_nothing() {
+    let payload = suite::pattern(3, 0, LENT);
+    let run = (payload.as_ptr().expose_provenance(), LENT);
+    for part in [64 << 10, LENT / 2, LENT] {
+        let (mut near, mut far) = links(1 << 16);
+        near.lend_private_from(1);
+        let Lending::Lent(ticket) = near.try_lend(&HEADER, &[run]).unwrap() else {
+            panic!("not lent");
+        };
+        assert!(far.try_take(&mut |_| ()).unwrap());
+        let mut bytes = vec![0; LENT];
+        let mut received = far.try_recv(&mut bytes[..part / 2]).unwrap();
+        assert!(received > 0);
+        let mut child = Command::new("true").spawn().unwrap();
+        let process = Process::succeeded_by(std::process::id() as i32, &child);
+        child.wait().unwrap();
+        far.borrower.peer = Some(Arc::new(process));
+        while let count @ 1.. = far.try_recv(&mut bytes[received..part]).unwrap() {
+            received += count;
+        }
+        assert!(received <= part / 2, "{received} of {part} bytes");
+        let mut folded = 0;
+        while let count @ 1.. = far
+            .try_fold(LENT - received, 4, &mut |run| folded += run.len())
+            .unwrap()
+        {
+            received += count;
+        }
+        assert_eq!(folded, 0, "read from another process");
+        assert_eq!(near.loan(ticket).unwrap(), Loan::Out);
+    }
+}
+
 #[test]
 fn who_dies_while_its_memory_is_read_is_lost() {
     for doing in ["private", "shared"] {
