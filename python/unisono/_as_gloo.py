@@ -165,7 +165,7 @@ def _serve_the_class(dist: Any, c10d: Any, asked_by: str) -> None:
 
     genuine: Any = getattr(c10d, "ProcessGroupGloo", None)
     if genuine is None:
-        return  # A torch without gloo; nobody constructs it there.
+        return  # A torch without gloo: programs cannot construct it there.
 
     class Likeness(type(native.Backend)):  # type: ignore[misc]
         """The class of ``ProcessGroupGloo``: gloo's own attributes, and our instances."""

@@ -9,6 +9,6 @@ use std::thread;
 pub(crate) fn skipped(why: impl Display) {
     let thread = thread::current();
     let test = thread.name().unwrap_or("a test");
-    // Without standard error there is nobody to tell.
+    // Without standard error it cannot be said.
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
 }

@@ -1,7 +1,7 @@
 //! Collectives that block, in the calling thread.
 //!
-//! What can be had by looking a few times is had under the group's lock at once: nothing is allocated, no clock is
-//! read and nobody else learns of the operation. It becomes one that others can drive as soon as it has to wait for
+//! A call that ends after a few looks takes place under the group's lock at once: nothing is allocated, no clock is
+//! read and no other thread learns of the operation. It becomes one that others can drive as soon as it has to wait for
 //! longer, and from the start where the group has other operations under way.
 
 use std::sync::Arc;
@@ -18,15 +18,14 @@ use crate::engine::wait::contention;
 use crate::engine::work::WorkState;
 use crate::fence::contained;
 
-/// How often a call that nobody else knows of gives its core away before it becomes known. The group stays locked
-/// meanwhile.
+/// How often a call yields before it becomes an operation that other threads know of. The group stays locked meanwhile.
 const YIELDS: u32 = 64;
 
 impl Group {
     /// Carries a collective out in this thread. Returns its number.
     ///
-    /// What can be had by looking a few times is had under the lock at once: nothing is allocated, no clock is read and
-    /// nobody else learns of the operation. It becomes one that others can drive as soon as it has to wait for longer,
+    /// A call that ends after a few looks takes place under the lock at once: nothing is allocated, no clock is read and
+    /// no other thread learns of the operation. It becomes one that others can drive as soon as it has to wait for longer,
     /// and from the start where the group has other operations under way.
     pub(crate) fn run(&self, mut request: Request) -> Result<u64> {
         match self.carry_out(&mut request)? {

@@ -109,7 +109,7 @@ impl Liar {
     }
 }
 
-/// Joins as the rank that lies. What listens at the address that it publishes lets nobody in.
+/// Joins as the rank that lies. What listens at the address that it publishes accepts no connection.
 fn join(store: &MemoryStore, config: &Config) -> (Roster, Arc<Endpoint>) {
     let endpoint = Endpoint::start(EndpointOptions {
         interface: Some("lo".into()),
@@ -270,7 +270,7 @@ fn what_is_no_message_ends_the_group() {
 }
 
 #[test]
-fn what_nobody_receives_is_kept_within_a_bound() {
+fn what_no_receive_takes_is_kept_within_a_bound() {
     let flood = |header: [u8; HEADER], payload: usize, times: usize| {
         let errors = ends(false, Doing::Receiving, |liar| {
             let message = [&header[..], &vec![7; payload]].concat();
@@ -293,7 +293,7 @@ fn what_nobody_receives_is_kept_within_a_bound() {
     for kind in [Kind::Request, Kind::Eager] {
         let errors = flood(frame(kind, 4, 0), 0, 2 << 20);
         assert!(
-            errors[0].message.contains("nobody receives"),
+            errors[0].message.contains("no receive takes"),
             "{}",
             errors[0]
         );
@@ -318,7 +318,7 @@ fn what_is_no_control_frame_ends_the_group() {
         for encrypt in [false, true] {
             for doing in [Doing::Reducing, Doing::Receiving] {
                 let errors = ends(encrypt, doing, |liar| {
-                    // Any number of questions has one answer, which nobody reads here.
+                    // Any number of questions has one answer, which is not read here.
                     let bytes = [&[4, 0, 0].repeat(10_000), bytes].concat();
                     let bytes = match encrypt {
                         true => liar.control.seal(&bytes),

@@ -17,7 +17,7 @@ use crate::fence::contained;
 const STEPS_PER_LOOK: u32 = 1024;
 
 impl Group {
-    /// Waits for the end of an operation, leading the group meanwhile if nobody else does.
+    /// Waits for the end of an operation, leading the group meanwhile if no other thread does.
     pub(crate) fn wait(&self, work: &WorkState, timeout: Option<Duration>) -> Result<()> {
         let Some((_, result)) = self.wait_any(std::slice::from_ref(&work), timeout)? else {
             let waits = self.describe_waits(&self.core.lock());
@@ -82,7 +82,7 @@ impl Group {
         }
     }
 
-    /// The last of those who waited leaves what is still under way to the progress thread.
+    /// The last caller that waits leaves what is still under way to the progress thread.
     fn stop_waiting(&self, core: &mut Core) {
         if core.followers == 0 {
             let at_once = core.has_large();
@@ -105,7 +105,7 @@ impl Group {
                         return;
                     }
                 }
-                // Who wants to submit or to abort meanwhile gets its turn.
+                // A thread that submits or aborts meanwhile gets its turn.
                 MutexGuard::bump(core);
                 continue;
             }
@@ -125,7 +125,7 @@ impl Group {
                     MutexGuard::unlocked(core, std::thread::yield_now);
                     core.backoff.note_yield(given);
                 }
-                // Who sent it may wait for more than this receive.
+                // The rank that sent it may wait for more than this receive.
                 Next::Sleep if core.matching.release_offers() => continue,
                 Next::Sleep => {
                     let mut wake = until;
@@ -148,7 +148,7 @@ impl Group {
         }
     }
 
-    /// One turn of the progress thread. It keeps away while somebody else holds the lock: they drive.
+    /// One turn of the progress thread. It keeps away while another thread holds the lock: that one drives.
     pub(crate) fn drive(&self, look_around: bool) -> Found {
         let Some(mut core) = self.core.try_lock() else {
             return Found::default();

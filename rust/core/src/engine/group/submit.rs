@@ -24,7 +24,7 @@ use crate::engine::state::{Core, Group, LARGE, Operation};
 use crate::engine::work::{Completion, WorkState};
 
 impl Group {
-    /// Starts a collective. With `background` somebody drives it although nobody waits.
+    /// Starts a collective. With `background` the progress thread drives it although no caller waits.
     pub(crate) fn submit(
         &self,
         mut request: Request,
@@ -73,7 +73,7 @@ impl Group {
         Ok(run)
     }
 
-    /// Makes it an operation that whoever steps the group drives.
+    /// Makes it an operation that every step of the group moves.
     pub(crate) fn keep(
         &self,
         core: &mut Core,
@@ -329,7 +329,7 @@ impl Group {
         }
     }
 
-    /// Gives the group to the progress thread if it needs driving and nobody does it.
+    /// Gives the group to the progress thread if it needs driving and no thread does it.
     pub(crate) fn hand_over(&self, core: &mut Core, at_once: bool) {
         if core.leader || !core.is_busy() {
             return;

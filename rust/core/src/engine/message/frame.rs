@@ -301,7 +301,7 @@ impl Peer {
         if self.kept >= MOST_KEPT {
             return Err(corrupt(
                 rank,
-                "more than a million messages that nobody receives",
+                "more than a million messages that no receive takes",
             ));
         }
         self.kept += 1;

@@ -288,8 +288,8 @@ impl Parker {
         }
     }
 
-    /// Sleeps until something changes, at most until `until` and never longer than a second, so that what nobody
-    /// rings for is seen in the end.
+    /// Sleeps until something changes, at most until `until` and never longer than a second, so that a
+    /// change that rings no bell is seen in the end.
     ///
     /// Returns the keys of what has arrived.
     pub(crate) fn sleep(&self, until: Option<Instant>) -> Vec<u64> {

@@ -35,7 +35,7 @@ pub(crate) struct CompletionThreads {
     state: Mutex<State>,
     /// There is something to call, or the end has come.
     ready: Condvar,
-    /// There is something to call and nobody to do it, or the end has come.
+    /// There is something to call and no idle worker, or the end has come.
     unattended: Condvar,
     /// The end has come, or a worker has gone.
     leaving: Condvar,

@@ -1,4 +1,4 @@
-//! The groups that the progress thread looks after although nobody waits in them.
+//! The groups that the progress thread looks after although no caller waits in them.
 //!
 //! A rank that has nothing to exchange with a peer does not read what comes from it, and may do so little that it never
 //! looks around by itself ([`crate::engine::collective::pair_counts`]). So the thread looks into such a group, a few times a second while the group

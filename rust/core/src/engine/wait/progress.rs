@@ -1,4 +1,4 @@
-//! The thread of a process that drives groups nobody waits for. It sleeps when there is nothing to do, and ends when told
+//! The thread of a process that drives groups in which no caller waits. It sleeps when there is nothing to do, and ends when told
 //! to.
 //!
 //! Waking a thread costs more than a short message takes, and a thread that wakes takes a core from a rank that could use
@@ -7,7 +7,7 @@
 //! them are waited for, and done, before it looks.
 //!
 //! It also attends to the links on which peers ask whether this process runs, whatever the groups do: see `questions`. And
-//! it looks after groups in which peers may wait for what nobody here knows of: see `idle_groups`.
+//! it looks after groups in which peers may wait for what no operation here expects: see `idle_groups`.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
@@ -40,7 +40,7 @@ pub(crate) struct Progress {
 pub(crate) struct Found {
     /// Something moved.
     pub(crate) moved: bool,
-    /// Operations are under way that nobody else drives.
+    /// Operations are under way that no other thread drives.
     pub(crate) waits: bool,
     /// Operations were handed over since the last look.
     pub(crate) recent: bool,
@@ -203,7 +203,7 @@ impl Progress {
         }
     }
 
-    /// Sleeps until something happens to one of the groups that nobody else drives.
+    /// Sleeps until something happens to one of the groups that no other thread drives.
     fn sleep(&self, groups: &mut Vec<Arc<Group>>, idle_groups: &mut IdleGroups) {
         groups.retain(|group| !group.dismiss());
         let mut until = idle_groups.next_due();

@@ -15,7 +15,7 @@
 //! # Safety of the memory
 //!
 //! What a rank shares it leaves alone until it is back: slice `r` is used by rank `r` alone, and each rank's own slice
-//! is shared with nobody. After a failure see [`Link::await_writer`](crate::transport::Link::await_writer).
+//! is shared with no rank. After a failure see [`Link::await_writer`](crate::transport::Link::await_writer).
 
 use crate::engine::collective::transfer::Operands;
 use crate::reduce::{Source, Streaming, copy_hinted};
@@ -33,7 +33,7 @@ const STRETCH: usize = 64 << 10;
 /// Bytes of the slice between two turns of other operations.
 const TURN: usize = 256 << 10;
 
-/// One rank's slice, of which nobody else writes the same bytes.
+/// One rank's slice, whose bytes no other rank writes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slice {
     /// The first byte in every buffer.

@@ -108,7 +108,7 @@ impl WindowRun {
         }
     }
 
-    /// Whether the next step waits for nobody.
+    /// Whether the next step waits for no rank.
     pub(super) fn may_go_on(&self, windows: &Windows) -> bool {
         self.blocker(windows).is_none()
     }
