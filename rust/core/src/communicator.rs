@@ -11,6 +11,8 @@ use crate::error::{Code, Error, Result};
 use crate::fence::{self, contained};
 use crate::fork::{self, Own};
 use crate::heap;
+#[cfg(test)]
+use crate::plan::cost::Rounded;
 use crate::rendezvous::store::Store;
 use crate::types::{Collective, DataType, Rank};
 
@@ -57,6 +59,14 @@ impl Communicator {
             .into_iter()
             .map(Self::new)
             .collect())
+    }
+
+    /// As [`local`](Self::local), with algorithms chosen by `costs` and not by those of this machine.
+    #[cfg(test)]
+    pub(crate) fn local_at(world: usize, config: &Config, costs: Rounded) -> Result<Vec<Self>> {
+        heap::configure(config);
+        let groups = Group::local_at(world, config, costs)?;
+        Ok(groups.into_iter().map(Self::new).collect())
     }
 
     fn new(group: Arc<Group>) -> Self {

@@ -67,16 +67,22 @@ fn measure(limit: Duration) -> Costs {
     {
         costs.fold = seconds * FROM_ANOTHER_CORE;
     }
-    // Last and one by one: where other processes want the core, a yield takes a time slice of theirs.
+    // Last and one by one: where other processes want the core, a yield takes a time slice of theirs, which says nothing
+    // of a switch.
     let per_yield = fastest(YIELDS, &in_time, || {
         let start = Instant::now();
         std::thread::yield_now();
         start.elapsed().as_secs_f64()
     });
-    if let Some(seconds) = per_yield {
-        costs.turn = seconds * TURN_PER_YIELD;
+    if let Some(turn) = per_yield.and_then(turn) {
+        costs.turn = turn;
     }
     costs
+}
+
+/// A switch on a machine where a yield takes so many seconds; `None` where that was longer than any switch.
+fn turn(per_yield: f64) -> Option<f64> {
+    Some(per_yield * TURN_PER_YIELD).filter(|turn| *turn <= Costs::LONGEST_TURN)
 }
 
 /// The least of some tries, of which none begins late.
@@ -114,6 +120,13 @@ mod tests {
             }
         }
         assert_eq!(costs(), costs(), "measured once");
+    }
+
+    /// Where another process holds the core, the only yield that there is time for may take milliseconds.
+    #[test]
+    fn a_time_slice_is_no_switch() {
+        assert_eq!(turn(0.5e-6), Some(1.5e-6));
+        assert_eq!(turn(4e-3), None);
     }
 
     #[test]

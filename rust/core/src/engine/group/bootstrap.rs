@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::engine::work::PointToPoint;
 use crate::error::{Code, Error, Result};
 use crate::fork;
+use crate::plan::cost::Rounded;
 use crate::plan::topology::Topology;
 use crate::rendezvous::launcher;
 use crate::rendezvous::roster::{self, Introduction};
@@ -108,8 +109,16 @@ impl Group {
 
     /// One group per rank, all in this process.
     pub(crate) fn local(world: usize, config: &Config) -> Result<Vec<Arc<Self>>> {
+        Self::local_at(world, config, calibrate::costs().rounded(cores()))
+    }
+
+    /// One group per rank, all in this process, which choose their algorithms by `costs`.
+    pub(crate) fn local_at(
+        world: usize,
+        config: &Config,
+        costs: Rounded,
+    ) -> Result<Vec<Arc<Self>>> {
         let key = GroupKey::unconnected()?;
-        let costs = calibrate::costs().rounded(cores());
         let local_groups = Arc::new(LocalGroups::new());
         let groups = (0..world)
             .map(|rank| {

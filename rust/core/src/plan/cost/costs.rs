@@ -143,6 +143,9 @@ impl Rounded {
 }
 
 impl Costs {
+    /// The longest [`turn`](Self::turn) that is believed.
+    pub const LONGEST_TURN: f64 = 12.8e-6;
+
     /// Those of a machine of these days, with 10 Gbit/s between hosts.
     pub const TYPICAL: Self = Self {
         message: 0.12e-6,
