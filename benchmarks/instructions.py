@@ -5,10 +5,11 @@
 
 Times vary with the machine, counts hardly do. Two ranks, which are threads of one process, are
 linked as two processes would be; valgrind runs one thread at a time and hands over where a thread
-yields. What is counted is all of the operation on both ranks, from the call to the return, halved.
-Setting up drops out, since two runs with different numbers of calls are subtracted. Where other
-programs keep the cores busy a thread that has yielded may be late for its turn, and the other one
-looks around once more; so each run is made several times, and the least count is taken.
+yields. What is counted is all of the operation on both ranks, from the call to the return, halved;
+how the ranks join is not. Waiting for the later rank to begin drops out, since two runs with
+different numbers of calls are subtracted. Where other programs keep the cores busy a thread that has
+yielded may be late for its turn, and the other one looks around once more; so each run is made
+several times, and the least count is taken.
 """
 
 from __future__ import annotations
@@ -31,16 +32,19 @@ OPERATIONS = {
     "barrier": "barrier",
     "ping_pong": "8 bytes there and back",
 }
+# The function of benches/instructions.rs in which instructions are counted.
+COUNTED = "*instructions*counted*"
 RECORD = Path(__file__).with_name("instructions.json")
 CALLS = 9000
 RUNS = 12
 
 
 def count(program: Path, operation: str, calls: int) -> int:
-    """Return the instructions of a whole process that carries out the operation so many times."""
+    """Return the instructions of both ranks while they carry out the operation so many times."""
     profile = build.RESULTS / f"callgrind.{operation}.{calls}"
     command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={profile}"]
-    command += ["--fair-sched=yes", str(program), operation, str(calls)]
+    command += ["--fair-sched=yes", "--collect-atstart=no", f"--toggle-collect={COUNTED}"]
+    command += [str(program), operation, str(calls)]
     # Valgrind runs one thread at a time, so to spin would be to count the spinning.
     environment = os.environ | {"UNISONO_SPIN_US": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
