@@ -123,11 +123,11 @@ cuda-emulator: prerequisites ## Build the emulated CUDA driver for tests, and pr
 	@tools/build-cuda-emulator.sh $(TARGET)
 
 .PHONY: test-python
-test-python: frameworks c c-tools nvrtc ## Run the Python and torch tests
+test-python: frameworks c test-tools nvrtc ## Run the Python and torch tests
 	$(PY) -m pytest -q -rs $(TEST)
 
 .PHONY: test-c
-test-c: setup c c-tools ## Run the tests of the C and C++ headers alone
+test-c: setup c test-tools ## Run the tests of the C and C++ headers alone
 	$(PY) -m pytest -q -rs tests/python/test_c.py tests/python/test_c_install.py \
 	  tests/python/test_c_examples.py $(TEST)
 
@@ -226,10 +226,10 @@ override NEEDED := $(if $(filter-out c install cuda-emulator,$(MAKECMDGOALS)),bu
 prerequisites:
 	@tools/system-packages.sh $(NEEDED)
 
-# What the tests of the C header use besides gcc.
-.PHONY: c-tools
-c-tools:
-	@tools/system-packages.sh c-tests
+# What the tests of the C header use besides gcc, and those of `unisono launch --hosts`.
+.PHONY: test-tools
+test-tools:
+	@tools/system-packages.sh tests
 
 $(PY): | prerequisites
 	tools/make-venv.sh $(VENV)

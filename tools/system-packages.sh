@@ -4,7 +4,7 @@
 #
 #   tools/system-packages.sh c             what the C library and the launcher need: cargo and a C compiler
 #   tools/system-packages.sh build VENV    what everything needs; VENV is the environment that exists or will be made
-#   tools/system-packages.sh c-tests       what the tests of the C header use besides: some skip without, so it never fails
+#   tools/system-packages.sh tests         what some tests use besides, which skip without: so it never fails
 #
 # CARGO and PYTHON are the commands to use, cargo and python3 by default.
 set -euo pipefail
@@ -51,15 +51,16 @@ case $1 in
     need_compiler_and_cargo
     need_all_to_build "$2"
     ;;
-  c-tests)
+  tests)
     is_root_on_debian || exit 0
     for tool in clang valgrind pkg-config; do there $tool || missing+=("$tool"); done
+    there sshd || missing+=(openssh-client openssh-server)
     [ ${#missing[@]} -eq 0 ] || install_missing ||
-      echo "${missing[*]} could not be installed: some tests of the C header will be skipped"
+      echo "${missing[*]} could not be installed: some tests will be skipped"
     exit 0
     ;;
   *)
-    echo "system-packages.sh: c, build VENV or c-tests" >&2
+    echo "system-packages.sh: c, build VENV or tests" >&2
     exit 2
     ;;
 esac

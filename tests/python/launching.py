@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 LIMIT = 60.0
+
+# What a rank of Python does first, so that a test that takes too long can say where each was.
+HEADER = "import faulthandler, os, signal, sys, time\nfaulthandler.register(signal.SIGUSR1)\n"
+SUM = """
+import numpy as np, unisono
+comm = unisono.init()
+array = np.full(1000, comm.rank + 1.0)
+comm.all_reduce(array)
+# In one piece: not every launcher keeps lines whole.
+print(f"rank {comm.rank} of {comm.size} has {array[0]}\\n", end="")
+"""
 
 
 def doors() -> dict[str, list[str]]:
@@ -126,3 +137,43 @@ def mpirun(ranks: int) -> list[str] | None:
     is_open_mpi = "Open MPI" in "".join(run([found, "--version"]).out)
     options = ["--allow-run-as-root", "--oversubscribe"] if is_open_mpi else []
     return [found, *options, "-n", str(ranks)]
+
+
+def shell(text: str) -> list[str]:
+    return ["sh", "-c", text]
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not holds():
+        assert time.monotonic() < deadline, f"{what}: not within {LIMIT} s"
+        time.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    """The letter by which the kernel tells it; X for a process that is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in "ZX"
+
+
+def pids(folder: Path, count: int) -> list[int]:
+    """The numbers that `count` processes wrote into files of `folder`, once all have."""
+
+    def texts() -> list[str]:
+        return [path.read_text() for path in folder.glob("*.pid")]
+
+    until(lambda: sum(text.endswith("\n") for text in texts()) == count, f"{count} processes")
+    return [int(text) for text in texts()]
+
+
+def script(folder: Path, body: str) -> Path:
+    path = folder / "program.py"
+    path.write_text(HEADER + body)
+    return path

@@ -9,6 +9,8 @@ use std::{env, thread};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::part::Part;
+
 /// The variable with the secret of the job.
 ///
 /// A variable, and not an inherited memfd: programs between the launcher and a rank, such as shells and Python's
@@ -16,49 +18,34 @@ use socket2::{Domain, Protocol, Socket, Type};
 /// process, as they can its memory. A launcher gives it to the ranks alone and does not have it itself.
 const SECRET: &str = "UNISONO_LAUNCH_SECRET";
 
-/// What all ranks of a job share.
-pub(crate) struct Environment {
-    world: u16,
-    port: u16,
-    /// Known to the ranks of this job alone; never shown.
-    secret: String,
+/// The ranks of this host, and what all ranks of a job share.
+pub(crate) struct Environment<'a> {
+    part: &'a Part,
     /// How many threads a rank may have without taking another's core.
     threads: usize,
 }
 
-impl Environment {
-    pub(crate) fn new(world: u16, port: u16) -> io::Result<Self> {
+impl<'a> Environment<'a> {
+    pub(crate) fn new(part: &'a Part) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let threads = (cores / usize::from(world)).max(1);
-        let mut secret = [0; 32];
-        getrandom::fill(&mut secret).map_err(|cause| io::Error::other(cause.to_string()))?;
-        Ok(Self {
-            world,
-            port,
-            secret: secret.iter().map(|byte| format!("{byte:02x}")).collect(),
-            threads,
-        })
+        let threads = (cores / usize::from(part.ranks)).max(1);
+        Self { part, threads }
     }
 
-    /// Gives `rank` its variables.
-    pub(crate) fn set(&self, rank: u16, command: &mut Command) {
-        let Self {
-            world,
-            port,
-            secret,
-            threads,
-        } = self;
-        command.env(SECRET, secret);
+    /// Gives the rank with this number on this host its variables.
+    pub(crate) fn set(&self, local: u16, command: &mut Command) {
+        let Self { part, threads } = self;
+        command.env(SECRET, &part.secret);
         for (name, value) in [
-            ("RANK", rank.into()),
-            ("WORLD_SIZE", (*world).into()),
-            ("LOCAL_RANK", rank.into()),
-            ("LOCAL_WORLD_SIZE", (*world).into()),
-            ("MASTER_PORT", usize::from(*port)),
+            ("RANK", part.first + local),
+            ("WORLD_SIZE", part.world),
+            ("LOCAL_RANK", local),
+            ("LOCAL_WORLD_SIZE", part.ranks),
+            ("MASTER_PORT", part.port),
         ] {
             command.env(name, value.to_string());
         }
-        command.env("MASTER_ADDR", "127.0.0.1");
+        command.env("MASTER_ADDR", &part.master);
         for (name, value) in [("OMP_NUM_THREADS", *threads), ("PYTHONUNBUFFERED", 1)] {
             if env::var_os(name).is_none() {
                 command.env(name, value.to_string());
@@ -69,6 +56,13 @@ impl Environment {
             command.env_remove(name);
         }
     }
+}
+
+/// A secret for the ranks of one job.
+pub(crate) fn new_secret() -> io::Result<String> {
+    let mut secret = [0; 32];
+    getrandom::fill(&mut secret).map_err(|cause| io::Error::other(cause.to_string()))?;
+    Ok(secret.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn is_of_torchrun(name: &OsStr) -> bool {
@@ -151,18 +145,31 @@ mod tests {
 
     #[test]
     fn variables_of_a_rank() {
-        let mut command = Command::new("true");
-        let environment = Environment::new(4, 1234).expect("random bytes");
-        environment.set(2, &mut command);
-        for (name, value) in [
-            ("RANK", "2"),
-            ("WORLD_SIZE", "4"),
-            ("LOCAL_RANK", "2"),
-            ("LOCAL_WORLD_SIZE", "4"),
-            ("MASTER_ADDR", "127.0.0.1"),
-            ("MASTER_PORT", "1234"),
+        let alone = Part::alone(4, 1234).expect("random bytes");
+        let second = Part {
+            world: 6,
+            first: 3,
+            ranks: 3,
+            master: "node1".to_owned(),
+            ..alone.clone()
+        };
+        let names = [
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        ];
+        for (part, values) in [
+            (alone, ["2", "4", "2", "4", "127.0.0.1", "1234"]),
+            (second, ["5", "6", "2", "3", "node1", "1234"]),
         ] {
-            assert_eq!(variable(&command, name).as_deref(), Some(value), "{name}");
+            let mut command = Command::new("true");
+            Environment::new(&part).set(2, &mut command);
+            for (name, value) in names.into_iter().zip(values) {
+                assert_eq!(variable(&command, name).as_deref(), Some(value), "{name}");
+            }
         }
     }
 
@@ -174,12 +181,12 @@ mod tests {
 
     #[test]
     fn the_ranks_of_a_job_have_a_secret_and_other_jobs_another() {
-        let secret = |environment: &Environment, rank| {
+        let secret = |part: &Part, rank| {
             let mut command = Command::new("true");
-            environment.set(rank, &mut command);
+            Environment::new(part).set(rank, &mut command);
             variable(&command, SECRET).expect("a secret")
         };
-        let jobs = [(); 2].map(|()| Environment::new(2, 1234).expect("random bytes"));
+        let jobs = [(); 2].map(|()| Part::alone(2, 1234).expect("random bytes"));
         assert_eq!(secret(&jobs[0], 0), secret(&jobs[0], 1));
         assert_eq!(secret(&jobs[0], 0).len(), 64);
         assert_ne!(secret(&jobs[0], 0), secret(&jobs[1], 0));

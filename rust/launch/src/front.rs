@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, PipeWriter, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::options::Options;
 use crate::rank::status_of_signal;
 use crate::report::say;
 use crate::signals::{self, Caught, Event};
-use crate::{Door, KEEPER, again, processes};
+use crate::{Door, KEEPER, again, hosts, processes};
 
 /// How long to wait for input before looking again whether this process is in the foreground.
 const GLANCE: Timespec = Timespec {
@@ -28,10 +28,15 @@ const GLANCE: Timespec = Timespec {
 
 /// Runs the job that `arguments` ask for, and returns the status to exit with.
 pub(crate) fn run(arguments: &[OsString], door: &Door) -> u8 {
-    if let Err(status) = Options::read(arguments) {
-        return status;
-    }
-    keep(arguments, door).unwrap_or_else(|error| {
+    let options = match Options::read(arguments) {
+        Ok(options) => options,
+        Err(status) => return status,
+    };
+    let status = match options.hosts.is_empty() {
+        true => keep(arguments, door),
+        false => hosts::run(&options, door),
+    };
+    status.unwrap_or_else(|error| {
         say(&format!("cannot start: {error}"));
         1
     })
@@ -42,8 +47,7 @@ fn keep(arguments: &[OsString], door: &Door) -> io::Result<u8> {
     // Where that cannot be, the keeper says so.
     let _ = processes::adopt_orphans();
     let mut command = again(door, KEEPER);
-    // Out of the terminal's reach: what is typed there is passed on once.
-    command.args(arguments).process_group(0);
+    command.args(arguments);
     let typed = if io::stdin().is_terminal() {
         let (reader, writer) = io::pipe()?;
         command.stdin(reader);
@@ -51,7 +55,7 @@ fn keep(arguments: &[OsString], door: &Door) -> io::Result<u8> {
     } else {
         None
     };
-    let keeper = command.spawn()?;
+    let keeper = spawn(&mut command)?;
     // The command would keep the reading end of the pipe.
     drop(command);
     if let Some(writer) = typed {
@@ -62,7 +66,13 @@ fn keep(arguments: &[OsString], door: &Door) -> io::Result<u8> {
     pass_on_signals(keeper, &caught)
 }
 
-fn pass_on_signals(mut keeper: Child, caught: &Caught) -> io::Result<u8> {
+/// Starts `command` out of the terminal's reach: what is typed there is passed on once.
+pub(crate) fn spawn(command: &mut Command) -> io::Result<Child> {
+    command.process_group(0).spawn()
+}
+
+/// Passes what is caught on to the keeper until that ends, and returns the status to exit with.
+pub(crate) fn pass_on_signals(mut keeper: Child, caught: &Caught) -> io::Result<u8> {
     let pid = Pid::from_child(&keeper);
     let mut passed_on = Vec::new();
     loop {

@@ -2,6 +2,7 @@
 //! everything that they started.
 
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -12,9 +13,10 @@ use signal_hook::consts::{SIGCHLD, SIGPIPE, SIGTSTP};
 use crate::environment::{Environment, Reservation};
 use crate::options::{Options, Output};
 use crate::output::Outputs;
+use crate::part::Part;
 use crate::processes::{self, Process};
 use crate::rank::{Ending, Rank, Why};
-use crate::report::{Job, say};
+use crate::report::{self, Job, say};
 use crate::signals::{self, Caught, Event, is_ending};
 use crate::{Door, STARTER, again, program};
 
@@ -56,13 +58,15 @@ struct Keeper<'a> {
     asked_by: Option<i32>,
     asked_times: u32,
     has_printed: bool,
-    _port: Reservation,
+    part: Part,
+    /// Of the port, unless the one who gave the part keeps it.
+    _port: Option<Reservation>,
 }
 
 impl<'a> Keeper<'a> {
     fn start(options: &'a Options, door: &Door, front: Pid) -> Result<Self, (String, u8)> {
-        let failed =
-            |what: &str, error: std::io::Error| (format!("cannot {what}: {error}"), FAILED);
+        let failed = |what: &str, error: io::Error| (format!("cannot {what}: {error}"), FAILED);
+        let (part, port) = find_part(options)?;
         let command = program::command(options, door)?;
         let caught = Caught::new().map_err(|error| failed("catch signals", error))?;
         // By a signal that is caught even if the job ignores those that end it. In this order: the second line notices
@@ -81,9 +85,7 @@ impl<'a> Keeper<'a> {
                 "this system cannot adopt orphans ({error}): what a rank starts and leaves behind may outlive the job"
             ));
         }
-        let port =
-            Reservation::new(options.port).map_err(|error| failed("find a free port", error))?;
-        let outputs = Outputs::new(options.output.clone(), options.world)
+        let outputs = Outputs::new(options.output.clone(), part.world)
             .map_err(|error| failed("make the folder for the output", error))?;
         let mut keeper = Self {
             options,
@@ -98,6 +100,7 @@ impl<'a> Keeper<'a> {
             asked_times: 0,
             has_printed: false,
             caught,
+            part,
             _port: port,
         };
         let started = keeper.start_ranks(&command, door, outputs);
@@ -113,18 +116,18 @@ impl<'a> Keeper<'a> {
         program: &[OsString],
         door: &Door,
         mut outputs: Outputs,
-    ) -> std::io::Result<()> {
-        let world = self.options.world;
-        let environment = Environment::new(world, self._port.port)?;
-        for number in 0..world {
+    ) -> io::Result<()> {
+        let environment = Environment::new(&self.part);
+        for local in 0..self.part.ranks {
+            let number = self.part.first + local;
             let mut command = again(door, STARTER);
             command.args(program).process_group(0);
-            command.stdin(if number == 0 {
-                Stdio::inherit()
-            } else {
-                Stdio::null()
+            let reads = number == 0 && !self.options.part;
+            command.stdin(match reads {
+                true => Stdio::inherit(),
+                false => Stdio::null(),
             });
-            environment.set(number, &mut command);
+            environment.set(local, &mut command);
             if self.options.as_gloo {
                 command.env("UNISONO_AS_GLOO", "1");
             }
@@ -301,14 +304,17 @@ impl<'a> Keeper<'a> {
             _ => None,
         };
         let job = Job {
+            world: self.part.world,
             ranks: &self.ranks,
             first: self.first,
             asked_by: self.asked_by,
             killed_because: &self.killed_because,
             folder,
         };
-        for line in job.lines() {
-            say(&line);
+        // Who asked a part of a job to end says why.
+        let is_told_elsewhere = self.options.part && self.asked_by.is_some();
+        for line in job.lines().iter().filter(|_| !is_told_elsewhere) {
+            say(line);
         }
         // After a failure it is expected that processes had to be ended.
         if self.first.is_none() && self.asked_by.is_none() {
@@ -321,6 +327,22 @@ impl<'a> Keeper<'a> {
         }
         job.status()
     }
+}
+
+/// The ranks to keep: those of the whole job at a port that is kept free for them, or the part that the standard input
+/// names.
+fn find_part(options: &Options) -> Result<(Part, Option<Reservation>), (String, u8)> {
+    let failed = |what: &str, error: io::Error| (format!("cannot {what}: {error}"), FAILED);
+    if options.part {
+        let part = Part::read(&mut io::stdin().lock())
+            .map_err(|error| failed("read which ranks to start", error))?;
+        report::speak_of(&part.host);
+        return Ok((part, None));
+    }
+    let port = Reservation::new(options.port).map_err(|error| failed("find a free port", error))?;
+    let ranks = options.ranks.unwrap_or(1);
+    let part = Part::alone(ranks, port.port).map_err(|error| failed("make a secret", error))?;
+    Ok((part, Some(port)))
 }
 
 /// Whether a rank died of itself, and not because a peer, a reader or a user was gone.

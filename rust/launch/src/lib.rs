@@ -1,4 +1,4 @@
-//! `unisono launch -n 4 ./program`: starts the ranks of a program on this host and sees them to their end.
+//! `unisono launch -n 4 ./program`: starts the ranks of a program, on this host or several, and sees them to their end.
 //!
 //! One command line, two doors: the binary `unisono` (`main.rs`) and `python -m unisono launch`. What is promised:
 //!
@@ -14,13 +14,18 @@
 //! behind. When the front is killed, the kernel tells the keeper, which kills everything below it; when the keeper is
 //! killed, the front inherits what was below it and kills that. Should both be killed at once, each rank dies by the
 //! signal that its **starter** (`starter.rs`) asked for before it became the program.
+//!
+//! With `--hosts` the user's process (`hosts.rs`) starts an `ssh` for each host instead, which runs a launcher there
+//! (`part.rs`) that is the front of that host's ranks.
 #![forbid(unsafe_code)]
 
 mod environment;
 mod front;
+mod hosts;
 mod keeper;
 mod options;
 mod output;
+mod part;
 mod processes;
 mod program;
 mod rank;
@@ -56,6 +61,7 @@ pub fn launch(arguments: &[OsString], door: &Door) -> u8 {
         Role::Front => front::run(arguments, door),
         Role::Keeper(front, arguments) => keeper::run(arguments, door, front),
         Role::Starter(keeper, program) => starter::run(program, keeper),
+        Role::Part => part::run(door),
     }
 }
 
@@ -73,15 +79,18 @@ const NAME: &str = "unisono";
 /// This process's executable, even if its file has been replaced.
 const THIS: &str = "/proc/self/exe";
 
-/// Which of the three processes this is, and what is left of its arguments.
+/// Which of the processes this is, and what is left of its arguments.
 enum Role<'a> {
     Front,
     Keeper(Pid, &'a [OsString]),
     Starter(Pid, &'a [OsString]),
+    /// The front of a part of a job, on one of several hosts.
+    Part,
 }
 
 const KEEPER: &str = "--keeper-of=";
 const STARTER: &str = "--starter-of=";
+const PART: &str = "--part-of-job";
 
 impl<'a> Role<'a> {
     fn of(arguments: &'a [OsString]) -> Self {
@@ -92,6 +101,9 @@ impl<'a> Role<'a> {
             let number = first.to_str()?.strip_prefix(flag)?.parse().ok()?;
             Pid::from_raw(number)
         };
+        if first == PART && rest.is_empty() {
+            return Self::Part;
+        }
         match (parent(KEEPER), parent(STARTER)) {
             (Some(front), _) => Self::Keeper(front, rest),
             (_, Some(keeper)) => Self::Starter(keeper, rest),

@@ -1,11 +1,13 @@
 //! What the command line says.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
+use clap::error::ErrorKind;
 use clap::{Args, Command, FromArgMatches};
 
 /// More ranks than this on one host are a slip of the hand.
@@ -15,10 +17,32 @@ const LONGEST: Duration = Duration::from_secs(1 << 32);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
-    /// How many ranks to start
+    /// How many ranks to start, on this host or on each of --hosts
     #[arg(short = 'n', long = "ranks", alias = "nproc-per-node", value_name = "RANKS",
+          required_unless_present_any = ["hosts", "part"],
           value_parser = clap::value_parser!(u16).range(1..=MOST_RANKS))]
-    pub(crate) world: u16,
+    pub(crate) ranks: Option<u16>,
+
+    /// Start ranks on these hosts, over ssh, and not here: `a,b` with -n ranks each, `a:4,b:2` with as many as it says.
+    /// Rank 0 is on the first
+    #[arg(long, value_name = "HOST[:RANKS],...", value_delimiter = ',', value_parser = Host::read)]
+    pub(crate) hosts: Vec<Host>,
+
+    /// How to reach a host: a command that takes its name and a command line to run there
+    #[arg(long, value_name = "COMMAND", default_value = DEFAULT_SSH, requires = "hosts")]
+    pub(crate) ssh: String,
+
+    /// Where the other hosts reach the first one (MASTER_ADDR), if not by its name
+    #[arg(long, value_name = "ADDRESS", requires = "hosts")]
+    pub(crate) master_addr: Option<String>,
+
+    /// A variable that the ranks on --hosts get besides those that are passed on anyway; may be given several times
+    #[arg(long = "env", value_name = "NAME[=VALUE]", requires = "hosts")]
+    pub(crate) variables: Vec<OsString>,
+
+    /// The ranks are a part of a job; which one, comes by the standard input. For the launcher's own use
+    #[arg(long, hide = true, conflicts_with_all = ["ranks", "hosts"])]
+    pub(crate) part: bool,
 
     /// PROGRAM is the name of a Python module, as in `python -m PROGRAM`
     #[arg(short, long)]
@@ -45,6 +69,69 @@ pub(crate) struct Options {
     /// The program and its arguments; a file that ends in .py is run by Python
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     pub(crate) program: Vec<OsString>,
+}
+
+/// No questions, which several hosts would ask at once; and a host that went dark is noticed.
+pub(crate) const DEFAULT_SSH: &str =
+    "ssh -T -o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3";
+
+/// A host of `--hosts`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// As ssh takes it: perhaps with a user, `me@a`.
+    pub(crate) name: String,
+    /// How many ranks it gets, if not as many as -n says.
+    pub(crate) ranks: Option<u16>,
+}
+
+impl Host {
+    /// `a`, `me@a:4`, `[fe80::1]:4`.
+    fn read(text: &str) -> Result<Self, String> {
+        let inside = |text: &str| {
+            let (user, rest) = text.split_once('[')?;
+            let (address, rest) = rest.split_once(']')?;
+            Some((format!("{user}{address}"), rest.to_owned()))
+        };
+        let (name, rest) = match inside(text) {
+            Some(split) => split,
+            // An address of IPv6 without brackets has more than one colon, and no number of ranks.
+            None => match text.split_once(':') {
+                Some((name, ranks)) if !ranks.contains(':') => {
+                    (name.to_owned(), format!(":{ranks}"))
+                }
+                _ => (text.to_owned(), String::new()),
+            },
+        };
+        // ssh would take it for an option.
+        if name.is_empty() || name.starts_with('-') {
+            return Err("no name of a host".to_owned());
+        }
+        let ranks = match rest.strip_prefix(':') {
+            None if rest.is_empty() => None,
+            ranks => Some(
+                ranks
+                    .and_then(|ranks| ranks.parse().ok())
+                    .filter(|&ranks| (1..=MOST_RANKS).contains(&i64::from(ranks)))
+                    .ok_or_else(|| {
+                        format!("after the host comes a number of ranks, 1 to {MOST_RANKS}")
+                    })?,
+            ),
+        };
+        Ok(Self { name, ranks })
+    }
+
+    /// The name by which other hosts may know it.
+    pub(crate) fn address(&self) -> &str {
+        self.name
+            .rsplit_once('@')
+            .map_or(&*self.name, |(_, host)| host)
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
 }
 
 /// Where the output of the ranks goes.
@@ -80,8 +167,12 @@ UNISONO_LAUNCH_SECRET, a new secret by which the ranks keep other processes out.
 they are not set, OMP_NUM_THREADS is its share of this machine's cores, so that ranks do not crowd each other out, and \
 PYTHONUNBUFFERED is 1, so that Python's output comes as it is printed.
 
-Rank 0 reads the standard input; the others find it empty. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are \
+Rank 0 reads the standard input; the others find it empty, and on --hosts all do. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are \
 passed on to the ranks, and when one of the first four comes a third time everything is killed.
+
+On --hosts, unisono and the program must be where they are here, and the ranks run in a folder of the same name as \
+this one. Their variables are those of the host, and from here PATH, LD_LIBRARY_PATH, VIRTUAL_ENV, and what begins \
+with UNISONO_, PYTHON, OMP_, TORCH, NCCL_ or GLOO_. The secret goes through ssh and not over a command line.
 
 When a rank fails, the others are ended. The exit status is that of the rank that failed first, or 128 and the number \
 of the signal that ended it. Whatever the ranks started ends with them.
@@ -90,15 +181,18 @@ Examples:
   unisono launch -n 4 ./heat --steps 500
   unisono launch -n 2 train.py --epochs 3
   unisono launch -n 2 -m package.train
-  unisono launch -n 4 --output logs ./program";
+  unisono launch -n 4 --output logs ./program
+  unisono launch --hosts node1,node2 -n 4 train.py";
 
 /// The command line of `unisono launch`.
 pub fn command() -> Command {
     Options::augment_args(
         Command::new("unisono launch")
             .bin_name("unisono launch")
-            .about("Start the ranks of a program on this host")
-            .override_usage("unisono launch -n RANKS [OPTIONS] PROGRAM [ARGUMENTS]...")
+            .about("Start the ranks of a program on this host, or on several")
+            .override_usage(
+                "unisono launch [--hosts HOSTS] -n RANKS [OPTIONS] PROGRAM [ARGUMENTS]...",
+            )
             .after_help(MORE),
     )
 }
@@ -112,11 +206,37 @@ impl Options {
         let read = command()
             .try_get_matches_from(arguments)
             .and_then(|matches| Self::from_arg_matches(&matches));
+        let read = read.and_then(Self::checked);
         read.map_err(|error| {
             // A closed standard error leaves nothing to tell it to.
             let _ = error.print();
             u8::try_from(error.exit_code()).unwrap_or(2)
         })
+    }
+
+    /// Refuses what only the whole of them shows to be wrong.
+    fn checked(self) -> Result<Self, clap::Error> {
+        let missing = self
+            .hosts
+            .iter()
+            .find(|host| host.ranks.or(self.ranks).is_none());
+        if let Some(host) = missing {
+            let why = format!(
+                "how many ranks {host} gets is not said: write {host}:2, or -n 2 for all\n"
+            );
+            return Err(command().error(ErrorKind::MissingRequiredArgument, why));
+        }
+        let all = self.hosts.iter().map(|host| i64::from(self.ranks_of(host)));
+        if all.sum::<i64>() > MOST_RANKS {
+            let why = format!("more than {MOST_RANKS} ranks\n");
+            return Err(command().error(ErrorKind::ValueValidation, why));
+        }
+        Ok(self)
+    }
+
+    /// How many ranks `host` gets.
+    pub(crate) fn ranks_of(&self, host: &Host) -> u16 {
+        host.ranks.or(self.ranks).unwrap_or(1)
     }
 }
 
@@ -148,7 +268,7 @@ mod tests {
             "-m",
         ])
         .expect("valid");
-        assert_eq!(options.world, 4);
+        assert_eq!(options.ranks, Some(4));
         assert_eq!(options.output, Output::Prefix);
         assert_eq!(
             options.program,
@@ -172,6 +292,26 @@ mod tests {
     }
 
     #[test]
+    fn hosts_have_names_and_perhaps_numbers() {
+        let options = read(&["-n2", "--hosts", "a,me@b:4,[::1]:3,fe80::2", "program"]);
+        let options = options.expect("valid");
+        let hosts = options.hosts.iter();
+        let found: Vec<_> = hosts
+            .map(|host| (&*host.name, host.address(), options.ranks_of(host)))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("a", "a", 2),
+                ("me@b", "b", 4),
+                ("::1", "::1", 3),
+                ("fe80::2", "fe80::2", 2)
+            ]
+        );
+        read(&["--hosts", "a:1,b:2", "program"]).expect("all numbers are said");
+    }
+
+    #[test]
     fn wrong_arguments_are_refused() {
         for arguments in [
             &[][..],
@@ -183,6 +323,13 @@ mod tests {
             &["-n", "2", "--grace", "inf", "program"],
             &["-n", "2", "--port", "0", "program"],
             &["-n", "2", "--nonsense", "program"],
+            &["--hosts", "a", "program"],
+            &["--hosts", "a:2,b", "program"],
+            &["--hosts", "a:0", "program"],
+            &["--hosts", "a:x", "program"],
+            &["--hosts", "-oProxyCommand=x:2", "program"],
+            &["--hosts", "a:4000,b:4000", "program"],
+            &["-n", "2", "--ssh", "rsh", "program"],
         ] {
             assert_eq!(read(arguments).expect_err("wrong"), 2, "{arguments:?}");
         }

@@ -34,7 +34,7 @@ const COLOURS: [AnsiColor; 6] = [
 /// Where the ranks' output goes, while they are being started.
 pub(crate) struct Outputs {
     output: Output,
-    world: u16,
+    prefixes: Prefixes,
     sources: Vec<Source>,
 }
 
@@ -45,9 +45,16 @@ impl Outputs {
         }
         Ok(Self {
             output,
-            world,
+            prefixes: Prefixes::new(world),
             sources: Vec::new(),
         })
+    }
+
+    /// Of processes whose lines need none, because they have one already.
+    pub(crate) fn without_prefix() -> io::Result<Self> {
+        let mut outputs = Self::new(Output::Prefix, 0)?;
+        outputs.prefixes = Prefixes { width: None };
+        Ok(outputs)
     }
 
     /// Prepares the output of `rank`, which `command` will start.
@@ -83,8 +90,11 @@ impl Outputs {
 
     /// Writes what the ranks print until all of it is written, and then tells `done`.
     pub(crate) fn start(self, done: Sender<Event>) -> io::Result<()> {
-        let prefixes = Prefixes::new(self.world);
-        let mut sources = self.sources;
+        let Self {
+            prefixes,
+            mut sources,
+            ..
+        } = self;
         thread::Builder::new()
             .name("output".to_owned())
             .spawn(move || {
@@ -293,20 +303,20 @@ fn standing(line: &[u8]) -> &[u8] {
     &line[begin..]
 }
 
-/// `[2] `, as wide for every rank.
+/// `[2] `, as wide for every rank, or nothing.
 struct Prefixes {
-    width: usize,
+    width: Option<usize>,
 }
 
 impl Prefixes {
     fn new(world: u16) -> Self {
         Self {
-            width: world.saturating_sub(1).to_string().len(),
+            width: Some(world.saturating_sub(1).to_string().len()),
         }
     }
 
     fn put(&self, rank: u16, colour: bool, bytes: &mut Vec<u8>) {
-        let width = self.width;
+        let Some(width) = self.width else { return };
         let style = match colour {
             true => COLOURS[usize::from(rank) % COLOURS.len()].on_default(),
             false => Style::new(),

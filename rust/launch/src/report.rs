@@ -1,6 +1,7 @@
 //! What is said when a job has failed: which rank was first, how, and what became of the others.
 
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Effects, Style};
@@ -9,14 +10,26 @@ use crate::output;
 use crate::rank::{Ended, Ending, Rank, Why, status_of_signal};
 use crate::signals::name;
 
+/// What the user calls this host, where there are several.
+static HOST: OnceLock<String> = OnceLock::new();
+
+/// From now on says which of several hosts speaks.
+pub(crate) fn speak_of(host: &str) {
+    let _ = HOST.set(format!(" on {host}"));
+}
+
 /// Says `text` on standard error, in the launcher's name.
 pub(crate) fn say(text: &str) {
     const NAME: Style = AnsiColor::Red.on_default().effects(Effects::BOLD);
-    anstream::eprintln!("{NAME}unisono launch:{NAME:#} {text}");
+    let host = HOST.get().map_or("", String::as_str);
+    anstream::eprintln!("{NAME}unisono launch{host}:{NAME:#} {text}");
 }
 
 /// A job whose ranks have all ended.
 pub(crate) struct Job<'a> {
+    /// How many ranks the job has, on all hosts.
+    pub(crate) world: u16,
+    /// Those of this host.
     pub(crate) ranks: &'a [Rank],
     /// The rank whose failure was seen first.
     pub(crate) first: Option<u16>,
@@ -43,7 +56,7 @@ impl Job<'_> {
     /// What there is to say, line by line. Nothing when all went well.
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        let world = self.ranks.len();
+        let world = self.world;
         if let (Some(number), Some(first)) = (self.first, self.first()) {
             let ended_by = match first.how {
                 Ending::Signal { signal, .. } => self.asked_by.filter(|&asked| asked == signal),
@@ -138,7 +151,7 @@ fn listed(numbers: &[u16]) -> String {
     }
 }
 
-fn seconds(time: Duration) -> String {
+pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
@@ -168,6 +181,7 @@ mod tests {
 
     fn job(ranks: &[Rank], first: Option<u16>, asked_by: Option<i32>) -> Job<'_> {
         Job {
+            world: u16::try_from(ranks.len()).expect("few"),
             ranks,
             first,
             asked_by,
