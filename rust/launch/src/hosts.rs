@@ -109,6 +109,7 @@ impl<'a> Job<'a> {
             Output::Prefix | Output::Folder(_) => Outputs::without_prefix(),
         }?;
         let command = remote_command(door)?;
+        let mut order = self.order(world)?;
         let mut first = 0;
         for host in hosts {
             let ranks = self.options.ranks_of(host);
@@ -137,7 +138,6 @@ impl<'a> Job<'a> {
             });
             first += ranks;
         }
-        let mut order = self.order(world)?;
         for number in 0..self.launchers.len() {
             self.launchers[number].give(&mut order);
             if number == 0 {
