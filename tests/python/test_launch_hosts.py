@@ -103,7 +103,7 @@ def test_a_host_that_is_not_reached(near, tmp_path):
 def test_what_a_host_lacks_is_said(near, tmp_path):
     done = run([*near, "a:1,b:1", "./no-such-program"], cwd=tmp_path)
     assert done.code == 127
-    assert said(done.err, "unisono launch on a: cannot start ./no-such-program")
+    assert said(done.err, "unisono launch on ", ": cannot start ./no-such-program")
     elsewhere = tmp_path / "gone"
     elsewhere.mkdir()
     # The folder is gone by the time the first host looks for it.
