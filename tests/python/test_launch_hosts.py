@@ -80,9 +80,8 @@ def test_the_secret_is_on_no_command_line(near, tmp_path):
 
 
 def test_a_failure_ends_all_hosts(near, tmp_path):
-    body = (
-        "echo $$ > $RANK.pid; sleep 100 & echo $! > $RANK-left.pid; [ $RANK = 2 ] || wait; exit 7"
-    )
+    body = "echo $$ > $RANK.pid; sleep 100 & echo $! > $RANK-left.pid; [ $RANK = 2 ] || wait;"
+    body += "until [ $(cat *.pid | wc -l) = 6 ]; do sleep 0.05; done; exit 7"
     with started([*near, "a:2,b:1", *shell(body)], cwd=tmp_path) as process:
         done = finish(process)
     assert done.code == 7
