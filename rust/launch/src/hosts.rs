@@ -51,6 +51,7 @@ pub(crate) fn run(options: &Options, door: &Door) -> io::Result<u8> {
         ));
         return Ok(2);
     }
+    signals::survive_closed_pipes()?;
     let mut job = Job {
         options,
         caught: Caught::new()?,

@@ -24,7 +24,7 @@ use signal_hook::consts::{SIGTERM, SIGTSTP};
 use crate::environment::{Reservation, new_secret};
 use crate::front;
 use crate::report::{self, say};
-use crate::signals::{Caught, Event};
+use crate::signals::{self, Caught, Event};
 use crate::{Door, KEEPER, again, processes};
 
 /// What comes before the port in the line that says it.
@@ -194,6 +194,7 @@ pub(crate) fn run(door: &Door) -> u8 {
 }
 
 fn start(door: &Door) -> io::Result<u8> {
+    signals::survive_closed_pipes()?;
     let mut input = BufReader::new(io::stdin());
     let mut order = Order::read(&mut input)?;
     report::speak_of(&order.part.host);

@@ -3,13 +3,15 @@
 use std::borrow::Cow;
 use std::fs;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Instant;
 
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use signal_hook::consts::{
-    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
+    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2,
+    SIGWINCH,
 };
 use signal_hook::iterator::{Handle, Signals};
 
@@ -81,6 +83,12 @@ impl Drop for Caught {
     fn drop(&mut self) {
         self.handle.close();
     }
+}
+
+/// From now on writing to a pipe that nobody reads is an error, and does not end this process, whatever it has inherited.
+pub(crate) fn survive_closed_pipes() -> io::Result<()> {
+    // Not ignored, which its children would inherit.
+    signal_hook::flag::register(SIGPIPE, Arc::default()).map(drop)
 }
 
 /// The signals that this process ignores: bit n - 1 for signal n.
