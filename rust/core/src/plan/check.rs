@@ -21,19 +21,24 @@
 
 pub(in crate::plan) mod contract;
 pub(in crate::plan) mod expression;
+pub(in crate::plan) mod rank_set;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 
+use rustc_hash::FxHashMap;
+
 use self::contract::{Want, expected, initial};
-use self::expression::{Expressions, Id, Kind, UNINITIALISED, all_ranks, ranks};
+use self::expression::{Expressions, Id, Kind, UNINITIALISED};
+use self::rank_set::RankSet;
 use super::{Buffer, Plan, Shape, Span, Step, Wire};
 use crate::types::{Collective, Rank};
 
-/// The largest world that [`verify`] takes: contributors are bits of a `u128`.
-pub const MAX_WORLD: usize = 128;
+/// The largest world that [`verify`] takes: the ranks that contribute to a sum are bits of so many words.
+pub const MAX_WORLD: usize = 128 * MOST_WORDS;
+const MOST_WORDS: usize = 32;
 
 /// What a verified set of plans moves, per rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,17 +95,19 @@ pub fn verify(plans: &[Plan], shapes: &[Shape], window: usize) -> Result<Report,
     ];
     let mut report = None;
     for order in orders {
+        let completed = match plans.len() {
+            0..=128 => Run::<1>::new(plans, shapes, window, order).complete(),
+            _ => Run::<MOST_WORDS>::new(plans, shapes, window, order).complete(),
+        };
         report = Some(
-            Run::new(plans, shapes, window, order)
-                .complete()
-                .map_err(|problem| format!("{problem} (window {window}, order {order:?})"))?,
+            completed.map_err(|problem| format!("{problem} (window {window}, order {order:?})"))?,
         );
     }
     Ok(report.unwrap_or_default())
 }
 
 /// One rank's buffers and progress.
-struct RankState {
+struct RankState<const WORDS: usize> {
     input: Vec<Id>,
     output: Vec<Id>,
     scratch: Vec<Id>,
@@ -108,7 +115,7 @@ struct RankState {
     head: usize,
     progress: Vec<Progress>,
     /// The ranks known to have come to a barrier.
-    heard_from: u128,
+    heard_from: RankSet<WORDS>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -125,29 +132,23 @@ enum Event {
     Transfer { from: Rank, to: Rank },
 }
 
-/// One side of a link direction that is active.
-#[derive(Clone, Copy)]
-struct Side {
-    step: usize,
-    /// What a sender had heard when its step became active.
-    heard_from: u128,
-}
-
-struct Run<'a> {
+struct Run<'a, const WORDS: usize> {
     plans: &'a [Plan],
     shapes: &'a [Shape<'a>],
     window: usize,
     order: Order,
-    expressions: Expressions,
-    ranks: Vec<RankState>,
-    /// By sender * world + receiver.
-    sending: Vec<Option<Side>>,
-    receiving: Vec<Option<Side>>,
+    expressions: Expressions<WORDS>,
+    ranks: Vec<RankState<WORDS>>,
+    /// The steps that are active, by sender and receiver.
+    sending: FxHashMap<(Rank, Rank), usize>,
+    receiving: FxHashMap<(Rank, Rank), usize>,
+    /// In a barrier, whom the sender had heard from when its step became active.
+    telling: FxHashMap<(Rank, Rank), RankSet<WORDS>>,
     possible: VecDeque<Event>,
     report: Report,
 }
 
-impl<'a> Run<'a> {
+impl<'a, const WORDS: usize> Run<'a, WORDS> {
     fn new(plans: &'a [Plan], shapes: &'a [Shape<'a>], window: usize, order: Order) -> Self {
         let world = plans.len();
         let mut expressions = Expressions::new();
@@ -162,7 +163,7 @@ impl<'a> Run<'a> {
                     scratch: vec![UNINITIALISED; plan.scratch],
                     head: 0,
                     progress: vec![Progress::Waiting; plan.steps.len()],
-                    heard_from: 1 << shape.rank,
+                    heard_from: RankSet::of(shape.rank),
                 }
             })
             .collect();
@@ -173,8 +174,9 @@ impl<'a> Run<'a> {
             order,
             expressions,
             ranks,
-            sending: vec![None; world * world],
-            receiving: vec![None; world * world],
+            sending: FxHashMap::default(),
+            receiving: FxHashMap::default(),
+            telling: FxHashMap::default(),
             possible: VecDeque::new(),
             report: Report {
                 messages: vec![0; world],
@@ -237,23 +239,22 @@ impl<'a> Run<'a> {
             if !free {
                 continue;
             }
-            let side = Some(Side {
-                step: index,
-                heard_from: state.heard_from,
-            });
             self.ranks[rank].progress[index] = Progress::Active;
             match steps[index] {
                 Step::Send { to, .. } => {
                     let link = self.link(rank, rank, to, index)?;
-                    self.sending[link] = side;
-                    if self.receiving[link].is_some() {
+                    self.sending.insert(link, index);
+                    if self.shapes[rank].collective == Collective::Barrier {
+                        self.telling.insert(link, self.ranks[rank].heard_from);
+                    }
+                    if self.receiving.contains_key(&link) {
                         self.possible.push_back(Event::Transfer { from: rank, to });
                     }
                 }
                 Step::Recv { from, .. } | Step::Fold { from, .. } => {
                     let link = self.link(rank, from, rank, index)?;
-                    self.receiving[link] = side;
-                    if self.sending[link].is_some() {
+                    self.receiving.insert(link, index);
+                    if self.sending.contains_key(&link) {
                         self.possible.push_back(Event::Transfer { from, to: rank });
                     }
                 }
@@ -263,12 +264,12 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn link(&self, rank: Rank, from: Rank, to: Rank, step: usize) -> Result<usize, String> {
+    fn link(&self, rank: Rank, from: Rank, to: Rank, step: usize) -> Result<(Rank, Rank), String> {
         let world = self.plans.len();
         if from >= world || to >= world || from == to {
             return Err(self.blame(rank, step, "has no such peer"));
         }
-        Ok(from * world + to)
+        Ok((from, to))
     }
 
     fn run_local(&mut self, rank: Rank, index: usize) -> Result<(), String> {
@@ -306,7 +307,7 @@ impl<'a> Run<'a> {
                 if widen && src.buffer != Buffer::Scratch {
                     return Err("finishes a sum that is not in the accumulation type".into());
                 }
-                let all_ranks = all_ranks(self.plans.len());
+                let all_ranks = RankSet::below(self.plans.len());
                 let values = self
                     .read(rank, src)?
                     .into_iter()
@@ -324,32 +325,31 @@ impl<'a> Run<'a> {
     }
 
     fn transfer(&mut self, from: Rank, to: Rank) -> Result<(), String> {
-        let link = from * self.plans.len() + to;
+        let link = (from, to);
         let (Some(sender), Some(receiver)) =
-            (self.sending[link].take(), self.receiving[link].take())
+            (self.sending.remove(&link), self.receiving.remove(&link))
         else {
             unreachable!("a transfer is possible when both sides are active");
         };
-        let Step::Send { src, .. } = self.plans[from].steps[sender.step] else {
+        let Step::Send { src, .. } = self.plans[from].steps[sender] else {
             unreachable!("only sends are sending");
         };
         let values = self
             .read(from, src)
-            .map_err(|problem| self.blame(from, sender.step, &problem))?;
-        let step = self.plans[to].steps[receiver.step];
+            .map_err(|problem| self.blame(from, sender, &problem))?;
+        let step = self.plans[to].steps[receiver];
         self.deliver(to, &step, src, &values).map_err(|problem| {
-            let problem = format!(
-                "{problem}; the message is step {} of rank {from}",
-                sender.step
-            );
-            self.blame(to, receiver.step, &problem)
+            let problem = format!("{problem}; the message is step {sender} of rank {from}");
+            self.blame(to, receiver, &problem)
         })?;
         self.report.messages[from] += 1;
         self.report.sent[from] += src.len;
         self.report.received[to] += src.len;
-        self.ranks[to].heard_from |= sender.heard_from;
-        self.ranks[from].progress[sender.step] = Progress::Done;
-        self.ranks[to].progress[receiver.step] = Progress::Done;
+        if let Some(heard_from) = self.telling.remove(&link) {
+            self.ranks[to].heard_from |= heard_from;
+        }
+        self.ranks[from].progress[sender] = Progress::Done;
+        self.ranks[to].progress[receiver] = Progress::Done;
         self.activate(from)?;
         self.activate(to)
     }
@@ -458,11 +458,11 @@ impl<'a> Run<'a> {
     fn check_results(&mut self) -> Result<(), String> {
         for (rank, shape) in self.shapes.iter().enumerate() {
             if shape.collective == Collective::Barrier
-                && self.ranks[rank].heard_from != all_ranks(shape.world)
+                && self.ranks[rank].heard_from != RankSet::below(shape.world)
             {
                 return Err(format!(
                     "rank {rank} leaves the barrier without having heard from {:?}",
-                    ranks(all_ranks(shape.world) & !self.ranks[rank].heard_from)
+                    (RankSet::below(shape.world) & !self.ranks[rank].heard_from).ranks()
                 ));
             }
             let expected = expected(self.shapes, rank, &mut self.expressions);

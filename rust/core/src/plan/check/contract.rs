@@ -33,7 +33,10 @@ fn pair_counts(shape: &Shape) -> (Vec<usize>, Vec<usize>) {
 }
 
 /// The input and output of a rank before the first step.
-pub(in crate::plan) fn initial(shape: &Shape, expressions: &mut Expressions) -> (Vec<Id>, Vec<Id>) {
+pub(in crate::plan) fn initial<const WORDS: usize>(
+    shape: &Shape,
+    expressions: &mut Expressions<WORDS>,
+) -> (Vec<Id>, Vec<Id>) {
     let rank = shape.rank;
     let is_root = rank == shape.root;
     let (input, output) = match shape.collective {
@@ -88,10 +91,10 @@ pub(in crate::plan) enum Want {
 }
 
 /// What the output of a rank must be at the end.
-pub(in crate::plan) fn expected(
+pub(in crate::plan) fn expected<const WORDS: usize>(
     shapes: &[Shape],
     rank: Rank,
-    expressions: &mut Expressions,
+    expressions: &mut Expressions<WORDS>,
 ) -> Vec<Want> {
     let shape = &shapes[rank];
     let mut block = |of: Rank, first: usize, len: usize| -> Vec<Want> {

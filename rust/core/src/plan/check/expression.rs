@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::MAX_WORLD;
+use super::rank_set::RankSet;
 use crate::types::Rank;
 
 /// The number of an expression; 0 stands for "not initialised".
@@ -10,11 +10,11 @@ pub(in crate::plan) type Id = u32;
 pub(in crate::plan) const UNINITIALISED: Id = 0;
 
 #[derive(Clone, Copy)]
-pub(in crate::plan) struct Expression {
+pub(in crate::plan) struct Expression<const WORDS: usize> {
     /// The element of the reduction that it is about; for contributions, its place in the rank's input.
     pub(in crate::plan) element: usize,
     /// The ranks whose contributions are in it.
-    pub(in crate::plan) contributors: u128,
+    pub(in crate::plan) contributors: RankSet<WORDS>,
     pub(in crate::plan) kind: Kind,
     /// Whether it is `((a op b) op c) op ...` with ranks ascending.
     pub(in crate::plan) in_rank_order: bool,
@@ -27,19 +27,19 @@ pub(in crate::plan) enum Kind {
     Finished,
 }
 
-/// All expressions of a run, each once.
-pub(in crate::plan) struct Expressions {
-    all: Vec<Expression>,
+/// All expressions of a run of at most 128 times `WORDS` ranks, each once.
+pub(in crate::plan) struct Expressions<const WORDS: usize> {
+    all: Vec<Expression<WORDS>>,
     contributions: HashMap<(Rank, usize), Id>,
     sums: HashMap<(Id, Id), Id>,
     finished: HashMap<Id, Id>,
 }
 
-impl Expressions {
+impl<const WORDS: usize> Expressions<WORDS> {
     pub(in crate::plan) fn new() -> Self {
         let nothing = Expression {
             element: 0,
-            contributors: 0,
+            contributors: RankSet::EMPTY,
             kind: Kind::Contribution,
             in_rank_order: true,
         };
@@ -51,11 +51,11 @@ impl Expressions {
         }
     }
 
-    pub(in crate::plan) fn get(&self, id: Id) -> Expression {
+    pub(in crate::plan) fn get(&self, id: Id) -> Expression<WORDS> {
         self.all[id as usize]
     }
 
-    fn push(all: &mut Vec<Expression>, expression: Expression) -> Id {
+    fn push(all: &mut Vec<Expression<WORDS>>, expression: Expression<WORDS>) -> Id {
         all.push(expression);
         Id::try_from(all.len() - 1).expect("fewer than 2^32 expressions")
     }
@@ -68,7 +68,7 @@ impl Expressions {
             .or_insert_with(|| {
                 let expression = Expression {
                     element,
-                    contributors: 1 << rank,
+                    contributors: RankSet::of(rank),
                     kind: Kind::Contribution,
                     in_rank_order: true,
                 };
@@ -87,10 +87,11 @@ impl Expressions {
                 l.element, r.element
             ));
         }
-        if l.contributors & r.contributors != 0 {
+        let twice = l.contributors & r.contributors;
+        if !twice.is_empty() {
             return Err(format!(
                 "reduces the contributions of ranks {:?} twice",
-                ranks(l.contributors & r.contributors)
+                twice.ranks()
             ));
         }
         let all = &mut self.all;
@@ -101,13 +102,17 @@ impl Expressions {
                 kind: Kind::Sum,
                 in_rank_order: l.in_rank_order
                     && r.kind == Kind::Contribution
-                    && l.contributors < r.contributors,
+                    && l.contributors.is_below(&r.contributors),
             };
             Self::push(all, expression)
         }))
     }
 
-    pub(in crate::plan) fn finish(&mut self, sum: Id, all_ranks: u128) -> Result<Id, String> {
+    pub(in crate::plan) fn finish(
+        &mut self,
+        sum: Id,
+        all_ranks: RankSet<WORDS>,
+    ) -> Result<Id, String> {
         let expression = self.get(sum);
         if expression.kind == Kind::Finished {
             return Err(format!("finishes element {} twice", expression.element));
@@ -116,7 +121,7 @@ impl Expressions {
             return Err(format!(
                 "finishes element {} without the contributions of ranks {:?}",
                 expression.element,
-                ranks(all_ranks & !expression.contributors)
+                (all_ranks & !expression.contributors).ranks()
             ));
         }
         let all = &mut self.all;
@@ -128,14 +133,4 @@ impl Expressions {
             Self::push(all, expression)
         }))
     }
-}
-
-/// The members of a set of ranks.
-pub(in crate::plan) fn ranks(set: u128) -> Vec<Rank> {
-    (0..MAX_WORLD).filter(|rank| set >> rank & 1 == 1).collect()
-}
-
-/// The set of all ranks.
-pub(in crate::plan) fn all_ranks(world: usize) -> u128 {
-    u128::MAX >> (MAX_WORLD - world)
 }

@@ -249,3 +249,25 @@ proptest! {
         case.proved();
     }
 }
+
+/// More than any machine at hand has, by blocks and round robin, with a smaller host at the end.
+#[test]
+fn thousands_of_ranks() {
+    let blocks: Vec<usize> = (0..4093).map(|rank| rank / 8).collect();
+    let in_turn: Vec<usize> = (0..4093).map(|rank| rank % 512).collect();
+    for host_of in [blocks, in_turn] {
+        for collective in COLLECTIVES {
+            let is_block = matches!(
+                collective,
+                Collective::AllGather | Collective::ReduceScatter
+            );
+            // Their buffers grow with the world, and what the checker holds with its square.
+            let world = if is_block { 1024 } else { host_of.len() };
+            let count = if is_block { 1 } else { 11 };
+            let case = Case::new(collective, &host_of[..world], count);
+            let (plans, shapes) = (case.plans(), case.shapes());
+            verify(&plans, &shapes, MIN_WINDOW)
+                .unwrap_or_else(|problem| panic!("{collective} of {world}: {problem}"));
+        }
+    }
+}

@@ -1,6 +1,7 @@
 use super::*;
 use crate::plan::check::contract::{Want, expected, initial};
-use crate::plan::check::expression::{Expressions, Id, Kind, UNINITIALISED, all_ranks};
+use crate::plan::check::expression::{Expressions, Id, Kind, UNINITIALISED};
+use crate::plan::check::rank_set::RankSet;
 use crate::plan::windows::tests::{Case, cases, lists, shapes};
 
 /// Carries out the collective of one chunk on the slots of all ranks.
@@ -9,7 +10,7 @@ fn collective(
     slots: &mut [Vec<Id>],
     chunks: &[Chunk],
     shape: &Shape,
-    expressions: &mut Expressions,
+    expressions: &mut Expressions<1>,
 ) {
     let world = slots.len();
     let view = |slots: &[Vec<Id>], rank: usize, place: Option<Place>| -> Vec<Id> {
@@ -40,7 +41,11 @@ fn collective(
             }
         }
         sum.into_iter()
-            .map(|id| expressions.finish(id, all_ranks(world)).expect("a sum"))
+            .map(|id| {
+                expressions
+                    .finish(id, RankSet::below(world))
+                    .expect("a sum")
+            })
             .collect()
     };
     for rank in 0..world {
@@ -77,7 +82,7 @@ fn collective(
 fn check(case: &Case, world: usize, room: usize) {
     let known = lists(case, world);
     let shapes = shapes(case, &known);
-    let mut expressions = Expressions::new();
+    let mut expressions = Expressions::<1>::new();
     let mut memory: Vec<_> = shapes
         .iter()
         .map(|shape| initial(shape, &mut expressions))

@@ -13,7 +13,8 @@
 //! - no rank waits for ever, no semaphore is set twice, and the end leaves all as at the beginning.
 
 use super::super::check::contract::{Want, expected, initial};
-use super::super::check::expression::{Expressions, Id, Kind, UNINITIALISED, all_ranks};
+use super::super::check::expression::{Expressions, Id, Kind, UNINITIALISED};
+use super::super::check::rank_set::RankSet;
 use super::super::{Buffer, Plan, Shape, Span, Step};
 use super::{HALVES, Peers, Semaphore};
 use crate::types::{Collective, Rank};
@@ -83,7 +84,7 @@ struct Run<'a> {
     world: usize,
     half: usize,
     /// By operation.
-    expressions: Vec<Expressions>,
+    expressions: Vec<Expressions<1>>,
     ranks: Vec<RankState>,
     /// By rank and half.
     windows: Vec<[Vec<Cell>; HALVES]>,
@@ -97,7 +98,7 @@ impl<'a> Run<'a> {
             operations,
             world,
             half,
-            expressions: operations.iter().map(|_| Expressions::new()).collect(),
+            expressions: operations.iter().map(|_| Expressions::<1>::new()).collect(),
             ranks: Vec::new(),
             windows: vec![[vec![Cell::default(); half], vec![Cell::default(); half]]; world],
             semaphores: vec![
@@ -471,7 +472,7 @@ impl<'a> Run<'a> {
     }
 
     fn finished(&mut self, rank: Rank, sums: Vec<Id>) -> Result<Vec<Id>, String> {
-        let all_ranks = all_ranks(self.world);
+        let all_ranks = RankSet::below(self.world);
         let expressions = &mut self.expressions[self.ranks[rank].operation];
         sums.into_iter()
             .map(|id| expressions.finish(id, all_ranks))
