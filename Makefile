@@ -65,7 +65,7 @@ KERNELS := rust/core/src/transport/cuda/kernels
 CXX_FILES := csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
 	tests/torch_cuda/*.hpp tests/torch_cuda/*.cpp examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c \
 	benchmarks/ranks/*.h $(KERNELS)/*.cu $(KERNELS)/*.cuh $(KERNELS)/*.hpp $(KERNELS)/*.cpp
-SHELL_FILES := .ci/run tools/*.sh tools/*/*.sh rust/capi/*.sh
+SHELL_FILES := .ci/run tools/*.sh tools/*/*.sh rust/capi/*.sh examples/slurm/*.sh
 PYTHON_DIRS := python tools tests/python tests/conformance tests/cuda tests/wheel examples benchmarks $(KERNELS)
 
 .PHONY: help

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from namespaces import Hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -99,6 +100,52 @@ def run(command: list[str], text: str | None = None, **options: object) -> Done:
         options["stdin"] = subprocess.PIPE
     with started(command, **options) as process:
         return finish(process, text)
+
+
+def on_every_host(
+    net: Hosts,
+    command: Callable[[int], list[str]],
+    timeout: float,
+    env: Callable[[int], Mapping[str, str]] = lambda _host: {},
+) -> list[str]:
+    """Run a command on every host, and return what each printed once all have ended well.
+
+    ``env`` gives the variables that a host's command has besides those of this process.
+    """
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    always = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
+    started = [
+        subprocess.Popen(
+            [*net.enter(host), *command(host)],
+            env={**os.environ, **always, **env(host)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        for host in range(len(net.names))
+    ]
+    try:
+        printed = [process.communicate(timeout=timeout)[0] for process in started]
+    except subprocess.TimeoutExpired:
+        # A launcher that is asked to end takes its workers with it.
+        for process in started:
+            process.terminate()
+        printed = [said(process) for process in started]
+        pytest.fail("\n".join([f"not ended after {timeout} s:", *printed]))
+    finally:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert [process.returncode for process in started] == [0] * len(started), "\n".join(printed)
+    return printed
+
+
+def said(process: subprocess.Popen) -> str:
+    try:
+        return process.communicate(timeout=20)[0]
+    except subprocess.TimeoutExpired:
+        return f"process {process.pid} does not end either"
 
 
 def below(pid: int) -> list[str]:

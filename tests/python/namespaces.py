@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -43,9 +44,14 @@ class Hosts:
 
     def name_host(self, host: int, name: str, address: str) -> None:
         """Let ``name`` stand for ``address`` inside of ``host``."""
+        self.name_hosts(host, {name: address})
+
+    def name_hosts(self, host: int, addresses: Mapping[str, str]) -> None:
+        """Let each name stand for its address inside of ``host``, and no other name."""
         folder = OWN_FILES / self.names[host]
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{address} {name}\n")
+        lines = [f"{address} {name}\n" for name, address in addresses.items()]
+        (folder / "hosts").write_text("".join(["127.0.0.1 localhost\n", *lines]))
 
     def make(self) -> None:
         for name in [self.switch, *self.names]:
@@ -113,6 +119,13 @@ def ip(*arguments: str) -> None:
 
 
 def remove(name: str) -> None:
+    """Remove a namespace, and end what still runs in it: it was started there by a test."""
+    with suppress(subprocess.SubprocessError, OSError):
+        inside = ["ip", "netns", "pids", name]
+        found = subprocess.run(inside, capture_output=True, text=True, timeout=10, check=True)
+        for pid in map(int, found.stdout.split()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     with suppress(subprocess.SubprocessError, OSError):
         ip("netns", "del", name)
     shutil.rmtree(OWN_FILES / name, ignore_errors=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 
 import pytest
+from launching import on_every_host
 from namespaces import Hosts, hosts, ip, why_not
 from ranks import RankResult, run_ranks
 
@@ -224,39 +221,3 @@ def test_torchrun_starts_a_job_on_two_hosts(rendezvous, tmp_path):
     for host, text in enumerate(printed):
         for rank in (2 * host, 2 * host + 1):
             assert f"rank {rank} of 4: 6" in text, text
-
-
-def on_every_host(net: Hosts, command: Callable[[int], list[str]], timeout: float) -> list[str]:
-    """Run a command on every host, and return what each printed once all have ended well."""
-    started = [
-        subprocess.Popen(
-            [*net.enter(host), *command(host)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        for host in range(len(net.names))
-    ]
-    try:
-        printed = [process.communicate(timeout=timeout)[0] for process in started]
-    except subprocess.TimeoutExpired:
-        # A launcher that is asked to end takes its workers with it.
-        for process in started:
-            process.terminate()
-        printed = [said(process) for process in started]
-        pytest.fail("\n".join([f"not ended after {timeout} s:", *printed]))
-    finally:
-        for process in started:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    assert [process.returncode for process in started] == [0] * len(started), "\n".join(printed)
-    return printed
-
-
-def said(process: subprocess.Popen) -> str:
-    try:
-        return process.communicate(timeout=20)[0]
-    except subprocess.TimeoutExpired:
-        return f"process {process.pid} does not end either"

