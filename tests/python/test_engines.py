@@ -142,15 +142,6 @@ def test_a_field_that_does_not_exist_is_found(path):
                 check(wrong)
 
 
-def test_pods_get_no_variables_of_services():
-    """A Service named unisono would set UNISONO_PORT, which is no setting."""
-    for path in KUBERNETES:
-        specs = [part for document in read(path) for part in branches(document)]
-        for spec in specs:
-            if "containers" in spec:
-                assert spec["enableServiceLinks"] is False, path
-
-
 @pytest.mark.parametrize("folder", ["kubernetes", "slurm"])
 def test_readme_lists_every_file(folder):
     readme = (EXAMPLES / folder / "README.md").read_text("utf-8")

@@ -29,6 +29,23 @@ fn is_foreign(variable: &str) -> bool {
     ) || variable.starts_with("UNISONO_TEST_")
 }
 
+/// Whether Kubernetes made this variable of the name of a service, as it does for every container that does not ask it not
+/// to.
+fn is_service_link(variable: &str) -> bool {
+    let is_of_port = |rest: &str| {
+        let (number, rest) = rest.split_once('_').unwrap_or((rest, ""));
+        let mut protocols = ["TCP", "UDP", "SCTP"].iter();
+        number.parse::<u16>().is_ok() && protocols.any(|protocol| rest.starts_with(protocol))
+    };
+    variable.ends_with("_PORT")
+        || ["_SERVICE_HOST", "_SERVICE_PORT"]
+            .iter()
+            .any(|part| variable.contains(part))
+        || variable
+            .rmatch_indices("_PORT_")
+            .any(|(at, part)| is_of_port(&variable[at + part.len()..]))
+}
+
 /// One row of the table of settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
@@ -158,6 +175,10 @@ impl Config {
         variables: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self> {
         let mut config = Self::default();
+        let variables: Vec<_> = variables.into_iter().collect();
+        let in_a_pod = variables
+            .iter()
+            .any(|(name, _)| name == "KUBERNETES_SERVICE_HOST");
         for (variable, value) in variables {
             let Some(variable) = variable.to_str().filter(|v| v.starts_with(PREFIX)) else {
                 continue;
@@ -166,6 +187,9 @@ impl Config {
                 continue;
             }
             let Some(row) = TABLE.iter().find(|row| row.variable == variable) else {
+                if in_a_pod && is_service_link(variable) {
+                    continue;
+                }
                 let known = TABLE.iter().map(|row| row.variable);
                 return Err(unknown("environment variable", variable, known));
             };
@@ -626,6 +650,27 @@ mod tests {
             error.message.contains("did you mean ring_bytes?"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn what_kubernetes_makes_of_a_service_is_no_setting() {
+        let links = [
+            "UNISONO_PORT",
+            "UNISONO_SERVICE_HOST",
+            "UNISONO_JOB_SERVICE_PORT",
+            "UNISONO_JOB_SERVICE_PORT_STORE",
+            "UNISONO_JOB_PORT_29500_TCP",
+            "UNISONO_JOB_PORT_29500_TCP_ADDR",
+        ];
+        for link in links {
+            let set = [(link, "10.0.0.1"), ("KUBERNETES_SERVICE_HOST", "10.0.0.2")];
+            from(&set).expect("in a pod");
+            from(&set[..1]).expect_err("elsewhere");
+        }
+        for slip in ["UNISONO_TIMOUT", "UNISONO_PORT_TCP", "UNISONO_IMPORTANT"] {
+            let set = [(slip, "1"), ("KUBERNETES_SERVICE_HOST", "10.0.0.2")];
+            from(&set).expect_err("a slip");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddr
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -17,6 +17,9 @@ use super::tcp_store::split_address;
 use super::tcp_wire::StoreKey;
 use crate::error::{Error, Result};
 use crate::fork::{self, Home};
+
+/// How long the name of this host may take to become known.
+const NAMING: Duration = Duration::from_secs(10);
 
 /// A running store server. It ends, with its thread, when dropped, or when the meeting that it was started for is over.
 #[derive(Debug)]
@@ -47,11 +50,15 @@ impl TcpStoreServer {
     /// # Errors
     /// As [`TcpStoreServer::start`].
     pub fn start_any(host: &str, ports: &[u16], key: &StoreKey) -> Result<Self> {
+        let failed = |cause: String| {
+            Error::system(format!("serve the store at {host} port {ports:?}"), cause)
+        };
+        let addresses = resolve(host).map_err(|cause| failed(cause.to_string()))?;
         let mut last = io::Error::from(ErrorKind::InvalidInput);
         // A client that probes a port may hold it for a moment by connecting to itself, so try twice.
         for pause in [Some(Duration::from_millis(150)), None] {
             for &port in ports {
-                match listen(host, port) {
+                match listen(host, &addresses, port) {
                     Ok(listener) => return Self::run(listener, key.clone()),
                     Err(cause) => last = cause,
                 }
@@ -67,10 +74,7 @@ impl TcpStoreServer {
             }
             _ => "",
         };
-        Err(Error::system(
-            format!("serve the store at {host} port {ports:?}"),
-            format!("{last}{hint}"),
-        ))
+        Err(failed(format!("{last}{hint}")))
     }
 
     fn run(listener: TcpListener, key: StoreKey) -> Result<Self> {
@@ -140,16 +144,27 @@ impl Drop for TcpStoreServer {
     }
 }
 
-/// Listens at `host` and `port`, as [`TcpStoreServer::start`] documents.
-fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
-    let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
+/// The addresses of `host`. A name may become known only now: that of a pod, when its service has seen it run.
+fn resolve(host: &str) -> io::Result<Vec<IpAddr>> {
+    let deadline = Instant::now() + NAMING;
+    loop {
+        match (host, 0).to_socket_addrs() {
+            Ok(addresses) => return Ok(addresses.map(|address| address.ip()).collect()),
+            Err(cause) if Instant::now() >= deadline => return Err(cause),
+            Err(_) => thread::sleep(Duration::from_millis(250)),
+        }
+    }
+}
+
+/// Listens at `host`, which has these addresses, and `port`, as [`TcpStoreServer::start`] documents.
+fn listen(host: &str, addresses: &[IpAddr], port: u16) -> io::Result<TcpListener> {
     let is_name = host.parse::<IpAddr>().is_err() && host != "localhost";
-    if is_name && addresses.iter().all(|address| address.ip().is_loopback()) {
+    if is_name && addresses.iter().all(IpAddr::is_loopback) {
         return listen_everywhere(port);
     }
     let mut last = io::Error::from(ErrorKind::NotFound);
-    for address in addresses {
-        match listen_at(address) {
+    for &address in addresses {
+        match listen_at((address, port).into()) {
             Ok(listener) => return Ok(listener),
             Err(cause) => last = cause,
         }
