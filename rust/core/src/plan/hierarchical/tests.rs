@@ -254,7 +254,7 @@ proptest! {
 #[test]
 fn thousands_of_ranks() {
     let blocks: Vec<usize> = (0..4093).map(|rank| rank / 8).collect();
-    let in_turn: Vec<usize> = (0..4093).map(|rank| rank % 512).collect();
+    let in_turn: Vec<usize> = (0..1021).map(|rank| rank % 128).collect();
     for host_of in [blocks, in_turn] {
         for collective in COLLECTIVES {
             let is_block = matches!(
@@ -262,7 +262,7 @@ fn thousands_of_ranks() {
                 Collective::AllGather | Collective::ReduceScatter
             );
             // Their buffers grow with the world, and what the checker holds with its square.
-            let world = if is_block { 1024 } else { host_of.len() };
+            let world = host_of.len().min(if is_block { 1024 } else { 4096 });
             let count = if is_block { 1 } else { 11 };
             let case = Case::new(collective, &host_of[..world], count);
             let (plans, shapes) = (case.plans(), case.shapes());
