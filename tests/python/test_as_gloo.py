@@ -185,7 +185,8 @@ total = torch.full((4,), float(dist.get_rank() + 1))
 dist.all_reduce(total)
 served = dist.group.WORLD._get_backend(torch.device("cpu")).name()
 world, result = dist.get_world_size(), total[0].item()
-print(f"{dist.get_backend()} by {served}: {result:g} of {world}", flush=True)
+# In one piece: not every launcher keeps lines whole.
+print(f"{dist.get_backend()} by {served}: {result:g} of {world}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
 JOB_SAYS = "gloo by unisono: 3 of 2"

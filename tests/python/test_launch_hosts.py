@@ -20,7 +20,12 @@ from namespaces import hosts, why_not
 STAND_IN = """#!/bin/sh
 cd /
 echo "Welcome to $1"
-[ "$1" = dark ] && exit 255
+case $1 in
+  unknown) exit 255;;
+  silent) exec sleep 1000;;
+  menu) exit 0;;
+esac
+printf "$1> "
 exec sh -c "$2"
 """
 
@@ -55,9 +60,9 @@ def test_every_rank_knows_its_place(near, tmp_path):
     places = ["0/3 0/2", "1/3 1/2", "2/3 0/1"]
     expected = [f"[{rank}] {place} 127.0.0.1 {tmp_path} yes" for rank, place in enumerate(places)]
     expected += [f"[{rank}] 0" for rank in range(3)]
-    # What is printed before the port is known goes to standard error.
-    assert sorted(done.out) == sorted([*expected, "Welcome to b"])
-    assert done.err == ["Welcome to a"]
+    assert sorted(done.out) == sorted(expected)
+    # What hosts print at a login is not the ranks'.
+    assert sorted(done.err) == ["Welcome to a", "Welcome to b", "a> ", "b> "]
 
 
 def test_ranks_of_hosts_meet(near, tmp_path):
@@ -91,12 +96,12 @@ def test_a_failure_ends_all_hosts(near, tmp_path):
 
 
 def test_a_host_that_is_not_reached(near, tmp_path):
-    done = run([*near, "a:2,dark:2", "sleep", "100"], cwd=tmp_path)
+    done = run([*near, "a:2,unknown:2", "sleep", "100"], cwd=tmp_path)
     assert done.code == 255
-    assert said(done.err, "dark (ranks 2-3) failed first", "not reached", "ssh dark true")
-    first = run([*near, "dark:2,a:2", "sleep", "100"], cwd=tmp_path)
+    assert said(done.err, "unknown (ranks 2-3) failed first", "not reached", "ssh unknown true")
+    first = run([*near, "unknown:2,a:2", "sleep", "100"], cwd=tmp_path)
     assert first.code == 255
-    assert said(first.err, "dark (ranks 0-1) failed first")
+    assert said(first.err, "unknown (ranks 0-1) failed first")
 
 
 def test_what_a_host_lacks_is_said(near, tmp_path):
@@ -147,17 +152,81 @@ def test_nothing_outlives_a_launcher_that_is_killed(near, tmp_path):
         until(lambda: not any(alive(pid) for pid in ranks), "the end of the ranks")
 
 
-def test_a_host_that_does_not_answer_is_given_up(launch, tmp_path):
-    stand_in = tmp_path / "stand-in"
-    # It lives on without its launcher, as ssh does to a host that went dark.
-    stand_in.write_text('#!/bin/sh\n[ $1 = b ] && exec sleep 1000\nexec sh -c "$2"\n')
-    stand_in.chmod(0o755)
-    command = [*launch, "--ssh", str(stand_in), "--master-addr", "127.0.0.1", "--grace", "0.1"]
+def test_a_host_that_does_not_answer_is_given_up(near, tmp_path):
     begun = time.monotonic()
-    done = run([*command, "--hosts", "a:1,b:1", *shell("exit 5")])
+    done = run([*near, "a:1,silent:1", "--grace", "0.1", *shell("exit 5")])
     assert done.code == 5
-    assert said(done.err, "b did not answer: its ranks may run on")
+    assert said(done.err, "silent did not answer: its ranks may run on")
     assert time.monotonic() - begun < LIMIT / 2
+
+
+@pytest.mark.parametrize("where", ["silent:1,a:1", "a:1,silent:1"])
+def test_silent_hosts_can_be_interrupted(near, where, tmp_path):
+    # An order that is longer than what a pipe holds.
+    long = [word for name in "ABC" for word in ("--env", f"{name}=" + "x" * 60_000)]
+    with started([*near, where, *long, "sleep", "1000"], cwd=tmp_path) as process:
+        time.sleep(0.5)
+        for _ in range(4):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        done = finish(process)
+    assert done.code == 128 + signal.SIGINT
+    assert said(done.err, "silent did not answer")
+
+
+def test_a_host_that_runs_something_else_has_failed(near, tmp_path):
+    for where in ("menu:1,a:1", "a:1,menu:1"):
+        done = run([*near, where, "sleep", "1000"], cwd=tmp_path)
+        assert done.code == 1, done
+        assert said(done.err, "menu (rank ", "before it said that it starts them")
+
+
+def test_a_failure_after_a_signal_that_was_survived(near, tmp_path):
+    body = "trap '' HUP; echo $$ > $RANK.pid; [ $RANK = 1 ] && exec sleep 1000;"
+    body += "until [ -e go ]; do sleep 0.05; done; exit 7"
+    with started([*near, "a:1,b:1", *shell(body)], cwd=tmp_path) as process:
+        pids(tmp_path, 2)
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        (tmp_path / "go").touch()
+        done = finish(process)
+    assert done.code == 7, done
+    assert said(done.err, "on a: rank 0 of 2 failed first")
+    assert said(done.err, "a (rank 0) failed first", "exit code 7")
+
+
+def test_a_crash_is_told_from_what_follows_from_it(near, tmp_path):
+    """The host of the rank that crashed waits for its slow rank, so the other one ends first."""
+    body = (
+        "case $RANK in 2) kill -SEGV $$;; 3) trap 'sleep 2; exit' TERM;; *) sleep 1; exit 1;; esac"
+    )
+    done = run([*near, "a:2,b:2", *shell(body + "; while :; do sleep 0.05; done")], cwd=tmp_path)
+    assert done.code == 128 + signal.SIGSEGV
+    assert said(done.err, "on b: rank 2 of 4 failed first", "SIGSEGV")
+
+
+def test_a_slow_reader_gets_every_line(near, tmp_path):
+    lines = 20_000
+    body = f"seq 1 {lines}; [ $RANK = 1 ] && exec sleep 1000; echo because >&2; exit 7"
+    command = [*near, "a:1,b:1", "--grace", "0.5", *shell(body)]
+    with started(command, cwd=tmp_path) as process:
+        # Longer than the time for which hosts that were to end are waited for.
+        time.sleep(12)
+        done = finish(process)
+    assert done.code == 7
+    assert "[0] because" in done.err
+    assert [line for line in done.out if line.startswith("[0]")] == [
+        f"[0] {number}" for number in range(1, lines + 1)
+    ]
+    assert not said(done.err, "did not answer")
+
+
+def test_plain_output_is_passed_on_as_it_is(near, tmp_path):
+    body = "printf 'no end %s\\r' $RANK; printf \"\\n\\n\" >&2"
+    done = run([*near, "a:1,b:1", "--output", "plain", *shell(body)], cwd=tmp_path)
+    assert done.code == 0
+    assert sorted("\n".join(done.out).split("\n")) == ["no end 0", "no end 1"]
+    assert done.err.count("") == 4
 
 
 def keys(folder: Path) -> None:

@@ -93,7 +93,7 @@ pub(crate) fn pass_on_signals(mut keeper: Child, caught: &Caught) -> io::Result<
                     signals::stop_self();
                 }
             }
-            Some(Event::Printed) | None => {}
+            Some(Event::Printed | Event::Ready { .. } | Event::Mute { .. }) | None => {}
         }
     }
 }

@@ -175,6 +175,7 @@ impl<'a> Keeper<'a> {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Printed => self.has_printed = true,
+            Event::Ready { .. } | Event::Mute { .. } => {}
             Event::Signal(SIGCHLD) => self.look(),
             Event::Signal(signal) => self.pass_on(signal),
         }
@@ -305,16 +306,15 @@ impl<'a> Keeper<'a> {
         };
         let job = Job {
             world: self.part.world,
+            is_part: self.options.part,
             ranks: &self.ranks,
             first: self.first,
             asked_by: self.asked_by,
             killed_because: &self.killed_because,
             folder,
         };
-        // Who asked a part of a job to end says why.
-        let is_told_elsewhere = self.options.part && self.asked_by.is_some();
-        for line in job.lines().iter().filter(|_| !is_told_elsewhere) {
-            say(line);
+        for line in job.lines() {
+            say(&line);
         }
         // After a failure it is expected that processes had to be ended.
         if self.first.is_none() && self.asked_by.is_none() {

@@ -29,7 +29,12 @@ pub(crate) struct Options {
     pub(crate) hosts: Vec<Host>,
 
     /// How to reach a host: a command that takes its name and a command line to run there
-    #[arg(long, value_name = "COMMAND", default_value = DEFAULT_SSH, requires = "hosts")]
+    #[arg(
+        long,
+        value_name = "COMMAND",
+        default_value = "ssh",
+        requires = "hosts"
+    )]
     pub(crate) ssh: String,
 
     /// Where the other hosts reach the first one (MASTER_ADDR), if not by its name
@@ -70,10 +75,6 @@ pub(crate) struct Options {
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     pub(crate) program: Vec<OsString>,
 }
-
-/// No questions, which several hosts would ask at once; and a host that went dark is noticed.
-pub(crate) const DEFAULT_SSH: &str =
-    "ssh -T -o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3";
 
 /// A host of `--hosts`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -226,6 +227,16 @@ impl Options {
             );
             return Err(command().error(ErrorKind::MissingRequiredArgument, why));
         }
+        for (number, host) in self.hosts.iter().enumerate() {
+            if self.hosts[..number]
+                .iter()
+                .any(|other| other.name == host.name)
+            {
+                let why =
+                    format!("{host} is there twice: say how many ranks it gets, as in {host}:4\n");
+                return Err(command().error(ErrorKind::ArgumentConflict, why));
+            }
+        }
         let all = self.hosts.iter().map(|host| i64::from(self.ranks_of(host)));
         if all.sum::<i64>() > MOST_RANKS {
             let why = format!("more than {MOST_RANKS} ranks\n");
@@ -329,6 +340,7 @@ mod tests {
             &["--hosts", "a:x", "program"],
             &["--hosts", "-oProxyCommand=x:2", "program"],
             &["--hosts", "a:4000,b:4000", "program"],
+            &["--hosts", "a:2,b:1,a:2", "program"],
             &["-n", "2", "--ssh", "rsh", "program"],
         ] {
             assert_eq!(read(arguments).expect_err("wrong"), 2, "{arguments:?}");

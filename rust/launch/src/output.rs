@@ -9,6 +9,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread;
 
@@ -17,6 +19,7 @@ use anstyle::{AnsiColor, Style};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::options::Output;
+use crate::part;
 use crate::signals::Event;
 
 /// A longer line is cut in pieces of this size.
@@ -36,6 +39,7 @@ pub(crate) struct Outputs {
     output: Output,
     prefixes: Prefixes,
     sources: Vec<Source>,
+    is_writing: Arc<AtomicBool>,
 }
 
 impl Outputs {
@@ -47,14 +51,23 @@ impl Outputs {
             output,
             prefixes: Prefixes::new(world),
             sources: Vec::new(),
+            is_writing: Arc::default(),
         })
     }
 
-    /// Of processes whose lines need none, because they have one already.
-    pub(crate) fn without_prefix() -> io::Result<Self> {
-        let mut outputs = Self::new(Output::Prefix, 0)?;
-        outputs.prefixes = Prefixes { width: None };
-        Ok(outputs)
+    /// Of the launchers of several hosts, whose lines have a prefix already if they are to have one.
+    pub(crate) fn of_hosts(output: &Output) -> Self {
+        Self {
+            output: output.clone(),
+            prefixes: Prefixes { width: None },
+            sources: Vec::new(),
+            is_writing: Arc::default(),
+        }
+    }
+
+    /// True while something that the ranks printed waits for a reader.
+    pub(crate) fn is_writing(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_writing)
     }
 
     /// Prepares the output of `rank`, which `command` will start.
@@ -76,15 +89,28 @@ impl Outputs {
 
     /// Takes over the pipes of `rank`, which was started.
     pub(crate) fn adopt(&mut self, rank: u16, child: &mut Child) {
+        self.add(rank, child, None);
+    }
+
+    /// Takes over the pipes of what reaches `host`. Whatever comes before its launcher has its order is the host's own, and
+    /// goes to the errors.
+    pub(crate) fn adopt_host(&mut self, host: u16, child: &mut Child) {
+        self.add(host, child, Some(host));
+    }
+
+    fn add(&mut self, number: u16, child: &mut Child, host: Option<u16>) {
         let out = child.stdout.take().map(|pipe| (pipe.into(), Stream::Out));
         let err = child.stderr.take().map(|pipe| (pipe.into(), Stream::Err));
         let pipes: [Option<(OwnedFd, Stream)>; 2] = [out, err];
+        let is_plain = self.output == Output::Plain;
         self.sources
             .extend(pipes.into_iter().flatten().map(|(pipe, stream)| Source {
-                rank,
+                rank: number,
                 stream,
                 pipe: pipe.into(),
                 pending: Vec::new(),
+                greeting: host.filter(|_| stream == Stream::Out),
+                is_plain,
             }));
     }
 
@@ -93,6 +119,7 @@ impl Outputs {
         let Self {
             prefixes,
             mut sources,
+            is_writing,
             ..
         } = self;
         thread::Builder::new()
@@ -103,9 +130,11 @@ impl Outputs {
                     let ready = wait(&sources);
                     let mut ready = ready.iter();
                     sources.retain_mut(|source| {
-                        !ready.next().is_some_and(|&ready| ready) || source.read(&mut screen)
+                        !ready.next().is_some_and(|&ready| ready) || source.read(&mut screen, &done)
                     });
+                    is_writing.store(true, Ordering::Relaxed);
                     screen.flush();
+                    is_writing.store(false, Ordering::Relaxed);
                 }
                 screen.flush();
                 // The receiver is gone when the launcher was asked to end at once.
@@ -146,11 +175,15 @@ struct Source {
     stream: Stream,
     pipe: File,
     pending: Vec<u8>,
+    /// The number of a host whose launcher has not said yet that it has its order.
+    greeting: Option<u16>,
+    /// Whether bytes are passed on as they come.
+    is_plain: bool,
 }
 
 impl Source {
     /// Reads what is there. False when there will be no more, or when the output is closed.
-    fn read(&mut self, screen: &mut Screen) -> bool {
+    fn read(&mut self, screen: &mut Screen, events: &Sender<Event>) -> bool {
         let mut bytes = [0; 1 << 16];
         let count = match self.pipe.read(&mut bytes) {
             Err(error) if error.kind() == ErrorKind::Interrupted => return true,
@@ -158,6 +191,19 @@ impl Source {
             Err(_) => 0,
         };
         self.pending.extend_from_slice(&bytes[..count]);
+        let mut unseen = self.pending.len() - count;
+        if self.greeting.is_some() {
+            self.greet(screen, events);
+            unseen = 0;
+            if let Some(host) = self.greeting.filter(|_| count == 0) {
+                let _ = events.send(Event::Mute { host });
+            }
+        }
+        if self.is_plain && self.greeting.is_none() {
+            screen.plain(self.stream, &self.pending);
+            self.pending.clear();
+            return count > 0 && !screen.is_closed(self.stream);
+        }
         if count == 0 {
             if !self.pending.is_empty() {
                 screen.line(self.rank, self.stream, &self.pending);
@@ -165,7 +211,6 @@ impl Source {
             return false;
         }
         let mut begin = 0;
-        let unseen = self.pending.len() - count;
         for end in (unseen..self.pending.len()).filter(|&at| self.pending[at] == b'\n') {
             screen.line(self.rank, self.stream, &self.pending[begin..end]);
             begin = end + 1;
@@ -179,6 +224,21 @@ impl Source {
         }
         // A reader that is gone is noticed by the rank itself, by SIGPIPE, when its pipe closes.
         !screen.is_closed(self.stream)
+    }
+
+    /// Takes the lines up to the one by which a host's launcher says that it has its order.
+    fn greet(&mut self, screen: &mut Screen, events: &Sender<Event>) {
+        while let Some(host) = self.greeting
+            && let Some(end) = self.pending.iter().position(|&byte| byte == b'\n')
+        {
+            let line: Vec<u8> = self.pending.drain(..=end).collect();
+            if let Some(port) = part::port_in(&line) {
+                self.greeting = None;
+                let _ = events.send(Event::Ready { host, port });
+            } else if !line.trim_ascii().is_empty() {
+                screen.line(self.rank, Stream::Err, &line[..end]);
+            }
+        }
     }
 }
 
@@ -223,6 +283,11 @@ impl Screen {
         prefixes.put(rank, sink.colour, &mut sink.bytes);
         sink.bytes.extend_from_slice(standing(line));
         sink.bytes.push(b'\n');
+    }
+
+    /// Bytes that are passed on as they are.
+    fn plain(&mut self, stream: Stream, bytes: &[u8]) {
+        self.sink(stream).1.bytes.extend_from_slice(bytes);
     }
 
     /// Shows a line that will be overwritten.
@@ -327,7 +392,7 @@ impl Prefixes {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::{Mutex, mpsc};
 
     use super::*;
 
@@ -365,6 +430,8 @@ mod tests {
                     stream: Stream::Out,
                     pipe,
                     pending: Vec::new(),
+                    greeting: None,
+                    is_plain: false,
                 },
                 Some(writer),
             ));
@@ -380,7 +447,7 @@ mod tests {
                     (None, Some(_)) => *writer = None,
                     (_, None) => continue,
                 }
-                source.read(&mut screen);
+                source.read(&mut screen, &mpsc::channel().0);
                 screen.flush();
             }
         }
@@ -394,6 +461,62 @@ mod tests {
         assert_eq!(
             printed(pieces, false),
             "[1] x\n[0] ab\n[0] c\n[0] \n[0] d\n[1] yz\n"
+        );
+    }
+
+    /// What is printed of `pieces` that come from a host, to the output and to the errors, and what is told of it.
+    fn from_host(pieces: &[&str], is_plain: bool) -> (String, String, Vec<Event>) {
+        let (reader, mut writer) = io::pipe().expect("a pipe");
+        let [out, err] = [(); 2].map(|()| Shared::default());
+        let mut screen = Screen {
+            prefixes: Prefixes { width: None },
+            out: Sink::new(Box::new(out.clone()), false, false),
+            err: Sink::new(Box::new(err.clone()), false, false),
+        };
+        let mut source = Source {
+            rank: 1,
+            stream: Stream::Out,
+            pipe: OwnedFd::from(reader).into(),
+            pending: Vec::new(),
+            greeting: Some(1),
+            is_plain,
+        };
+        let (sender, events) = mpsc::channel();
+        for piece in pieces {
+            writer.write_all(piece.as_bytes()).expect("written");
+            assert!(source.read(&mut screen, &sender));
+        }
+        drop(writer);
+        assert!(!source.read(&mut screen, &sender));
+        screen.flush();
+        let text = |shared: &Shared| shared.0.lock().expect("no panic").clone();
+        let [out, err] = [&out, &err].map(|shared| String::from_utf8(text(shared)).expect("text"));
+        drop(sender);
+        (out, err, events.iter().collect())
+    }
+
+    #[test]
+    fn what_a_host_greets_with_is_told_from_what_its_ranks_print() {
+        let port = "unisono launch: the ranks meet at port 80\n";
+        let ready = vec![Event::Ready { host: 1, port: 80 }];
+        let whole = format!("Welcome\n$\n{port}[1] a\n[1] b");
+        let (out, err, events) = from_host(&[&whole], false);
+        assert_eq!(
+            (&*out, &*err, events),
+            ("[1] a\n[1] b\n", "Welcome\n$\n", ready.clone())
+        );
+        let (begin, end) = port.split_at(11);
+        let pieces = ["Welcome\n\n", begin, end, "a", "?", "b\r\n"];
+        let (out, err, events) = from_host(&pieces, true);
+        assert_eq!((&*out, &*err, events), ("a?b\r\n", "Welcome\n", ready));
+        let (out, err, events) = from_host(&["not a launcher\n", "at all"], true);
+        assert_eq!(
+            (&*out, &*err, events),
+            (
+                "at all\n",
+                "not a launcher\n",
+                vec![Event::Mute { host: 1 }]
+            )
         );
     }
 

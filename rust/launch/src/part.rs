@@ -8,7 +8,8 @@
 //! The end of the input is the end of the job, whatever ended it: a rank on another host, the launcher that wrote
 //! the order, its host, or the connection. So nothing that was started on a host outlives the job.
 //!
-//! The part with rank 0 chooses the port at which all ranks meet, and prints it, after [`PORT`], before anything else.
+//! A part that has its order prints the port at which all ranks meet, after [`PORT`], before anything else. The part with
+//! rank 0 chooses that port, unless the order names one.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read as _, Write};
@@ -28,7 +29,7 @@ use crate::signals::{self, Caught, Event};
 use crate::{Door, KEEPER, again, processes};
 
 /// What comes before the port in the line that says it.
-pub(crate) const PORT: &str = "unisono launch: the ranks meet at port ";
+const PORT: &str = "unisono launch: the ranks meet at port ";
 /// The first word of an order, with the version of both launchers.
 const VERSION: &str = concat!("unisono launch ", env!("CARGO_PKG_VERSION"));
 /// The longest word of an order, and the most words: the kernel takes no longer command lines either.
@@ -97,7 +98,8 @@ impl Part {
 
     /// Tells a keeper which part of the job it keeps.
     fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        write_words(to, &self.words())
+        to.write_all(&words_to_bytes(&self.words()))?;
+        to.flush()
     }
 
     /// As a keeper is told.
@@ -121,13 +123,16 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let grace = self.grace.as_millis().to_string();
-        write_words(to, &[VERSION.into()])?;
-        write_words(to, &self.part.words())?;
-        write_words(to, &[self.folder.clone(), grace.into()])?;
-        write_words(to, &self.variables)?;
-        write_words(to, &self.arguments)
+        [
+            words_to_bytes(&[VERSION.into()]),
+            words_to_bytes(&self.part.words()),
+            words_to_bytes(&[self.folder.clone(), grace.into()]),
+            words_to_bytes(&self.variables),
+            words_to_bytes(&self.arguments),
+        ]
+        .concat()
     }
 
     fn read(from: &mut impl BufRead) -> io::Result<Self> {
@@ -153,14 +158,13 @@ impl Order {
 }
 
 /// A number, and so many words that each end with a zero byte.
-fn write_words(to: &mut impl Write, words: &[OsString]) -> io::Result<()> {
+fn words_to_bytes(words: &[OsString]) -> Vec<u8> {
     let mut bytes = format!("{}\0", words.len()).into_bytes();
     for word in words {
         bytes.extend_from_slice(word.as_bytes());
         bytes.push(0);
     }
-    to.write_all(&bytes)?;
-    to.flush()
+    bytes
 }
 
 fn read_words(from: &mut impl BufRead) -> io::Result<Vec<OsString>> {
@@ -196,6 +200,10 @@ pub(crate) fn run(door: &Door) -> u8 {
 fn start(door: &Door) -> io::Result<u8> {
     signals::survive_closed_pipes()?;
     let mut input = BufReader::new(io::stdin());
+    if input.fill_buf()?.is_empty() {
+        // The job ended before it came to this host.
+        return Ok(0);
+    }
     let mut order = Order::read(&mut input)?;
     report::speak_of(&order.part.host);
     std::env::set_current_dir(&order.folder).map_err(|error| {
@@ -207,11 +215,12 @@ fn start(door: &Door) -> io::Result<u8> {
     if order.part.first == 0 {
         let port = Reservation::new(NonZeroU16::new(order.part.port))?;
         order.part.port = port.port;
-        let mut out = io::stdout();
-        writeln!(out, "{PORT}{}", port.port)?;
-        out.flush()?;
         _port = Some(port);
     }
+    // On a line of its own, whatever the login has printed.
+    let mut out = io::stdout();
+    write!(out, "\n{PORT}{}\n", order.part.port)?;
+    out.flush()?;
     let caught = Caught::new()?;
     // Where that cannot be, the keeper says so.
     let _ = processes::adopt_orphans();
@@ -271,6 +280,12 @@ fn obey(input: impl BufRead, events: &Sender<Event>, grace: Duration) {
     }
 }
 
+/// The port in `line`, if a part says there that it has its order.
+pub(crate) fn port_in(line: &[u8]) -> Option<u16> {
+    let line = std::str::from_utf8(line).ok()?;
+    line.trim_end().strip_prefix(PORT)?.parse().ok()
+}
+
 /// The line that asks for `signal` to be passed on.
 pub(crate) fn signal_line(signal: i32) -> String {
     format!("signal {signal}\n")
@@ -305,8 +320,7 @@ mod tests {
 
     #[test]
     fn an_order_arrives_as_it_was_given_and_leaves_what_follows() {
-        let mut bytes = Vec::new();
-        order().write(&mut bytes).expect("memory");
+        let mut bytes = order().to_bytes();
         bytes.extend_from_slice(signal_line(15).as_bytes());
         let mut rest = &*bytes;
         assert_eq!(Order::read(&mut rest).expect("an order"), order());
@@ -319,8 +333,7 @@ mod tests {
 
     #[test]
     fn half_an_order_and_none_are_refused() {
-        let mut bytes = Vec::new();
-        order().write(&mut bytes).expect("memory");
+        let bytes = order().to_bytes();
         for end in 0..bytes.len() {
             Order::read(&mut &bytes[..end]).expect_err("it is not whole");
         }

@@ -29,7 +29,9 @@ pub(crate) fn say(text: &str) {
 pub(crate) struct Job<'a> {
     /// How many ranks the job has, on all hosts.
     pub(crate) world: u16,
-    /// Those of this host.
+    /// Whether other launchers have the rest of it, and one says what became of all.
+    pub(crate) is_part: bool,
+    /// The ranks of this host.
     pub(crate) ranks: &'a [Rank],
     /// The rank whose failure was seen first.
     pub(crate) first: Option<u16>,
@@ -62,14 +64,15 @@ impl Job<'_> {
                 Ending::Signal { signal, .. } => self.asked_by.filter(|&asked| asked == signal),
                 Ending::Code(_) => None,
             };
-            lines.push(match ended_by {
-                Some(signal) => format!("ended by {}", name(signal)),
-                None => format!(
+            lines.extend(match ended_by {
+                Some(_) if self.is_part => None,
+                Some(signal) => Some(format!("ended by {}", name(signal))),
+                None => Some(format!(
                     "rank {number} of {world} failed first, after {}: {}{}",
                     seconds(first.after),
                     first.how,
                     self.files(number),
-                ),
+                )),
             });
             let others =
                 |why| self.numbers(move |ended| ended.why == why && ended.how.is_failure());
@@ -182,6 +185,7 @@ mod tests {
     fn job(ranks: &[Rank], first: Option<u16>, asked_by: Option<i32>) -> Job<'_> {
         Job {
             world: u16::try_from(ranks.len()).expect("few"),
+            is_part: false,
             ranks,
             first,
             asked_by,
@@ -276,6 +280,12 @@ mod tests {
             (ended.lines(), ended.status()),
             (vec!["ranks 0-2 were killed: late".to_owned()], 130)
         );
+        // Of several hosts the launcher says it once.
+        let part = Job {
+            is_part: true,
+            ..job(&interrupted, Some(0), Some(2))
+        };
+        assert_eq!((part.lines(), part.status()), (Vec::new(), 130));
         let graceful = ranks(&[(Ending::Code(0), Why::Itself); 3]);
         assert_eq!(job(&graceful, None, Some(15)).status(), 0);
     }

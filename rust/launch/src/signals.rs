@@ -26,6 +26,15 @@ pub(crate) enum Event {
     Signal(i32),
     /// All that the ranks printed has been written.
     Printed,
+    /// The launcher of the host with this number has its order; the ranks meet at this port of the first.
+    Ready {
+        host: u16,
+        port: u16,
+    },
+    /// What reached that host has closed its output and was no launcher, or one that failed to start.
+    Mute {
+        host: u16,
+    },
 }
 
 /// The signals that come to this process, one after the other, and the end of the output. Until it is dropped, signals
