@@ -7,8 +7,8 @@ Times vary with the machine, counts hardly do. Two ranks, which are threads of o
 linked as two processes would be; valgrind runs one thread at a time and hands over where a thread
 yields. What is counted is all of the operation on both ranks, from the call to the return, halved;
 how the ranks join is not. Waiting for the later rank to begin drops out, since two runs with
-different numbers of calls are subtracted. Where other programs keep the cores busy a thread that has
-yielded may be late for its turn, and the other one looks around once more; so each run is made
+different numbers of calls are subtracted. Where other programs keep the cores busy a thread that
+has yielded may be late for its turn, and the other one looks around once more; so each run is made
 several times, and the least count is taken.
 """
 
