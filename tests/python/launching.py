@@ -57,10 +57,12 @@ def started(
     command: list[str], env: Mapping[str, str] | None = None, **options: object
 ) -> Iterator[subprocess.Popen[str]]:
     """A running launcher, which is killed at the end if it has not ended by then."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
+    modules = os.pathsep.join(entry for entry in sys.path if entry)
+    # The binary runs scripts with the first python3 it finds: this one, whose modules those are.
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     process = subprocess.Popen(
         command,
-        env={**os.environ, "PYTHONPATH": path, **(env or {})},
+        env={**os.environ, "PATH": programs, "PYTHONPATH": modules, **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
