@@ -164,7 +164,7 @@ def refusal() -> str:
 def test_a_secret_file_that_others_can_read_is_refused_at_once(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")
-    secret.chmod(0o640)
+    secret.chmod(0o644)
     env = {"UNISONO_SECRET_FILE": str(secret)}
     for result in run_ranks(2, "test_store:refusal", timeout=40, env=env):
         assert f"chmod 600 {secret}" in result.value
