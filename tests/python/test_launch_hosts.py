@@ -22,7 +22,7 @@ cd /
 echo "Welcome to $1"
 case $1 in
   unknown) exit 255;;
-  silent) exec sleep 1000;;
+  silent) : > "$0.started"; exec sleep 1000;;
   menu) exit 0;;
 esac
 printf "$1> "
@@ -165,10 +165,11 @@ def test_silent_hosts_can_be_interrupted(near, where, tmp_path):
     # An order that is longer than what a pipe holds.
     long = [word for name in "ABC" for word in ("--env", f"{name}=" + "x" * 60_000)]
     with started([*near, where, *long, "sleep", "1000"], cwd=tmp_path) as process:
-        time.sleep(0.5)
-        for _ in range(4):
+        until((tmp_path / "stand-in.started").exists, "the silent host")
+        deadline = time.monotonic() + LIMIT
+        while process.poll() is None and time.monotonic() < deadline:
             process.send_signal(signal.SIGINT)
-            time.sleep(0.1)
+            time.sleep(0.2)
         done = finish(process)
     assert done.code == 128 + signal.SIGINT
     assert said(done.err, "silent did not answer")
