@@ -77,7 +77,8 @@ if [ "$part" = quick ]; then
 else
   # Not those of devices, which are emulated for this machine, nor of lending, which needs process_vm_readv.
   test_rust -p unisono --lib --test collectives --test counts --test engine --test threads --
-  test_rust -p unisono-capi -p unisono-launch --
+  # Not what is in their documentation: that would be compiled by the rustdoc of another compiler.
+  test_rust -p unisono-capi -p unisono-launch --lib --bins --tests --
   for page in 16384 65536; do
     PAGE=$page test_rust -p unisono --lib -- "${of_pages[@]}"
   done
