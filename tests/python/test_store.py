@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 from launching import doors, finish, run, started
 from ranks import free_port, run_ranks
 
@@ -123,6 +124,7 @@ dist.destroy_process_group()
 
 
 def test_a_group_of_torch_takes_the_secret_of_a_launch(tmp_path):
+    pytest.importorskip("torch")
     program = tmp_path / "meet_in_torch.py"
     program.write_text(MEET_IN_TORCH)
     launch = [*doors()["python"], "-n", "2", str(program)]

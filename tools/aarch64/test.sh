@@ -123,7 +123,11 @@ if [ "$part" = whole ]; then
   say "the tests of the NumPy door"
   # The limits of the tests are for a processor that is there.
   export UNISONO_TEST_PATIENCE=10
-  LIMIT=3600 emulate "$python" -m pytest -q -rs -p no:cacheprovider -o pythonpath=tests/python --timeout 1800 \
+  # Of those that meet in a file: in /proc/self/stat each thread of an emulated process has begun at another time, so a
+  # process is taken for two.
+  files=(--deselect "tests/python/test_numpy_arrays.py::test_meeting_at_a_url[file]")
+  files+=(--deselect tests/python/test_numpy_failures.py::test_threads_go_with_the_last_communicator)
+  LIMIT=3600 emulate "$python" -m pytest -q -rs -p no:cacheprovider -o pythonpath=tests/python --timeout 1800 "${files[@]}" \
     tests/python/test_numpy_{arrays,collectives,failures,heap}.py tests/python/test_{ranks,store}.py
 fi
 say "passed"
