@@ -51,6 +51,8 @@ def count(program: Path, operation: str, calls: int) -> int:
     found = re.search(r"Collected : (\d+)", done.stderr)
     if done.returncode or not found:
         raise MissingError(f"valgrind could not run {operation}:\n{done.stderr.strip()}")
+    if found[1] == "0":
+        raise MissingError(f"nothing was counted: no function is named {COUNTED}")
     return int(found[1])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from launching import LIMIT, SUM, alive, doors, finish, pids, run, script, shell, started, until
 from namespaces import hosts, why_not
+from ranks import free_port
 
 # Runs a command line as ssh has a host run it: in another folder, and after a greeting.
 STAND_IN = """#!/bin/sh
@@ -275,12 +275,6 @@ def client(folder: Path, port: int) -> str:
         "ConnectionAttempts 20\n"
     )
     return f"ssh -F {config} -T"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_over_ssh(launch, tmp_path):

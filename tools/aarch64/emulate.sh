@@ -11,9 +11,9 @@ set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 
 # All addresses that the emulator gives out. It keeps account of them page by page, and the shared heap asks for twice the
-# memory of the machine: qemu 7.2 takes 1.5 s for 256 GiB and 12 s for 1 TiB, and for 4 TiB it is killed for want of memory.
-# That is where a program seems to stop, just before its first thread. More than this is refused at once, and there is no
-# heap then. (Signals have no part in it: a thread that is started with all of them blocked runs under qemu 7.2.)
+# memory of the machine: qemu 7.2 takes seconds for some hundred GiB, and is killed for want of memory at a few TiB. That is
+# where a program seems to stop, just before its first thread. More than this is refused at once, and there is no heap
+# then. (Signals have no part in it: a thread that is started with all of them blocked runs under qemu 7.2.)
 export QEMU_LD_PREFIX=$sysroot QEMU_RESERVED_VA=256G
 [ -z "${PAGE:-}" ] || export QEMU_PAGESIZE=$PAGE
 probe=$sysroot/usr/bin/dpkg-split

@@ -7,12 +7,8 @@
 //! Hosts may be slow, silent or gone, so this process waits for nothing but events: what hosts print is read by the
 //! output's thread, which also sees that a launcher has its order, and what they are told is written by a thread for each.
 
-use std::env;
-use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,41 +19,24 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGCHLD, SIGCONT, SIGKILL, SIGPIPE, SIGTSTP};
 
-use crate::environment::new_secret;
+use crate::Door;
 use crate::front;
-use crate::options::{Host, Options, Output};
+use crate::options::{Host, Options};
 use crate::output::Outputs;
-use crate::part::{Order, Part, signal_line, split};
+use crate::part::{Order, signal_line};
 use crate::rank::status_of_signal;
+use crate::reach;
 use crate::report::{say, seconds};
 use crate::signals::{self, Caught, Event, is_ending, name};
-use crate::{Door, PART, THIS};
 
 /// What ssh exits with when it failed itself.
 const SSH_FAILED: u8 = 255;
-/// No questions, which several hosts would ask at once; and a host that went dark is noticed. ssh takes the first value of
-/// an option, so the user's own count.
-const SSH_OPTIONS: [&str; 9] = [
-    "-T",
-    "-o",
-    "BatchMode=yes",
-    "-o",
-    "ConnectTimeout=15",
-    "-o",
-    "ServerAliveInterval=5",
-    "-o",
-    "ServerAliveCountMax=3",
-];
+/// The signals of Linux are 1 to 64.
+const LAST_SIGNAL: i32 = 64;
 /// How much longer than its ranks the launcher of a host may take to end.
 const SLACK: Duration = Duration::from_secs(10);
 /// So many requests end all hosts, and one more waits for none of them.
 const PATIENCE: u32 = 3;
-/// What the ranks get of the variables here, by name and by the beginning of it.
-const PASSED_ON: [&str; 3] = ["PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV"];
-const PASSED_ON_BY_PREFIX: [&str; 6] = ["UNISONO_", "PYTHON", "OMP_", "TORCH", "NCCL_", "GLOO_"];
-/// Of those, what speaks of another job: this one may have been started inside it.
-const OF_ANOTHER_JOB: [&str; 2] = ["UNISONO_LAUNCH_SECRET", "TORCHELASTIC_"];
-
 /// Runs the job on `options.hosts`, and returns the status to exit with.
 pub(crate) fn run(options: &Options, door: &Door) -> io::Result<u8> {
     let first = &options.hosts[0];
@@ -76,7 +55,7 @@ pub(crate) fn run(options: &Options, door: &Door) -> io::Result<u8> {
     signals::survive_closed_pipes()?;
     let mut outputs = Outputs::of_hosts(&options.output);
     let mut job = Job {
-        order: order(options)?,
+        order: reach::order(options)?,
         options,
         caught: Caught::new()?,
         launchers: Vec::new(),
@@ -140,18 +119,18 @@ struct Launcher<'a> {
 
 impl<'a> Job<'a> {
     fn start(&mut self, door: &Door, outputs: &mut Outputs) -> io::Result<()> {
-        let command = remote_command(door)?;
-        let ssh = ssh(&self.options.ssh)?;
+        let command = reach::command(door)?;
+        let ssh = reach::ssh(&self.options.ssh)?;
         let mut first = 0;
         for (host, number) in self.options.hosts.iter().zip(0..) {
             let ranks = self.options.ranks_of(host);
-            let mut reach = Command::new(&ssh[0]);
-            reach.args(&ssh[1..]).arg(&host.name).arg(&command);
-            reach
+            let mut program = Command::new(&ssh[0]);
+            program.args(&ssh[1..]).arg(&host.name).arg(&command);
+            program
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
-            let mut child = front::spawn(&mut reach)
+            let mut child = front::spawn(&mut program)
                 .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", ssh[0])))?;
             outputs.adopt_host(number, &mut child);
             let lifeline = child.stdin.take().map(write_from_a_thread).transpose()?;
@@ -229,13 +208,15 @@ impl<'a> Job<'a> {
             SIGCONT => return,
             _ => {}
         }
-        for launcher in &mut self.launchers {
-            launcher.pass_on(signal);
+        for launcher in self.launchers.iter().filter(|host| host.has_order) {
+            launcher.tell(signal_line(signal).into_bytes());
         }
         if is_ending(signal) {
             self.asked_by = Some(signal);
             self.asked_times += 1;
-            if self.asked_times >= PATIENCE {
+            // A job of which only a part has begun can do nothing with a signal but end.
+            let has_begun = self.launchers.iter().all(|host| host.has_order);
+            if self.asked_times >= PATIENCE || !has_begun {
                 self.end();
             }
         }
@@ -323,7 +304,7 @@ fn write_from_a_thread(mut to: impl Write + Send + 'static) -> io::Result<Sender
 /// Whether a launcher with this status had a rank that died of itself.
 fn is_crash(status: u8) -> bool {
     let signal = i32::from(status) - 128;
-    (1..SSH_FAILED - 128).contains(&(status.saturating_sub(128)))
+    (1..=LAST_SIGNAL).contains(&signal)
         && !is_ending(signal)
         && ![SIGKILL, SIGPIPE].contains(&signal)
 }
@@ -338,16 +319,7 @@ impl Launcher<'_> {
         self.tell(order.to_bytes());
     }
 
-    fn pass_on(&mut self, signal: i32) {
-        if self.has_order {
-            self.tell(signal_line(signal).into_bytes());
-        } else if is_ending(signal) {
-            // It has nothing to end yet, and is not to begin.
-            self.lifeline = None;
-        }
-    }
-
-    fn tell(&mut self, bytes: Vec<u8>) {
+    fn tell(&self, bytes: Vec<u8>) {
         if let Some(lifeline) = &self.lifeline {
             let _ = lifeline.send(bytes);
         }
@@ -394,126 +366,9 @@ impl Launcher<'_> {
     }
 }
 
-/// The words of the command that reaches a host, which come before its name.
-fn ssh(command: &str) -> io::Result<Vec<String>> {
-    let mut words = shlex::split(command).unwrap_or_default();
-    let Some(program) = words.first() else {
-        let why = format!("--ssh {command:?} is no command");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-    };
-    if Path::new(program).file_name() == Some(OsStr::new("ssh")) {
-        words.extend(SSH_OPTIONS.map(str::to_owned));
-    }
-    Ok(words)
-}
-
-/// What all parts of the job are told, before it is known which part it is.
-fn order(options: &Options) -> io::Result<Order> {
-    let master = options.master_addr.as_deref();
-    let mut arguments: Vec<OsString> = vec!["--output".into()];
-    arguments.push(match &options.output {
-        Output::Prefix => "prefix".into(),
-        Output::Plain => "plain".into(),
-        Output::Folder(folder) => folder.into(),
-    });
-    let grace = options.grace.as_secs_f64().to_string();
-    arguments.extend(["--grace".into(), grace.into()]);
-    arguments.extend(options.module.then(|| "--module".into()));
-    arguments.extend(options.as_gloo.then(|| "--as-gloo".into()));
-    arguments.push("--".into());
-    arguments.extend(options.program.iter().cloned());
-    let hosts = options.hosts.iter();
-    Ok(Order {
-        part: Part {
-            world: hosts.map(|host| options.ranks_of(host)).sum(),
-            first: 0,
-            ranks: 0,
-            host: String::new(),
-            master: master.unwrap_or(options.hosts[0].address()).to_owned(),
-            port: options.port.map_or(0, Into::into),
-            secret: new_secret()?,
-        },
-        folder: env::current_dir()?.into(),
-        variables: variables(&options.variables),
-        arguments,
-        grace: options.grace,
-    })
-}
-
-/// What runs the launcher of a host, as a shell there is to read it.
-fn remote_command(door: &Door) -> io::Result<OsString> {
-    let mut words = vec![OsString::from("exec")];
-    // The launcher may need it to start; what the ranks get comes with the order.
-    if let Some(path) = env::var_os("LD_LIBRARY_PATH") {
-        let mut assignment = OsString::from("LD_LIBRARY_PATH=");
-        assignment.push(path);
-        words.extend(["env".into(), assignment]);
-    }
-    for word in &door.again {
-        words.push(match word == THIS {
-            true => env::current_exe()?.into(),
-            false => word.clone(),
-        });
-    }
-    words.push(PART.into());
-    let words = words.iter().map(|word| word.as_bytes());
-    let command = shlex::bytes::try_join(words).map_err(io::Error::other)?;
-    Ok(OsString::from_vec(command))
-}
-
-/// The variables for the ranks: those that are passed on anyway, and `asked` for.
-fn variables(asked: &[OsString]) -> Vec<OsString> {
-    let assignment = |name: &OsStr, value: &OsStr| {
-        let mut assignment = name.to_owned();
-        assignment.push("=");
-        assignment.push(value);
-        assignment
-    };
-    let mut all: Vec<OsString> = env::vars_os()
-        .filter(|(name, _)| is_passed_on(name))
-        .map(|(name, value)| assignment(&name, &value))
-        .collect();
-    all.extend(asked.iter().filter_map(|asked| match split(asked) {
-        Some(_) => Some(asked.clone()),
-        None => env::var_os(asked).map(|value| assignment(asked, &value)),
-    }));
-    all
-}
-
-fn is_passed_on(name: &OsStr) -> bool {
-    let begins = |prefix: &&str| name.as_bytes().starts_with(prefix.as_bytes());
-    let is_wanted =
-        PASSED_ON.iter().any(|wanted| name == *wanted) || PASSED_ON_BY_PREFIX.iter().any(&begins);
-    is_wanted && !OF_ANOTHER_JOB.iter().any(begins)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_command_line_of_ssh_is_read_as_by_a_shell() {
-        let words = ssh("/usr/bin/ssh -p 22 -o \"ProxyCommand=ssh -W %h:%p jump\"").expect("valid");
-        assert_eq!(words[..4], ["/usr/bin/ssh", "-p", "22", "-o"]);
-        assert_eq!(words[4], "ProxyCommand=ssh -W %h:%p jump");
-        assert_eq!(words[5..], SSH_OPTIONS);
-        assert_eq!(ssh("./rsh -x").expect("valid"), ["./rsh", "-x"]);
-        ssh("").expect_err("nothing");
-        ssh("ssh 'x").expect_err("half a word");
-    }
-
-    #[test]
-    fn the_launcher_of_a_host_is_called_through_a_shell() {
-        let again = ["printf", "%s|", "a b", "it's", "$(x)"].map(OsString::from);
-        let door = Door {
-            again: again.into(),
-            interpreter: "python3".into(),
-        };
-        let command = remote_command(&door).expect("no zero byte");
-        let done = Command::new("sh").arg("-c").arg(command).output();
-        let text = format!("a b|it's|$(x)|{PART}|");
-        assert_eq!(done.expect("a shell").stdout, text.as_bytes());
-    }
 
     #[test]
     fn a_crash_is_told_from_other_ends() {
@@ -531,29 +386,6 @@ mod tests {
         ] {
             assert_eq!(is_crash(status), expected, "{status}");
         }
-    }
-
-    #[test]
-    fn variables_of_another_job_and_secrets_stay_here() {
-        for (name, expected) in [
-            ("PATH", true),
-            ("UNISONO_TIMEOUT", true),
-            ("PYTHONPATH", true),
-            ("NCCL_SOCKET_IFNAME", true),
-            ("UNISONO_LAUNCH_SECRET", false),
-            ("TORCHELASTIC_RUN_ID", false),
-            ("HOME", false),
-            ("AWS_SECRET_ACCESS_KEY", false),
-        ] {
-            assert_eq!(is_passed_on(OsStr::new(name)), expected, "{name}");
-        }
-        let asked = variables(&["A=1".into(), "UNISONO_NOT_SET_ANYWHERE".into()]);
-        assert!(asked.contains(&"A=1".into()));
-        assert!(
-            !asked
-                .iter()
-                .any(|one| one.as_bytes().starts_with(b"UNISONO_NOT_SET"))
-        );
     }
 
     #[test]

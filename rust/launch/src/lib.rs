@@ -15,8 +15,8 @@
 //! killed, the front inherits what was below it and kills that. Should both be killed at once, each rank dies by the
 //! signal that its **starter** (`starter.rs`) asked for before it became the program.
 //!
-//! With `--hosts` the user's process (`hosts.rs`) starts an `ssh` for each host instead, which runs a launcher there
-//! (`part.rs`) that is the front of that host's ranks.
+//! With `--hosts` the user's process (`hosts.rs`) starts an `ssh` for each host instead (`reach.rs`), which runs a launcher
+//! there (`part.rs`) that is the front of that host's ranks.
 #![forbid(unsafe_code)]
 
 mod environment;
@@ -29,7 +29,9 @@ mod part;
 mod processes;
 mod program;
 mod rank;
+mod reach;
 mod report;
+mod screen;
 mod signals;
 mod starter;
 

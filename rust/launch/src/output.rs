@@ -5,7 +5,7 @@
 //! rank keeps overwriting (a progress bar) is shown as it stands, below the others.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,25 +14,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread;
 
-use anstream::{AutoStream, ColorChoice};
-use anstyle::{AnsiColor, Style};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::options::Output;
 use crate::part;
+use crate::screen::{Prefixes, Screen, Stream};
 use crate::signals::Event;
 
 /// A longer line is cut in pieces of this size.
 const LONGEST_LINE: usize = 1 << 20;
-
-const COLOURS: [AnsiColor; 6] = [
-    AnsiColor::Cyan,
-    AnsiColor::Green,
-    AnsiColor::Yellow,
-    AnsiColor::Magenta,
-    AnsiColor::Blue,
-    AnsiColor::BrightRed,
-];
 
 /// Where the ranks' output goes, while they are being started.
 pub(crate) struct Outputs {
@@ -149,12 +139,6 @@ pub(crate) fn files(folder: &Path, rank: u16) -> [PathBuf; 2] {
     ["out", "err"].map(|kind| folder.join(format!("rank-{rank}.{kind}")))
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stream {
-    Out,
-    Err,
-}
-
 /// Which of `sources` have something to read, or have ended.
 fn wait(sources: &[Source]) -> Vec<bool> {
     let mut polled: Vec<PollFd<'_>> = sources
@@ -242,159 +226,13 @@ impl Source {
     }
 }
 
-/// The launcher's own output and errors, which receive whole lines.
-struct Screen {
-    prefixes: Prefixes,
-    out: Sink,
-    err: Sink,
-}
-
-/// One of the two streams, and what is to be written to it.
-struct Sink {
-    to: Box<dyn Write>,
-    colour: bool,
-    is_terminal: bool,
-    bytes: Vec<u8>,
-    /// A line without an end is shown at the moment.
-    shows: bool,
-    is_closed: bool,
-}
-
-impl Screen {
-    fn new(prefixes: Prefixes) -> Self {
-        let (out, err) = (io::stdout(), io::stderr());
-        let colour = |choice| choice != ColorChoice::Never;
-        let colours = (
-            colour(AutoStream::choice(&out)),
-            colour(AutoStream::choice(&err)),
-        );
-        let out_is_terminal = io::IsTerminal::is_terminal(&out);
-        let err_is_terminal = io::IsTerminal::is_terminal(&err);
-        Self {
-            prefixes,
-            out: Sink::new(Box::new(out), colours.0, out_is_terminal),
-            err: Sink::new(Box::new(err), colours.1, err_is_terminal),
-        }
-    }
-
-    fn line(&mut self, rank: u16, stream: Stream, line: &[u8]) {
-        let (prefixes, sink) = self.sink(stream);
-        sink.clear();
-        prefixes.put(rank, sink.colour, &mut sink.bytes);
-        sink.bytes.extend_from_slice(standing(line));
-        sink.bytes.push(b'\n');
-    }
-
-    /// Bytes that are passed on as they are.
-    fn plain(&mut self, stream: Stream, bytes: &[u8]) {
-        self.sink(stream).1.bytes.extend_from_slice(bytes);
-    }
-
-    /// Shows a line that will be overwritten.
-    fn show(&mut self, rank: u16, stream: Stream, line: &[u8]) {
-        let (prefixes, sink) = self.sink(stream);
-        if sink.is_terminal {
-            sink.clear();
-            prefixes.put(rank, sink.colour, &mut sink.bytes);
-            sink.bytes.extend_from_slice(standing(line));
-            sink.shows = true;
-        }
-    }
-
-    fn sink(&mut self, stream: Stream) -> (&Prefixes, &mut Sink) {
-        let (sink, other) = match stream {
-            Stream::Out => (&mut self.out, &mut self.err),
-            Stream::Err => (&mut self.err, &mut self.out),
-        };
-        // On a terminal both are one.
-        if sink.is_terminal && other.is_terminal {
-            other.flush();
-            sink.shows |= std::mem::take(&mut other.shows);
-        }
-        (&self.prefixes, sink)
-    }
-
-    fn flush(&mut self) {
-        self.out.flush();
-        self.err.flush();
-    }
-
-    const fn is_closed(&self, stream: Stream) -> bool {
-        match stream {
-            Stream::Out => self.out.is_closed,
-            Stream::Err => self.err.is_closed,
-        }
-    }
-}
-
-impl Sink {
-    fn new(to: Box<dyn Write>, colour: bool, is_terminal: bool) -> Self {
-        Self {
-            to,
-            colour,
-            is_terminal,
-            bytes: Vec::new(),
-            shows: false,
-            is_closed: false,
-        }
-    }
-
-    /// Removes the line that is shown for a while.
-    fn clear(&mut self) {
-        if std::mem::take(&mut self.shows) {
-            self.bytes.extend_from_slice(b"\r\x1b[K");
-        }
-    }
-
-    fn flush(&mut self) {
-        if !self.bytes.is_empty() {
-            let written = self
-                .to
-                .write_all(&self.bytes)
-                .and_then(|()| self.to.flush());
-            self.is_closed |= written.is_err();
-            self.bytes.clear();
-        }
-    }
-}
-
-/// What remains of a line that was overwritten from its beginning, once or more often.
-fn standing(line: &[u8]) -> &[u8] {
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
-    let begin = line
-        .iter()
-        .rposition(|&byte| byte == b'\r')
-        .map_or(0, |at| at + 1);
-    &line[begin..]
-}
-
-/// `[2] `, as wide for every rank, or nothing.
-struct Prefixes {
-    width: Option<usize>,
-}
-
-impl Prefixes {
-    fn new(world: u16) -> Self {
-        Self {
-            width: Some(world.saturating_sub(1).to_string().len()),
-        }
-    }
-
-    fn put(&self, rank: u16, colour: bool, bytes: &mut Vec<u8>) {
-        let Some(width) = self.width else { return };
-        let style = match colour {
-            true => COLOURS[usize::from(rank) % COLOURS.len()].on_default(),
-            false => Style::new(),
-        };
-        bytes.extend_from_slice(format!("{style}[{rank:width$}]{style:#} ").as_bytes());
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::sync::{Mutex, mpsc};
 
     use super::*;
+    use crate::screen::Sink;
 
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
@@ -521,20 +359,6 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_are_aligned_and_coloured_when_wanted() {
-        let prefixes = Prefixes::new(11);
-        let mut bytes = Vec::new();
-        prefixes.put(3, false, &mut bytes);
-        assert_eq!(bytes, b"[ 3] ");
-        bytes.clear();
-        prefixes.put(10, true, &mut bytes);
-        assert!(
-            bytes.starts_with(b"\x1b[") && bytes.ends_with(b"[10]\x1b[0m "),
-            "{bytes:?}"
-        );
-    }
-
-    #[test]
     fn a_line_without_end_is_cut() {
         let long = "x".repeat(LONGEST_LINE / 16);
         let pieces: Vec<&str> = vec![&long[..1 << 16]; 40];
@@ -560,22 +384,5 @@ mod tests {
     #[test]
     fn windows_line_ends_do_not_hide_the_line() {
         assert_eq!(printed(&[&["a\r\n"]], false), "[0] a\n");
-    }
-
-    #[test]
-    fn a_reader_that_is_gone_closes_the_pipes() {
-        struct Gone;
-        impl Write for Gone {
-            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-                Err(ErrorKind::BrokenPipe.into())
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        let mut sink = Sink::new(Box::new(Gone), false, false);
-        sink.bytes.push(b'x');
-        sink.flush();
-        assert!(sink.is_closed);
     }
 }

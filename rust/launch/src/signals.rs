@@ -94,7 +94,8 @@ impl Drop for Caught {
     }
 }
 
-/// From now on writing to a pipe that nobody reads is an error, and does not end this process, whatever it has inherited.
+/// From now on a write to a pipe without a reader fails with an error and does not end this process, even if the process
+/// inherited the default action of SIGPIPE.
 pub(crate) fn survive_closed_pipes() -> io::Result<()> {
     // Not ignored, which its children would inherit.
     signal_hook::flag::register(SIGPIPE, Arc::default()).map(drop)

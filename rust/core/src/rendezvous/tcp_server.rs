@@ -20,6 +20,8 @@ use crate::fork::{self, Home};
 
 /// How long the name of this host may take to become known.
 const NAMING: Duration = Duration::from_secs(10);
+/// Between two attempts to find it.
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// A running store server. It ends, with its thread, when dropped, or when the meeting that it was started for is over.
 #[derive(Debug)]
@@ -146,12 +148,19 @@ impl Drop for TcpStoreServer {
 
 /// The addresses of `host`. A name may become known only now: that of a pod, when its service has seen it run.
 fn resolve(host: &str) -> io::Result<Vec<IpAddr>> {
-    let deadline = Instant::now() + NAMING;
+    retry_for(NAMING, || {
+        let addresses = (host, 0).to_socket_addrs()?;
+        Ok(addresses.map(|address| address.ip()).collect())
+    })
+}
+
+/// The first success of `attempt`, or its last failure, which is after `limit`.
+fn retry_for<T>(limit: Duration, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let deadline = Instant::now() + limit;
     loop {
-        match (host, 0).to_socket_addrs() {
-            Ok(addresses) => return Ok(addresses.map(|address| address.ip()).collect()),
-            Err(cause) if Instant::now() >= deadline => return Err(cause),
-            Err(_) => thread::sleep(Duration::from_millis(250)),
+        match attempt() {
+            Err(_) if Instant::now() < deadline => thread::sleep(limit.min(PAUSE)),
+            result => return result,
         }
     }
 }
@@ -200,4 +209,19 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     socket.listen(4096)?;
     Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_becomes_known_is_waited_for_and_another_is_not_for_long() {
+        let unknown = || io::Error::other("failed to lookup address information");
+        let mut answers = [Err(unknown()), Ok(3)].into_iter();
+        let found = retry_for(Duration::from_secs(60), || answers.next().expect("two"));
+        assert_eq!(found.expect("known at last"), 3);
+        let never = retry_for(Duration::from_millis(20), || Err::<(), _>(unknown()));
+        assert!(never.is_err());
+    }
 }

@@ -271,3 +271,16 @@ fn thousands_of_ranks() {
         }
     }
 }
+
+/// The checker's sets of ranks are of another kind from 129 ranks on.
+#[test]
+fn a_rank_that_leaves_out_a_step_is_found_among_many() {
+    let host_of: Vec<usize> = (0..260).map(|rank| rank / 4).collect();
+    for collective in [Collective::AllReduce, Collective::Barrier] {
+        let case = Case::new(collective, &host_of, 11);
+        let mut plans = case.plans();
+        plans[200].steps.pop();
+        let verdict = verify(&plans, &case.shapes(), MIN_WINDOW);
+        assert!(verdict.is_err(), "{collective}");
+    }
+}
