@@ -8,6 +8,7 @@
 //! leaves whole trees of values as they are in a child: its memory goes with the process, and the kernel closes its
 //! copies of descriptors.
 
+mod gate;
 mod sockets;
 
 use std::fmt;

@@ -6,8 +6,8 @@
 //!
 //! - [`types`], [`buffer`], [`error`], [`config`]: the vocabulary. `buffer` is the only place where a pointer becomes a
 //!   slice; `config` is the one table of settings.
-//! - [`fence`], `fork`, `threads`, `rarely`: what a panic becomes, whether this process is a forked child, which threads
-//!   the library has started, and how often a line is logged.
+//! - `sync`, [`fence`], `fork`, `threads`, `rarely`: the words that threads share, and loom's in tests; what a panic becomes,
+//!   whether this process is a forked child, which threads the library has started, and how often a line is logged.
 //! - [`heap`]: memory that peers on the same host work on in place.
 //! - [`plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
 //!   which `plan::check` proves right without a socket.
@@ -77,6 +77,7 @@ pub mod rendezvous;
 #[cfg(test)]
 mod skips;
 mod slices;
+mod sync;
 mod threads;
 pub mod transport;
 pub mod types;

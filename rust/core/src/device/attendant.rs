@@ -10,7 +10,6 @@
 //! nothing that the driver knows of, since that may wait for the device ([`super::disposal`]).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -18,6 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::{Error, Result};
 use crate::threads;
 
+use super::level::{Level, Sleeper};
 use super::state::DeviceGroup;
 
 /// What was found in a group.
@@ -41,14 +41,9 @@ pub(super) enum Found {
 struct Attendant {
     state: Mutex<State>,
     woken: Condvar,
-    /// Whether it sleeps, and must be woken to look in time: [`AWAKE`], [`NAPPING`], [`ASLEEP`].
-    rest: AtomicU8,
+    /// Whether it must be woken to look in time.
+    sleeper: Sleeper,
 }
-
-const AWAKE: u8 = 0;
-/// It looks again by itself, but not soon.
-const NAPPING: u8 = 1;
-const ASLEEP: u8 = 2;
 
 #[derive(Default)]
 struct State {
@@ -64,7 +59,7 @@ static ATTENDANT: Attendant = Attendant {
         rung: false,
     }),
     woken: Condvar::new(),
-    rest: AtomicU8::new(AWAKE),
+    sleeper: Sleeper::new(),
 };
 
 /// How long it looks again and again, since something last moved, while it has a part in what is under way.
@@ -97,19 +92,17 @@ pub(super) fn attend(group: Arc<DeviceGroup>) -> Result<()> {
 
 /// There is something new to look at, soon enough when it next looks.
 pub(super) fn wake() {
-    rouse(ASLEEP);
+    rouse(Level::Asleep);
 }
 
 /// There is something new in which it has a part: ends a nap, too.
 pub(super) fn hurry() {
-    rouse(NAPPING);
+    rouse(Level::Napping);
 }
 
 /// Costs the caller a fence and a load, unless it has to be woken.
-fn rouse(from: u8) {
-    // Of this fence and the one in `rest` the later one sees what came before the other.
-    fence(Ordering::SeqCst);
-    if ATTENDANT.rest.load(Ordering::Relaxed) >= from {
+fn rouse(from: Level) {
+    if ATTENDANT.sleeper.sleeps(from) {
         ATTENDANT.state.lock().rung = true;
         ATTENDANT.woken.notify_one();
     }
@@ -177,9 +170,10 @@ fn rest(longest: Option<Duration>, is_busy: impl Fn(&DeviceGroup) -> bool) -> bo
         std::thread::sleep(NAP);
         return false;
     }
-    let level = if longest.is_some() { NAPPING } else { ASLEEP };
-    ATTENDANT.rest.store(level, Ordering::Relaxed);
-    fence(Ordering::SeqCst);
+    ATTENDANT.sleeper.lie_down(match longest {
+        Some(_) => Level::Napping,
+        None => Level::Asleep,
+    });
     let until = longest.map(|longest| Instant::now() + longest);
     let mut state = ATTENDANT.state.lock();
     let mut over = state.groups.iter().any(|group| is_busy(group));
@@ -194,6 +188,6 @@ fn rest(longest: Option<Duration>, is_busy: impl Fn(&DeviceGroup) -> bool) -> bo
     }
     let rung = state.rung || longest.is_none();
     drop(state);
-    ATTENDANT.rest.store(AWAKE, Ordering::Relaxed);
+    ATTENDANT.sleeper.get_up();
     rung
 }

@@ -16,6 +16,7 @@ mod direct;
 mod disposal;
 mod formation;
 mod group;
+mod level;
 mod messages;
 mod replay;
 mod staged;

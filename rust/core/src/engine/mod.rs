@@ -33,6 +33,7 @@ mod collective;
 pub(crate) mod fuzzing;
 mod group;
 mod links;
+mod mailbox;
 mod message;
 mod reports;
 mod state;

@@ -29,6 +29,7 @@ use crate::engine::collective::run::{PlanRun, ReuseKey};
 use crate::engine::collective::shared::SharedMemory;
 use crate::engine::group::local_groups::LocalGroups;
 use crate::engine::links::LinkTable;
+use crate::engine::mailbox::Mailbox;
 use crate::engine::message::matching::{Finished, Matching};
 use crate::engine::reports::{Recorder, notice};
 use crate::engine::threads::{RuntimeThreads, ThreadsGuard};
@@ -112,8 +113,7 @@ pub(crate) struct Group {
     pub(crate) core: Mutex<Core>,
     /// Signalled when an operation ends and when the leader leaves.
     pub(crate) turn: Condvar,
-    mailbox: Mutex<Vec<Mail>>,
-    has_mail: AtomicBool,
+    mailbox: Mailbox<Mail>,
     pub(crate) parker: Parker,
     /// The first cause, once the group is dead, and the notice of it for others.
     failure: OnceLock<(Error, Notice)>,
@@ -219,8 +219,7 @@ impl Group {
             config,
             core: Mutex::new(core),
             turn: Condvar::new(),
-            mailbox: Mutex::new(Vec::new()),
-            has_mail: AtomicBool::new(false),
+            mailbox: Mailbox::new(),
             parker,
             failure: OnceLock::new(),
             closed: Arc::new(AtomicBool::new(false)),
@@ -316,12 +315,10 @@ impl Group {
 
     /// Posts mail for the thread that steps the group next. Must not be called under the group's lock.
     pub(crate) fn post(&self, mail: Mail) {
-        self.mailbox.lock().push(mail);
-        self.has_mail.swap(true, Ordering::AcqRel);
+        self.mailbox.post(mail);
         self.parker.unpark();
-        // No thread steps a group that has failed or is closed. Of this swap and the one in `take_mail` the later one
-        // sees what came before the other: either the thread that ends the group reads this mail, or this one sees the
-        // end.
+        // No thread steps a group that has failed or is closed: either the thread that ends it reads this mail, or this
+        // one sees the end.
         if self.failure.get().is_some() || self.is_closed() {
             self.read_mail(&mut self.core.lock());
         }
@@ -329,14 +326,11 @@ impl Group {
 
     /// The mail since the last call.
     pub(crate) fn take_mail(&self) -> Vec<Mail> {
-        if !self.has_mail.swap(false, Ordering::AcqRel) {
-            return Vec::new();
-        }
-        std::mem::take(&mut self.mailbox.lock())
+        self.mailbox.take()
     }
 
     pub(crate) fn has_mail(&self) -> bool {
-        self.has_mail.load(Ordering::Acquire)
+        self.mailbox.has_mail()
     }
 
     /// Ends operations that a step has completed.

@@ -16,12 +16,14 @@
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Once, OnceLock};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FileType, fstat};
 use rustix::io::{DupFlags, dup3};
+
+use super::gate::Gate;
 
 /// Entries that are allocated together.
 const CHUNK: usize = 512;
@@ -35,9 +37,8 @@ static ENTERED: [OnceLock<Box<[AtomicU64; CHUNK]>>; CHUNKS] = [const { OnceLock:
 /// What takes the place of a socket in a child: a descriptor that can be closed and nothing else.
 static BLANK: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Makers of sockets in the lower half, forks under way in the upper one.
-static GATE: AtomicU32 = AtomicU32::new(0);
-const FORK: u32 = 1 << 16;
+/// Threads that make sockets are inside.
+static GATE: Gate = Gate::new();
 
 /// How often a fork yields to threads that make sockets before it goes on regardless. They need microseconds.
 const YIELDS: u32 = 10_000;
@@ -60,32 +61,13 @@ pub(crate) fn keep_private(socket: impl AsFd) {
 /// Makes a socket of which forked children have nothing from the beginning: no fork comes between the making, which
 /// must not block, and the entry.
 pub(crate) fn make_private<S: AsFd, E>(make: impl FnOnce() -> Result<S, E>) -> Result<S, E> {
-    let _maker = Maker::enter();
+    watch();
+    let _inside = GATE.enter(std::thread::yield_now);
     let made = make();
     if let Ok(socket) = &made {
         keep_private(socket);
     }
     made
-}
-
-/// While there is one, no fork begins.
-struct Maker;
-
-impl Maker {
-    fn enter() -> Self {
-        watch();
-        while GATE.fetch_add(1, Ordering::Acquire) >= FORK {
-            GATE.fetch_sub(1, Ordering::Release);
-            std::thread::yield_now();
-        }
-        Self
-    }
-}
-
-impl Drop for Maker {
-    fn drop(&mut self) {
-        GATE.fetch_sub(1, Ordering::Release);
-    }
 }
 
 /// The inode of what `fd` is, if it is a socket.
@@ -104,21 +86,16 @@ fn watch() {
 }
 
 extern "C" fn before_fork() {
-    GATE.fetch_add(FORK, Ordering::Acquire);
-    for _ in 0..YIELDS {
-        if GATE.load(Ordering::Acquire).is_multiple_of(FORK) {
-            return;
-        }
-        std::thread::yield_now();
-    }
+    // A thread that takes longer has its sockets in the child.
+    let _ = GATE.close(YIELDS, std::thread::yield_now);
 }
 
 extern "C" fn in_parent() {
-    GATE.fetch_sub(FORK, Ordering::Release);
+    GATE.open();
 }
 
 extern "C" fn in_child() {
-    GATE.store(0, Ordering::Relaxed);
+    GATE.reset();
     let Some(blank) = BLANK.get() else { return };
     for (at, chunk) in ENTERED.iter().enumerate() {
         for (number, entry) in chunk

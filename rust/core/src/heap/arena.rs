@@ -19,8 +19,9 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::limit;
+use super::owners::CHUNK;
 use super::places::Places;
-use super::region::{CHUNK, Region};
+use super::region::Region;
 use super::segment::Segment;
 use super::{IsOver, page};
 use crate::fork;

@@ -16,6 +16,7 @@
 mod arena;
 mod buffer;
 mod limit;
+mod owners;
 mod peer;
 mod places;
 mod region;

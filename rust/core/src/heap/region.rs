@@ -1,30 +1,26 @@
 //! Where the heap's segments are mapped: one range of addresses, reserved once.
 //!
-//! It is divided into chunks. A segment begins at a chunk, and a table of one word per chunk says which segment lies
-//! there, so that an address is traced to its segment by a subtraction and a load, without a lock. Reserved addresses
-//! cost nothing but themselves: no memory, and no claim on any.
+//! It is divided into chunks. A segment begins at a chunk, and a table ([`Owners`]) says which segment lies there, so that
+//! an address is traced to its segment by a subtraction and two loads, without a lock. Reserved addresses cost nothing
+//! but themselves: no memory, and no claim on any.
 
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
+use super::owners::{CHUNK, Owners};
 use super::page;
 
-/// Where a segment may begin; also the largest alignment a block can have.
-pub(super) const CHUNK: usize = 64 << 20;
 /// The least that is worth reserving.
 const FEWEST: usize = 4;
 
 /// A range of addresses of this process.
 pub(super) struct Region {
     base: NonNull<u8>,
-    /// Per chunk: the segment's number in the upper half and its first chunk in the lower, or 0.
-    owners: Box<[AtomicU64]>,
-    /// Per chunk: the length of the segment that begins there.
-    lengths: Box<[AtomicUsize]>,
+    owners: Owners,
 }
 
 // SAFETY: the addresses belong to the process, not to a thread; everything else is atomic.
@@ -59,14 +55,13 @@ impl Region {
         debug_assert!(result.is_ok());
         Self {
             base: NonNull::new(base).expect("the kernel does not map address zero unasked"),
-            owners: (0..chunks).map(|_| AtomicU64::new(0)).collect(),
-            lengths: (0..chunks).map(|_| AtomicUsize::new(0)).collect(),
+            owners: Owners::new(chunks),
         }
     }
 
     /// The number of addresses.
     pub(super) fn length(&self) -> usize {
-        self.owners.len() * CHUNK
+        self.owners.chunks() * CHUNK
     }
 
     /// Whether `address` is in it.
@@ -78,16 +73,7 @@ impl Region {
     #[inline]
     pub(super) fn locate(&self, address: usize, bytes: usize) -> Option<(u32, usize)> {
         let at = address.wrapping_sub(self.base.addr().get());
-        let owner = self.owners.get(at / CHUNK)?.load(Ordering::Acquire);
-        let (number, first) = ((owner >> 32) as u32, owner as u32 as usize);
-        if number == 0 {
-            return None;
-        }
-        let offset = at - first * CHUNK;
-        // Written before the owner was.
-        let length = self.lengths[first].load(Ordering::Relaxed);
-        let end = offset.checked_add(bytes)?;
-        (end <= length).then_some((number, offset))
+        self.owners.locate(at, bytes)
     }
 
     /// The address of offset `at`.
@@ -109,8 +95,7 @@ impl Region {
     ) -> Result<(), Errno> {
         assert!(number != 0 && at.is_multiple_of(CHUNK) && length <= self.length() - at);
         let chunks = at / CHUNK..(at + length).div_ceil(CHUNK);
-        let owned = |owner: &AtomicU64| owner.load(Ordering::Relaxed) != 0;
-        assert!(!self.owners[chunks.clone()].iter().any(owned));
+        assert!(!self.owners.any_in(chunks.clone()));
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         let place = self.address(at).as_ptr().cast();
@@ -120,11 +105,7 @@ impl Region {
             // Fewer and larger pages where the system has them for shared memory; else nothing happens.
             let _ = mm::madvise(place, length, Advice::LinuxHugepage);
         }
-        self.lengths[chunks.start].store(length, Ordering::Relaxed);
-        let owner = u64::from(number) << 32 | chunks.start as u64;
-        for chunk in &self.owners[chunks] {
-            chunk.store(owner, Ordering::Release);
-        }
+        self.owners.enter(number, chunks, length);
         Ok(())
     }
 
@@ -183,9 +164,8 @@ impl Region {
     /// # Safety
     /// The memory is no longer used.
     pub(super) unsafe fn unmap(&self, at: usize, length: usize) -> Result<(), Errno> {
-        for chunk in &self.owners[at / CHUNK..(at + length).div_ceil(CHUNK)] {
-            chunk.store(0, Ordering::Release);
-        }
+        self.owners
+            .strike(at / CHUNK..(at + length).div_ceil(CHUNK));
         map_nothing(self.address(at).as_ptr(), length, MapFlags::FIXED).map(drop)
     }
 }

@@ -16,8 +16,9 @@ use rustix::fs::{self, FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
+use super::owners::CHUNK;
 use super::places::Places;
-use super::region::{CHUNK, Region};
+use super::region::Region;
 
 /// What a segment must be sealed against.
 pub(super) const SEALS: SealFlags = SealFlags::SHRINK

@@ -5,12 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-#[cfg(all(test, loom))]
-use self::model::{AtomicBool, Mutex};
-#[cfg(not(all(test, loom)))]
-use parking_lot::Mutex;
-#[cfg(not(all(test, loom)))]
-use std::sync::atomic::AtomicBool;
+use crate::sync::{AtomicBool, Mutex};
 
 /// Where groups of this kind wait for the thread.
 pub(crate) struct Handover<G> {
@@ -91,46 +86,11 @@ impl<G> Handover<G> {
 /// The thread and those who hand groups over, under every interleaving that loom can produce.
 #[cfg(all(test, loom))]
 mod model {
-    pub(crate) use loom::sync::atomic::AtomicBool;
-    use loom::sync::{Arc, Condvar, MutexGuard};
+    use loom::sync::Arc;
     use loom::thread;
 
-    use super::{Handover, Look, Ordering};
-
-    /// loom's, with the interface of the one that is used elsewhere.
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
-
-    impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Self {
-            Self(loom::sync::Mutex::new(value))
-        }
-
-        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-            self.0.lock().unwrap()
-        }
-    }
-
-    /// The parker's bell: rung before the sleep it ends it as well.
-    #[derive(Default)]
-    struct Bell {
-        rung: loom::sync::Mutex<bool>,
-        changed: Condvar,
-    }
-
-    impl Bell {
-        fn ring(&self) {
-            *self.rung.lock().unwrap() = true;
-            self.changed.notify_one();
-        }
-
-        fn sleep(&self) {
-            let mut rung = self.rung.lock().unwrap();
-            while !*rung {
-                rung = self.changed.wait(rung).unwrap();
-            }
-            *rung = false;
-        }
-    }
+    use super::{AtomicBool, Handover, Look, Ordering};
+    use crate::sync::model::{Bell, explore};
 
     /// The group that waits for something; the others are done when they are looked at.
     const SLOW: u32 = 1;
@@ -192,14 +152,12 @@ mod model {
     }
 
     fn check(test: impl Fn(Arc<Office>) + Send + Sync + 'static) {
-        let mut builder = loom::model::Builder::new();
-        builder.preemption_bound = Some(3);
-        builder.check(move || {
+        explore(Some(3), move || {
             let office = Arc::new(Office {
                 handover: Handover::new(),
-                bell: Bell::default(),
+                bell: Bell::new(),
                 has_happened: AtomicBool::new(false),
-                done: Bell::default(),
+                done: Bell::new(),
             });
             let same = Arc::clone(&office);
             let worker = thread::spawn(move || same.work());

@@ -26,8 +26,9 @@
 //! An announcement is what a rank says of an operation before it enqueues it: its number, and [`ANNOUNCEMENT`] bytes that
 //! the two sides compare. The host writes and reads it.
 
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::announcements::{self, HEAD, Stated};
 use super::driver::{Device, MemoryOperation, Registered, Stream};
 use crate::error::{Error, Result};
 use crate::transport::Page;
@@ -45,10 +46,10 @@ const MARKS: usize = 256;
 const RINGS: usize = 512;
 const RING: usize = 16;
 const ENTRY: usize = 16;
-/// Words of the bytes that were announced; they follow the stamp and the number (two words).
+/// Words of the bytes that were announced.
 const BODY: usize = ANNOUNCEMENT / 4;
 
-const _: () = assert!(3 + BODY <= ENTRY);
+const _: () = assert!(HEAD + BODY <= ENTRY);
 const _: () = assert!(RINGS + 2 * RING * ENTRY == Page::WORDS);
 
 /// What a flag says.
@@ -396,48 +397,29 @@ impl Pair {
     fn entry(&self, from_lower: bool, number: u64) -> &[AtomicU32] {
         let place = (number % RING as u64) as usize;
         let at = RINGS + ENTRY * (RING * usize::from(!from_lower) + place);
-        &self.page.words()[at..at + ENTRY]
+        &self.page.words()[at..at + HEAD + BODY]
     }
 
-    /// A sequence lock: the stamp is odd while the entry is being written.
     fn announce(&self, number: u64, announcement: &[u8; ANNOUNCEMENT]) {
-        let entry = self.entry(self.lower, number);
-        let stamp = entry[0].load(Ordering::Relaxed);
-        entry[0].store(stamp.wrapping_add(1) | 1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        // Counted from 1: 0 means that there is none.
-        let number = number + 1;
-        entry[1].store(number as u32, Ordering::Relaxed);
-        entry[2].store((number >> 32) as u32, Ordering::Relaxed);
-        for (word, bytes) in entry[3..].iter().zip(announcement.chunks_exact(4)) {
-            let bytes = bytes.try_into().expect("four bytes");
-            word.store(u32::from_le_bytes(bytes), Ordering::Relaxed);
+        let mut body = [0; BODY];
+        for (word, bytes) in body.iter_mut().zip(announcement.chunks_exact(4)) {
+            *word = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
         }
-        entry[0].store(
-            (stamp.wrapping_add(1) | 1).wrapping_add(1),
-            Ordering::Release,
-        );
+        announcements::write(self.entry(self.lower, number), number, &body);
     }
 
     fn announced(&self, number: u64) -> Announced {
-        let entry = self.entry(!self.lower, number);
-        let stamp = entry[0].load(Ordering::Acquire);
-        let stated = u64::from(entry[1].load(Ordering::Relaxed))
-            | u64::from(entry[2].load(Ordering::Relaxed)) << 32;
-        let mut bytes = [0; ANNOUNCEMENT];
-        for (word, bytes) in entry[3..3 + BODY].iter().zip(bytes.chunks_exact_mut(4)) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
-        }
-        fence(Ordering::Acquire);
-        if !stamp.is_multiple_of(2)
-            || entry[0].load(Ordering::Relaxed) != stamp
-            || stated < number + 1
-        {
-            return Announced::NotYet;
-        }
-        match stated == number + 1 {
-            true => Announced::As(bytes),
-            false => Announced::Past,
+        let mut body = [0; BODY];
+        match announcements::read(self.entry(!self.lower, number), number, &mut body) {
+            Stated::NotYet => Announced::NotYet,
+            Stated::Past => Announced::Past,
+            Stated::Here => {
+                let mut bytes = [0; ANNOUNCEMENT];
+                for (bytes, word) in bytes.chunks_exact_mut(4).zip(body) {
+                    bytes.copy_from_slice(&word.to_le_bytes());
+                }
+                Announced::As(bytes)
+            }
         }
     }
 }

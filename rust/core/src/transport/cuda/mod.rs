@@ -36,6 +36,7 @@
 //! [`DeviceStream`](crate::types::DeviceStream), for both of which whoever made the request has vouched (the doors'
 //! unsafe calls say so); all other addresses come from objects of this module.
 
+mod announcements;
 pub mod driver;
 pub mod flags;
 pub mod kernels;

@@ -14,10 +14,11 @@ use rustix::io::Errno;
 use super::loans::{Account, Back, Ledger, RUN, Run, Writer, corrupt, unfinished};
 use super::pace::{Clock, Paces};
 use super::process::Process;
-use super::ring::{MAX_ALIGN, Word};
+use super::ring::MAX_ALIGN;
 use crate::error::Result;
 use crate::heap::PeerHeap;
 use crate::reduce::Streaming;
+use crate::sync::Word;
 
 /// How much is read at once into memory between: it stays in the cache until it is folded.
 const BLOCK: usize = 64 << 10;

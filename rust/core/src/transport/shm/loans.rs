@@ -25,8 +25,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::pace::{Choices, Filling, Offered, Paces, class};
-use super::ring::Word;
 use crate::error::{Code, Error, Result};
+use crate::sync::Word;
 use crate::transport::{Loan, Ticket};
 
 /// Payloads from this length on are lent from the heap: below it a copy that stays in the cache costs less than waiting
@@ -42,7 +42,7 @@ pub(super) const RUN: usize = 24;
 
 /// The words in which the two sides keep account of one direction's loans. All are zero at first.
 pub(super) trait Ledger {
-    type Word: Word;
+    type Word: Word<Value = u64>;
 
     /// The number of loans that have come back, twice, and 1 more when the last of them was the trial and was refused, or
     /// when the next one is reported as out of reach. Written by the receiver.

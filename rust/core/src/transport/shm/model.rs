@@ -6,11 +6,12 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicU64, fence};
-use loom::sync::{Arc, Condvar, Mutex};
+use loom::sync::Arc;
 use loom::thread;
 
-use super::ring::{Consumer, Memory, Producer, Word};
+use super::ring::{Consumer, Memory, Producer};
+use crate::sync::Word;
+use crate::sync::model::{AtomicU64, Bell, explore, fence};
 
 mod messages;
 
@@ -20,7 +21,7 @@ loom::thread_local! {
     static HAS_EXCHANGED: Cell<bool> = Cell::new(false);
 }
 
-/// loom takes sequentially consistent accesses for `AcqRel` ones, and knows of such fences alone. The code relies on one
+/// A word of the shared memory. loom takes sequentially consistent accesses for `AcqRel` ones, and knows of such fences alone. The code relies on one
 /// property of theirs: an exchange is ordered before a load that follows it in its thread, if both are sequentially
 /// consistent, and this order is one with that of the fences. So the load that follows such an exchange at once, with no other
 /// exchange, store or such load between them, has a fence before it here. With a weaker order on either of them in the code
@@ -41,68 +42,90 @@ loom::thread_local! {
 ///
 /// What a thread loads after the load of a flag or of `revoked` is data that an acquiring load orders, or the subject of
 /// another such pair.
-impl Word for AtomicU64 {
+struct Shared(AtomicU64);
+
+impl Shared {
+    fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+}
+
+impl Word for Shared {
+    type Value = u64;
+
     fn load(&self, order: Ordering) -> u64 {
         if order == Ordering::SeqCst && HAS_EXCHANGED.with(Cell::take) {
             fence(Ordering::SeqCst);
         }
-        self.load(order)
+        self.0.load(order)
     }
 
     fn store(&self, value: u64, order: Ordering) {
         HAS_EXCHANGED.with(|has_exchanged| has_exchanged.set(false));
-        self.store(value, order);
+        self.0.store(value, order);
     }
 
     fn swap(&self, value: u64, order: Ordering) -> u64 {
         HAS_EXCHANGED.with(|has_exchanged| has_exchanged.set(order == Ordering::SeqCst));
         if order != Ordering::SeqCst {
-            return self.swap(value, order);
+            return self.0.swap(value, order);
         }
-        self.swap(value, Ordering::AcqRel)
+        self.0.swap(value, Ordering::AcqRel)
+    }
+
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        unreachable!("the code exchanges by swaps alone: {value} {order:?}")
+    }
+
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        unreachable!("the code exchanges by swaps alone: {value} {order:?}")
+    }
+
+    fn compare_exchange(&self, _: u64, _: u64, success: Ordering, _: Ordering) -> Result<u64, u64> {
+        unreachable!("the code exchanges by swaps alone: {success:?}")
     }
 }
 
 struct Cells {
     bytes: Vec<UnsafeCell<u8>>,
-    tail: AtomicU64,
-    head: AtomicU64,
-    producer_asleep: AtomicU64,
-    consumer_asleep: AtomicU64,
+    tail: Shared,
+    head: Shared,
+    producer_asleep: Shared,
+    consumer_asleep: Shared,
 }
 
 impl Cells {
     fn new(capacity: usize) -> Arc<Self> {
         Arc::new(Self {
             bytes: (0..capacity).map(|_| UnsafeCell::new(0)).collect(),
-            tail: AtomicU64::new(0),
-            head: AtomicU64::new(0),
-            producer_asleep: AtomicU64::new(0),
-            consumer_asleep: AtomicU64::new(0),
+            tail: Shared::new(0),
+            head: Shared::new(0),
+            producer_asleep: Shared::new(0),
+            consumer_asleep: Shared::new(0),
         })
     }
 }
 
 impl Memory for Arc<Cells> {
-    type Word = AtomicU64;
+    type Word = Shared;
 
     fn capacity(&self) -> usize {
         self.bytes.len()
     }
 
-    fn tail(&self) -> &AtomicU64 {
+    fn tail(&self) -> &Shared {
         &self.tail
     }
 
-    fn head(&self) -> &AtomicU64 {
+    fn head(&self) -> &Shared {
         &self.head
     }
 
-    fn producer_asleep(&self) -> &AtomicU64 {
+    fn producer_asleep(&self) -> &Shared {
         &self.producer_asleep
     }
 
-    fn consumer_asleep(&self) -> &AtomicU64 {
+    fn consumer_asleep(&self) -> &Shared {
         &self.consumer_asleep
     }
 
@@ -132,29 +155,6 @@ impl Memory for Arc<Cells> {
     }
 }
 
-/// The wake-up of one side.
-#[derive(Clone)]
-struct Bell(Arc<(Mutex<bool>, Condvar)>);
-
-impl Bell {
-    fn new() -> Self {
-        Self(Arc::new((Mutex::new(false), Condvar::new())))
-    }
-
-    fn ring(&self) {
-        *self.0.0.lock().unwrap() = true;
-        self.0.1.notify_one();
-    }
-
-    fn wait(&self) {
-        let mut rung = self.0.0.lock().unwrap();
-        while !*rung {
-            rung = self.0.1.wait(rung).unwrap();
-        }
-        *rung = false;
-    }
-}
-
 /// Sends `bytes`, sleeping whenever there is no room.
 fn send_all(memory: Arc<Cells>, bytes: &[u8], ours: &Bell, theirs: &Bell) {
     let mut producer = Producer::new(memory);
@@ -164,7 +164,7 @@ fn send_all(memory: Arc<Cells>, bytes: &[u8], ours: &Bell, theirs: &Bell) {
         sent += count;
         if count == 0 {
             if !producer.arm() {
-                ours.wait();
+                ours.sleep();
             }
             producer.disarm();
         }
@@ -187,7 +187,7 @@ fn receive_all(
                 // Part of an element may be all there is.
                 thread::yield_now();
             } else {
-                ours.wait();
+                ours.sleep();
             }
             consumer.disarm();
         }
@@ -196,9 +196,7 @@ fn receive_all(
 }
 
 fn check(capacity: usize, bytes: &'static [u8], fold: bool, preemptions: Option<usize>) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = preemptions;
-    builder.check(move || {
+    explore(preemptions, move || {
         let memory = Cells::new(capacity);
         let (room, data) = (Bell::new(), Bell::new());
         let producer = thread::spawn({

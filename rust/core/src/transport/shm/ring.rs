@@ -25,9 +25,10 @@
 //! The ring is generic over its [`Memory`]: the tests model-check the same code with loom over
 //! memory that reports every unordered access.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::error::{Code, Error, Result};
+use crate::sync::Word;
 
 /// The longest element that can be folded.
 pub(super) const MAX_ALIGN: usize = 16;
@@ -42,33 +43,10 @@ const PUBLISHED_IN_A_CROWD: usize = 32 << 10;
 /// How many bytes of a large transfer are taken and released at once.
 const RELEASED: usize = 32 << 10;
 
-/// A word of the shared memory.
-pub(super) trait Word {
-    fn load(&self, order: Ordering) -> u64;
-    fn store(&self, value: u64, order: Ordering);
-    fn swap(&self, value: u64, order: Ordering) -> u64;
-}
-
-impl Word for AtomicU64 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        self.load(order)
-    }
-
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        self.store(value, order);
-    }
-
-    #[inline]
-    fn swap(&self, value: u64, order: Ordering) -> u64 {
-        self.swap(value, order)
-    }
-}
-
 /// What the two sides of a ring share. All words are zero at first.
 pub(super) trait Memory {
-    type Word: Word;
+    /// A word of the shared memory.
+    type Word: Word<Value = u64>;
 
     /// Bytes the ring holds: a power of two.
     fn capacity(&self) -> usize;

@@ -17,8 +17,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::ring::Word;
 use crate::error::{Code, Error, Result};
+use crate::sync::Word;
 
 /// Slots of one direction. The model checker gets by with few.
 pub(super) const SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
@@ -38,7 +38,7 @@ const NUMBER_SHIFT: u32 = LENGTH_BITS + 1;
 
 /// What the two sides of the slots share. All words are zero at first.
 pub(super) trait Board {
-    type Word: Word;
+    type Word: Word<Value = u64>;
 
     /// The number, kind and length of the message in the slot. Written by the sender, last.
     fn stamp(&self, slot: usize) -> &Self::Word;

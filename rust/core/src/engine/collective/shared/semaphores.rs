@@ -15,9 +15,10 @@
 //!
 //! They are generic over their words: the tests model-check the same code with loom.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::plan::signals::{HALVES, Peers, Semaphore};
+use crate::sync::Word;
 use crate::types::Rank;
 
 #[cfg(all(test, loom))]
@@ -48,27 +49,10 @@ pub(super) const fn words(world: usize) -> usize {
     for_one(world)
 }
 
-/// A word of a rank's own window.
-pub(super) trait Word {
-    fn load(&self, order: Ordering) -> u64;
-    fn store(&self, value: u64, order: Ordering);
-}
-
-impl Word for AtomicU64 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        self.load(order)
-    }
-
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        self.store(value, order);
-    }
-}
-
 /// The words of all windows of a group.
 pub(super) trait Words {
-    type Word: Word;
+    /// A word of this rank's own window.
+    type Word: Word<Value = u64>;
 
     /// A word of this rank's own window.
     fn own(&self, index: usize) -> &Self::Word;

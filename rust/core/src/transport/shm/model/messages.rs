@@ -4,10 +4,11 @@ use std::sync::atomic::Ordering;
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
-use super::{Bell, Cells};
+use super::{Cells, Shared};
+use crate::sync::Word;
+use crate::sync::model::{Bell, explore, fence};
 use crate::transport::Loan;
 use crate::transport::shm::loans::{Account, Ledger, Lender, Writer};
 use crate::transport::shm::ring::{Consumer, Producer};
@@ -17,65 +18,65 @@ use crate::transport::shm::slots::{Board, Poster, SLOTS, Taker};
 struct Desk {
     ring: Arc<Cells>,
     slots: [Slot; SLOTS],
-    taken: AtomicU64,
-    returned: AtomicU64,
-    declined: AtomicU64,
-    moved: AtomicU64,
-    moved_to: AtomicU64,
-    revoked: AtomicU64,
-    writing: AtomicU64,
+    taken: Shared,
+    returned: Shared,
+    declined: Shared,
+    moved: Shared,
+    moved_to: Shared,
+    revoked: Shared,
+    writing: Shared,
     /// Nothing is timed here.
-    pace: AtomicU64,
+    pace: Shared,
 }
 
 struct Slot {
-    stamp: AtomicU64,
-    after: AtomicU64,
+    stamp: Shared,
+    after: Shared,
     bytes: [UnsafeCell<u8>; 2],
 }
 
 impl Desk {
     fn new() -> Arc<Self> {
         let slot = || Slot {
-            stamp: AtomicU64::new(0),
-            after: AtomicU64::new(0),
+            stamp: Shared::new(0),
+            after: Shared::new(0),
             bytes: [UnsafeCell::new(0), UnsafeCell::new(0)],
         };
         Arc::new(Self {
             ring: Cells::new(4),
             slots: std::array::from_fn(|_| slot()),
-            taken: AtomicU64::new(0),
-            returned: AtomicU64::new(0),
-            declined: AtomicU64::new(0),
-            moved: AtomicU64::new(0),
-            moved_to: AtomicU64::new(0),
-            revoked: AtomicU64::new(0),
-            writing: AtomicU64::new(0),
-            pace: AtomicU64::new(0),
+            taken: Shared::new(0),
+            returned: Shared::new(0),
+            declined: Shared::new(0),
+            moved: Shared::new(0),
+            moved_to: Shared::new(0),
+            revoked: Shared::new(0),
+            writing: Shared::new(0),
+            pace: Shared::new(0),
         })
     }
 }
 
 impl Board for Arc<Desk> {
-    type Word = AtomicU64;
+    type Word = Shared;
 
-    fn stamp(&self, slot: usize) -> &AtomicU64 {
+    fn stamp(&self, slot: usize) -> &Shared {
         &self.slots[slot].stamp
     }
 
-    fn after(&self, slot: usize) -> &AtomicU64 {
+    fn after(&self, slot: usize) -> &Shared {
         &self.slots[slot].after
     }
 
-    fn taken(&self) -> &AtomicU64 {
+    fn taken(&self) -> &Shared {
         &self.taken
     }
 
-    fn producer_asleep(&self) -> &AtomicU64 {
+    fn producer_asleep(&self) -> &Shared {
         &self.ring.producer_asleep
     }
 
-    fn consumer_asleep(&self) -> &AtomicU64 {
+    fn consumer_asleep(&self) -> &Shared {
         &self.ring.consumer_asleep
     }
 
@@ -97,57 +98,51 @@ impl Board for Arc<Desk> {
 }
 
 impl Ledger for Arc<Desk> {
-    type Word = AtomicU64;
+    type Word = Shared;
 
-    fn returned(&self) -> &AtomicU64 {
+    fn returned(&self) -> &Shared {
         &self.returned
     }
 
-    fn declined(&self) -> &AtomicU64 {
+    fn declined(&self) -> &Shared {
         &self.declined
     }
 
-    fn moved(&self) -> &AtomicU64 {
+    fn moved(&self) -> &Shared {
         &self.moved
     }
 
-    fn moved_to(&self) -> &AtomicU64 {
+    fn moved_to(&self) -> &Shared {
         &self.moved_to
     }
 
-    fn revoked(&self) -> &AtomicU64 {
+    fn revoked(&self) -> &Shared {
         &self.revoked
     }
 
-    fn writing(&self) -> &AtomicU64 {
+    fn writing(&self) -> &Shared {
         &self.writing
     }
 
-    fn filling(&self) -> &AtomicU64 {
+    fn filling(&self) -> &Shared {
         &self.pace
     }
 
-    fn paces(&self, _class: usize) -> &AtomicU64 {
+    fn paces(&self, _class: usize) -> &Shared {
         &self.pace
     }
 
-    fn producer_asleep(&self) -> &AtomicU64 {
+    fn producer_asleep(&self) -> &Shared {
         &self.ring.producer_asleep
     }
 
-    fn consumer_asleep(&self) -> &AtomicU64 {
+    fn consumer_asleep(&self) -> &Shared {
         &self.ring.consumer_asleep
     }
 
     fn fence(&self, order: Ordering) {
         fence(order);
     }
-}
-
-fn check(preemptions: Option<usize>, body: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = preemptions;
-    builder.check(body);
 }
 
 /// Posts messages of one byte, sleeping whenever no slot is free.
@@ -162,7 +157,7 @@ fn post_all(desk: &Arc<Desk>, messages: &[u8], ours: &Bell, theirs: &Bell) {
             // The room that the ring has does not count.
             producer.arm();
             if !poster.has_room().unwrap() {
-                ours.wait();
+                ours.sleep();
             }
             producer.disarm();
         }
@@ -183,7 +178,7 @@ fn take_all(desk: &Arc<Desk>, count: usize, ours: &Bell, theirs: &Bell) -> Vec<u
             None => {
                 let ready = consumer.arm() || taker.peek().unwrap().is_some();
                 if !ready {
-                    ours.wait();
+                    ours.sleep();
                 }
                 consumer.disarm();
             }
@@ -193,7 +188,7 @@ fn take_all(desk: &Arc<Desk>, count: usize, ours: &Bell, theirs: &Bell) -> Vec<u
 }
 
 fn check_posts(messages: &'static [u8], preemptions: Option<usize>) {
-    check(preemptions, move || {
+    explore(preemptions, move || {
         let desk = Desk::new();
         let (slot, post) = (Bell::new(), Bell::new());
         let poster = thread::spawn({
@@ -219,7 +214,7 @@ fn loom_who_sleeps_for_a_slot_is_woken_and_slots_are_used_again() {
 /// A byte of the ring, a post, and a byte after it.
 #[test]
 fn loom_posts_and_bytes_keep_their_order() {
-    check(Some(3), || {
+    explore(Some(3), || {
         let desk = Desk::new();
         let sender = thread::spawn({
             let desk = desk.clone();
@@ -256,7 +251,7 @@ fn loom_posts_and_bytes_keep_their_order() {
 
 #[test]
 fn loom_who_sleeps_for_a_loan_is_woken_and_may_write() {
-    check(Some(2), || {
+    explore(Some(2), || {
         let desk = Desk::new();
         let (back, post) = (Bell::new(), Bell::new());
         let memory = Arc::new(UnsafeCell::new(1_u8));
@@ -287,7 +282,7 @@ fn loom_who_sleeps_for_a_loan_is_woken_and_may_write() {
             }
             producer.arm();
             if lender.returned() == before {
-                back.wait();
+                back.sleep();
             }
             producer.disarm();
         }
@@ -299,10 +294,10 @@ fn loom_who_sleeps_for_a_loan_is_woken_and_may_write() {
 
 #[test]
 fn loom_what_is_written_after_a_revocation_does_not_count() {
-    check(None, || {
+    explore(None, || {
         let desk = Desk::new();
         // The numbers themselves are read and written without order.
-        let memory = Arc::new(AtomicU64::new(1));
+        let memory = Arc::new(Shared::new(1));
         let reader = thread::spawn({
             let (desk, memory) = (desk.clone(), memory.clone());
             move || {
@@ -322,7 +317,7 @@ fn loom_what_is_written_after_a_revocation_does_not_count() {
 
 #[test]
 fn loom_nothing_is_written_once_a_revocation_has_waited() {
-    check(None, || {
+    explore(None, || {
         let desk = Desk::new();
         let memory = Arc::new(UnsafeCell::new(1_u8));
         let writer = thread::spawn({

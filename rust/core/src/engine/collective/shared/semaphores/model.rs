@@ -5,21 +5,11 @@
 use std::sync::atomic::Ordering;
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicU64, fence};
-use loom::sync::{Arc, Condvar, Mutex};
+use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
-
-impl Word for AtomicU64 {
-    fn load(&self, order: Ordering) -> u64 {
-        self.load(order)
-    }
-
-    fn store(&self, value: u64, order: Ordering) {
-        self.store(value, order);
-    }
-}
+use crate::sync::model::{AtomicU64, Bell, explore, fence};
 
 const WORLD: usize = 2;
 const OWNER: Rank = 0;
@@ -30,7 +20,7 @@ struct Host {
     words: [Vec<(usize, AtomicU64)>; WORLD],
     /// The owner's half.
     half: UnsafeCell<u64>,
-    bells: [(Mutex<bool>, Condvar); WORLD],
+    bells: [Bell; WORLD],
 }
 
 // SAFETY: that the half is shared rightly is what is tested; loom reports it if it is not.
@@ -56,23 +46,8 @@ impl Host {
         Arc::new(Self {
             words: [words(), words()],
             half: UnsafeCell::new(0),
-            bells: [(); WORLD].map(|()| (Mutex::new(false), Condvar::new())),
+            bells: [Bell::new(), Bell::new()],
         })
-    }
-
-    fn ring(&self, rank: Rank) {
-        let (rung, changed) = &self.bells[rank];
-        *rung.lock().unwrap() = true;
-        changed.notify_one();
-    }
-
-    fn sleep(&self, rank: Rank) {
-        let (rung, changed) = &self.bells[rank];
-        let mut rung = rung.lock().unwrap();
-        while !*rung {
-            rung = changed.wait(rung).unwrap();
-        }
-        *rung = false;
     }
 }
 
@@ -133,7 +108,7 @@ impl Actor {
         while is_missing(semaphores) {
             arm(side);
             if is_missing(semaphores) {
-                side.host.sleep(side.rank);
+                side.host.bells[side.rank].sleep();
             }
             disarm(side);
         }
@@ -143,7 +118,7 @@ impl Actor {
     fn set(&mut self, semaphore: usize) {
         let (side, semaphores) = (&self.side, &mut self.semaphores);
         semaphores.set(side, semaphore, semaphores.others);
-        semaphores.wake(side, |peer| side.host.ring(peer));
+        semaphores.wake(side, |peer| side.host.bells[peer].ring());
     }
 }
 
@@ -151,9 +126,7 @@ const EMPTY: usize = semaphore_of(Semaphore::Empty, 0);
 const FULL: usize = semaphore_of(Semaphore::Contributions, 0);
 
 fn check(preemptions: usize, chunks: u64) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(move || {
+    explore(Some(preemptions), move || {
         let host = Host::new(&[EMPTY, FULL]);
         let mut reader = Actor::new(READER, &host);
         let reading = thread::spawn(move || {
