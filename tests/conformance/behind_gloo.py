@@ -38,29 +38,41 @@ MARK = "BEHIND_GLOO_RUN"
 
 
 @dataclass(frozen=True)
+class Reason:
+    """Why something may fail on unisono alone, where what it prints then `says` certain words."""
+
+    why: str
+    says: str = ""
+
+
+@dataclass(frozen=True)
 class Program:
     """A command, or arguments of pytest, to run twice.
 
     `environment` may say ``{scratch}`` for a folder that each run gets for itself; a program that
     is `at_home` runs in the folder where this one does, any other in its scratch folder. Of
-    `explained` the keys are patterns of parts that may differ, and the values say why. `limit` is
-    for the whole; None means LIMIT for a command and an hour for tests, of which each has LIMIT.
+    `explained` the keys are patterns of parts that may differ. `limit` is for the whole; None means
+    LIMIT for a command and an hour for tests, of which each has LIMIT.
     """
 
     name: str
     command: Sequence[str]
     tests: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    explained: Mapping[str, str] = field(default_factory=dict)
+    explained: Mapping[str, Reason] = field(default_factory=dict)
     at_home: bool = False
     limit: float | None = None
 
 
 @dataclass
 class Outcome:
-    """How a program ended: a state for each of its parts, and the seconds it took."""
+    """How a program ended: a state for each of its parts, and the seconds it took.
+
+    `failures` has what was printed of those tests that failed.
+    """
 
     parts: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     output: str = ""
 
@@ -133,9 +145,9 @@ def run(program: Program, as_gloo: bool, limit: float = LIMIT) -> Outcome:
         }
         folder = None if program.at_home else scratch
         outcome = watched(command, environment, mark, folder, whole)
-        if program.tests and (parts := read_report(report)):
+        if program.tests and (read := read_report(report))[0]:
             # Tests that a limit for the whole cut off are missing in the report.
-            outcome.parts = parts
+            outcome.parts, outcome.failures = read
     return outcome
 
 
@@ -180,7 +192,7 @@ def watched(
         kill_marked(mark)
         process.wait()
         output.seek(0)
-        return Outcome({"": state}, seconds, output.read())
+        return Outcome({"": state}, seconds=seconds, output=output.read())
 
 
 def kill_marked(mark: str) -> None:
@@ -192,17 +204,20 @@ def kill_marked(mark: str) -> None:
                 os.kill(int(path.parent.name), signal.SIGKILL)
 
 
-def read_report(report: Path) -> dict[str, str]:
-    """Return the state of each test by its name; of one that failed, in which manner it did."""
+def read_report(report: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the state of each test by its name, and what those print that failed."""
+    parts: dict[str, str] = {}
+    failures: dict[str, str] = {}
     if not report.exists():
-        return {}
-    parts = {}
+        return parts, failures
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        kinds = {child.tag for child in case}
-        failed, skipped = kinds & {"failure", "error"}, "skipped" in kinds
+        failed = [child for child in case if child.tag in {"failure", "error"}]
+        skipped = case.find("skipped") is not None
         name = f"{case.get('classname')}.{case.get('name')}"
         parts[name] = "failed" if failed else "skipped" if skipped else "passed"
-    return parts
+        if failed:
+            failures[name] = "\n".join(child.text or "" for child in failed)
+    return parts, failures
 
 
 def compare(program: Program, there: Outcome, here: Outcome) -> Row:
@@ -213,18 +228,17 @@ def compare(program: Program, there: Outcome, here: Outcome) -> Row:
         on_unisono = here.parts.get(part, "missing")
         both += on_gloo == on_unisono == "passed"
         if on_gloo != on_unisono:
-            differences.append(
-                Difference(part, on_gloo, on_unisono, explanation(program.explained, part))
-            )
+            why = explanation(program.explained, part, here.failures.get(part, here.output))
+            differences.append(Difference(part, on_gloo, on_unisono, why))
     differences.sort(key=lambda each: (not each.is_loss, each.part))
     return Row(program.name, there, here, both, differences)
 
 
-def explanation(explained: Mapping[str, str], part: str) -> str:
-    """Return why the part may differ, or an empty string."""
-    for pattern, why in explained.items():
-        if fnmatch.fnmatchcase(part, pattern):
-            return why
+def explanation(explained: Mapping[str, Reason], part: str, printed: str) -> str:
+    """Return why the part, which has printed that, may differ, or an empty string."""
+    for pattern, reason in explained.items():
+        if fnmatch.fnmatchcase(part, pattern) and reason.says in printed:
+            return reason.why
     return ""
 
 

@@ -16,14 +16,14 @@ sys.path.append(str(CONFORMANCE))
 
 import behind_gloo  # noqa: E402
 import programs  # noqa: E402
-from behind_gloo import ACTS, Difference, Outcome, Program  # noqa: E402
+from behind_gloo import ACTS, Difference, Outcome, Program, Reason  # noqa: E402
 
 # What unisono says, by a program that has no unisono.
 SAYS_SO = f"import os; print({ACTS!r} if os.environ['UNISONO_AS_GLOO'] == '1' else 'gloo')\n"
 
 
 def outcome(text: str = "", **parts: str) -> Outcome:
-    return Outcome(parts, 1.0, text)
+    return Outcome(parts, seconds=1.0, output=text)
 
 
 def compared(there: dict[str, str], here: dict[str, str], **options: object) -> behind_gloo.Row:
@@ -61,7 +61,7 @@ def test_a_loss_fails_and_a_gain_does_not() -> None:
 
 
 def test_an_explained_loss_is_told_and_does_not_fail() -> None:
-    explained = {"*.test_lost*": "needs threads"}
+    explained = {"*.test_lost*": Reason("needs threads")}
     row = compared({"a.test_lost_1": "passed"}, {"a.test_lost_1": "failed"}, explained=explained)
     assert row.trouble == ""
     assert "needs threads" in behind_gloo.describe(row)
@@ -70,6 +70,15 @@ def test_an_explained_loss_is_told_and_does_not_fail() -> None:
     # For others it is no excuse.
     row = compared({"other": "passed"}, {"other": "failed"}, explained=explained)
     assert row.trouble == "passed on gloo alone: other"
+
+
+def test_an_explanation_holds_only_where_the_test_says_so() -> None:
+    program = Program("tests", [], explained={"*": Reason("other words", says="rank 1 has left")})
+    there, here = outcome(a="passed", b="passed"), outcome(ACTS, a="failed", b="failed")
+    here.failures = {"a": "'closed' is not in 'rank 1 has left'", "b": "the values are wrong"}
+    row = behind_gloo.compare(program, there, here)
+    assert row.trouble == "passed on gloo alone: b"
+    assert [each.why for each in row.lost] == ["other words", ""]
 
 
 @pytest.mark.parametrize("there,here", [("", ""), (ACTS, ACTS), (ACTS, "")])
