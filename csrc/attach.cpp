@@ -230,6 +230,7 @@ TORCH_LIBRARY(unisono, library) {
       "attach(__torch__.torch.classes.c10d.ProcessGroup pg, Dict(str, str) settings, "
       "int timeout_ms, int[] global_ranks) -> ()",
       attach);
+  define_operators(library);
 }
 
 }  // namespace unisono

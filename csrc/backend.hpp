@@ -140,6 +140,12 @@ class Backend final : public c10d::Backend {
   float endTimeEstimate() override;
 #endif
 
+  // For the operators (operators.cpp): a job in host memory, carried out in the calling thread.
+  void carry_out(const Job& job) const;
+  Job all_gather_job(const at::Tensor& output, const at::Tensor& input) const;
+  Job reduce_scatter_job(const at::Tensor& output, const at::Tensor& input,
+                         const c10d::ReduceOp& op) const;
+
   // Leaves the group: what is still under way here fails. Idempotent.
   void close() { handle_->group->close(); }
 
@@ -185,9 +191,6 @@ class Backend final : public c10d::Backend {
   void run_here(const Job& job, std::chrono::milliseconds timeout) const;
 
   Job all_gather_job(const Tensors& outputs, const at::Tensor& input) const;
-  Job all_gather_job(const at::Tensor& output, const at::Tensor& input) const;
-  Job reduce_scatter_job(const at::Tensor& output, const at::Tensor& input,
-                         const c10d::ReduceOp& op) const;
   std::vector<Job> all_reduce_jobs(const Tensors& tensors, const c10d::ReduceOp& op) const;
   at::Tensor sum_sparse(const at::Tensor& tensor, std::chrono::milliseconds timeout) const;
 

@@ -68,6 +68,7 @@ class Job {
   Call call(int64_t timeout_ms, Place place = on_host) const;
   Message message(int64_t peer, uint64_t tag, int64_t timeout_ms, Place place = on_host) const;
   Kept& kept() { return kept_; }
+  const Kept& kept() const { return kept_; }
 
  private:
   void accept(const at::Tensor& tensor, const char* argument);

@@ -79,6 +79,11 @@ void Backend::run_here(const Job& job, std::chrono::milliseconds timeout) const 
   raise(run(*handle_->group, job.call(milliseconds(timeout))).status);
 }
 
+void Backend::carry_out(const Job& job) const {
+  raise(run(*handle_->group, job.call(-1)).status);
+  for (const auto& [to, from] : job.kept().copies) to.copy_(from);
+}
+
 Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, int64_t peer,
                                        int tag) {
   if (tag < 0) wrong_value("tag", c10::str(tag, " is negative"));

@@ -2,6 +2,8 @@
 // interpreter goes.
 #pragma once
 
+#include <torch/library.h>
+
 #include <memory>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -16,5 +18,8 @@ void remember(const std::shared_ptr<Handle>& handle);
 c10::intrusive_ptr<Backend> join_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                        int size, c10::intrusive_ptr<c10d::Backend::Options> options,
                                        std::vector<Setting> settings);
+
+// The collectives as operators (operators.cpp).
+void define_operators(torch::Library& library);
 
 }  // namespace unisono

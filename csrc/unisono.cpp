@@ -10,6 +10,7 @@
 #include "life.cpp"
 #include "memory.cpp"
 #include "observers.cpp"
+#include "operators.cpp"
 #include "several.cpp"
 #include "sparse.cpp"
 #include "streams.cpp"
