@@ -45,12 +45,14 @@ pub enum Streaming {
 }
 
 impl Streaming {
+    /// Whether the processor has such stores: without them it would only cost the way round through a buffer.
+    pub const EXISTS: bool = cfg!(target_arch = "x86_64");
+
     /// What suits an operation during which the cores that share a cache touch so many bytes, read
     /// and written: streaming from the size of the last cache on. A copy alone touches twice its
     /// length; in a collective, what all ranks of this host read and write counts.
     pub fn for_footprint(bytes: usize) -> Self {
-        // Where there are no such stores it would only cost the way round through a buffer.
-        if cfg!(target_arch = "x86_64") && bytes > cache::last_level() {
+        if Self::EXISTS && bytes > cache::last_level() {
             Self::Yes
         } else {
             Self::No

@@ -17,7 +17,7 @@ use crate::engine::collective::plan_cache::PlanStore;
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::request::Request;
 use crate::engine::collective::run::{CompiledPlan, Factor, PlanRun, ReuseKey};
-use crate::engine::collective::shared::SharedRun;
+use crate::engine::collective::shared::{Host, SharedRun};
 use crate::engine::collective::transfer::{EncodedHeader, Operands};
 use crate::engine::group::deadlock::TOLD_AFTER;
 use crate::engine::state::{Core, Group, LARGE, Operation};
@@ -152,8 +152,12 @@ impl Group {
             run.go_by_messages(prepared);
         } else if let Some(key) = key {
             let is_asked_for = wanted.is_some_and(Algorithm::needs_shared_memory);
-            let cores = self.membership.topology.cores_per_host;
-            let shared = SharedRun::new(key, choice, is_asked_for, (self.world, cores));
+            let host = Host {
+                world: self.world,
+                cores: self.membership.topology.cores_per_host,
+                cache: self.membership.costs.cache as usize,
+            };
+            let shared = SharedRun::new(key, choice, is_asked_for, host);
             run.share(Some(shared));
         }
         Ok(run)

@@ -2,14 +2,15 @@
 
 use super::bill::{Bill, Taken};
 use super::work::Work;
-use crate::plan::shared::chunk;
+use crate::plan::shared::{CHUNK, chunk};
 use crate::plan::windows::HALVES;
 use crate::types::Collective;
 
-/// What it takes to copy a byte into the rank's own window, in copies of a byte that another core has just written: where
-/// ranks share a core, the line is in its cache already.
-const INTO_WINDOW_SHARING_CORES: f64 = 0.5;
-const INTO_WINDOW: f64 = 0.75;
+/// What it takes to copy a byte into the rank's own window, in copies of a byte that another core has just written.
+const INTO_WINDOW: f64 = 0.5;
+
+/// Bytes of windows that are still in the caches nearest to the cores of those who have read them.
+const NEAR: f64 = (HALVES * CHUNK) as f64;
 
 /// Seconds that an agreement takes beside its messages: an operation that needs one is neither repeated from an earlier
 /// run nor walked without looking ahead.
@@ -18,7 +19,8 @@ const AGREEMENT: f64 = 3e-6;
 /// Through windows, chunk by chunk.
 pub(super) fn windows(collective: Collective, work: &Work, bill: &mut Bill) {
     let whole = work.longer_buffer(collective);
-    let chunk = chunk(collective, work.world, bill.at.cores) as f64;
+    let cache = bill.costs.cache as usize;
+    let chunk = chunk(collective, work.world, bill.at.cores, cache) as f64;
     // All contributions must be there; of an all_reduce, all parts of the result too.
     let meetings = match collective {
         Collective::AllReduce => 2.0,
@@ -32,17 +34,11 @@ pub(super) fn windows(collective: Collective, work: &Work, bill: &mut Bill) {
     };
     bill.rounds += (put / chunk).ceil() * meetings * bill.round(false);
     let copy = bill.costs.copy;
-    let (into, fold) = match bill.is_crowded() {
-        true => (
-            INTO_WINDOW_SHARING_CORES * copy,
-            bill.costs.fold * work.widening,
-        ),
-        false => {
-            // The lines of the window are still where the operation before it has left them: in the others' caches.
-            bill.alone += whole.min(HALVES as f64 * chunk) * copy;
-            (INTO_WINDOW * copy, bill.costs.fold * work.widening)
-        }
-    };
+    let (into, fold) = (INTO_WINDOW * copy, bill.costs.fold * work.widening);
+    if !bill.is_crowded() {
+        // The lines of the window are still where the operation before it has left them: in the others' caches.
+        bill.alone += whole.min(NEAR) * copy;
+    }
     let others = (work.world - 1) as f64;
     match collective {
         Collective::AllReduce => {

@@ -27,6 +27,7 @@ mod backoff;
 mod one_pass;
 mod run;
 mod semaphores;
+mod stores;
 #[cfg(test)]
 mod tests;
 mod window_run;
@@ -38,7 +39,8 @@ use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-use crate::types::Rank;
+use crate::plan::shared::chunk;
+use crate::types::{Collective, Rank};
 
 use self::backoff::{Agreements, WindowSpeed};
 pub(crate) use self::run::{SharedRun, State};
@@ -54,6 +56,28 @@ const LINE: usize = 64;
 
 /// Steps of plans that are kept for operations to come.
 const KEPT_STEPS: usize = 1 << 18;
+
+/// What the ranks of a group share on their one host; the same on all of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Host {
+    /// The number of ranks.
+    pub(crate) world: usize,
+    /// Cores that they share.
+    pub(crate) cores: usize,
+    /// Bytes of their last cache.
+    pub(crate) cache: usize,
+}
+
+impl Host {
+    /// Bytes of a buffer that go through windows at once.
+    fn chunk(&self, collective: Collective) -> usize {
+        chunk(collective, self.world, self.cores, self.cache)
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.world > self.cores
+    }
+}
 
 /// What the operations of a group have in common in the memory that its ranks share.
 #[derive(Debug, Default)]

@@ -7,18 +7,18 @@ use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
 use crate::heap::Window;
 use crate::plan::select::Choice;
-use crate::plan::shared::chunk;
 use crate::transport::{Loan, Shared};
 use crate::types::{Collective, Rank};
 
 use super::agreement::{AgreementRound, Free, Proposal};
 use super::one_pass::{self, Slice};
 use super::window_run::WindowRun;
-use super::{Decision, LINE, SharedMemory, WindowState, Windows, windows};
+use super::{Decision, Host, LINE, SharedMemory, WindowState, Windows, windows};
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::run::Waiting;
 use crate::engine::collective::transfer::Operands;
 use crate::engine::links::LinkTable;
+use crate::plan::shared::CHUNK;
 
 /// Bytes of a message from which on it is read where it lies, if it lies in the heap.
 const LENT_FROM: usize = 16 << 10;
@@ -47,8 +47,7 @@ pub(crate) struct SharedRun {
     choice: Choice,
     /// The user has asked for one of them: neither back-off nor preference stands against it.
     is_asked_for: bool,
-    /// Bytes that go through windows at once.
-    chunk: usize,
+    host: Host,
     round: AgreementRound,
     /// While windows are being opened.
     own_window: Option<Window>,
@@ -56,30 +55,27 @@ pub(crate) struct SharedRun {
     /// Bytes of the own slice that are done.
     done: usize,
     window_run: Option<WindowRun>,
-    /// Since when all go through windows.
+    /// Since when all go through windows, and how long this rank has worked there before.
     since: Option<Instant>,
+    before: Duration,
     state: State,
 }
 
 impl SharedRun {
-    /// For an operation of `world` ranks, `cores` of which run at a time; the same on all ranks.
-    pub(crate) fn new(
-        key: PlanKey,
-        choice: Choice,
-        is_asked_for: bool,
-        (world, cores): (usize, usize),
-    ) -> Self {
+    /// For an operation of the ranks of `host`.
+    pub(crate) fn new(key: PlanKey, choice: Choice, is_asked_for: bool, host: Host) -> Self {
         Self {
             key,
             choice,
             is_asked_for,
-            chunk: chunk(key.collective, world, cores),
-            round: AgreementRound::new(world),
+            host,
+            round: AgreementRound::new(host.world),
             own_window: None,
             decision: None,
             done: 0,
             window_run: None,
             since: None,
+            before: Duration::ZERO,
             state: State::New,
         }
     }
@@ -155,7 +151,7 @@ impl SharedRun {
             }
         };
         if self.state == State::Opening {
-            self.own_window = windows::create(operands.rank, operands.world);
+            self.own_window = windows::create(operands.rank, &self.host);
         }
     }
 
@@ -193,7 +189,7 @@ impl SharedRun {
             let all = round.all_propose(operands, Proposal::Offer);
             let held = round.keep_offered(links);
             memory.windows = match self.own_window.take().filter(|_| all) {
-                Some(own) => Windows::new(operands.rank, own, held)
+                Some(own) => Windows::new(operands.rank, own, held, &self.host)
                     .map(|windows| WindowState::Open(Box::new(windows)))
                     .ok_or_else(|| Error::internal("a peer's window has another size"))?,
                 None => WindowState::Closed,
@@ -392,11 +388,13 @@ impl SharedRun {
             || self.round.is_back(operands, links, Loan::Declined)?;
         let is_over = self.window_run.as_ref().is_some_and(WindowRun::is_done);
         if is_over && is_back {
+            let bytes = operands.output.len().max(operands.input.len());
+            let taken = self.since.map_or(Duration::ZERO, |since| since.elapsed());
             if let (Some(window_run), Some(windows)) = (&self.window_run, memory.windows()) {
                 windows.release(window_run.halves());
+                windows.note(bytes, taken + self.before);
             }
-            let chunks = operands.output.len().max(operands.input.len()) / self.chunk + 1;
-            let taken = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+            let chunks = bytes / CHUNK + 1;
             memory.speed.observe(taken / chunks as u32, operands.world);
             self.state = State::Done;
             return Ok(true);
@@ -420,13 +418,22 @@ impl SharedRun {
             return Ok(false);
         }
         if self.window_run.is_none() {
-            let plan = memory.plan(self.key, (operands.rank, operands.world), self.chunk)?;
+            let chunk = self.host.chunk(self.key.collective);
+            let plan = memory.plan(self.key, (operands.rank, operands.world), chunk)?;
             self.window_run = Some(WindowRun::new(Arc::clone(&plan)));
+            if let Some(windows) = memory.windows() {
+                windows.begin(operands.output.len().max(operands.input.len()));
+            }
         }
         let (Some(window_run), Some(windows)) = (&mut self.window_run, memory.windows()) else {
             return Ok(false);
         };
-        Ok(window_run.advance(operands, windows, links, alone))
+        let begun = alone.then(Instant::now);
+        let moved = window_run.advance(operands, windows, links, alone);
+        if let Some(begun) = begun.filter(|_| moved) {
+            self.before += begun.elapsed();
+        }
+        Ok(moved)
     }
 
     /// Waits until everything offered has come back.

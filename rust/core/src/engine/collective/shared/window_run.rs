@@ -188,8 +188,9 @@ fn is_later(step: &Step) -> bool {
 fn put(operands: &Operands, windows: &mut Windows, src: Span, (half, dst): (u8, Span)) {
     let start = dst.offset * operands.dtype.size();
     for_runs(operands, src, |done, run| {
+        let streaming = windows.streaming();
         let half = windows.write(half.into(), start + done, run.len());
-        copy(operands, half, run);
+        copy(operands, half, run, streaming);
     });
 }
 
@@ -227,8 +228,9 @@ fn reduce(
         match result.buffer {
             Buffer::Window { .. } => {
                 let (place, at) = (place * size + done, at * size + done);
+                let streaming = windows.streaming();
                 let (dst, theirs) = windows.write_beside(half, (place, at), bytes);
-                combine(operands, dst, contribution, theirs);
+                combine(operands, dst, (contribution, streaming), theirs);
             }
             _ => {
                 let dst = operands.output.write(place * size + done, bytes);
@@ -237,10 +239,13 @@ fn reduce(
                 let is_there =
                     own.is_some_and(|own| (own.buffer, own.offset) == (Buffer::Output, place));
                 match is_there {
-                    true => combine(operands, dst, None, |rank| {
+                    true => combine(operands, dst, (None, Streaming::No), |rank| {
                         theirs(rank).filter(|_| rank != operands.rank)
                     }),
-                    false => combine(operands, dst, contribution.map(|run| &run[..bytes]), theirs),
+                    false => {
+                        let contribution = contribution.map(|run| &run[..bytes]);
+                        combine(operands, dst, (contribution, Streaming::No), theirs);
+                    }
                 }
             }
         }
@@ -253,7 +258,7 @@ fn reduce(
 fn combine<'a>(
     operands: &Operands,
     dst: &mut [u8],
-    own: Option<&'a [u8]>,
+    (own, streaming): (Option<&'a [u8]>, Streaming),
     theirs: impl Fn(Rank) -> Option<&'a [u8]>,
 ) {
     let mut sources = [Source::Destination; MOST_RANKS];
@@ -268,8 +273,8 @@ fn combine<'a>(
     }
     let (sources, kernel) = (&sources[..operands.world], operands.reducer());
     match &operands.workers {
-        Some(workers) => workers.reduce(kernel, dst, sources, operands.world, Streaming::No),
-        None => kernel.reduce(dst, sources, operands.world, Streaming::No),
+        Some(workers) => workers.reduce(kernel, dst, sources, operands.world, streaming),
+        None => kernel.reduce(dst, sources, operands.world, streaming),
     }
 }
 
@@ -286,7 +291,7 @@ fn get(
         let (place, at) = (place * size, at * size);
         let (dst, theirs) = windows.write_beside(half, (place, at), len * size);
         let theirs = theirs(from).expect("what is got is a peer's");
-        return copy(operands, dst, theirs);
+        return copy(operands, dst, theirs, Streaming::No);
     }
     while done < len * size {
         let dst = operands
@@ -296,6 +301,7 @@ fn get(
             operands,
             dst,
             windows.read(from, half, at * size + done, dst.len()),
+            Streaming::No,
         );
         done += dst.len();
     }
@@ -308,15 +314,15 @@ fn keep(operands: &Operands, src: Span, dst: Span) {
         while done < run.len() {
             let start = dst.offset * size + at_run + done;
             let dst = operands.memory(dst.buffer).write(start, run.len() - done);
-            copy(operands, dst, &run[done..done + dst.len()]);
+            copy(operands, dst, &run[done..done + dst.len()], Streaming::No);
             done += dst.len();
         }
     });
 }
 
-fn copy(operands: &Operands, dst: &mut [u8], src: &[u8]) {
+fn copy(operands: &Operands, dst: &mut [u8], src: &[u8], streaming: Streaming) {
     match &operands.workers {
-        Some(workers) => workers.copy(dst, src, Streaming::No),
-        None => copy_hinted(dst, src, Streaming::No),
+        Some(workers) => workers.copy(dst, src, streaming),
+        None => copy_hinted(dst, src, streaming),
     }
 }

@@ -4,19 +4,20 @@
 //! in [`semaphores`](super::semaphores).
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 use crate::heap::{Held, Layout, PeerWindow, Window};
 use crate::plan::shared::CHUNK;
 use crate::plan::signals::{HALVES, Peers, Semaphore};
+use crate::reduce::Streaming;
 use crate::transport::endpoint::Lane;
-use crate::types::Rank;
+use crate::types::{Collective, Rank};
 
 use crate::engine::links::LinkTable;
 
-use super::semaphores::{self, Semaphores, Words, semaphore_of};
-
-/// Bytes of a half: an all_reduce has contributions and results in it.
-const HALF: usize = 2 * CHUNK;
+use super::Host;
+use super::semaphores::{self, STORES, Semaphores, Words, semaphore_of};
+use super::stores::{self, Stores};
 
 /// Where the data of the first rank begins in a page: behind its beginning, where long buffers begin.
 const SKEW_OF_FIRST: usize = 256;
@@ -25,18 +26,23 @@ const SKEW_OF_FIRST: usize = 256;
 const SKEW: usize = 512;
 const SKEWS: usize = 8;
 
+/// Bytes of a half: an all_reduce has contributions and results in it.
+fn half(host: &Host) -> usize {
+    2 * host.chunk(Collective::AllReduce).max(CHUNK)
+}
+
 /// How the window of one rank is divided.
-fn layout(rank: Rank, world: usize) -> Layout {
+fn layout(rank: Rank, host: &Host) -> Layout {
     Layout {
-        words: semaphores::words(world),
+        words: semaphores::words(host.world),
         skew: SKEW_OF_FIRST + rank % SKEWS * SKEW,
-        data: HALVES * HALF,
+        data: HALVES * half(host),
     }
 }
 
 /// A new window for a rank, if it can be had.
-pub(super) fn create(rank: Rank, world: usize) -> Option<Window> {
-    Window::create(layout(rank, world))
+pub(super) fn create(rank: Rank, host: &Host) -> Option<Window> {
+    Window::create(layout(rank, host))
 }
 
 /// The windows of a group, as one of its ranks sees them.
@@ -48,6 +54,12 @@ pub(super) struct Windows {
     first: usize,
     /// The operation that uses them.
     user: Option<u64>,
+    /// Bytes of a half.
+    half: usize,
+    rank: Rank,
+    /// How this rank writes to its window: what rank 0 goes by, and what holds for the operation that uses them.
+    stores: Option<Stores>,
+    streaming: Streaming,
 }
 
 /// Whose memory is which.
@@ -80,11 +92,16 @@ impl Words for Panes {
 
 impl Windows {
     /// The rank's own one, and those of the peers by rank. `None` when one of them is not as it should be.
-    pub(super) fn new(rank: Rank, own: Window, peers: Vec<Option<Held>>) -> Option<Self> {
+    pub(super) fn new(
+        rank: Rank,
+        own: Window,
+        peers: Vec<Option<Held>>,
+        host: &Host,
+    ) -> Option<Self> {
         let world = peers.len();
         let peers: Vec<_> = (0..world)
             .zip(peers)
-            .map(|(peer, held)| PeerWindow::new(held?, layout(peer, world)))
+            .map(|(peer, held)| PeerWindow::new(held?, layout(peer, host)))
             .collect();
         let complete = (0..world).all(|peer| peer == rank || peers[peer].is_some());
         own.settle();
@@ -93,7 +110,37 @@ impl Windows {
             semaphores: Semaphores::new(rank, world),
             first: 0,
             user: None,
+            half: half(host),
+            rank,
+            stores: (!host.is_crowded() && Streaming::EXISTS).then(Stores::default),
+            streaming: Streaming::No,
         })
+    }
+
+    /// The operation that uses them works on so many bytes.
+    pub(super) fn begin(&mut self, bytes: usize) {
+        let Some(stores) = &self.stores else { return };
+        let mask = match self.rank {
+            0 => {
+                let mask = stores.mask();
+                self.panes.own(STORES).store(mask, Ordering::Relaxed);
+                mask
+            }
+            _ => self.panes.of(0, STORES),
+        };
+        self.streaming = stores::way(mask, bytes);
+    }
+
+    /// It has taken so long.
+    pub(super) fn note(&mut self, bytes: usize, taken: Duration) {
+        if let Some(stores) = self.stores.as_mut().filter(|_| self.rank == 0) {
+            stores.note(bytes, taken);
+        }
+    }
+
+    /// How this rank writes to its window.
+    pub(super) fn streaming(&self) -> Streaming {
+        self.streaming
     }
 
     /// Gives them to operation `sequence`, if no other one uses them.
@@ -108,7 +155,7 @@ impl Windows {
     }
 
     /// Which half that is, counted from the one that the operation began with.
-    fn half(&self, half: usize) -> usize {
+    fn which(&self, half: usize) -> usize {
         (self.first + half) % HALVES
     }
 
@@ -120,19 +167,19 @@ impl Windows {
         from: Peers,
         since: Rank,
     ) -> impl Iterator<Item = Rank> {
-        let semaphore = semaphore_of(what, self.half(half));
+        let semaphore = semaphore_of(what, self.which(half));
         self.semaphores.missing(&self.panes, semaphore, from, since)
     }
 
     /// Takes what all of these have signalled: none of them is [missing](Windows::missing).
     pub(super) fn take(&mut self, half: usize, what: Semaphore, from: Peers) {
-        let semaphore = semaphore_of(what, self.half(half));
+        let semaphore = semaphore_of(what, self.which(half));
         self.semaphores.take(semaphore, from);
     }
 
     /// Signals to these peers. [`Windows::wake`] comes soon after.
     pub(super) fn signal(&mut self, half: usize, what: Semaphore, to: Peers) {
-        let semaphore = semaphore_of(what, self.half(half));
+        let semaphore = semaphore_of(what, self.which(half));
         self.semaphores.set(&self.panes, semaphore, to);
     }
 
@@ -186,7 +233,7 @@ impl Windows {
     }
 
     fn place(&self, half: usize, at: usize, bytes: usize) -> usize {
-        assert!(at <= HALF && bytes <= HALF - at);
-        self.half(half) * HALF + at
+        assert!(at <= self.half && bytes <= self.half - at);
+        self.which(half) * self.half + at
     }
 }
