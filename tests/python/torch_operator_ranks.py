@@ -210,7 +210,7 @@ def shapes() -> None:
 
 
 def wrapped() -> None:
-    """torch's wrapper for debugging is no obstacle."""
+    """Call them behind the wrapper that torch has for debugging."""
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     dist.set_debug_level_from_env()
     values()

@@ -1,0 +1,125 @@
+"""What the ranks of `test_inference.py` do: the doors of vLLM and DeepSpeed to unisono's sums."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class StandIn:
+    """What `unisono.vllm` needs of vLLM's CpuCommunicator, as vLLM 0.32 has it."""
+
+    def __init__(self, device_group: Any, unique_name: str) -> None:
+        self.device_group = device_group
+        self.world_size = device_group.size()
+        self.own_memory = unique_name.startswith("tp") and (
+            self._all_group_ranks_share_shm_group_name()
+        )
+
+    def _all_group_ranks_share_shm_group_name(self) -> bool:
+        return True
+
+    def all_reduce(self, input_: Tensor) -> Tensor:
+        dist.all_reduce(input_, group=self.device_group)
+        return input_
+
+    def all_gather(self, input_: Tensor, dim: int = -1) -> Tensor:
+        parts = [torch.empty_like(input_) for _ in range(self.world_size)]
+        dist.all_gather(parts, input_, group=self.device_group)
+        return torch.cat(parts, dim)
+
+
+def module_of_vllm(real: bool) -> ModuleType:
+    """Return vLLM's module, or one with a stand-in in its place."""
+    name = "vllm.distributed.device_communicators.cpu_communicator"
+    if not real:
+        for end in (4, 16, 37, len(name)):
+            module = ModuleType(name[:end])
+            module.__path__ = []
+            sys.modules[name[:end]] = module
+        sys.modules[name.rpartition(".")[0]].cpu_communicator = module
+        module.CpuCommunicator = StandIn
+        return module
+    from vllm.distributed.device_communicators import cpu_communicator
+
+    return cpu_communicator
+
+
+def vllm(real: bool, asked: bool) -> dict[str, Any]:
+    """Make the communicator of a tensor-parallel group as vLLM does, and call it."""
+    module = module_of_vllm(real)
+    import unisono.vllm
+
+    unisono.vllm.register()
+    unisono.vllm.register()
+    dist.init_process_group("gloo")
+    group = dist.new_group(backend="gloo")
+    made = module.CpuCommunicator
+    if real:
+        os.environ["VLLM_DIST_IDENT"] = "test"
+        communicator = made(
+            cpu_group=group,
+            device=torch.device("cpu"),
+            device_group=group,
+            unique_name="tp:0",
+        )
+    else:
+        communicator = made(group, "tp:0")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3) + rank
+    all_of_them = [mine - rank + each for each in range(ranks)]
+    for dim in (0, 1, -1, -2):
+        assert torch.equal(communicator.all_gather(mine, dim), torch.cat(all_of_them, dim))
+    assert torch.equal(communicator.all_reduce(mine), sum(all_of_them))
+    served = getattr(communicator, "unisono_group", None)
+    found = {
+        "serves": served is not None and served == group.group_name,
+        "own_memory": getattr(communicator, "own_memory", False),
+        "name": f"{made.__module__}.{made.__qualname__}",
+    }
+    dist.destroy_process_group()
+    return found
+
+
+def deepspeed() -> dict[str, Any]:
+    """Sum as DeepSpeed's tensor-parallel layers do."""
+    import deepspeed
+
+    import unisono.deepspeed
+
+    unisono.deepspeed.install()
+    unisono.deepspeed.install()
+    deepspeed.init_distributed(verbose=False)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    pair = dist.new_group([0, 1])
+    calls = []
+    direct = torch.ops.unisono.all_reduce_
+
+    class Counted:
+        def all_reduce_(self, *args: Any) -> None:
+            calls.append(args)
+            direct(*args)
+
+    torch.ops.unisono = Counted()
+    part = torch.full((5,), float(rank), dtype=torch.bfloat16)
+    deepspeed.comm.inference_all_reduce(part)
+    if rank < 2:
+        other = torch.ones(3)
+        deepspeed.comm.inference_all_reduce(other, group=pair)
+        assert other.tolist() == [2.0] * 3
+    largest = torch.tensor([float(rank)])
+    deepspeed.comm.inference_all_reduce(largest, op=deepspeed.comm.ReduceOp.MAX)
+    found = {
+        "backend": dist.get_backend(),
+        "sum": part.tolist() == [ranks * (ranks - 1) / 2] * 5,
+        "max": largest.item() == ranks - 1,
+        "calls": len(calls),
+    }
+    dist.destroy_process_group()
+    return found
