@@ -73,10 +73,6 @@ impl Host {
     fn chunk(&self, collective: Collective) -> usize {
         chunk(collective, self.world, self.cores, self.cache)
     }
-
-    fn is_crowded(&self) -> bool {
-        self.world > self.cores
-    }
 }
 
 /// What the operations of a group have in common in the memory that its ranks share.

@@ -9,8 +9,6 @@
 //! other again after more and more operations. It says in a word of its window what it does, one bit for each length, and
 //! the others do likewise. One that looks too early does as before, which is right as well: it is each rank's own affair
 //! how it writes.
-//!
-//! Where ranks share cores a reader may run on the writer's core, and nothing goes past the caches.
 
 use std::time::Duration;
 
@@ -136,13 +134,12 @@ impl Stores {
         let habit = &mut self.habits[length_class(bytes)];
         let (kept, tried) = (habit.kept, habit.tried);
         if habit.note(taken) {
-            let tried = tried.min(taken);
             tracing::debug!(
                 bytes,
-                streams = habit.streams,
-                ?kept,
-                ?tried,
-                "operations of about this length are faster if what is written to windows goes past the caches, or does not"
+                past_the_caches = habit.streams,
+                before = ?kept,
+                now = ?tried.min(taken),
+                "changed the way in which operations of about this length write to windows"
             );
         }
     }

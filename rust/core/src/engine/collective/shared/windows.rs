@@ -112,7 +112,7 @@ impl Windows {
             user: None,
             half: half(host),
             rank,
-            stores: (!host.is_crowded() && Streaming::EXISTS).then(Stores::default),
+            stores: Streaming::EXISTS.then(Stores::default),
             streaming: Streaming::No,
         })
     }
