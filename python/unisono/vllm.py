@@ -32,7 +32,7 @@ def register() -> None:
 def _over_unisono(base: type) -> type:
     """Return vLLM's communicator with the collectives of groups that unisono serves."""
 
-    class CpuCommunicator(base):  # type: ignore[misc, valid-type]
+    class CpuCommunicator(base):  # type: ignore[misc]
         @property
         def unisono_group(self) -> str | None:
             """The name of the group, or None where something else serves it."""

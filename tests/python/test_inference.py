@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
+from pathlib import Path
 
 import pytest
-from ranks import run_ranks
+from ranks import run_ranks, run_torchrun
 
 pytest.importorskip("torch")
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "inference" / "generate.py"
 CLASS = "vllm.distributed.device_communicators.cpu_communicator.CpuCommunicator"
 
 
@@ -54,3 +57,13 @@ def test_deepspeeds_inference_sums_over_unisono():
         assert found["sum"]
         assert found["max"]
         assert found["calls"] == (2 if rank < 2 else 1)
+
+
+def test_the_example_generates_what_one_process_does():
+    small = ["--tokens=40", "--layers=2", "--width=64", "--heads=4"]
+    output = run_torchrun(EXAMPLE, 2, small, timeout=180)
+    assert re.search(
+        r"^2 ranks, sums by unisono: \d+ tokens/s, the same text as one process's$",
+        output,
+        re.MULTILINE,
+    ), output
