@@ -7,6 +7,7 @@ use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
 use crate::heap::Window;
 use crate::plan::select::Choice;
+use crate::plan::shared::CHUNK;
 use crate::transport::{Loan, Shared};
 use crate::types::{Collective, Rank};
 
@@ -18,7 +19,6 @@ use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::run::Waiting;
 use crate::engine::collective::transfer::Operands;
 use crate::engine::links::LinkTable;
-use crate::plan::shared::CHUNK;
 
 /// Bytes of a message from which on it is read where it lies, if it lies in the heap.
 const LENT_FROM: usize = 16 << 10;
@@ -392,7 +392,7 @@ impl SharedRun {
             let taken = self.since.map_or(Duration::ZERO, |since| since.elapsed());
             if let (Some(window_run), Some(windows)) = (&self.window_run, memory.windows()) {
                 windows.release(window_run.halves());
-                windows.note(bytes, taken + self.before);
+                windows.note(operands.collective, bytes, taken + self.before);
             }
             let chunks = bytes / CHUNK + 1;
             memory.speed.observe(taken / chunks as u32, operands.world);
@@ -422,7 +422,8 @@ impl SharedRun {
             let plan = memory.plan(self.key, (operands.rank, operands.world), chunk)?;
             self.window_run = Some(WindowRun::new(Arc::clone(&plan)));
             if let Some(windows) = memory.windows() {
-                windows.begin(operands.output.len().max(operands.input.len()));
+                let bytes = operands.output.len().max(operands.input.len());
+                windows.begin(operands.collective, bytes);
             }
         }
         let (Some(window_run), Some(windows)) = (&mut self.window_run, memory.windows()) else {

@@ -38,8 +38,9 @@ pub(super) const fn semaphore_of(what: Semaphore, half: usize) -> usize {
 const FOR_ALL: usize = 0;
 /// In the second one: how often the owner began or ended a sleep, odd while it sleeps.
 const SLEEPS: usize = LINE;
-/// Beside it, of rank 0: see [`stores`](super::stores).
+/// Behind it, of rank 0, a word for each of so many collectives: see [`stores`](super::stores).
 pub(super) const STORES: usize = LINE + 1;
+pub(super) const COLLECTIVES: usize = LINE - 1;
 
 /// The first word of what is set for `peer` alone.
 const fn for_one(peer: Rank) -> usize {

@@ -5,9 +5,9 @@
 //! operation takes a third of the time if the writer passes its caches by.
 //!
 //! Nothing tells which cores those are. A virtual machine shows one cache where there are two, and systems move processes
-//! between cores. So rank 0 tries both ways, for each length of operations by itself, takes the faster one, and tries the
-//! other again after more and more operations. It says in a word of its window what it does, one bit for each length, and
-//! the others do likewise. One that looks too early does as before, which is right as well: it is each rank's own affair
+//! between cores. So rank 0 tries both ways, for each collective and length by itself, takes the faster one, and tries the
+//! other again after more and more operations. It says what it does in its window, in a word for each collective with one
+//! bit for each length, and the others do likewise. One that looks too early does as before, which is right as well: it is each rank's own affair
 //! how it writes.
 
 use std::time::Duration;
@@ -90,32 +90,25 @@ impl Habit {
     }
 }
 
-/// How one rank writes to its window.
-#[derive(Debug)]
-pub(super) struct Stores {
-    /// By length, in powers of two. Rank 0's alone mean something.
-    habits: [Habit; usize::BITS as usize],
-}
-
-/// One bit for each length, set where what is written goes past the caches.
+/// One bit for each length, in powers of two: set where what is written goes past the caches.
 pub(super) type Mask = u64;
 
-fn length_class(bytes: usize) -> usize {
-    (usize::BITS - 1).saturating_sub(bytes.leading_zeros()) as usize
-}
+/// The lengths that are told apart.
+const LENGTHS: usize = Mask::BITS as usize;
 
-/// What the mask says of an operation on so many bytes.
-pub(super) fn way(mask: Mask, bytes: usize) -> Streaming {
-    match mask >> length_class(bytes) & 1 {
-        0 => Streaming::No,
-        _ => Streaming::Yes,
-    }
+/// How the ranks write to their windows in one collective.
+#[derive(Debug)]
+pub(super) struct Stores {
+    /// By length. Rank 0's alone mean something.
+    habits: [Habit; LENGTHS],
+    mask: Mask,
 }
 
 impl Default for Stores {
     fn default() -> Self {
         Self {
-            habits: [Habit::default(); usize::BITS as usize],
+            habits: [Habit::default(); LENGTHS],
+            mask: 0,
         }
     }
 }
@@ -123,15 +116,13 @@ impl Default for Stores {
 impl Stores {
     /// What rank 0 says.
     pub(super) fn mask(&self) -> Mask {
-        let bits = self.habits.iter().enumerate();
-        bits.fold(0, |mask, (bit, habit)| {
-            mask | Mask::from(habit.now()) << bit
-        })
+        self.mask
     }
 
     /// An operation on so many bytes has taken so long.
     pub(super) fn note(&mut self, bytes: usize, taken: Duration) {
-        let habit = &mut self.habits[length_class(bytes)];
+        let length = length(bytes);
+        let habit = &mut self.habits[length];
         let (kept, tried) = (habit.kept, habit.tried);
         if habit.note(taken) {
             tracing::debug!(
@@ -142,6 +133,20 @@ impl Stores {
                 "changed the way in which operations of about this length write to windows"
             );
         }
+        self.mask = self.mask & !(1 << length) | Mask::from(habit.now()) << length;
+    }
+}
+
+/// The bit of an operation on so many bytes.
+fn length(bytes: usize) -> usize {
+    bytes.max(1).ilog2() as usize
+}
+
+/// What the mask says of an operation on so many bytes.
+pub(super) fn way(mask: Mask, bytes: usize) -> Streaming {
+    match mask >> length(bytes) & 1 {
+        0 => Streaming::No,
+        _ => Streaming::Yes,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::types::{Collective, Rank};
 use crate::engine::links::LinkTable;
 
 use super::Host;
-use super::semaphores::{self, STORES, Semaphores, Words, semaphore_of};
+use super::semaphores::{self, COLLECTIVES, STORES, Semaphores, Words, semaphore_of};
 use super::stores::{self, Stores};
 
 /// Where the data of the first rank begins in a page: behind its beginning, where long buffers begin.
@@ -45,6 +45,12 @@ pub(super) fn create(rank: Rank, host: &Host) -> Option<Window> {
     Window::create(layout(rank, host))
 }
 
+/// The place of a collective among those whose ways of writing are kept apart.
+fn kind(collective: Collective) -> Option<usize> {
+    let number = collective as usize;
+    (number < COLLECTIVES).then_some(number)
+}
+
 /// The windows of a group, as one of its ranks sees them.
 #[derive(Debug)]
 pub(super) struct Windows {
@@ -58,7 +64,7 @@ pub(super) struct Windows {
     half: usize,
     rank: Rank,
     /// How this rank writes to its window: what rank 0 goes by, and what holds for the operation that uses them.
-    stores: Option<Stores>,
+    stores: [Stores; COLLECTIVES],
     streaming: Streaming,
 }
 
@@ -112,29 +118,33 @@ impl Windows {
             user: None,
             half: half(host),
             rank,
-            stores: Streaming::EXISTS.then(Stores::default),
+            stores: Default::default(),
             streaming: Streaming::No,
         })
     }
 
-    /// The operation that uses them works on so many bytes.
-    pub(super) fn begin(&mut self, bytes: usize) {
-        let Some(stores) = &self.stores else { return };
+    /// The operation that uses them is `collective` on so many bytes.
+    pub(super) fn begin(&mut self, collective: Collective, bytes: usize) {
+        let Some(kind) = kind(collective).filter(|_| Streaming::EXISTS) else {
+            return self.streaming = Streaming::No;
+        };
         let mask = match self.rank {
             0 => {
-                let mask = stores.mask();
-                self.panes.own(STORES).store(mask, Ordering::Relaxed);
+                let mask = self.stores[kind].mask();
+                self.panes.own(STORES + kind).store(mask, Ordering::Relaxed);
                 mask
             }
-            _ => self.panes.of(0, STORES),
+            _ => self.panes.of(0, STORES + kind),
         };
         self.streaming = stores::way(mask, bytes);
     }
 
     /// It has taken so long.
-    pub(super) fn note(&mut self, bytes: usize, taken: Duration) {
-        if let Some(stores) = self.stores.as_mut().filter(|_| self.rank == 0) {
-            stores.note(bytes, taken);
+    pub(super) fn note(&mut self, collective: Collective, bytes: usize, taken: Duration) {
+        if self.rank == 0
+            && let Some(kind) = kind(collective)
+        {
+            self.stores[kind].note(bytes, taken);
         }
     }
 
