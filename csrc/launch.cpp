@@ -80,7 +80,7 @@ void Backend::run_here(const Job& job, std::chrono::milliseconds timeout) const 
 }
 
 void Backend::carry_out(const Job& job) const {
-  raise(run(*handle_->group, job.call(-1)).status);
+  run_here(job, c10d::kUnsetTimeout);
   for (const auto& [to, from] : job.kept().copies) to.copy_(from);
 }
 

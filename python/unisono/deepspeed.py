@@ -6,7 +6,6 @@
 
     unisono.deepspeed.install()
     deepspeed.init_distributed()
-    model = deepspeed.init_inference(model, tensor_parallel={"tp_size": 2})
 """
 
 from __future__ import annotations

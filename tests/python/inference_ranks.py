@@ -51,7 +51,7 @@ def module_of_vllm(real: bool) -> ModuleType:
     return cpu_communicator
 
 
-def vllm(real: bool, asked: bool) -> dict[str, Any]:
+def vllm(real: bool) -> dict[str, Any]:
     """Make the communicator of a tensor-parallel group as vLLM does, and call it."""
     module = module_of_vllm(real)
     import unisono.vllm

@@ -29,7 +29,7 @@ def real_or_not() -> list:
 
 @pytest.mark.parametrize("real", real_or_not())
 def test_vllm_takes_unisono_where_it_serves_gloos_groups(real):
-    for found in run(2, "vllm", real, True, UNISONO_AS_GLOO="1"):
+    for found in run(2, "vllm", real, UNISONO_AS_GLOO="1"):
         assert found["serves"]
         assert not found["own_memory"]
         if real:
@@ -37,7 +37,7 @@ def test_vllm_takes_unisono_where_it_serves_gloos_groups(real):
 
 
 def test_vllm_is_left_alone_unless_asked():
-    for found in run(2, "vllm", False, False):
+    for found in run(2, "vllm", False):
         assert not found["serves"]
         assert found["own_memory"]
 

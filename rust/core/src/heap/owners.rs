@@ -6,9 +6,9 @@
 //! - A thread that has been handed the address of a block in a way that orders memory finds the segment. A thread that
 //!   has it in another way may find nothing, and then takes the memory for memory outside the heap, which is slower but
 //!   right.
-//! - A segment is never found longer than it is, so nobody reads past its end. The length is written before the owner
+//! - A segment is never found longer than it is, so no access goes past its end. The length is written before the owner
 //!   that leads to it, with release, and read after it, with acquire.
-//! - While a segment is unmapped its old length or number may be found. It is memory that nobody may use then.
+//! - While a segment is unmapped its old length or number may be found. Using its memory then is a mistake in any case.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
