@@ -67,6 +67,8 @@ def subgroups() -> None:
         tensor = torch.full((5,), float(rank + 1))
         torch.ops.unisono.all_reduce_(tensor, pair.group_name)
         assert tensor.tolist() == [1.0 + ranks] * 5
+    # The rank that is not in the pair may not take the store away while the others meet there.
+    dist.barrier()
     dist.destroy_process_group()
 
 
