@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use unisono::transport::cuda::driver::{Device, DeviceMemory, Pinned, Stream};
 use unisono::transport::cuda::flags::{ANNOUNCEMENT, Announced, Flags, Signal, Spot};
-use unisono::transport::{Link, Page, local};
+use unisono::transport::{Neighbour, Page, local};
 
 use crate::driver_calls::capture;
 use crate::harness::{self, until};
@@ -37,8 +37,8 @@ fn ranks(size: usize) -> Vec<Flags> {
     let mut pages: Vec<Vec<Option<Page>>> = (0..size).map(|_| vec![None; size]).collect();
     for (a, b) in (0..size).flat_map(|b| (0..b).map(move |a| (a, b))) {
         let (mine, theirs) = local::pair(4096).unwrap();
-        pages[a][b] = mine.page();
-        pages[b][a] = theirs.page();
+        pages[a][b] = Some(mine.page());
+        pages[b][a] = Some(theirs.page());
     }
     pages
         .into_iter()

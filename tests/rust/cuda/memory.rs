@@ -6,7 +6,7 @@ use unisono::error::Code;
 use unisono::transport::cuda::driver::{
     Device, DeviceMemory, Kind, Pinned, Registered, Stream, check_buffer, place,
 };
-use unisono::transport::{Link, local};
+use unisono::transport::{Neighbour, local};
 
 use crate::driver_calls::calls;
 use crate::harness;
@@ -91,7 +91,7 @@ fn a_freed_buffer_is_refused() {
 
 fn both_ends_register_their_page() {
     let (a, b) = local::pair(4096).unwrap();
-    let (a, b) = (a.page().unwrap(), b.page().unwrap());
+    let (a, b) = (a.page(), b.page());
     for _ in 0..2 {
         let mine = Registered::page(device(), &a).unwrap();
         let theirs = Registered::page(device(), &b).unwrap();
@@ -159,7 +159,7 @@ fn what_may_still_be_written_is_not_handed_out() {
 }
 
 fn registrations_stay_while_any_is_used() {
-    let pages = [1, 2].map(|_| local::pair(4096).unwrap().0.page().unwrap());
+    let pages = [1, 2].map(|_| local::pair(4096).unwrap().0.page());
     let [first, second] = [0, 1].map(|at| Registered::page(device(), &pages[at]).unwrap());
     let before = calls("cuMemHostUnregister");
     let address = first.address();
@@ -200,7 +200,7 @@ fn pages_that_other_code_registered_are_named() {
 
 fn a_failed_registration_leaves_nothing() {
     let (a, _b) = local::pair(4096).unwrap();
-    let page = a.page().unwrap();
+    let page = a.page();
     let error = Registered::page(device(), &page).unwrap_err();
     assert_eq!(error.code, Code::Unsupported, "{error}");
     // It was given back: the driver takes it again.

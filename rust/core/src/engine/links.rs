@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
-use crate::heap::Window;
 use crate::transport::endpoint::Lane;
 use crate::transport::{
-    Interest, Lending, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Shared, Ticket,
+    Interest, Lending, Link, Loan, MESSAGE_HEADER, Neighbour, Notice, PeerState, Shareable, Shared,
+    Terms, Ticket,
 };
 use crate::types::Rank;
 
@@ -156,15 +156,57 @@ named! {
     try_take(take: &mut dyn FnMut(&[u8])) -> bool;
     is_streaming() -> bool;
     peek() -> Option<[u8; MESSAGE_HEADER]>;
-    try_lend(header: &[u8; MESSAGE_HEADER], runs: &[(usize, usize)]) -> Lending;
-    try_offer(header: &[u8; MESSAGE_HEADER], runs: &[(usize, usize)]) -> Lending;
-    try_share(header: &[u8; MESSAGE_HEADER], place: (usize, usize)) -> Lending;
-    try_show(header: &[u8; MESSAGE_HEADER], window: &Window) -> Lending;
-    shared() -> Option<Shared>;
-    loan(ticket: Ticket) -> Loan;
+}
+
+/// Methods of [`Neighbour`] that can fail, and what they come to where the peer is none.
+macro_rules! named_of_neighbours {
+    ($($method:ident($($argument:ident: $type:ty),*) -> $result:ty, or $absent:expr;)*) => {
+        impl PeerLink {
+            $(
+                pub(crate) fn $method(&mut self, $($argument: $type),*) -> Result<$result> {
+                    let Some(neighbour) = self.link.neighbour() else {
+                        return Ok($absent);
+                    };
+                    match neighbour.$method($($argument),*) {
+                        Ok(result) => Ok(result),
+                        Err(error) => Err(self.blame(error)),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+named_of_neighbours! {
+    try_lend(header: &[u8; MESSAGE_HEADER], runs: &[(usize, usize)], terms: Terms) -> Lending, or Lending::Unfit;
+    try_share(header: &[u8; MESSAGE_HEADER], what: Shareable<'_>) -> Lending, or Lending::Unfit;
+    shared() -> Option<Shared>, or None;
+    loan(ticket: Ticket) -> Loan, or Loan::Returned;
 }
 
 impl PeerLink {
+    /// What a payload must be to be lent, if the peer is on this host: from how many bytes on, and in how many pieces at
+    /// most.
+    pub(crate) fn lends(&mut self) -> Option<(usize, usize)> {
+        let neighbour = self.link.neighbour()?;
+        Some((neighbour.lends_from(), neighbour.most_lent_runs()))
+    }
+
+    /// As [`Neighbour::can_share`]. Nothing can be shared with a peer on another host.
+    pub(crate) fn can_share(&mut self, what: Shareable<'_>) -> Option<bool> {
+        match self.link.neighbour() {
+            Some(neighbour) => neighbour.can_share(what),
+            None => Some(false),
+        }
+    }
+
+    /// Does this with the peer, if it is on this host.
+    pub(crate) fn as_neighbour(&mut self, act: impl FnOnce(&mut dyn Neighbour)) {
+        if let Some(neighbour) = self.link.neighbour() {
+            act(neighbour);
+        }
+    }
+
     /// The error with its peer, in words too.
     #[cold]
     pub(crate) fn blame(&self, error: Error) -> Error {
@@ -327,7 +369,7 @@ mod tests {
     use std::os::fd::BorrowedFd;
 
     use super::*;
-    use crate::transport::Position;
+    use crate::transport::{Page, Position};
 
     /// A link on which everything fails that can.
     struct Broken;
@@ -369,24 +411,8 @@ mod tests {
             fault()
         }
 
-        fn try_lend(&mut self, _: &[u8; MESSAGE_HEADER], _: &[(usize, usize)]) -> Result<Lending> {
-            fault()
-        }
-
-        fn try_offer(&mut self, _: &[u8; MESSAGE_HEADER], _: &[(usize, usize)]) -> Result<Lending> {
-            fault()
-        }
-
-        fn try_share(&mut self, _: &[u8; MESSAGE_HEADER], _: (usize, usize)) -> Result<Lending> {
-            fault()
-        }
-
-        fn shared(&mut self) -> Result<Option<Shared>> {
-            fault()
-        }
-
-        fn loan(&mut self, _: Ticket) -> Result<Loan> {
-            fault()
+        fn neighbour(&mut self) -> Option<&mut dyn Neighbour> {
+            Some(self)
         }
 
         fn arm(&mut self, _: Interest) -> bool {
@@ -422,6 +448,57 @@ mod tests {
         }
     }
 
+    impl Neighbour for Broken {
+        fn lends_from(&self) -> usize {
+            1
+        }
+
+        fn most_lent_runs(&self) -> usize {
+            1
+        }
+
+        fn lend_private_from(&mut self, _: usize) {}
+
+        fn expect_a_crowd(&mut self) {}
+
+        fn try_lend(
+            &mut self,
+            _: &[u8; MESSAGE_HEADER],
+            _: &[(usize, usize)],
+            _: Terms,
+        ) -> Result<Lending> {
+            fault()
+        }
+
+        fn loan(&mut self, _: Ticket) -> Result<Loan> {
+            fault()
+        }
+
+        fn decline(&mut self) {}
+
+        fn can_share(&mut self, _: Shareable<'_>) -> Option<bool> {
+            None
+        }
+
+        fn try_share(&mut self, _: &[u8; MESSAGE_HEADER], _: Shareable<'_>) -> Result<Lending> {
+            fault()
+        }
+
+        fn shared(&mut self) -> Result<Option<Shared>> {
+            fault()
+        }
+
+        fn give_back(&mut self) {}
+
+        fn await_writer(&mut self, _: Instant) {}
+
+        fn wake(&mut self) {}
+
+        fn page(&self) -> Page {
+            unreachable!("no test asks for the page")
+        }
+    }
+
     #[test]
     fn whatever_fails_on_a_link_names_its_peer() {
         let mut links = LinkTable::new(4);
@@ -443,9 +520,8 @@ mod tests {
             link.try_take(&mut |_| ()).err(),
             link.is_streaming().err(),
             link.peek().err(),
-            link.try_lend(&header, &[]).err(),
-            link.try_offer(&header, &[]).err(),
-            link.try_share(&header, (0, 0)).err(),
+            link.try_lend(&header, &[], Terms::Loan).err(),
+            link.try_share(&header, Shareable::Span((0, 0))).err(),
             link.shared().err(),
             link.loan(ticket).err(),
         ];

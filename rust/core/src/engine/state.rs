@@ -364,7 +364,7 @@ impl Group {
         }
         let until = Instant::now() + WRITERS_PATIENCE;
         for (_, _, open) in core.links.iter_open() {
-            let _ = contained(|| open.link.await_writer(until));
+            let _ = contained(|| open.link.as_neighbour(|peer| peer.await_writer(until)));
         }
         // Each operation's error names the operation itself.
         let each = Error {

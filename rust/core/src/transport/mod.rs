@@ -2,7 +2,8 @@
 //!
 //! A link never blocks and never interprets the bytes it carries. Beside the stream it has a *control channel*
 //! that is never behind data: it carries the peer's farewell, abort notice and position, and ends when the peer's process
-//! ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`].
+//! ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`]. What only a peer
+//! on the same host can do, read and write memory where it lies, is a trait beside it, [`Neighbour`].
 //!
 //! [`cuda`] is no link: it is what operations on device memory are made of, between ranks whose links tell of each
 //! other's end.
@@ -16,6 +17,7 @@ pub(crate) mod fuzzing;
 pub mod handshake;
 pub mod keys;
 pub mod local;
+pub mod neighbour;
 pub mod shm;
 pub mod tcp;
 
@@ -23,12 +25,11 @@ pub mod tcp;
 mod suite;
 
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
 
+pub use self::neighbour::{Lending, Loan, Neighbour, Shareable, Terms, Ticket};
 pub(crate) use self::shm::WRITERS_PATIENCE;
 pub use self::shm::{Page, Shared};
 use crate::error::{Code, Result};
-use crate::heap::Window;
 
 /// What the peer last said, or did, on the control channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,40 +75,6 @@ pub struct Interest {
 
 /// Bytes with which every message begins; the link does not interpret them.
 pub const MESSAGE_HEADER: usize = 40;
-
-/// A message that has been lent to the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket {
-    /// Counted from 1 in each direction.
-    pub number: u64,
-    /// The peer is known to be able to read it, so other messages may be sent before it is back. One that is not may
-    /// be refused.
-    pub proven: bool,
-}
-
-/// What became of an attempt to lend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lending {
-    /// The peer may read the payload where it lies.
-    Lent(Ticket),
-    /// The link can carry no message now.
-    NotNow,
-    /// This payload is to be streamed.
-    Unfit,
-}
-
-/// What has become of a message that was lent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loan {
-    /// The peer has not finished reading it.
-    Out,
-    /// It may be changed again.
-    Returned,
-    /// The peer cannot read it there, and waits for the payload in the stream.
-    Refused,
-    /// The peer has not read it: it had been offered ([`Link::try_offer`]), and there is no place for it yet.
-    Declined,
-}
 
 /// One ordered reliable stream between two ranks of a group.
 ///
@@ -168,95 +135,14 @@ pub trait Link: Send {
         Ok(None)
     }
 
-    /// Payloads from this length on may be lent.
-    fn lends_from(&self) -> usize {
-        usize::MAX
+    /// What the peer can do besides, if it is on this host.
+    fn neighbour(&mut self) -> Option<&mut dyn Neighbour> {
+        None
     }
-
-    /// The most pieces that a lent payload may consist of.
-    fn most_lent_runs(&self) -> usize {
-        0
-    }
-
-    /// From which size on memory outside the shared heap is lent, instead of where that is measured to be faster.
-    fn lend_private_from(&mut self, _bytes: usize) {}
-
-    /// Ranks of this host share cores: it costs the peer more to find a message half there than to wait for it.
-    fn expect_a_crowd(&mut self) {}
 
     /// The peer is lost when its host has not answered for this many seconds; where the peer is on another host. What is
     /// only slow, or stopped, is not lost.
     fn lose_silent_host_after(&mut self, _seconds: Option<u32>) {}
-
-    /// Sends a message by its header and the place of its payload, `(address, bytes)` piece by piece. The memory must
-    /// stay as it is until [`Link::loan`] says that it is back, or [`Link::send_abort`] or the end of the link has
-    /// revoked it.
-    fn try_lend(
-        &mut self,
-        _header: &[u8; MESSAGE_HEADER],
-        _runs: &[(usize, usize)],
-    ) -> Result<Lending> {
-        Ok(Lending::Unfit)
-    }
-
-    /// As [`Link::try_lend`], for a message that the peer may [decline](Link::decline) to read. It is always proven;
-    /// where it would not be, it is unfit. The next may be offered when the one before is back.
-    fn try_offer(
-        &mut self,
-        _header: &[u8; MESSAGE_HEADER],
-        _runs: &[(usize, usize)],
-    ) -> Result<Lending> {
-        Ok(Lending::Unfit)
-    }
-
-    /// Whether the memory from an address on, so many bytes, can be shared with the peer; `None` until the peer has said
-    /// whether it reaches it, which wakes a sleeper.
-    fn can_share(&mut self, _place: (usize, usize)) -> Option<bool> {
-        Some(false)
-    }
-
-    /// As [`Link::try_offer`] of one piece, and the peer may also write to it until it gives it back. Only what
-    /// [can be shared](Link::can_share). If it does not come back, [`Link::await_writer`] comes before the memory is used
-    /// for anything else.
-    fn try_share(
-        &mut self,
-        _header: &[u8; MESSAGE_HEADER],
-        _place: (usize, usize),
-    ) -> Result<Lending> {
-        Ok(Lending::Unfit)
-    }
-
-    /// As [`Link::can_share`], of a window of this process.
-    fn can_show(&mut self, _window: &Window) -> Option<bool> {
-        Some(false)
-    }
-
-    /// As [`Link::try_share`] of a whole window. The peer may keep it when it has given it back.
-    fn try_show(&mut self, _header: &[u8; MESSAGE_HEADER], _window: &Window) -> Result<Lending> {
-        Ok(Lending::Unfit)
-    }
-
-    /// The memory that the message shares of which [`Link::try_take`] has just delivered the header, if it does. To be
-    /// [given back](Link::give_back), or declined before it has been used.
-    fn shared(&mut self) -> Result<Option<Shared>> {
-        Ok(None)
-    }
-
-    /// Gives back what the peer shares.
-    fn give_back(&mut self) {}
-
-    /// After [`Link::send_abort`]: returns when the peer is not in the middle of writing to what is shared with it. It
-    /// will not begin again. Where the peer has stopped in the middle that is waited for `until` then, and the heap takes
-    /// the memory away from it.
-    fn await_writer(&mut self, _until: Instant) {}
-
-    /// Gives back the message that was offered and of which [`Link::try_take`] has just delivered the header, unread.
-    fn decline(&mut self) {}
-
-    /// What has become of a lent message.
-    fn loan(&mut self, _ticket: Ticket) -> Result<Loan> {
-        Ok(Loan::Returned)
-    }
 
     /// Announces that this side is about to sleep on [`Link::fds`] until one of `interest` can be served. Returns
     /// true when that is already so (then do not sleep). Must be followed by [`Link::disarm`].
@@ -265,18 +151,8 @@ pub trait Link: Send {
     /// Withdraws the announcement of [`Link::arm`] and consumes what woke the sleeper.
     fn disarm(&mut self);
 
-    /// Wakes the peer, if it sleeps.
-    fn wake(&mut self) {}
-
     /// The descriptors to watch edge-triggered (readable, writable and hang-up) while armed.
     fn fds(&self) -> Vec<BorrowedFd<'_>>;
-
-    /// The pidfd of the peer's process, which becomes readable when that ends, whoever keeps its sockets open. `None` where
-    /// the peer is on another host or in this process, or cannot be named here. All links to one process have the same
-    /// descriptor, which is closed with the last of them.
-    fn peer_pidfd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
 
     /// Reads the control channel and says how the peer is. Cheap enough to call on every pass of a wait loop
     /// that found nothing else to do; not on the hot path.
@@ -307,11 +183,6 @@ pub trait Link: Send {
 
     /// Why a peer that is [`PeerState::Present`] does not seem to run, in words that follow its name, if it does not.
     fn stall(&self) -> Option<String> {
-        None
-    }
-
-    /// A page of memory that both ends have mapped, where the transport has such; the same on every call.
-    fn page(&self) -> Option<Page> {
         None
     }
 

@@ -89,18 +89,17 @@ pub(super) fn empty_calls_do_nothing(make: impl Fn(usize) -> Pair) {
 
 /// Of a transport that has one.
 pub(super) fn a_page_is_shared_and_left_alone(make: impl Fn(usize) -> Pair) {
-    let (a, b) = make(4096);
-    let (Some(mine), Some(theirs)) = (a.page(), b.page()) else {
+    let (mut a, mut b) = make(4096);
+    let pages = (a.neighbour(), b.neighbour());
+    let (Some(near), Some(far)) = pages else {
         assert!(
-            a.page().is_none() && b.page().is_none(),
-            "one side has a page"
+            pages.0.is_none() && pages.1.is_none(),
+            "one side alone is on this host"
         );
         return;
     };
-    assert!(
-        a.page()
-            .is_some_and(|again| ptr::eq(again.words(), mine.words()))
-    );
+    let (mine, theirs) = (near.page(), far.page());
+    assert!(ptr::eq(near.page().words(), mine.words()));
     for page in [&mine, &theirs] {
         assert!(page.words().as_ptr().addr().is_multiple_of(Page::BYTES));
         assert!(

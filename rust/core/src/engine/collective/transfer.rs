@@ -11,7 +11,7 @@ use crate::error::{Code, Error, Result};
 use crate::plan::{Buffer, Span, Step, Wire};
 use crate::reduce::{self, Kernel, Source, Streaming, Workers};
 use crate::transport::endpoint::Lane;
-use crate::transport::{Lending, Loan, Ticket};
+use crate::transport::{Lending, Loan, Terms, Ticket};
 use crate::types::{Collective, DataType, Rank};
 
 use crate::engine::collective::bounce::{BounceBuffer, RepeatedSends};
@@ -316,9 +316,9 @@ impl Operands {
             }
             return Ok(true);
         }
-        if length < open.link.lends_from() {
+        let Some((_, most_runs)) = open.link.lends().filter(|(least, _)| length >= *least) else {
             return Ok(false);
-        }
+        };
         let copy = self.bounce.as_ref().zip(staged);
         let copy = copy.and_then(|(bounce, (repeated_sends, number))| {
             bounce.put(repeated_sends, number, memory, (offset, length))
@@ -328,10 +328,13 @@ impl Operands {
             None => (memory, offset),
         };
         let mut runs = Runs::default();
-        if !runs.fill(memory, offset, length, open.link.most_lent_runs()) {
+        if !runs.fill(memory, offset, length, most_runs) {
             return Ok(false);
         }
-        match open.link.try_lend(&self.header(length), runs.as_slice())? {
+        match open
+            .link
+            .try_lend(&self.header(length), runs.as_slice(), Terms::Loan)?
+        {
             Lending::Lent(ticket) => progress.loan = Some(ticket),
             Lending::NotNow => {}
             Lending::Unfit => return Ok(false),

@@ -121,14 +121,16 @@ impl Group {
                         return;
                     }
                 }
-                match self.config.lend_bytes {
-                    LendBytes::Auto => {}
-                    LendBytes::None => link.lend_private_from(usize::MAX),
-                    LendBytes::From(bytes) => link.lend_private_from(bytes),
-                }
                 link.lose_silent_host_after(self.config.peer_timeout.seconds());
-                if core.backoff.is_crowded() {
-                    link.expect_a_crowd();
+                if let Some(neighbour) = link.neighbour() {
+                    match self.config.lend_bytes {
+                        LendBytes::Auto => {}
+                        LendBytes::None => neighbour.lend_private_from(usize::MAX),
+                        LendBytes::From(bytes) => neighbour.lend_private_from(bytes),
+                    }
+                    if core.backoff.is_crowded() {
+                        neighbour.expect_a_crowd();
+                    }
                 }
                 tracing::debug!(rank = self.rank, peer, lane = ?lane, via = %link.describe(), "link open");
                 let name = self.name_of(peer);

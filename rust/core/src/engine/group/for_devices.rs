@@ -24,7 +24,8 @@ impl Group {
     pub(crate) fn page(&self, peer: Rank) -> Option<Page> {
         let mut core = self.core.lock();
         self.read_mail(&mut core);
-        core.links.open(Lane::Collective, peer)?.link.page()
+        let link = &mut core.links.open(Lane::Collective, peer)?.link;
+        link.neighbour().map(|neighbour| neighbour.page())
     }
 
     /// Why the operation that is under way cannot end: the first peer that is gone, or an abort that a peer has told of,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
-use crate::transport::{Lending, Loan, Ticket};
+use crate::transport::{Lending, Loan, Terms, Ticket};
 use crate::types::{DataType, Rank};
 
 use crate::engine::collective::header::{u32_at, u64_at};
@@ -153,31 +153,35 @@ impl Outgoing {
             };
             return Ok(if posted { Sent::Whole } else { Sent::NotNow });
         }
-        if self.sent == 0 && self.lendable && length >= link.lends_from() {
-            let mut runs = Runs::default();
-            if runs.fill(&self.payload, 0, length, link.most_lent_runs()) {
-                match link.try_lend(&self.header, runs.as_slice())? {
-                    Lending::NotNow => return Ok(Sent::NotNow),
-                    Lending::Unfit => {}
-                    Lending::Lent(ticket) if ticket.proven => return Ok(Sent::Lent(ticket)),
-                    Lending::Lent(ticket) => {
-                        self.loan = Some(ticket);
-                        return Ok(Sent::NotNow);
-                    }
+        if self.sent == 0 && self.lendable {
+            match self.lend(link, Terms::Loan)? {
+                Lending::NotNow => return Ok(Sent::NotNow),
+                Lending::Unfit => {}
+                Lending::Lent(ticket) if ticket.proven => return Ok(Sent::Lent(ticket)),
+                Lending::Lent(ticket) => {
+                    self.loan = Some(ticket);
+                    return Ok(Sent::NotNow);
                 }
             }
         }
         self.stream(link)
     }
 
-    fn offer(&self, link: &mut PeerLink) -> Result<Sent> {
+    /// Lends the frame, if it is long enough and of few enough pieces.
+    fn lend(&self, link: &mut PeerLink, terms: Terms) -> Result<Lending> {
         let length = self.payload.len();
+        let Some((_, most_runs)) = link.lends().filter(|(least, _)| length >= *least) else {
+            return Ok(Lending::Unfit);
+        };
         let mut runs = Runs::default();
-        if length < link.lends_from() || !runs.fill(&self.payload, 0, length, link.most_lent_runs())
-        {
-            return Ok(Sent::Unfit);
+        if !runs.fill(&self.payload, 0, length, most_runs) {
+            return Ok(Lending::Unfit);
         }
-        Ok(match link.try_offer(&self.header, runs.as_slice())? {
+        link.try_lend(&self.header, runs.as_slice(), terms)
+    }
+
+    fn offer(&self, link: &mut PeerLink) -> Result<Sent> {
+        Ok(match self.lend(link, Terms::Offer)? {
             Lending::NotNow => Sent::NotNow,
             Lending::Unfit => Sent::Unfit,
             Lending::Lent(ticket) => Sent::Lent(ticket),

@@ -615,7 +615,7 @@ impl Matching {
                     });
                 }
                 None => {
-                    link.decline();
+                    link.as_neighbour(|peer| peer.decline());
                     let frame = Frame {
                         kind: Kind::Request,
                         ..frame

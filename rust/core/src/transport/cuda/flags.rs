@@ -105,7 +105,7 @@ struct Pair {
 
 impl Flags {
     /// Registers the pages with the device and sets the `empty` flags of the windows that this rank reads. `pages` has an
-    /// element for every rank of the group: the page of the link to it ([`Link::page`](crate::transport::Link::page)),
+    /// element for every rank of the group: the page of the link to it ([`Neighbour::page`](crate::transport::Neighbour::page)),
     /// `None` for this rank and for those without one.
     ///
     /// Both ranks of a pair make their `Flags` once, over a page that was not used before.

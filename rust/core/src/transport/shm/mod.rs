@@ -14,6 +14,7 @@ mod loans;
 #[cfg(all(test, loom))]
 mod model;
 mod moved;
+mod neighbour;
 mod pace;
 mod page;
 mod process;
@@ -29,7 +30,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::borrower::Borrower;
-use self::loans::{Lender, Run};
+use self::loans::Lender;
 use self::moved::Moved;
 pub use self::page::Page;
 use self::process::Process;
@@ -40,10 +41,9 @@ pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
 pub use self::shared::Shared;
 use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
-use super::{Interest, Lending, Link, Loan, MESSAGE_HEADER, Notice, PeerState, Position, Ticket};
+use super::{Interest, Link, MESSAGE_HEADER, Neighbour, Notice, PeerState, Position};
 use crate::error::{Code, Error, Result};
 use crate::fork::Home;
-use crate::heap::{self, Window};
 use crate::reduce::copy_hinted;
 
 /// One end of a link through shared memory.
@@ -65,17 +65,6 @@ pub struct ShmLink {
     shared: Vec<(u64, (usize, usize))>,
     name: &'static str,
     home: Home,
-}
-
-/// On what terms a payload is lent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Terms {
-    /// Also if the peer could turn out not to reach it.
-    Loan,
-    /// Only if the peer is known to reach it: it may decline.
-    Offer,
-    /// The same, and the peer may write to it: in the heap only.
-    Share,
 }
 
 /// How long to wait for a peer that is in the middle of writing to shared memory. It takes microseconds unless the
@@ -300,133 +289,8 @@ impl Link for ShmLink {
         Ok(header)
     }
 
-    fn lends_from(&self) -> usize {
-        self.lender.private_from.min(loans::LENT_IN_PLACE_FROM)
-    }
-
-    fn lend_private_from(&mut self, bytes: usize) {
-        self.lender.lend_private_from(bytes);
-    }
-
-    fn expect_a_crowd(&mut self) {
-        self.producer.publish_for_a_crowd();
-    }
-
-    fn try_lend(
-        &mut self,
-        header: &[u8; MESSAGE_HEADER],
-        runs: &[(usize, usize)],
-    ) -> Result<Lending> {
-        self.lend(header, runs, Terms::Loan)
-    }
-
-    fn try_offer(
-        &mut self,
-        header: &[u8; MESSAGE_HEADER],
-        runs: &[(usize, usize)],
-    ) -> Result<Lending> {
-        self.lend(header, runs, Terms::Offer)
-    }
-
-    fn can_share(&mut self, (address, bytes): (usize, usize)) -> Option<bool> {
-        match heap::locate(std::ptr::without_provenance(address), bytes) {
-            Some(place) => self.control.reaches(place.segment),
-            None => Some(false),
-        }
-    }
-
-    fn try_share(
-        &mut self,
-        header: &[u8; MESSAGE_HEADER],
-        place: (usize, usize),
-    ) -> Result<Lending> {
-        let lending = self.lend(header, &[place], Terms::Share)?;
-        if let Lending::Lent(ticket) = lending {
-            self.shared.push((ticket.number, place));
-        }
-        Ok(lending)
-    }
-
-    fn can_show(&mut self, window: &Window) -> Option<bool> {
-        self.control.reaches(window.segment())
-    }
-
-    fn try_show(&mut self, header: &[u8; MESSAGE_HEADER], window: &Window) -> Result<Lending> {
-        if !self.poster.has_room()? {
-            self.lacks.slot = true;
-            return Ok(Lending::NotNow);
-        }
-        let run = Run {
-            segment: window.segment(),
-            at: 0,
-            bytes: window.bytes() as u64,
-            shared: true,
-        };
-        let mut description = [0; loans::DESCRIPTION];
-        let length = run.write(&mut description);
-        self.post_loan(header, &description[..length], false)
-    }
-
-    fn shared(&mut self) -> Result<Option<Shared>> {
-        let Some((run, heap)) = self.borrower.shared().zip(self.control.peer_heap()) else {
-            return Ok(None);
-        };
-        let bytes = usize::try_from(run.bytes).unwrap_or(usize::MAX);
-        let held = heap.hold(run.segment, run.at, bytes)?;
-        Ok(held.map(|held| Shared::new(held, self.borrower.writer())))
-    }
-
-    fn give_back(&mut self) {
-        if self.borrower.end_sharing().wake {
-            self.control.ring_doorbell();
-        }
-    }
-
-    fn await_writer(&mut self, until: Instant) {
-        if self.shared.is_empty() {
-            return;
-        }
-        let is_over = self.end_of_writing();
-        // Where its process cannot be named, the end of the control channel stands for that of the process.
-        let is_nameless = self.borrower.peer.is_none();
-        while !is_over() {
-            if is_nameless && matches!(self.control.peer_state(), PeerState::Lost(_)) {
-                break;
-            }
-            if Instant::now() > until {
-                for (_, (address, bytes)) in self.shared.drain(..) {
-                    heap::detach(address, bytes, Arc::clone(&is_over));
-                }
-                return;
-            }
-            std::thread::yield_now();
-        }
-        self.shared.clear();
-    }
-
-    fn decline(&mut self) {
-        if self.borrower.is_reading() && self.borrower.decline().wake {
-            self.control.ring_doorbell();
-        }
-    }
-
-    fn most_lent_runs(&self) -> usize {
-        loans::MOST_RUNS
-    }
-
-    fn loan(&mut self, ticket: Ticket) -> Result<Loan> {
-        let before = self.lender.returned();
-        let loan = self.lender.look(ticket)?;
-        if let Some(number) = self.lender.reported() {
-            self.move_loan(number)?;
-        }
-        if loan == Loan::Out {
-            // Of several loans, one that was looked at before may have come back meanwhile.
-            self.lacks.loan.get_or_insert(before);
-        } else {
-            self.shared.retain(|(number, _)| *number != ticket.number);
-        }
-        Ok(loan)
+    fn neighbour(&mut self) -> Option<&mut dyn Neighbour> {
+        Some(self)
     }
 
     fn arm(&mut self, interest: Interest) -> bool {
@@ -458,17 +322,9 @@ impl Link for ShmLink {
         }
     }
 
-    fn wake(&mut self) {
-        self.control.ring_doorbell();
-    }
-
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         let fds = [Some(self.control.fd()), self.peer_pidfd()];
         fds.into_iter().flatten().collect()
-    }
-
-    fn peer_pidfd(&self) -> Option<BorrowedFd<'_>> {
-        self.borrower.peer.as_ref()?.pidfd()
     }
 
     fn peer_state(&mut self) -> PeerState {
@@ -507,10 +363,6 @@ impl Link for ShmLink {
         self.control.take_position()
     }
 
-    fn page(&self) -> Option<Page> {
-        Some(self.page.clone())
-    }
-
     fn memory(&self) -> usize {
         2 * self.producer.capacity()
     }
@@ -521,12 +373,11 @@ impl Link for ShmLink {
 }
 
 impl ShmLink {
-    /// Whether the peer writes to what was shared with it no more, and never again once that is revoked. The answer needs
-    /// nothing of this link. Who has ended writes no more, whatever the flag says.
-    fn end_of_writing(&self) -> heap::IsOver {
-        let flag = self.lender.flag_of_writer();
-        let peer = self.borrower.peer.clone();
-        Arc::new(move || !flag.is_raised() || peer.as_ref().is_some_and(|peer| peer.has_ended()))
+    /// The pidfd of the peer's process, which becomes readable when that ends, whoever keeps its sockets open. `None` where
+    /// the peer is in this process, or cannot be named here. All links to one process have the same descriptor, which is
+    /// closed with the last of them.
+    fn peer_pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.borrower.peer.as_ref()?.pidfd()
     }
 
     /// Takes from the loan being read what `bytes` has room for.
@@ -537,78 +388,6 @@ impl ShmLink {
             self.control.ring_doorbell();
         }
         Ok(count)
-    }
-
-    /// Posts the place of a payload.
-    fn lend(
-        &mut self,
-        header: &[u8; MESSAGE_HEADER],
-        runs: &[(usize, usize)],
-        terms: Terms,
-    ) -> Result<Lending> {
-        let is_one = |run: &(usize, usize)| run.1 > 0;
-        if runs.is_empty() || runs.len() > self.most_lent_runs() || !runs.iter().all(is_one) {
-            return Ok(Lending::Unfit);
-        }
-        if !self.poster.has_room()? {
-            self.lacks.slot = true;
-            return Ok(Lending::NotNow);
-        }
-        let mut description = [0; loans::DESCRIPTION];
-        let (mut length, mut bytes, mut private) = (0, 0, 0);
-        for &(address, run_bytes) in runs {
-            let place = heap::locate(std::ptr::without_provenance(address), run_bytes)
-                .filter(|place| self.control.lends(place.segment));
-            private += usize::from(place.is_none());
-            let run = Run {
-                segment: place.map_or(0, |place| place.segment),
-                at: place.map_or(address as u64, |place| place.offset),
-                bytes: run_bytes as u64,
-                shared: terms == Terms::Share,
-            };
-            length += run.write(&mut description[length..]);
-            bytes += run_bytes;
-        }
-        let crossing = self.borrower.paces(bytes);
-        if private > 0
-            && !(terms != Terms::Share
-                && (terms == Terms::Loan || self.lender.is_proven())
-                && self
-                    .lender
-                    .lends_private(bytes, private == runs.len(), crossing))
-        {
-            return Ok(Lending::Unfit);
-        }
-        let lending = self.post_loan(header, &description[..length], private > 0)?;
-        if let Lending::Lent(ticket) = lending
-            && private > 0
-        {
-            let back = self.lender.returned() >> 1;
-            while self.lent.front().is_some_and(|(number, _)| *number <= back) {
-                self.lent.pop_front();
-            }
-            self.lent
-                .extend(runs.iter().map(|run| (ticket.number, *run)));
-        }
-        Ok(lending)
-    }
-
-    /// Posts the message of a loan, for which there is room.
-    fn post_loan(
-        &mut self,
-        header: &[u8; MESSAGE_HEADER],
-        description: &[u8],
-        private: bool,
-    ) -> Result<Lending> {
-        let place = (self.producer.published(), true);
-        let posted = self.poster.post(place, (header, description), || {
-            self.control.ring_doorbell();
-        })?;
-        Ok(if posted {
-            Lending::Lent(self.lender.lend(private))
-        } else {
-            Lending::NotNow
-        })
     }
 }
 

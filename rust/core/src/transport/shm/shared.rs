@@ -6,7 +6,7 @@ use super::loans::Writer;
 use super::segment::BoardMemory;
 use crate::heap::Held;
 
-/// A span of a peer's heap that the peer shares ([`Link::try_share`](crate::transport::Link::try_share)). It is to be
+/// A span of a peer's heap that the peer shares ([`Neighbour::try_share`](crate::transport::Neighbour::try_share)). It is to be
 /// dropped before it is given back.
 pub struct Shared {
     held: Held,

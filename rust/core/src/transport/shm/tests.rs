@@ -13,7 +13,8 @@ use rustix::net::{
 
 use super::*;
 use crate::error::Code;
-use crate::transport::suite;
+use crate::heap;
+use crate::transport::{Lending, Loan, Shareable, Terms, Ticket, suite};
 
 mod lies;
 mod messages;
@@ -35,7 +36,7 @@ suite::conformance!(make);
 #[test]
 fn there_is_a_page() {
     let (a, b) = links(4096);
-    let (mine, theirs) = (a.page().unwrap(), b.page().unwrap());
+    let (mine, theirs) = (a.page(), b.page());
     // Two mappings of one page: each side's is registered on its own.
     assert_ne!(mine.words().as_ptr(), theirs.words().as_ptr());
 }
@@ -57,7 +58,10 @@ fn what_a_forked_child_drops_takes_nothing_back() {
     let payload = suite::pattern(1, 0, 100_000);
     a.lend_private_from(1);
     let run = (payload.as_ptr().expose_provenance(), payload.len());
-    let Lending::Lent(ticket) = a.try_lend(&[7; MESSAGE_HEADER], &[run]).unwrap() else {
+    let Lending::Lent(ticket) = a
+        .try_lend(&[7; MESSAGE_HEADER], &[run], Terms::Loan)
+        .unwrap()
+    else {
         panic!("not lent");
     };
     (a, b) = suite::drop_in_child((a, b));

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::{PATIENCE, Pair, Random, Sleeper, both, pattern};
 use crate::heap::Buffer;
-use crate::transport::{Interest, Lending, Link, Loan, MESSAGE_HEADER, Ticket};
+use crate::transport::{Interest, Lending, Link, Loan, MESSAGE_HEADER, Terms, Ticket};
 
 pub(in crate::transport) fn messages_of_every_kind_arrive_in_order(make: impl Fn(usize) -> Pair) {
     for (capacity, count) in [(64, 300), (4096, 600), (1 << 18, 600)] {
@@ -47,7 +47,9 @@ pub(in crate::transport) fn talk(
     count: usize,
     wait: &mut dyn FnMut(&mut dyn Link, Interest),
 ) -> Ways {
-    link.lend_private_from(1);
+    if let Some(neighbour) = link.neighbour() {
+        neighbour.lend_private_from(1);
+    }
     let mut sender = Sender::new(seed, count);
     let mut receiver = Receiver::new(1 - seed, count);
     let start = Instant::now();
@@ -170,7 +172,8 @@ impl Sender {
         let mut moved = false;
         // As the engine does, every loan is looked at, not only the one that comes back first.
         for index in (0..self.loans.len()).rev() {
-            match link.loan(self.loans[index].0).unwrap() {
+            let neighbour = link.neighbour().expect("what has lent");
+            match neighbour.loan(self.loans[index].0).unwrap() {
                 Loan::Out => {}
                 Loan::Returned => {
                     let (_, mut kept) = self.loans.remove(index).unwrap();
@@ -228,10 +231,9 @@ impl Sender {
             let lend = bytes.len().is_multiple_of(16) && bytes.len() >= 16;
             let kept = Kept::new(bytes, random.below(2) == 0);
             let runs = kept.runs(random.below(5) + 1);
-            let lending = if lend {
-                link.try_lend(&header, &runs).unwrap()
-            } else {
-                Lending::Unfit
+            let lending = match link.neighbour().filter(|_| lend) {
+                Some(neighbour) => neighbour.try_lend(&header, &runs, Terms::Loan).unwrap(),
+                None => Lending::Unfit,
             };
             match lending {
                 Lending::NotNow => return false,

@@ -11,7 +11,7 @@ use crate::engine::links::{LinkTable, OpenLink, PeerLink};
 use crate::error::{Error, Result};
 use crate::heap::Held;
 use crate::transport::endpoint::Lane;
-use crate::transport::{Lending, Loan, Shared, Ticket};
+use crate::transport::{Lending, Loan, Neighbour, Shared, Ticket};
 use crate::types::Rank;
 
 /// Whether all operations before this one are done with a direction of a link.
@@ -192,7 +192,7 @@ impl AgreementRound {
             if held.is_some()
                 && let Some(open) = links.open(Lane::Collective, peer)
             {
-                open.link.give_back();
+                open.link.as_neighbour(|peer| peer.give_back());
             }
             kept.push(held);
         }
@@ -201,20 +201,20 @@ impl AgreementRound {
 
     /// Gives back what the others offer, and this rank has used.
     pub(super) fn give_back(&mut self, links: &mut LinkTable) {
-        self.return_by(links, |link| link.give_back());
+        self.return_by(links, |peer| peer.give_back());
     }
 
     /// Gives back what the others offer, and this rank has not used.
     pub(super) fn decline(&mut self, links: &mut LinkTable) {
-        self.return_by(links, |link| link.decline());
+        self.return_by(links, |peer| peer.decline());
     }
 
-    fn return_by(&mut self, links: &mut LinkTable, give: impl Fn(&mut PeerLink)) {
+    fn return_by(&mut self, links: &mut LinkTable, give: impl Fn(&mut dyn Neighbour)) {
         for (peer, state) in self.peers.iter_mut().enumerate() {
             if state.offered.take().is_some()
                 && let Some(open) = links.open(Lane::Collective, peer)
             {
-                give(&mut open.link);
+                open.link.as_neighbour(&give);
             }
         }
     }

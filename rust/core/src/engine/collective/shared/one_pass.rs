@@ -15,7 +15,7 @@
 //! # Safety of the memory
 //!
 //! What a rank shares it leaves alone until it is back: slice `r` is used by rank `r` alone, and each rank's own slice
-//! is shared with no rank. After a failure see [`Link::await_writer`](crate::transport::Link::await_writer).
+//! is shared with no rank. After a failure see [`Neighbour::await_writer`](crate::transport::Neighbour::await_writer).
 
 use crate::engine::collective::transfer::Operands;
 use crate::reduce::{Source, Streaming, copy_hinted};

@@ -8,7 +8,7 @@ use crate::error::{Code, Error, Result};
 use crate::heap::Window;
 use crate::plan::select::Choice;
 use crate::plan::shared::CHUNK;
-use crate::transport::{Loan, Shared};
+use crate::transport::{Loan, Shareable, Shared};
 use crate::types::{Collective, Rank};
 
 use super::agreement::{AgreementRound, Free, Proposal};
@@ -167,7 +167,7 @@ impl SharedRun {
         let (round, header) = (&mut self.round, operands.header(0));
         if round.proposal.is_none() {
             round.propose(operands, links, free, Proposal::Offer, |link| match own {
-                Some(window) => link.can_show(window),
+                Some(window) => link.can_share(Shareable::Window(window)),
                 None => Some(false),
             });
         }
@@ -179,7 +179,7 @@ impl SharedRun {
                 |_| header,
                 |link, _, header| {
                     let window = own.ok_or_else(|| Error::internal("no window to show"))?;
-                    link.try_show(header, window)
+                    link.try_share(header, Shareable::Window(window))
                 },
             )?;
             moved |= round.receive(operands, links, free, &header)?;
@@ -235,7 +235,8 @@ impl SharedRun {
             |peer| operands.header(offered_slice(operands, peer).bytes),
             |link, peer, header| {
                 let theirs = offered_slice(operands, peer);
-                link.try_share(header, operands.output.place(theirs.start, theirs.bytes))
+                let place = operands.output.place(theirs.start, theirs.bytes);
+                link.try_share(header, Shareable::Span(place))
             },
         )?;
         moved |= self.round.receive(operands, links, free, &expected)?;
@@ -256,7 +257,7 @@ impl SharedRun {
     ) {
         let (wish, place) = self.wish(operands);
         self.round.propose(operands, links, free, wish, |link| {
-            place.map_or(Some(true), |place| link.can_share(place))
+            place.map_or(Some(true), |place| link.can_share(Shareable::Span(place)))
         });
         // Once, so that all peers receive the same.
         let goes = self.choice.windows && memory.are_open();

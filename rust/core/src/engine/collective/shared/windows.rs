@@ -197,7 +197,7 @@ impl Windows {
     pub(super) fn wake(&mut self, links: &mut LinkTable) {
         self.semaphores.wake(&self.panes, |peer| {
             if let Some(open) = links.open(Lane::Collective, peer) {
-                open.link.wake();
+                open.link.as_neighbour(|peer| peer.wake());
             }
         });
     }

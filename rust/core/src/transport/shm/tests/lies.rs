@@ -63,7 +63,7 @@ fn impossible_counts_are_errors() {
         assert!(!link.try_post(&HEADER, &[]).unwrap());
         segment.scribble(Segment::words_at(0).start + TAKEN, taken);
         untrusted(link.try_post(&HEADER, &[]));
-        untrusted(link.try_lend(&HEADER, &[(4096, 1 << 20)]));
+        untrusted(link.try_lend(&HEADER, &[(4096, 1 << 20)], Terms::Loan));
     }
     // The second is out of reach, one is that was not lent, more are back than were.
     let memory = vec![0_u8; 1 << 20];
@@ -73,7 +73,7 @@ fn impossible_counts_are_errors() {
         link.lend_private_from(1);
         let mut tickets = Vec::new();
         for word in [2, 4] {
-            let Lending::Lent(ticket) = link.try_lend(&HEADER, &[run]).unwrap() else {
+            let Lending::Lent(ticket) = link.try_lend(&HEADER, &[run], Terms::Loan).unwrap() else {
                 panic!("not lent");
             };
             tickets.push(ticket);
@@ -109,7 +109,7 @@ fn messages_in_the_middle_of_a_loan_are_errors() {
     let payload = [7_u8; 100];
     let run = (payload.as_ptr().expose_provenance(), 100);
     assert!(matches!(
-        a.try_lend(&HEADER, &[run]).unwrap(),
+        a.try_lend(&HEADER, &[run], Terms::Loan).unwrap(),
         Lending::Lent(_)
     ));
     assert!(b.try_take(&mut |_| {}).unwrap());
@@ -227,7 +227,7 @@ proptest! {
             segment.scribble(at, word);
             let result = match call {
                 0 => link.try_post(&HEADER, &[1; 20]).map(drop),
-                1 => link.try_lend(&HEADER, &[run]).map(|lending| {
+                1 => link.try_lend(&HEADER, &[run], Terms::Loan).map(|lending| {
                     if let Lending::Lent(ticket) = lending {
                         tickets.push(ticket);
                     }

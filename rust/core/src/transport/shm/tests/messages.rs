@@ -113,7 +113,7 @@ fn run_of(bytes: &[u8]) -> (usize, usize) {
 }
 
 fn lend(link: &mut ShmLink, runs: &[(usize, usize)]) -> Ticket {
-    match link.try_lend(&HEADER, runs).unwrap() {
+    match link.try_lend(&HEADER, runs, Terms::Loan).unwrap() {
         Lending::Lent(ticket) => ticket,
         other => panic!("{other:?}"),
     }
@@ -193,7 +193,10 @@ fn a_trial_lies_in_private_memory_as_a_whole() {
     let private = vec![7_u8; 64];
     announce(&mut a, &mut b, &shared);
     let mixed = [run_of(&shared), run_of(&private)];
-    assert_eq!(a.try_lend(&HEADER, &mixed).unwrap(), Lending::Unfit);
+    assert_eq!(
+        a.try_lend(&HEADER, &mixed, Terms::Loan).unwrap(),
+        Lending::Unfit
+    );
     let trial = lend(&mut a, &[run_of(&private)]);
     assert!(!trial.proven);
     assert!(b.try_take(&mut |_| {}).unwrap());
@@ -212,14 +215,19 @@ fn an_offer_may_be_declined() {
     a.lend_private_from(1);
     let (shared, private) = (Buffer::from_slice(&[6_u8; 64]), vec![7_u8; 64]);
     announce(&mut a, &mut b, &shared);
-    let unproven = a.try_offer(&HEADER, &[run_of(&private)]).unwrap();
+    let unproven = a
+        .try_lend(&HEADER, &[run_of(&private)], Terms::Offer)
+        .unwrap();
     assert_eq!(
         unproven,
         Lending::Unfit,
         "whether it can be read is not known"
     );
     for declined in [true, false, true] {
-        let Lending::Lent(offer) = a.try_offer(&HEADER, &[run_of(&shared)]).unwrap() else {
+        let Lending::Lent(offer) = a
+            .try_lend(&HEADER, &[run_of(&shared)], Terms::Offer)
+            .unwrap()
+        else {
             panic!("memory of the heap");
         };
         assert!(offer.proven);
@@ -244,7 +252,10 @@ fn an_offer_may_be_declined() {
 
 /// Announces that `memory` is shared with `b`; what `b` has of it.
 fn share(a: &mut ShmLink, b: &mut ShmLink, memory: &[u8]) -> (Ticket, Shared) {
-    let Lending::Lent(ticket) = a.try_share(&HEADER, run_of(memory)).unwrap() else {
+    let Lending::Lent(ticket) = a
+        .try_share(&HEADER, Shareable::Span(run_of(memory)))
+        .unwrap()
+    else {
         panic!("memory of the heap");
     };
     assert!(ticket.proven);
@@ -267,9 +278,13 @@ fn abort(link: &mut ShmLink) {
 fn what_is_shared_may_be_written_until_it_is_given_back() {
     let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
     let memory = Buffer::from_slice(&[6_u8; 100]);
-    assert_eq!(a.can_share(run_of(&memory)), None, "not answered yet");
+    assert_eq!(
+        a.can_share(Shareable::Span(run_of(&memory))),
+        None,
+        "not answered yet"
+    );
     assert_eq!(b.peer_state(), PeerState::Present);
-    assert_eq!(a.can_share(run_of(&memory)), Some(true));
+    assert_eq!(a.can_share(Shareable::Span(run_of(&memory))), Some(true));
     for round in 1..4 {
         let (ticket, mut shared) = share(&mut a, &mut b, &memory);
         assert_eq!(shared.bytes(), 100);
@@ -295,8 +310,8 @@ fn only_what_lies_in_the_heap_is_shared() {
     let (mut a, mut b) = ShmLink::pair(4096, NAME).unwrap();
     a.lend_private_from(1);
     let private = vec![7_u8; 1 << 20];
-    assert_eq!(a.can_share(run_of(&private)), Some(false));
-    let shared = a.try_share(&HEADER, run_of(&private));
+    assert_eq!(a.can_share(Shareable::Span(run_of(&private))), Some(false));
+    let shared = a.try_share(&HEADER, Shareable::Span(run_of(&private)));
     assert_eq!(shared.unwrap(), Lending::Unfit);
     // What is lent is not shared.
     let memory = Buffer::from_slice(&[6_u8; 100]);
@@ -363,7 +378,7 @@ fn what_a_stopped_peer_writes_when_it_goes_on_is_lost() {
         Arc::new(move || !other.load(Ordering::Relaxed)),
     );
     assert_eq!(heap::locate(&memory[29_999], 1), None);
-    assert_eq!(c.can_share(run_of(&memory)), Some(false));
+    assert_eq!(c.can_share(Shareable::Span(run_of(&memory))), Some(false));
     shared.write(0, 10_000).fill(8);
     assert!(memory[..] == [6; 100_000]);
     drop(memory);
@@ -477,7 +492,10 @@ fn private_memory_out_of_reach_is_copied_and_what_was_sent_after_it_comes_after_
         assert!(b.try_take(&mut take).unwrap());
         assert_eq!(taken, b"after it");
         // From here on such memory goes through the ring.
-        assert_eq!(a.try_lend(&HEADER, &runs).unwrap(), Lending::Unfit);
+        assert_eq!(
+            a.try_lend(&HEADER, &runs, Terms::Loan).unwrap(),
+            Lending::Unfit
+        );
     }
 }
 
@@ -489,7 +507,10 @@ fn what_cannot_be_described_is_streamed() {
     let (at, _) = run_of(&memory);
     let most = a.most_lent_runs();
     for runs in [vec![], vec![(at, 0)], vec![(at, 16); most + 1]] {
-        assert_eq!(a.try_lend(&HEADER, &runs).unwrap(), Lending::Unfit);
+        assert_eq!(
+            a.try_lend(&HEADER, &runs, Terms::Loan).unwrap(),
+            Lending::Unfit
+        );
     }
     lend(&mut a, &vec![(at, 16); most]);
 }
@@ -497,7 +518,9 @@ fn what_cannot_be_described_is_streamed() {
 /// How a message from `a` to `b` went: lent, or else through the ring.
 fn goes_lent(a: &mut ShmLink, b: &mut ShmLink, private: &[u8]) -> bool {
     let mut received = vec![0; private.len()];
-    let lending = a.try_lend(&HEADER, &[run_of(private)]).unwrap();
+    let lending = a
+        .try_lend(&HEADER, &[run_of(private)], Terms::Loan)
+        .unwrap();
     let (mut sent, mut done) = (0, 0);
     if let Lending::Lent(ticket) = lending {
         assert!(b.try_take(&mut |_| {}).unwrap());

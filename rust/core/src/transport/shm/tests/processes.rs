@@ -84,7 +84,7 @@ fn the_process() {
     };
     let run = (lent.as_ptr().expose_provenance(), lent.len());
     link.lend_private_from(1);
-    let Lending::Lent(_) = link.try_lend(&HEADER, &[run]).unwrap() else {
+    let Lending::Lent(_) = link.try_lend(&HEADER, &[run], Terms::Loan).unwrap() else {
         panic!("not lent");
     };
     // Until it is killed.
@@ -111,7 +111,7 @@ fn a_successor_to_the_number_delivers_nothing() {
     for part in [64 << 10, LENT / 2, LENT] {
         let (mut near, mut far) = links(1 << 16);
         near.lend_private_from(1);
-        let Lending::Lent(ticket) = near.try_lend(&HEADER, &[run]).unwrap() else {
+        let Lending::Lent(ticket) = near.try_lend(&HEADER, &[run], Terms::Loan).unwrap() else {
             panic!("not lent");
         };
         assert!(far.try_take(&mut |_| ()).unwrap());

@@ -1,0 +1,126 @@
+//! What two ranks of one host can do besides a [`Link`](super::Link)'s stream: read memory where it lies, and share it.
+//!
+//! A message is *lent*: what goes through the stream is its header and the place of its payload, which the peer then
+//! reads with [`try_recv`](super::Link::try_recv) or [`try_fold`](super::Link::try_fold) as if it had been streamed (a
+//! rendezvous by get, in the terms of MPI). The lender keeps a [`Ticket`] and asks what has become of it. Memory that is
+//! *shared* the peer may also write to, until it gives it back.
+
+use std::time::Instant;
+
+use super::{MESSAGE_HEADER, Page, Shared};
+use crate::error::Result;
+use crate::heap::Window;
+
+/// A message that has been lent to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Counted from 1 in each direction.
+    pub number: u64,
+    /// The peer is known to be able to read it, so other messages may be sent before it is back. One that is not may
+    /// be refused.
+    pub proven: bool,
+}
+
+/// What became of an attempt to lend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lending {
+    /// The peer may read the payload where it lies.
+    Lent(Ticket),
+    /// The link can carry no message now.
+    NotNow,
+    /// This payload is to be streamed.
+    Unfit,
+}
+
+/// What has become of a message that was lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loan {
+    /// The peer has not finished reading it.
+    Out,
+    /// It may be changed again.
+    Returned,
+    /// The peer cannot read it there, and waits for the payload in the stream.
+    Refused,
+    /// The peer has not read it: it was lent as an [offer](Terms::Offer), and there is no place for it yet.
+    Declined,
+}
+
+/// On what terms a payload is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Terms {
+    /// Also if the peer could turn out not to reach it, and refuses it.
+    Loan,
+    /// Only if the peer is known to reach it, so the ticket is always proven; the peer may [decline](Neighbour::decline)
+    /// to read it. The next may be offered when the one before is back.
+    Offer,
+}
+
+/// Memory that a peer may read and write.
+#[derive(Clone, Copy, Debug)]
+pub enum Shareable<'a> {
+    /// So many bytes from an address on.
+    Span((usize, usize)),
+    /// A window of this process. The peer may keep it mapped when it has given it back.
+    Window(&'a Window),
+}
+
+/// The other end of a [`Link`](super::Link) between two ranks of one host.
+///
+/// As with a link, every method returns at once, but [`await_writer`](Neighbour::await_writer).
+pub trait Neighbour {
+    /// Payloads from this length on may be lent.
+    fn lends_from(&self) -> usize;
+
+    /// The most pieces that a lent payload may consist of.
+    fn most_lent_runs(&self) -> usize;
+
+    /// From which size on memory outside the shared heap is lent, instead of where that is measured to be faster.
+    fn lend_private_from(&mut self, bytes: usize);
+
+    /// Ranks of this host share cores: it costs the peer more to find a message half there than to wait for it.
+    fn expect_a_crowd(&mut self);
+
+    /// Sends a message by its header and the place of its payload, `(address, bytes)` piece by piece. The memory must
+    /// stay as it is until [`Neighbour::loan`] says that it is back, or
+    /// [`send_abort`](super::Link::send_abort) or the end of the link has revoked it.
+    fn try_lend(
+        &mut self,
+        header: &[u8; MESSAGE_HEADER],
+        runs: &[(usize, usize)],
+        terms: Terms,
+    ) -> Result<Lending>;
+
+    /// What has become of a lent or shared message.
+    fn loan(&mut self, ticket: Ticket) -> Result<Loan>;
+
+    /// Gives back the message that was [offered](Terms::Offer) or shared and of which
+    /// [`try_take`](super::Link::try_take) has just delivered the header, unread.
+    fn decline(&mut self);
+
+    /// Whether this memory can be shared with the peer; `None` until the peer has said whether it reaches it, which wakes
+    /// a sleeper.
+    fn can_share(&mut self, what: Shareable<'_>) -> Option<bool>;
+
+    /// Lends memory that the peer may also write to until it gives it back. Only what
+    /// [can be shared](Neighbour::can_share). If it does not come back, [`Neighbour::await_writer`] comes before the
+    /// memory is used for anything else.
+    fn try_share(&mut self, header: &[u8; MESSAGE_HEADER], what: Shareable<'_>) -> Result<Lending>;
+
+    /// The memory that the message shares of which [`try_take`](super::Link::try_take) has just delivered the header, if
+    /// it does. To be [given back](Neighbour::give_back), or declined before it has been used.
+    fn shared(&mut self) -> Result<Option<Shared>>;
+
+    /// Gives back what the peer shares.
+    fn give_back(&mut self);
+
+    /// After [`send_abort`](super::Link::send_abort): returns when the peer is not in the middle of writing to what is
+    /// shared with it. It will not begin again. Where the peer has stopped in the middle that is waited for `until` then,
+    /// and the heap takes the memory away from it.
+    fn await_writer(&mut self, until: Instant);
+
+    /// Wakes the peer, if it sleeps: it waits for words of a window, which no link announces.
+    fn wake(&mut self);
+
+    /// A page of memory that both ends have mapped; the same on every call.
+    fn page(&self) -> Page;
+}
