@@ -9,7 +9,7 @@ use crate::engine::{PlanKey, Request, Sizes};
 use crate::error::{Error, Result};
 use crate::plan::signals::{HALVES, Semaphore};
 use crate::plan::windows::{self, Room, Shots};
-use crate::plan::{Buffer, Plan, Shape, Span, Step};
+use crate::plan::{Buffer, Plan, Shape, Sources, Span, Step};
 use crate::transport::cuda::driver::Stream;
 use crate::transport::cuda::flags::{Batch, Flags, Signal, Spot};
 use crate::transport::cuda::kernels;
@@ -269,11 +269,14 @@ impl<'a> Queueing<'a> {
                 _ => self.keep(src, dst),
             },
             Step::ReduceAll {
-                half,
-                offset,
-                own,
+                srcs: Sources::Windows { half, offset, own },
                 dst,
+                ..
             } => self.reduce((half, offset), own, dst),
+            Step::ReduceAll {
+                srcs: Sources::Outputs,
+                ..
+            } => Err(Error::internal("a plan over windows lends buffers")),
             Step::Send { .. }
             | Step::Recv { .. }
             | Step::Fold { .. }

@@ -183,7 +183,7 @@ impl Window {
     pub fn write(&mut self, at: usize, bytes: usize) -> &mut [u8] {
         let start = self.layout.data(self.start, at, bytes);
         // SAFETY: as in `read`. Peers do not read what has not been published to them since they released it, which
-        // `plan::windows::check` proves of every plan.
+        // `plan::check` proves of every plan.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) }
     }
 }
@@ -237,7 +237,7 @@ impl PeerWindow {
     pub fn read(&self, at: usize, bytes: usize) -> &[u8] {
         let start = self.layout.data(self.held.start(), at, bytes);
         // SAFETY: mapped while `held` lives, and never written in this process. The peer does not write what it has
-        // published until this side has released it, which `plan::windows::check` proves of every plan. Should it do so
+        // published until this side has released it, which `plan::check` proves of every plan. Should it do so
         // all the same, other numbers are seen; they are used as numbers only.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) }
     }

@@ -21,6 +21,7 @@
 //!
 //! Ranks of one host also meet in [`Buffer::Window`], memory that all of them map: [`windows`] makes such plans. No
 //! message orders their steps, so they signal and wait, and an executor takes their steps [in order](Order::InOrder).
+//! Where their buffers lie in memory that all of them map, they [lend](Plan::lends) them to each other: [`in_place`].
 //!
 //! # Making one
 //!
@@ -48,6 +49,7 @@ mod direct;
 mod doubling;
 mod halving;
 pub mod hierarchical;
+pub mod in_place;
 mod ring;
 pub mod select;
 pub mod shared;
@@ -141,6 +143,22 @@ pub enum Wire {
     Partial,
 }
 
+/// Where the contributions to a [`Step::ReduceAll`] lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sources {
+    /// In the windows of all ranks.
+    Windows {
+        /// Counted from the half that the operation begins with.
+        half: usize,
+        /// In every half.
+        offset: usize,
+        /// This rank's contribution where it is not in its half; as long as the result.
+        own: Option<Span>,
+    },
+    /// In the outputs of all ranks, which [lend](Plan::lends) them: where the result goes.
+    Outputs,
+}
+
 /// One action of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
@@ -194,17 +212,15 @@ pub enum Step {
         /// The result.
         dst: Span,
     },
-    /// `dst = finish(x0 op x1 op ...)` in the order of the ranks and in one pass, of what lies from `offset` on in the
-    /// halves of all ranks. In one pass means that a sum in a wider type is rounded once.
+    /// `dst = finish(x0 op x1 op ...)` in the order of the ranks and in one pass, of what all ranks contribute. In one
+    /// pass means that a sum in a wider type is rounded once.
     ReduceAll {
-        /// Counted from the half that the operation begins with.
-        half: usize,
-        /// In every half.
-        offset: usize,
-        /// This rank's contribution where it is not in its half; as long as `dst`.
-        own: Option<Span>,
+        /// Where the contributions lie.
+        srcs: Sources,
         /// The result.
         dst: Span,
+        /// Ranks that lend their outputs: there the result is stored as well, at the same place.
+        copies: Peers,
     },
     /// Set a semaphore of a half for each of these ranks: what this rank did before, they see after their wait.
     Signal {
@@ -236,28 +252,34 @@ impl Step {
             _ => None,
         };
         match *self {
-            Self::ReduceAll { half, .. } | Self::Signal { half, .. } | Self::Wait { half, .. } => {
-                Some(half)
+            Self::ReduceAll {
+                srcs: Sources::Windows { half, .. },
+                ..
             }
+            | Self::Signal { half, .. }
+            | Self::Wait { half, .. } => Some(half),
             Self::Copy { src, dst } => of(src).or(of(dst)),
             _ => None,
         }
     }
 
-    /// The spans the step reads; those of other ranks' contributions in [`Step::ReduceAll`] aside.
+    /// The spans the step reads, of this rank's own memory in [`Step::ReduceAll`].
     pub fn reads(&self) -> [Option<Span>; 2] {
         match *self {
             Self::Send { src, .. } | Self::Copy { src, .. } | Self::Finish { src, .. } => {
                 [Some(src), None]
             }
             Self::Recv { .. } | Self::Signal { .. } | Self::Wait { .. } => [None, None],
-            Self::ReduceAll { own, .. } => [own, None],
+            Self::ReduceAll { srcs, dst, .. } => match srcs {
+                Sources::Windows { own, .. } => [own, None],
+                Sources::Outputs => [Some(dst), None],
+            },
             Self::Fold { dst, .. } => [Some(dst), None],
             Self::Reduce { src, dst } => [Some(src), Some(dst)],
         }
     }
 
-    /// The span the step writes.
+    /// The span the step writes, of this rank's own memory.
     pub fn writes(&self) -> Option<Span> {
         match *self {
             Self::Send { .. } | Self::Signal { .. } | Self::Wait { .. } => None,
@@ -332,6 +354,9 @@ pub struct Plan {
     pub scratch: usize,
     /// Whether steps may overlap.
     pub order: Order,
+    /// The ranks lend each other their outputs: none takes its first step before all have lent theirs, and none has ended
+    /// before all have given back what they were lent.
+    pub lends: bool,
 }
 
 impl Plan {

@@ -22,8 +22,8 @@ const LONGEST_CHUNK: usize = 1 << 20;
 /// again of each for what else is there.
 const ROOM: usize = 16;
 
-/// Bytes that a slice of an all_reduce in place is a multiple of: see `Algorithm::InPlace`.
-const LINE: usize = 64;
+/// Bytes of a cache line, at whose multiples ranks cut memory that several of them write to.
+pub const LINE: usize = 64;
 
 /// About how many steps a plan may have: they are made for the whole operation at once.
 const MOST_STEPS: usize = 1 << 19;

@@ -25,10 +25,9 @@
 //! have different numbers of chunks. That is well, since what two ranks do with each other depends on what both know:
 //! chunk k of a pair is elements from k times the piece on, and the piece depends on the room and the world alone.
 //!
-//! [`check`] runs the plans of all ranks on symbols and proves the result, the order and that no rank reads what another
-//! may be writing.
+//! [`check`](super::check) runs the plans of all ranks on symbols and proves the result, the order and that no rank reads
+//! what another may be writing.
 
-pub mod check;
 mod moves;
 mod reductions;
 #[cfg(test)]
@@ -36,7 +35,7 @@ pub(in crate::plan) mod tests;
 
 use super::signals::Semaphore;
 pub use super::signals::{HALVES, MOST_RANKS, Peers};
-use super::{Buffer, Counts, Order, Plan, Shape, Span, Step};
+use super::{Buffer, Counts, Order, Plan, Shape, Sources, Span, Step};
 use crate::types::{Collective, Rank};
 
 /// What a window offers, in elements of the request's type.
@@ -149,6 +148,7 @@ fn in_order(steps: Vec<Step>) -> Plan {
         steps,
         scratch: 0,
         order: Order::InOrder,
+        lends: false,
     }
 }
 
@@ -227,12 +227,7 @@ impl Task<'_> {
         }
         if reduces && !self.premultiplied {
             // It may be more than a copy: a logical operator makes truth values.
-            return vec![Step::ReduceAll {
-                half: 0,
-                offset: 0,
-                own: Some(src),
-                dst,
-            }];
+            return vec![self.reduce_window(0, 0, Some(src), dst)];
         }
         vec![Step::Copy { src, dst }]
     }
@@ -322,6 +317,15 @@ impl Task<'_> {
             what: Semaphore::Results,
             from,
             take: from,
+        }
+    }
+
+    /// Reduces what lies from `offset` on in the halves of all ranks; `own` is this rank's contribution if it is not there.
+    fn reduce_window(&self, half: usize, offset: usize, own: Option<Span>, dst: Span) -> Step {
+        Step::ReduceAll {
+            srcs: Sources::Windows { half, offset, own },
+            dst,
+            copies: Peers::none(),
         }
     }
 

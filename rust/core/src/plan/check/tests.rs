@@ -173,7 +173,7 @@ fn another_order_of_operands_is_refused() {
     refused(
         &[plan(1), plan(0)],
         &shapes,
-        "in another order than on rank 0",
+        "in another order than on another rank",
     );
 }
 

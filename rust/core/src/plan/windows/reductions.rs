@@ -18,12 +18,7 @@ impl Task<'_> {
                 front: self.put_whole(half, Span::new(self.source(), offset, len)),
                 back: vec![
                     self.await_from(half, self.others),
-                    Step::ReduceAll {
-                        half,
-                        offset: 0,
-                        own: None,
-                        dst: self.output(offset, len),
-                    },
+                    self.reduce_window(half, 0, None, self.output(offset, len)),
                     self.release(half, self.others),
                 ],
             }
@@ -76,16 +71,10 @@ impl Task<'_> {
             steps.extend(self.put_slices(half, offset, &slices).into_iter().skip(1));
             for step in self.reduce_slice(half, offset, &slices) {
                 steps.push(match step {
-                    Step::ReduceAll {
-                        half,
-                        offset,
-                        own,
-                        dst,
-                    } => Step::ReduceAll {
-                        half,
-                        offset,
-                        own,
-                        dst: self.window(half, chunk + offset, dst.len),
+                    Step::ReduceAll { srcs, dst, copies } => Step::ReduceAll {
+                        srcs,
+                        dst: self.window(half, chunk + dst.offset, dst.len),
+                        copies,
                     },
                     other => other,
                 });
@@ -124,12 +113,7 @@ impl Task<'_> {
                 front: self.put_for_itself(half, src, 0),
                 back: vec![
                     self.await_from(half, self.others),
-                    Step::ReduceAll {
-                        half,
-                        offset: 0,
-                        own: self.own(src),
-                        dst: self.output(src.offset, src.len),
-                    },
+                    self.reduce_window(half, 0, self.own(src), self.output(src.offset, src.len)),
                     self.release(half, self.others),
                 ],
             }
@@ -182,12 +166,7 @@ impl Task<'_> {
                 0 => Vec::new(),
                 _ => vec![
                     self.await_from(half, self.others),
-                    Step::ReduceAll {
-                        half,
-                        offset: at,
-                        own: self.own(src),
-                        dst: self.output(index * share, len),
-                    },
+                    self.reduce_window(half, at, self.own(src), self.output(index * share, len)),
                     self.release(half, self.others),
                 ],
             };
@@ -250,12 +229,12 @@ impl Task<'_> {
         let src = Span::new(self.source(), offset + own.start, own.len());
         vec![
             self.await_from(half, self.others),
-            Step::ReduceAll {
+            self.reduce_window(
                 half,
-                offset: own.start,
-                own: self.own(src),
-                dst: self.window(half, own.start, own.len()),
-            },
+                own.start,
+                self.own(src),
+                self.window(half, own.start, own.len()),
+            ),
         ]
     }
 

@@ -1,6 +1,6 @@
-use super::check::{Operation, verify};
 use super::*;
-use crate::plan::Counts;
+use crate::plan::check::verify_row;
+use crate::plan::{Counts, MIN_WINDOW, check};
 
 const WORLDS: std::ops::RangeInclusive<usize> = 1..=9;
 
@@ -70,6 +70,34 @@ pub(in crate::plan) fn shapes<'a>(
             widen: false,
         })
         .collect()
+}
+
+/// One operation: the plans and shapes of all ranks, and the half that it begins with.
+#[derive(Clone, Debug)]
+struct Operation<'a> {
+    plans: Vec<Plan>,
+    shapes: Vec<Shape<'a>>,
+    first: usize,
+}
+
+impl Operation<'_> {
+    fn view(&self) -> check::Operation<'_> {
+        check::Operation {
+            plans: &self.plans,
+            shapes: &self.shapes,
+            first: self.first,
+        }
+    }
+}
+
+/// Proves operations one after the other in windows of `half` elements per half, with all sums in the order of the ranks.
+fn verify(row: &[Operation], half: usize) -> Result<(), String> {
+    let views: Vec<check::Operation> = row.iter().map(Operation::view).collect();
+    let report = verify_row(&views, MIN_WINDOW, half)?;
+    match report.in_rank_order {
+        true => Ok(()),
+        false => Err("a sum is not in the order of the ranks".into()),
+    }
 }
 
 fn operation<'a>(

@@ -1,6 +1,6 @@
 //! Collectives in memory that the ranks of one host share: all of them must take part, and all in the same way.
 //!
-//! - [`Algorithm::InPlace`](crate::plan::Algorithm::InPlace) ([`one_pass`]): the buffers of all ranks lie in the shared
+//! - [`Algorithm::InPlace`](crate::plan::Algorithm::InPlace) ([`in_place_run`]): the buffers of all ranks lie in the shared
 //!   heap, and each rank works on its slice of them where they lie.
 //! - [`Algorithm::Windows`](crate::plan::Algorithm::Windows) ([`window_run`]): they do not, and go chunk by chunk through
 //!   the [`windows`] of the group.
@@ -24,7 +24,7 @@
 
 mod agreement;
 mod backoff;
-mod one_pass;
+mod in_place_run;
 mod run;
 mod semaphores;
 mod stores;
@@ -38,21 +38,14 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::error::{Error, Result};
-use crate::plan::Plan;
 use crate::plan::shared::chunk;
+use crate::plan::{Algorithm, Plan, Shape, in_place};
 use crate::types::{Collective, Rank};
 
 use self::backoff::{Agreements, WindowSpeed};
 pub(crate) use self::run::{SharedRun, State};
 use self::windows::Windows;
 use crate::engine::collective::plan_key::PlanKey;
-
-/// The most ranks that do this: what they offer is worked on all at once.
-const MOST_RANKS: usize = crate::plan::signals::MOST_RANKS;
-
-/// Slices begin at multiples of so many bytes, which are whole elements of any type: two ranks never write to one cache
-/// line of a buffer that begins with one.
-const LINE: usize = 64;
 
 /// Steps of plans that are kept for operations to come.
 const KEPT_STEPS: usize = 1 << 18;
@@ -81,7 +74,7 @@ pub(crate) struct SharedMemory {
     agreements: Agreements,
     speed: WindowSpeed,
     windows: WindowState,
-    plans: FxHashMap<PlanKey, Arc<Plan>>,
+    plans: FxHashMap<(Algorithm, PlanKey), Arc<Plan>>,
     kept_steps: usize,
     decided: Decided,
 }
@@ -153,19 +146,35 @@ impl SharedMemory {
     }
 
     /// The plan through windows of an operation, in chunks of so many bytes.
-    fn plan(
+    fn window_plan(
         &mut self,
         key: PlanKey,
-        (rank, world): (Rank, usize),
+        place: (Rank, usize),
         chunk: usize,
     ) -> Result<Arc<Plan>> {
-        if let Some(plan) = self.plans.get(&key) {
+        let make = |shape: &Shape| window_run::plan(shape, key.element_size, chunk);
+        self.plan((Algorithm::Windows, key), place, make)
+    }
+
+    /// The plan of an operation where the buffers lie.
+    fn in_place_plan(&mut self, key: PlanKey, place: (Rank, usize)) -> Result<Arc<Plan>> {
+        let make = |shape: &Shape| in_place::build(shape, key.element_size);
+        self.plan((Algorithm::InPlace, key), place, make)
+    }
+
+    fn plan(
+        &mut self,
+        (algorithm, key): (Algorithm, PlanKey),
+        (rank, world): (Rank, usize),
+        make: impl FnOnce(&Shape) -> Option<Plan>,
+    ) -> Result<Arc<Plan>> {
+        if let Some(plan) = self.plans.get(&(algorithm, key)) {
             return Ok(Arc::clone(plan));
         }
         let shape = key.shape(rank, world);
-        let plan = window_run::plan(&shape, key.element_size, chunk)
+        let plan = make(&shape)
             .map(Arc::new)
-            .ok_or_else(|| Error::internal(format!("no plan through windows for {shape:?}")))?;
+            .ok_or_else(|| Error::internal(format!("no plan by {algorithm} for {shape:?}")))?;
         if plan.steps.len() > KEPT_STEPS / 4 {
             return Ok(plan);
         }
@@ -174,7 +183,7 @@ impl SharedMemory {
             self.kept_steps = 0;
         }
         self.kept_steps += plan.steps.len();
-        self.plans.insert(key, Arc::clone(&plan));
+        self.plans.insert((algorithm, key), Arc::clone(&plan));
         Ok(plan)
     }
 }

@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
 use crate::heap::Window;
+use crate::plan::in_place;
 use crate::plan::select::Choice;
 use crate::plan::shared::CHUNK;
 use crate::transport::{Loan, Shareable, Shared};
 use crate::types::{Collective, Rank};
 
 use super::agreement::{AgreementRound, Free, Proposal};
-use super::one_pass::{self, Slice};
+use super::in_place_run::InPlaceRun;
 use super::window_run::WindowRun;
-use super::{Decision, Host, LINE, SharedMemory, WindowState, Windows, windows};
+use super::{Decision, Host, SharedMemory, WindowState, Windows, windows};
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::run::Waiting;
 use crate::engine::collective::transfer::Operands;
@@ -52,8 +53,7 @@ pub(crate) struct SharedRun {
     /// While windows are being opened.
     own_window: Option<Window>,
     decision: Option<Decision>,
-    /// Bytes of the own slice that are done.
-    done: usize,
+    in_place_run: Option<InPlaceRun>,
     window_run: Option<WindowRun>,
     /// Since when all go through windows, and how long this rank has worked there before.
     since: Option<Instant>,
@@ -72,7 +72,7 @@ impl SharedRun {
             round: AgreementRound::new(host.world),
             own_window: None,
             decision: None,
-            done: 0,
+            in_place_run: None,
             window_run: None,
             since: None,
             before: Duration::ZERO,
@@ -120,7 +120,7 @@ impl SharedRun {
         }
         if self.state == State::UnderWay {
             moved |= match self.decision {
-                Some(Decision::InPlace) => self.work(operands, links)?,
+                Some(Decision::InPlace) => self.work_in_place(operands, links, memory)?,
                 Some(Decision::Windows) => self.work_in_windows(operands, links, memory)?,
                 Some(Decision::Messages) | None => self.retreat(operands, links)?,
             };
@@ -228,14 +228,14 @@ impl SharedRun {
             // It goes through the windows if there are any: what others wait for comes first.
             moved |= self.advance_in_windows(operands, links, memory, true)?;
         }
-        let expected = operands.header(offered_slice(operands, operands.rank).bytes);
+        let expected = operands.header(offered_slice(operands, operands.rank).1);
         moved |= self.round.send(
             operands,
             links,
-            |peer| operands.header(offered_slice(operands, peer).bytes),
+            |peer| operands.header(offered_slice(operands, peer).1),
             |link, peer, header| {
-                let theirs = offered_slice(operands, peer);
-                let place = operands.output.place(theirs.start, theirs.bytes);
+                let (start, bytes) = offered_slice(operands, peer);
+                let place = operands.output.place(start, bytes);
                 link.try_share(header, Shareable::Span(place))
             },
         )?;
@@ -301,7 +301,7 @@ impl SharedRun {
 
     /// Refuses an offer that is not a slice of the buffer.
     fn check_offers(&mut self, operands: &Operands) -> Result<()> {
-        let own = offered_slice(operands, operands.rank).bytes;
+        let (_, own) = offered_slice(operands, operands.rank);
         let unfit =
             |(_, shared): &(Rank, &mut Shared)| shared.bytes() != own || !shared.is_writable();
         let Some((peer, shared)) = self.round.offered().find(unfit) else {
@@ -353,15 +353,27 @@ impl SharedRun {
         (self.decision, self.state) = (Some(decision), State::UnderWay);
     }
 
-    /// Works on the own slice of all buffers.
-    fn work(&mut self, operands: &Operands, links: &mut LinkTable) -> Result<bool> {
-        let own = slice(operands, operands.rank);
-        if self.done < own.bytes {
-            let shared = self.round.offered();
-            if !one_pass::work(operands, own, &mut self.done, shared) {
+    /// Goes on where the buffers lie, and waits until everything offered has come back.
+    fn work_in_place(
+        &mut self,
+        operands: &Operands,
+        links: &mut LinkTable,
+        memory: &mut SharedMemory,
+    ) -> Result<bool> {
+        if self.in_place_run.is_none() {
+            let plan = memory.in_place_plan(self.key, (operands.rank, operands.world))?;
+            let run = InPlaceRun::new(plan);
+            if run.is_done() {
+                // Its slice is empty.
+                self.round.give_back(links);
+            }
+            self.in_place_run = Some(run);
+        }
+        if let Some(run) = self.in_place_run.as_mut().filter(|run| !run.is_done()) {
+            if !run.advance(operands, self.round.offered()) {
                 return Ok(false);
             }
-            if self.done == own.bytes {
+            if run.is_done() {
                 self.round.give_back(links);
             }
             return Ok(true);
@@ -420,7 +432,7 @@ impl SharedRun {
         }
         if self.window_run.is_none() {
             let chunk = self.host.chunk(self.key.collective);
-            let plan = memory.plan(self.key, (operands.rank, operands.world), chunk)?;
+            let plan = memory.window_plan(self.key, (operands.rank, operands.world), chunk)?;
             self.window_run = Some(WindowRun::new(Arc::clone(&plan)));
             if let Some(windows) = memory.windows() {
                 let bytes = operands.output.len().max(operands.input.len());
@@ -477,28 +489,21 @@ impl SharedRun {
                 window_run.waiting(operands, windows, visit);
             }
             _ => {
-                let bytes = |rank| offered_slice(operands, rank).bytes;
+                let bytes = |rank| offered_slice(operands, rank).1;
                 self.round.waiting(operands, bytes, visit);
             }
         }
     }
 }
 
-/// What of its buffer a rank offers another: that one's slice of an all_reduce. Of other collectives nothing.
-fn offered_slice(operands: &Operands, rank: Rank) -> Slice {
-    match operands.collective {
-        Collective::AllReduce => slice(operands, rank),
-        _ => Slice::default(),
+/// What of its buffer a rank offers another, from which byte on and how long: that one's slice of an all_reduce. Of other
+/// collectives nothing.
+fn offered_slice(operands: &Operands, rank: Rank) -> (usize, usize) {
+    if operands.collective != Collective::AllReduce {
+        return (0, 0);
     }
-}
-
-/// A rank's slice of every buffer.
-fn slice(operands: &Operands, rank: Rank) -> Slice {
-    let bytes = operands.output.len();
-    let step = bytes.div_ceil(operands.world).next_multiple_of(LINE);
-    let start = bytes.min(step * rank);
-    Slice {
-        start,
-        bytes: step.min(bytes - start),
-    }
+    let size = operands.dtype.size();
+    let count = operands.output.len() / size;
+    let (start, len) = in_place::slice(rank, operands.world, count, size);
+    (start * size, len * size)
 }

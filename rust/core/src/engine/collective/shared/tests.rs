@@ -10,6 +10,7 @@ use crate::engine::Request;
 use crate::error::Code;
 use crate::heap::Buffer;
 use crate::plan::cost::Costs;
+use crate::plan::shared::LINE;
 use crate::plan::{Counts, Shape};
 use crate::types::{Collective, ReduceOp};
 

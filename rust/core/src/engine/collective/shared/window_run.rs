@@ -10,13 +10,13 @@ use std::sync::Arc;
 use crate::engine::collective::run::{Direction, Waiting};
 use crate::engine::collective::transfer::Operands;
 use crate::engine::links::LinkTable;
+use crate::plan::shared::LINE;
 use crate::plan::signals::{MOST_RANKS, Semaphore};
 use crate::plan::windows::{Room, Shots, build, build_in_step};
-use crate::plan::{Buffer, Order, Plan, Shape, Span, Step};
+use crate::plan::{Buffer, Order, Plan, Shape, Sources, Span, Step};
 use crate::reduce::{Source, Streaming, copy_hinted};
 use crate::types::{Collective, Rank};
 
-use super::LINE;
 use super::windows::Windows;
 
 /// Bytes that are worked on between two turns of other operations.
@@ -158,14 +158,17 @@ impl WindowRun {
                 }
             }
             Step::ReduceAll {
-                half,
-                offset,
-                own,
+                srcs: Sources::Windows { half, offset, own },
                 dst,
+                ..
             } => {
                 self.turn += dst.len * size * 2;
                 reduce(operands, windows, (half, offset), own, dst);
             }
+            Step::ReduceAll {
+                srcs: Sources::Outputs,
+                ..
+            } => unreachable!("a plan over windows lends no buffers"),
             Step::Send { .. }
             | Step::Recv { .. }
             | Step::Fold { .. }

@@ -1,0 +1,150 @@
+//! A plan in place, carried out by the processor: [`plan::in_place`](crate::plan::in_place) says what it is.
+//!
+//! A rank sums up its slice of all buffers block by block, and stores each sum to all of them while the lines it was made
+//! of are still in the cache.
+//!
+//! # Safety of the memory
+//!
+//! What a rank shares it leaves alone until it is back: slice `r` is used by rank `r` alone, and each rank's own slice
+//! is shared with no rank, which the checker proves of the plan. After a failure see
+//! [`Neighbour::await_writer`](crate::transport::Neighbour::await_writer).
+
+use std::sync::Arc;
+
+use crate::engine::collective::transfer::Operands;
+use crate::plan::signals::{MOST_RANKS, Peers};
+use crate::plan::{Plan, Sources, Span, Step};
+use crate::reduce::{Source, Streaming, copy_hinted};
+use crate::transport::Shared;
+use crate::types::Rank;
+
+/// Bytes of the slice that are summed up before they are stored: with as many from every rank they stay in the cache.
+const BLOCK: usize = 4 << 10;
+
+/// Bytes of the slice between two looks at whether the peers still share.
+const STRETCH: usize = 64 << 10;
+
+/// Bytes of the slice between two turns of other operations.
+const TURN: usize = 256 << 10;
+
+/// One rank's part.
+#[derive(Debug)]
+pub(super) struct InPlaceRun {
+    plan: Arc<Plan>,
+    /// The next step, and how many of its bytes are done.
+    next: usize,
+    done: usize,
+}
+
+impl InPlaceRun {
+    pub(super) fn new(plan: Arc<Plan>) -> Self {
+        debug_assert!(plan.lends);
+        Self {
+            plan,
+            next: 0,
+            done: 0,
+        }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.next == self.plan.steps.len()
+    }
+
+    /// Goes on for a turn in what the peers share. False when one has taken it back: its end, or its abort, will be heard
+    /// of.
+    pub(super) fn advance<'a>(
+        &mut self,
+        operands: &Operands,
+        shared: impl Iterator<Item = (Rank, &'a mut Shared)>,
+    ) -> bool {
+        let Some(&Step::ReduceAll {
+            srcs: Sources::Outputs,
+            dst,
+            copies,
+        }) = self.plan.steps.get(self.next)
+        else {
+            unreachable!("a plan in place reduces, and that is all");
+        };
+        let mut together: Vec<(Rank, &mut Shared)> = Vec::with_capacity(operands.world);
+        together.extend(shared);
+        let (start, bytes) = bytes_of(operands, dst);
+        let allowed = work(
+            operands,
+            (start, bytes),
+            &mut self.done,
+            (&mut together, copies),
+        );
+        if self.done == bytes {
+            (self.next, self.done) = (self.next + 1, 0);
+        }
+        allowed
+    }
+}
+
+/// Where a span of the output begins, and how long it is.
+fn bytes_of(operands: &Operands, span: Span) -> (usize, usize) {
+    let size = operands.dtype.size();
+    (span.offset * size, span.len * size)
+}
+
+/// Sums up and stores some more of a slice, of which `done` bytes are done.
+fn work(
+    operands: &Operands,
+    (start, bytes): (usize, usize),
+    done: &mut usize,
+    (shared, copies): (&mut [(Rank, &mut Shared)], Peers),
+) -> bool {
+    let threads = operands.workers.as_ref().map(|workers| workers.threads());
+    let most = TURN * threads.unwrap_or(1);
+    let end = bytes.min(*done + most);
+    let (stretch, block) = match threads {
+        Some(_) => (most, most),
+        None => (STRETCH, BLOCK),
+    };
+    while *done < end {
+        let stretch = stretch.min(end - *done);
+        let allowed = shared.iter_mut().all(|(_, shared)| shared.begin());
+        if allowed {
+            for at in (0..stretch).step_by(block) {
+                let (at, count) = (*done + at, block.min(stretch - at));
+                let sum = operands.output.write(start + at, count);
+                reduce(operands, sum, at, (&mut *shared, copies));
+            }
+            *done += stretch;
+        }
+        shared.iter_mut().for_each(|(_, shared)| shared.end());
+        if !allowed {
+            return false;
+        }
+    }
+    true
+}
+
+/// `sum` and the same bytes of what is shared, which are `at` bytes from the beginning of the slice, become the sum of
+/// all, in rank order.
+fn reduce(
+    operands: &Operands,
+    sum: &mut [u8],
+    at: usize,
+    (shared, copies): (&mut [(Rank, &mut Shared)], Peers),
+) {
+    let kernel = operands.reducer();
+    let mut sources = [Source::Destination; MOST_RANKS];
+    for (peer, shared) in &*shared {
+        // Two numbers have one sum in either order, which is then made where the own one lies.
+        let place = if operands.world == 2 { 1 } else { *peer };
+        sources[place] = Source::Element(shared.read(at, sum.len()));
+    }
+    let sources = &sources[..operands.world];
+    match &operands.workers {
+        Some(workers) => workers.reduce(kernel, sum, sources, operands.world, Streaming::No),
+        None => kernel.reduce(sum, sources, operands.world, Streaming::No),
+    }
+    for (_, shared) in shared.iter_mut().filter(|(peer, _)| copies.contains(*peer)) {
+        let copy = shared.write(at, sum.len());
+        match &operands.workers {
+            Some(workers) => workers.copy(copy, sum, Streaming::No),
+            None => copy_hinted(copy, sum, Streaming::No),
+        }
+    }
+}
