@@ -66,7 +66,7 @@ pub struct Setting {
 /// Makes [`Config`] and its table from rows of
 /// `field: Type, VARIABLE, default, accepts, must_agree, consequence`.
 macro_rules! settings {
-    ($($field:ident: $type:ty, $variable:literal, $default:literal, $accepts:literal,
+    ($($field:ident: $type:ty, $variable:literal, $default:literal, $accepts:expr,
        $must_agree:literal, $consequence:literal;)+) => {
         /// The settings of a process, each with its default until it is set.
         #[derive(Clone, Debug, PartialEq)]
@@ -134,7 +134,7 @@ settings! {
     ring_bytes: RingBytes, "UNISONO_RING_BYTES", "256K", "a power of two, 4K to 64M", true,
         "Shared memory per direction and peer: more lets large messages stream, less fits the cache.";
     algorithm: Option<Algorithm>, "UNISONO_ALGORITHM", "auto",
-        "auto, direct, two_shot, ring, tree, recursive_doubling, halving, bruck, hierarchical, windows or in_place", true,
+        Algorithm::ACCEPTS, true,
         "Forces this algorithm wherever it applies. All but windows and in_place send messages, and switch these two off.";
     lend_bytes: LendBytes, "UNISONO_LEND_BYTES", "auto", "auto, none, or bytes, such as 256K", false,
         "Payloads from this size on are read out of this process's memory by their receivers, not copied through a ring.";
@@ -505,9 +505,8 @@ impl Value for LogLevel {
 
 impl Value for Algorithm {
     fn parse(text: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|algorithm| algorithm.name() == text)
+        let mut all = Self::ALL.into_iter();
+        all.find(|algorithm| algorithm.name() == text)
     }
 
     fn show(&self) -> String {

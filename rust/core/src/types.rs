@@ -348,65 +348,58 @@ impl fmt::Display for Collective {
     }
 }
 
-/// The families of algorithms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Algorithm {
+macro_rules! algorithms {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal,)+) => {
+        /// The families of algorithms.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Algorithm {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Algorithm {
+            /// Every algorithm.
+            pub const ALL: [Self; [$(Algorithm::$name),+].len()] = [$(Self::$name),+];
+
+            /// What the setting takes, in words.
+            pub(crate) const ACCEPTS: &str = concat!("auto", $(", ", $text),+);
+
+            /// The name used in settings and reports.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)+
+                }
+            }
+        }
+    };
+}
+
+algorithms! {
     /// Each rank to each other rank: the fewest rounds, one fixed order of reduction at any size.
-    Direct,
+    Direct = "direct",
     /// Direct in two shots: each rank reduces its slice from all ranks, then sends it to all. The volume of the ring in
     /// two rounds, and the order of reduction of `Direct`.
-    TwoShot,
+    TwoShot = "two_shot",
     /// Around a ring: each link direction of each rank is used by one neighbour only.
-    Ring,
+    Ring = "ring",
     /// Double binary tree (Sanders, Speck, Träff 2009).
-    Tree,
+    Tree = "tree",
     /// Recursive doubling: log2(n) exchanges of everything.
-    RecursiveDoubling,
+    RecursiveDoubling = "recursive_doubling",
     /// Recursive halving, then doubling (Rabenseifner 2004; any world size).
-    Halving,
+    Halving = "halving",
     /// Bruck et al. 1997: log2(n) rounds for all_to_all, all_gather and barrier.
-    Bruck,
+    Bruck = "bruck",
     /// Inside each host, across the hosts by all ranks at once, inside each host. See [`crate::plan::hierarchical`].
-    Hierarchical,
+    Hierarchical = "hierarchical",
     /// Copy-in, copy-out: chunk by chunk through windows, memory of each rank that all ranks of the host map. For
     /// buffers that the peers cannot reach. See [`crate::plan::windows`].
-    Windows,
+    Windows = "windows",
     /// An all_reduce in one pass over the buffers of all ranks, where they lie in the heap that the ranks of the host
     /// share: each rank sums up its slice of all of them and stores the sum to all of them.
-    InPlace,
+    InPlace = "in_place",
 }
 
 impl Algorithm {
-    /// Every algorithm.
-    pub const ALL: [Self; 10] = [
-        Self::Direct,
-        Self::TwoShot,
-        Self::Ring,
-        Self::Tree,
-        Self::RecursiveDoubling,
-        Self::Halving,
-        Self::Bruck,
-        Self::Hierarchical,
-        Self::Windows,
-        Self::InPlace,
-    ];
-
-    /// The name used in settings and reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::TwoShot => "two_shot",
-            Self::Ring => "ring",
-            Self::Tree => "tree",
-            Self::RecursiveDoubling => "recursive_doubling",
-            Self::Halving => "halving",
-            Self::Bruck => "bruck",
-            Self::Hierarchical => "hierarchical",
-            Self::Windows => "windows",
-            Self::InPlace => "in_place",
-        }
-    }
-
     /// Its number in [`Self::ALL`], by which ranks compare what they do.
     pub fn number(self) -> u8 {
         Self::ALL

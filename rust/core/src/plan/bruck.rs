@@ -8,9 +8,58 @@
 //! - all_to_all: a block that must travel i places around the circle travels 2^j places in round j for each
 //!   bit j of i. Each block is sent up to log2(n) times: for blocks whose length costs less than a message.
 
+use super::Family;
 use super::builder::{Blocks, Steps};
+use super::cost::{Bill, Taken, Work};
 use super::direct::own_block;
-use super::{Buffer, Plan, Shape, Span, Wire};
+use super::{Buffer, Counts, Plan, Shape, Span, Wire};
+use crate::types::Collective;
+
+/// Bruck's algorithms.
+pub(super) const FAMILY: Family = Family {
+    serves: |shape| match shape.collective {
+        Collective::AllGather | Collective::Barrier => true,
+        Collective::AllToAll => matches!(shape.counts, Counts::Even(_)),
+        _ => false,
+    },
+    build: |shape, _| match shape.collective {
+        Collective::AllGather => Some(all_gather(shape)),
+        Collective::AllToAll => Some(all_to_all(shape)),
+        Collective::Barrier => Some(barrier(shape)),
+        _ => None,
+    },
+    price,
+};
+
+/// `work.bytes` are one block.
+fn price(collective: Collective, work: &Work, bill: &mut Bill) {
+    match collective {
+        Collective::AllGather => {
+            bill.pass(work.bytes);
+            for round in 0..work.bruck_rounds() {
+                let distance = 1 << round;
+                let blocks = distance.min(work.world - distance);
+                bill.shift(distance, work.bytes * blocks as f64, Taken::Copied);
+                // A run that passes the end of the world goes in two messages.
+                bill.each += bill.costs.message;
+            }
+        }
+        Collective::AllToAll => {
+            let half = work.bytes * work.world as f64 * 0.5;
+            bill.pass(work.bytes);
+            bill.pass(4.0 * half);
+            for round in 0..work.bruck_rounds() {
+                bill.shift(1 << round, half, Taken::Copied);
+                bill.pass(2.0 * half);
+            }
+        }
+        _ => {
+            for round in 0..work.bruck_rounds() {
+                bill.shift(1 << round, 0.0, Taken::Copied);
+            }
+        }
+    }
+}
 
 /// 1, 2, 4, ... below `world`.
 pub(super) fn distances(world: usize) -> impl Iterator<Item = usize> {
@@ -20,7 +69,7 @@ pub(super) fn distances(world: usize) -> impl Iterator<Item = usize> {
 
 /// After the round at distance d, rank r has heard from the 2d ranks that end with itself. A signal waits for
 /// the signals that were to come before it, see [`super::Step::must_follow`].
-pub(super) fn barrier(shape: &Shape) -> Plan {
+fn barrier(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     for distance in distances(shape.world) {
         steps.signal(shape.after(distance));
@@ -38,7 +87,7 @@ pub(super) fn barrier(shape: &Shape) -> Plan {
 ///
 /// Blocks lie in their places in `Output` from the start, so nothing is rotated at the end; a run that passes
 /// the end of the world is sent as two messages instead.
-pub(super) fn all_gather(shape: &Shape) -> Plan {
+fn all_gather(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let world = shape.world;
     let blocks = Blocks::of_shape(shape);
@@ -64,7 +113,7 @@ pub(super) fn all_gather(shape: &Shape) -> Plan {
 /// `travelling(i)` is the block that is i places from where it must go: at first this rank's block for rank +
 /// i, at last the one from rank - i. The round at distance d packs the blocks with the bit d in i, which lie
 /// in runs of d, sends them d places on and puts those that arrive in their stead.
-pub(super) fn all_to_all(shape: &Shape) -> Plan {
+fn all_to_all(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let (world, block) = (shape.world, shape.count());
     let blocks =

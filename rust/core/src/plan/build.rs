@@ -1,9 +1,8 @@
-//! From a request and an algorithm to a plan: which algorithm serves what, and the functions that write the steps.
+//! From a request and an algorithm to a plan.
 
+use super::family;
 use super::topology::Topology;
-use super::{
-    Algorithm, Counts, Plan, Shape, bruck, direct, doubling, halving, hierarchical, ring, tree,
-};
+use super::{Algorithm, Counts, Plan, Shape, direct, hierarchical};
 use crate::types::Collective;
 
 /// The longest piece, in elements, that is worked on as a whole where an algorithm forwards what it receives
@@ -14,7 +13,7 @@ pub const DEFAULT_CHUNK: usize = 32 * 1024;
 /// Whether `algorithm` can serve `shape` with messages alone, wherever the ranks are. False for every algorithm when the
 /// shape itself is malformed.
 pub fn applicable(algorithm: Algorithm, shape: &Shape) -> bool {
-    is_well_formed(shape) && serves(algorithm, shape)
+    is_well_formed(shape) && (family(algorithm).serves)(shape)
 }
 
 /// Whether there are such ranks, and as many counts as the collective has.
@@ -35,35 +34,6 @@ pub(crate) fn is_well_formed(shape: &Shape) -> bool {
             }
             _ => false,
         }
-}
-
-/// Whether `algorithm` can serve `shape`, which is well-formed.
-fn serves(algorithm: Algorithm, shape: &Shape) -> bool {
-    use Algorithm::{Bruck, Direct, Halving, RecursiveDoubling, Ring, Tree, TwoShot};
-
-    if algorithm.needs_shared_memory() || algorithm == Algorithm::Hierarchical {
-        // These depend on where the ranks are: see `shared::serves`, `hierarchical::serves`.
-        return false;
-    }
-    let even = matches!(shape.counts, Counts::Even(_));
-    match shape.collective {
-        Collective::AllReduce => algorithm != Bruck,
-        Collective::Reduce | Collective::Broadcast => {
-            matches!(algorithm, Direct | TwoShot | Ring | Tree)
-        }
-        Collective::AllGather => match algorithm {
-            Direct | Ring | Bruck => true,
-            RecursiveDoubling => shape.world.is_power_of_two(),
-            _ => false,
-        },
-        Collective::ReduceScatter => matches!(algorithm, Direct | Ring | Halving),
-        Collective::Gather | Collective::Scatter => {
-            algorithm == Direct || (algorithm == Tree && even)
-        }
-        Collective::AllToAll => algorithm == Direct || (algorithm == Bruck && even),
-        Collective::Barrier => matches!(algorithm, Direct | Bruck),
-        Collective::Send | Collective::Recv => false,
-    }
 }
 
 /// Whether `algorithm` can serve `shape` with messages alone, with the ranks as in `topology`.
@@ -103,41 +73,5 @@ pub fn build_chunked(algorithm: Algorithm, shape: &Shape, chunk: usize) -> Optio
     if shape.world == 1 {
         return Some(direct::alone(shape));
     }
-    let chunk = chunk.max(1);
-    Some(match (shape.collective, algorithm) {
-        (Collective::AllReduce, Algorithm::Direct) => direct::all_reduce(shape, chunk),
-        // Two numbers have one sum in either order: a ring of two is as direct and keeps no order.
-        (Collective::AllReduce, Algorithm::TwoShot) if shape.world == 2 => {
-            ring::all_reduce(shape, chunk)
-        }
-        (Collective::AllReduce, Algorithm::TwoShot) => direct::all_reduce_two_shot(shape, chunk),
-        (Collective::AllReduce, Algorithm::Ring) => ring::all_reduce(shape, chunk),
-        (Collective::AllReduce, Algorithm::Tree) => tree::all_reduce(shape, chunk),
-        (Collective::AllReduce, Algorithm::RecursiveDoubling) => doubling::all_reduce(shape),
-        (Collective::AllReduce, Algorithm::Halving) => halving::all_reduce(shape, chunk),
-        (Collective::Reduce, Algorithm::Direct) => direct::reduce(shape, chunk),
-        (Collective::Reduce, Algorithm::TwoShot) => direct::reduce_two_shot(shape, chunk),
-        (Collective::Reduce, Algorithm::Ring) => ring::reduce(shape, chunk),
-        (Collective::Reduce, Algorithm::Tree) => tree::reduce(shape, chunk),
-        (Collective::Broadcast, Algorithm::Direct) => direct::broadcast(shape),
-        (Collective::Broadcast, Algorithm::TwoShot) => direct::broadcast_two_shot(shape),
-        (Collective::Broadcast, Algorithm::Ring) => ring::broadcast(shape, chunk),
-        (Collective::Broadcast, Algorithm::Tree) => tree::broadcast(shape, chunk),
-        (Collective::AllGather, Algorithm::Direct) => direct::all_gather(shape),
-        (Collective::AllGather, Algorithm::Ring) => ring::all_gather(shape, chunk),
-        (Collective::AllGather, Algorithm::Bruck) => bruck::all_gather(shape),
-        (Collective::AllGather, Algorithm::RecursiveDoubling) => doubling::all_gather(shape),
-        (Collective::ReduceScatter, Algorithm::Direct) => direct::reduce_scatter(shape, chunk),
-        (Collective::ReduceScatter, Algorithm::Ring) => ring::reduce_scatter(shape, chunk),
-        (Collective::ReduceScatter, Algorithm::Halving) => halving::reduce_scatter(shape),
-        (Collective::Gather, Algorithm::Direct) => direct::gather(shape),
-        (Collective::Gather, Algorithm::Tree) => tree::gather(shape),
-        (Collective::Scatter, Algorithm::Direct) => direct::scatter(shape),
-        (Collective::Scatter, Algorithm::Tree) => tree::scatter(shape),
-        (Collective::AllToAll, Algorithm::Direct) => direct::all_to_all(shape),
-        (Collective::AllToAll, Algorithm::Bruck) => bruck::all_to_all(shape),
-        (Collective::Barrier, Algorithm::Direct) => direct::barrier(shape),
-        (Collective::Barrier, Algorithm::Bruck) => bruck::barrier(shape),
-        _ => return None,
-    })
+    (family(algorithm).build)(shape, chunk.max(1))
 }

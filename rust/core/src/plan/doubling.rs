@@ -21,10 +21,52 @@
 //! [`Core`] picks a power of two of ranks as members; each of the others is the guest of a member, hands it
 //! its contribution before the exchanges and gets the result after them.
 
+use super::Family;
 use super::builder::{Blocks, Steps};
+use super::cost::{Bill, Taken, Work};
 use super::direct::own_block;
 use super::{Buffer, Plan, Shape, Span, Wire};
-use crate::types::Rank;
+use crate::types::{Collective, Rank};
+
+/// Recursive doubling.
+pub(super) const FAMILY: Family = Family {
+    serves: |shape| match shape.collective {
+        Collective::AllReduce => true,
+        Collective::AllGather => shape.world.is_power_of_two(),
+        _ => false,
+    },
+    build: |shape, _| match shape.collective {
+        Collective::AllReduce => Some(all_reduce(shape)),
+        Collective::AllGather => Some(all_gather(shape)),
+        _ => None,
+    },
+    price,
+};
+
+fn price(collective: Collective, work: &Work, bill: &mut Bill) {
+    let (bytes, widening) = (work.bytes, work.widening);
+    if collective == Collective::AllGather {
+        // `bytes` are one block.
+        bill.pass(bytes);
+        for round in 0..work.bruck_rounds() {
+            let distance = 1 << round;
+            let blocks = distance.min(work.world - distance);
+            bill.swap(distance, bytes * blocks as f64, Taken::Copied, 1.0);
+        }
+        return;
+    }
+    let (rounds, has_guests) = work.doublings();
+    bill.pass(bytes * widening);
+    for round in 0..rounds {
+        bill.swap(1 << round, bytes * widening, Taken::Folded, 1.0);
+        // Half of the ranks go over their sum once more, to keep the order.
+        bill.pass(bytes * widening * 0.5);
+    }
+    if has_guests {
+        bill.swap(1, bytes, Taken::Folded, widening);
+        bill.swap(1, bytes, Taken::Copied, 1.0);
+    }
+}
 
 /// A power of two of ranks, the members, numbered in rank order; the other ranks are guests of a member.
 ///
@@ -85,7 +127,7 @@ impl Core {
 }
 
 /// Every rank has the whole result after log2(n) exchanges of all that it has.
-pub(super) fn all_reduce(shape: &Shape) -> Plan {
+fn all_reduce(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let core = Core::of(shape.world);
     let (own, output) = (shape.contribution(), shape.output());
@@ -141,7 +183,7 @@ pub(super) fn all_reduce(shape: &Shape) -> Plan {
 }
 
 /// In the exchange at distance d, partners swap the d blocks of their groups. For powers of two only.
-pub(super) fn all_gather(shape: &Shape) -> Plan {
+fn all_gather(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let output = Span::new(Buffer::Output, 0, blocks.total());

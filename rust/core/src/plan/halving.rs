@@ -17,11 +17,68 @@
 //!
 //! Each element is completed by one rank, in one order, so all ranks get the same bits.
 
+use super::Family;
+use super::cost::{Bill, Taken, Work};
 use std::ops::Range;
 
 use super::builder::{Blocks, Steps, pieces, wire_from};
 use super::doubling::Core;
 use super::{Buffer, Plan, Shape, Span, Wire};
+use crate::types::Collective;
+
+/// Recursive halving.
+pub(super) const FAMILY: Family = Family {
+    serves: |shape| {
+        matches!(
+            shape.collective,
+            Collective::AllReduce | Collective::ReduceScatter
+        )
+    },
+    build: |shape, chunk| match shape.collective {
+        Collective::AllReduce => Some(all_reduce(shape, chunk)),
+        Collective::ReduceScatter => Some(reduce_scatter(shape)),
+        _ => None,
+    },
+    price,
+};
+
+fn price(collective: Collective, work: &Work, bill: &mut Bill) {
+    let (rounds, has_guests) = work.doublings();
+    if collective == Collective::ReduceScatter {
+        // `work.bytes` are one block.
+        let block = work.bytes * work.widening;
+        price_of_halving(work, bill, work.bytes * work.world as f64, true);
+        bill.pass(block);
+        if has_guests {
+            bill.swap(1, block, Taken::Copied, 1.0);
+        }
+        return;
+    }
+    price_of_halving(work, bill, work.bytes, false);
+    let mut part = work.bytes;
+    for round in 0..rounds {
+        part *= 0.5;
+        bill.swap(1 << round, part, Taken::Copied, 1.0);
+    }
+    if has_guests {
+        bill.swap(1, work.bytes, Taken::Copied, 1.0);
+    }
+}
+
+/// Every member is left with its part of `bytes`; the largest exchanges with the nearest or the `farthest`.
+fn price_of_halving(work: &Work, bill: &mut Bill, bytes: f64, farthest: bool) {
+    let (rounds, has_guests) = work.doublings();
+    if has_guests {
+        bill.swap(1, bytes, Taken::Folded, work.widening);
+    }
+    let mut part = bytes * work.widening;
+    for round in 0..rounds {
+        part *= 0.5;
+        let bit = if farthest { rounds - 1 - round } else { round };
+        bill.swap(1 << bit, part, Taken::Folded, 1.0);
+        bill.pass(part);
+    }
+}
 
 /// One exchange of the halving phase: at `distance`, the element ranges `kept` and `given`.
 struct Exchange {
@@ -73,7 +130,7 @@ fn halve(
 /// Nearest partners first: they exchange the most. Long buffers are reduced stretch by stretch, each of which leaves
 /// every member with up to `chunk` elements: a stretch is collected when the next one has been halved, while what there
 /// is to send of it is still in the cache.
-pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
+fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let core = Core::of(shape.world);
     let (own, output) = (shape.contribution(), shape.output());
@@ -166,7 +223,7 @@ impl Stretch {
 
 /// Halve along the boundaries of the ranks' blocks, farthest partners first, so that what a member is left
 /// with is its own block and its guest's.
-pub(super) fn reduce_scatter(shape: &Shape) -> Plan {
+fn reduce_scatter(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let core = Core::of(shape.world);
     let blocks = Blocks::of_shape(shape);

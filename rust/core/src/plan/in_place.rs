@@ -14,10 +14,15 @@
 //!
 //! This is what MPI libraries do over XPMEM, with the results stored by the rank that made them.
 
-use super::shared::LINE;
+use super::Family;
+use super::cost::{Bill, Work};
+use super::shared::{LINE, price_of_agreement};
 use super::signals::{MOST_RANKS, Peers};
 use super::{Buffer, Counts, Order, Plan, Shape, Sources, Span, Step};
 use crate::types::{Collective, Rank};
+
+/// Where the buffers lie.
+pub(super) const FAMILY: Family = Family::of_places(price);
 
 /// What `rank` of `world` sums up of `count` elements of so many bytes: the first element and how many. Slices begin at
 /// cache lines, counted from the beginning of the buffer, so that two ranks never write to one line of a buffer that
@@ -53,6 +58,17 @@ pub fn build(shape: &Shape, element_size: usize) -> Option<Plan> {
         order: Order::InOrder,
         lends: true,
     })
+}
+
+/// Slice by slice: each byte of each buffer is read once and written once.
+fn price(_: Collective, work: &Work, bill: &mut Bill) {
+    let others = (work.world - 1) as f64;
+    price_of_agreement(work, bill);
+    // Slices are lent to every peer, and come back.
+    bill.each += others * 2.0 * bill.costs.loan;
+    bill.rounds(1);
+    let moved = others * work.bytes / work.world as f64;
+    bill.each += moved * (bill.costs.fold * work.widening + bill.costs.copy);
 }
 
 #[cfg(test)]

@@ -19,10 +19,77 @@
 //!
 //! A block is completed by one rank, in one order, so all ranks get the same bits.
 
+use super::Family;
 use super::builder::{Blocks, Steps, pieces, wire_from};
+use super::cost::{Bill, Taken, Work};
 use super::direct::own_block;
 use super::{Buffer, Plan, Shape, Span, Wire};
 use crate::types::{Collective, Rank};
+
+/// The ring.
+pub(super) const FAMILY: Family = Family {
+    serves: |shape| {
+        matches!(
+            shape.collective,
+            Collective::AllReduce
+                | Collective::Reduce
+                | Collective::Broadcast
+                | Collective::AllGather
+                | Collective::ReduceScatter
+        )
+    },
+    build,
+    price,
+};
+
+fn build(shape: &Shape, chunk: usize) -> Option<Plan> {
+    Some(match shape.collective {
+        Collective::AllReduce => all_reduce(shape, chunk),
+        Collective::Reduce => reduce(shape, chunk),
+        Collective::Broadcast => broadcast(shape, chunk),
+        Collective::AllGather => all_gather(shape, chunk),
+        Collective::ReduceScatter => reduce_scatter(shape, chunk),
+        _ => return None,
+    })
+}
+
+/// `work.bytes` are one block, where the collective deals in blocks.
+fn price(collective: Collective, work: &Work, bill: &mut Bill) {
+    let (bytes, widening) = (work.bytes, work.widening);
+    let (slice, pieces_of_slice) = (work.slice(), work.pieces_of_slice());
+    let pieces = Work::pieces(work.elements);
+    match collective {
+        Collective::AllReduce => {
+            bill.pass(bytes * widening);
+            bill.around(slice * widening, pieces_of_slice, Taken::Folded, 1.0);
+            bill.around(slice, pieces_of_slice, Taken::Copied, 1.0);
+        }
+        Collective::Reduce => {
+            bill.pass(bytes * widening);
+            bill.around(slice * widening, pieces_of_slice, Taken::Folded, 1.0);
+            bill.rounds(1);
+            bill.root_takes(slice * widening, 1.0, Taken::Copied, 1.0);
+        }
+        Collective::Broadcast => {
+            let piece = bytes / pieces;
+            bill.hops(work.world - 1);
+            bill.send_right(pieces, piece, Taken::Copied, 1.0);
+            let hop = bill.sending(piece) + bill.taking(piece, Taken::Copied, 1.0);
+            bill.alone += (work.world - 2) as f64 * hop;
+            let leaving = bill.at.runs.saturating_sub(1);
+            bill.wire += leaving as f64 * piece;
+        }
+        Collective::AllGather => {
+            bill.pass(bytes);
+            bill.around(bytes, pieces, Taken::Copied, 1.0);
+        }
+        _ => {
+            let block = bytes * widening;
+            bill.pass(block * work.world as f64);
+            bill.around(block, pieces, Taken::Folded, 1.0);
+        }
+    }
+}
 
 /// Where a rank accumulates the block it works on.
 enum Accumulator {
@@ -124,7 +191,7 @@ pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
 }
 
 /// Reduce the blocks.
-pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
+fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let own = Span::new(Buffer::Input, 0, blocks.total());
@@ -137,7 +204,7 @@ pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
 }
 
 /// Reduce the blocks, then every rank sends its block to the root.
-pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
+fn reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::split(shape.count(), shape.world);
     let own = shape.contribution();
@@ -158,7 +225,7 @@ pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
 }
 
 /// Share the blocks.
-pub(super) fn all_gather(shape: &Shape, chunk: usize) -> Plan {
+fn all_gather(shape: &Shape, chunk: usize) -> Plan {
     debug_assert_eq!(shape.collective, Collective::AllGather);
     let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
@@ -171,7 +238,7 @@ pub(super) fn all_gather(shape: &Shape, chunk: usize) -> Plan {
 ///
 /// Each link carries the elements once and the root sends them once, half of what scattering and then sharing
 /// blocks would cost it; the first piece needs n-1 hops, so the buffer should be many pieces long.
-pub(super) fn broadcast(shape: &Shape, chunk: usize) -> Plan {
+fn broadcast(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let (left, right) = (shape.before(1), shape.after(1));
     let output = shape.output();

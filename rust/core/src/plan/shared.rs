@@ -4,6 +4,7 @@
 //! buffer lie in the heap? does it reach the windows of the others?), so the ranks *agree*, in one round of flags, before
 //! such a plan runs. Here is what all ranks know alike: which requests these algorithms serve, and how they cut them up.
 
+use super::cost::{Bill, Taken, Work};
 use super::topology::Topology;
 use super::windows::MOST_RANKS;
 use super::{Algorithm, Counts, Shape};
@@ -24,6 +25,10 @@ const ROOM: usize = 16;
 
 /// Bytes of a cache line, at whose multiples ranks cut memory that several of them write to.
 pub const LINE: usize = 64;
+
+/// Seconds that an agreement takes beside its messages: an operation that needs one is neither repeated from an earlier
+/// run nor walked without looking ahead.
+const AGREEMENT: f64 = 3e-6;
 
 /// About how many steps a plan may have: they are made for the whole operation at once.
 const MOST_STEPS: usize = 1 << 19;
@@ -91,4 +96,11 @@ pub fn serves(
         }
         _ => false,
     }
+}
+
+/// Every rank tells every other what it can do.
+pub(super) fn price_of_agreement(work: &Work, bill: &mut Bill) {
+    bill.rounds += AGREEMENT;
+    bill.rounds(1);
+    bill.exchanges((work.world - 1) as f64, false, 0.0, Taken::Copied, 1.0);
 }

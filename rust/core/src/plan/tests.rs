@@ -7,6 +7,7 @@ use super::cost::Costs;
 use super::select::select;
 use super::topology::Topology;
 use super::*;
+use crate::types::Rank;
 
 /// Counts of a request for all ranks, from which each rank's shape borrows.
 #[derive(Clone, Debug)]

@@ -10,9 +10,9 @@ const POSTED: f64 = 560.0;
 const LENT: f64 = (64 << 10) as f64;
 
 /// What reading memory that no peer has mapped takes more than reading the heap, in copies of the same bytes.
-pub(super) struct Private {
+pub(in crate::plan) struct Private {
     /// The buffers of all ranks together are larger than the last cache: each reader fetches them from memory.
-    pub(super) is_cold: bool,
+    pub(in crate::plan) is_cold: bool,
 }
 
 impl Private {
@@ -34,24 +34,24 @@ const WINDOW: usize = 8;
 
 /// How the ranks of a world lie on its hosts, in numbers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
-    pub(super) world: usize,
+pub(in crate::plan) struct Layout {
+    pub(in crate::plan) world: usize,
     /// Ranks on the host that has most.
-    pub(super) beside: usize,
+    pub(in crate::plan) beside: usize,
     /// How often the ring changes host.
-    pub(super) runs: usize,
+    pub(in crate::plan) runs: usize,
     /// Ranks in a row on one host, on average.
-    pub(super) run: usize,
+    pub(in crate::plan) run: usize,
     /// Links of a ring that leave the host which they leave most.
-    pub(super) leaving: usize,
-    pub(super) cores: usize,
-    pub(super) hosts: usize,
+    pub(in crate::plan) leaving: usize,
+    pub(in crate::plan) cores: usize,
+    pub(in crate::plan) hosts: usize,
     /// Ranks on the host that has fewest.
-    pub(super) fewest: usize,
+    pub(in crate::plan) fewest: usize,
 }
 
 impl Layout {
-    pub(super) fn of(topology: &Topology, world: usize) -> Self {
+    pub(in crate::plan) fn of(topology: &Topology, world: usize) -> Self {
         let host_of = &topology.host_of;
         let hosts = host_of.iter().max().map_or(1, |last| last + 1);
         let (mut ranks, mut leaves) = (vec![0_usize; hosts], vec![0_usize; hosts]);
@@ -72,52 +72,52 @@ impl Layout {
         }
     }
 
-    pub(super) fn across(&self) -> bool {
+    pub(in crate::plan) fn across(&self) -> bool {
         self.leaving > 0
     }
 
     /// Whether ranks share cores.
-    pub(super) fn is_crowded(&self) -> bool {
+    pub(in crate::plan) fn is_crowded(&self) -> bool {
         self.beside > self.cores
     }
 
     /// Whether partners that are found by flipping the bit `distance` are on different hosts.
-    pub(super) fn crosses(&self, distance: usize) -> bool {
+    pub(in crate::plan) fn crosses(&self, distance: usize) -> bool {
         self.across() && distance >= self.run
     }
 }
 
 /// What taking in a message takes, beside the message itself.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Taken {
+pub(in crate::plan) enum Taken {
     Copied,
     Folded,
 }
 
 /// The sum of all that an algorithm does.
-pub(super) struct Bill<'a> {
-    pub(super) costs: &'a Costs,
-    pub(super) at: Layout,
+pub(in crate::plan) struct Bill<'a> {
+    pub(in crate::plan) costs: &'a Costs,
+    pub(in crate::plan) at: Layout,
     /// The callers' buffers lie where no peer reaches them.
-    pub(super) private: Option<Private>,
+    pub(in crate::plan) private: Option<Private>,
     /// The seconds of rounds.
-    pub(super) rounds: f64,
+    pub(in crate::plan) rounds: f64,
     /// Seconds of work of every rank.
-    pub(super) each: f64,
+    pub(in crate::plan) each: f64,
     /// More seconds of work of the root.
-    pub(super) root: f64,
+    pub(in crate::plan) root: f64,
     /// Seconds during which one rank alone is able to work.
-    pub(super) alone: f64,
+    pub(in crate::plan) alone: f64,
     /// Bytes through the busiest interface.
-    pub(super) wire: f64,
+    pub(in crate::plan) wire: f64,
 }
 
 impl<'a> Bill<'a> {
-    pub(super) fn is_crowded(&self) -> bool {
+    pub(in crate::plan) fn is_crowded(&self) -> bool {
         self.at.is_crowded()
     }
 
-    pub(super) fn new(costs: &'a Costs, at: Layout) -> Self {
+    pub(in crate::plan) fn new(costs: &'a Costs, at: Layout) -> Self {
         Self {
             costs,
             at,
@@ -130,7 +130,7 @@ impl<'a> Bill<'a> {
         }
     }
 
-    pub(super) fn seconds(&self) -> f64 {
+    pub(in crate::plan) fn seconds(&self) -> f64 {
         let shared = (self.each * self.at.beside as f64 + self.root) / self.at.cores as f64;
         let busiest = self.each + self.root;
         let work = if shared > busiest { shared } else { busiest };
@@ -138,7 +138,7 @@ impl<'a> Bill<'a> {
     }
 
     /// How long a dependent round lasts beside its work.
-    pub(super) fn round(&self, across: bool) -> f64 {
+    pub(in crate::plan) fn round(&self, across: bool) -> f64 {
         let near = if self.at.is_crowded() {
             self.costs.turn * self.at.beside as f64 / self.at.cores as f64
         } else {
@@ -152,12 +152,12 @@ impl<'a> Bill<'a> {
     }
 
     /// `number` rounds in which some rank waits for another host, if there is one.
-    pub(super) fn rounds(&mut self, number: usize) {
+    pub(in crate::plan) fn rounds(&mut self, number: usize) {
         self.rounds += number as f64 * self.round(self.at.across());
     }
 
     /// What sending `bytes` inside the host takes.
-    pub(super) fn sending(&self, bytes: f64) -> f64 {
+    pub(in crate::plan) fn sending(&self, bytes: f64) -> f64 {
         let moved = if bytes > POSTED && bytes < LENT {
             bytes * self.costs.copy
         } else {
@@ -167,7 +167,7 @@ impl<'a> Bill<'a> {
     }
 
     /// What receiving `bytes` inside the host takes, `widening` times as many of which are added up.
-    pub(super) fn taking(&self, bytes: f64, taken: Taken, widening: f64) -> f64 {
+    pub(in crate::plan) fn taking(&self, bytes: f64, taken: Taken, widening: f64) -> f64 {
         let mut seconds = self.costs.message;
         if bytes >= LENT {
             seconds += self.costs.loan;
@@ -185,7 +185,7 @@ impl<'a> Bill<'a> {
     }
 
     /// Every rank sends `number` messages of `bytes` and takes as many in; `across` hosts or inside.
-    pub(super) fn exchanges(
+    pub(in crate::plan) fn exchanges(
         &mut self,
         number: f64,
         across: bool,
@@ -210,7 +210,13 @@ impl<'a> Bill<'a> {
     ///
     /// Sums grow in rank order, so a rank's last operand comes from a rank that has waited for as many itself.
     /// Concurrent sends hide that in small worlds; so do later pieces, and other ranks on the core where there are any.
-    pub(super) fn all_pairs(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
+    pub(in crate::plan) fn all_pairs(
+        &mut self,
+        bytes: f64,
+        pieces: f64,
+        taken: Taken,
+        widening: f64,
+    ) {
         let (near, far) = (self.at.beside - 1, self.at.world - self.at.beside);
         let (piece, before) = (bytes / pieces, self.each);
         self.exchanges(near as f64 * pieces, false, piece, taken, widening);
@@ -224,7 +230,13 @@ impl<'a> Bill<'a> {
     }
 
     /// The root takes `bytes` from every other rank.
-    pub(super) fn root_takes(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
+    pub(in crate::plan) fn root_takes(
+        &mut self,
+        bytes: f64,
+        pieces: f64,
+        taken: Taken,
+        widening: f64,
+    ) {
         let (near, far) = (self.at.beside - 1, self.at.world - self.at.beside);
         let piece = bytes / pieces;
         self.each += pieces * self.sending(piece);
@@ -238,7 +250,7 @@ impl<'a> Bill<'a> {
     }
 
     /// The root sends `bytes` to every other rank.
-    pub(super) fn root_sends(&mut self, bytes: f64) {
+    pub(in crate::plan) fn root_sends(&mut self, bytes: f64) {
         let (near, far) = (self.at.beside - 1, self.at.world - self.at.beside);
         self.root += near as f64 * self.sending(bytes) + far as f64 * self.costs.remote_message;
         self.each += self.taking(bytes, Taken::Copied, 1.0);
@@ -246,7 +258,7 @@ impl<'a> Bill<'a> {
     }
 
     /// `hops` from neighbour to neighbour, as far around the ring as that goes. Few of them leave a host.
-    pub(super) fn hops(&mut self, hops: usize) {
+    pub(in crate::plan) fn hops(&mut self, hops: usize) {
         self.rounds += hops as f64 * self.round(false);
         let leaving = hops.min(self.at.runs) as f64;
         self.rounds += leaving * self.costs.remote_latency;
@@ -254,7 +266,13 @@ impl<'a> Bill<'a> {
 
     /// Every rank sends its right neighbour `number` messages of `bytes`. The others wait for those whose neighbour is
     /// on another host.
-    pub(super) fn send_right(&mut self, number: f64, bytes: f64, taken: Taken, widening: f64) {
+    pub(in crate::plan) fn send_right(
+        &mut self,
+        number: f64,
+        bytes: f64,
+        taken: Taken,
+        widening: f64,
+    ) {
         let alone_on_host = self.at.across() && self.at.run == 1;
         self.exchanges(number, alone_on_host, bytes, taken, widening);
         if self.at.across() && !alone_on_host {
@@ -264,14 +282,20 @@ impl<'a> Bill<'a> {
     }
 
     /// Every rank gives its right neighbour a block of `bytes`, once around.
-    pub(super) fn around(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
+    pub(in crate::plan) fn around(&mut self, bytes: f64, pieces: f64, taken: Taken, widening: f64) {
         let rounds = self.at.world - 1;
         self.hops(rounds);
         self.send_right(rounds as f64 * pieces, bytes / pieces, taken, widening);
     }
 
     /// Every rank and the one whose number differs in the bit `distance` give each other `bytes`, one round.
-    pub(super) fn swap(&mut self, distance: usize, bytes: f64, taken: Taken, widening: f64) {
+    pub(in crate::plan) fn swap(
+        &mut self,
+        distance: usize,
+        bytes: f64,
+        taken: Taken,
+        widening: f64,
+    ) {
         let across = self.at.crosses(distance);
         self.round_of(across, bytes, taken, widening);
         if across {
@@ -280,7 +304,7 @@ impl<'a> Bill<'a> {
     }
 
     /// Every rank sends `bytes` to the one `distance` places on around the circle, one round.
-    pub(super) fn shift(&mut self, distance: usize, bytes: f64, taken: Taken) {
+    pub(in crate::plan) fn shift(&mut self, distance: usize, bytes: f64, taken: Taken) {
         let across = self.at.across();
         self.round_of(across, bytes, taken, 1.0);
         if across {
@@ -299,7 +323,7 @@ impl<'a> Bill<'a> {
     }
 
     /// `bytes` are gone over in the rank's own memory.
-    pub(super) fn pass(&mut self, bytes: f64) {
+    pub(in crate::plan) fn pass(&mut self, bytes: f64) {
         self.each += bytes * self.costs.copy;
     }
 }

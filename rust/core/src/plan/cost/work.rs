@@ -4,50 +4,50 @@ use crate::plan::DEFAULT_CHUNK;
 use crate::types::Collective;
 
 /// What is asked for, in bytes.
-pub(super) struct Work {
-    pub(super) world: usize,
+pub(in crate::plan) struct Work {
+    pub(in crate::plan) world: usize,
     /// Elements of the whole that is reduced or broadcast; of one block for the others.
-    pub(super) elements: usize,
-    pub(super) bytes: f64,
+    pub(in crate::plan) elements: usize,
+    pub(in crate::plan) bytes: f64,
     /// How many times as long partial sums are.
-    pub(super) widening: f64,
+    pub(in crate::plan) widening: f64,
 }
 
 impl Work {
-    pub(super) fn pieces(elements: usize) -> f64 {
+    pub(in crate::plan) fn pieces(elements: usize) -> f64 {
         elements.div_ceil(DEFAULT_CHUNK).max(1) as f64
     }
 
     /// Bytes of the longer of a rank's two buffers.
-    pub(super) fn longer_buffer(&self, collective: Collective) -> f64 {
+    pub(in crate::plan) fn longer_buffer(&self, collective: Collective) -> f64 {
         match collective {
             Collective::AllReduce | Collective::Reduce | Collective::Broadcast => self.bytes,
             _ => self.bytes * self.world as f64,
         }
     }
 
-    pub(super) fn slice(&self) -> f64 {
+    pub(in crate::plan) fn slice(&self) -> f64 {
         self.bytes / self.world as f64
     }
 
-    pub(super) fn pieces_of_slice(&self) -> f64 {
+    pub(in crate::plan) fn pieces_of_slice(&self) -> f64 {
         Self::pieces(self.elements.div_ceil(self.world))
     }
 
     /// Rounds of recursive doubling, and whether some ranks are guests of others.
-    pub(super) fn doublings(&self) -> (usize, bool) {
+    pub(in crate::plan) fn doublings(&self) -> (usize, bool) {
         (self.world.ilog2() as usize, !self.world.is_power_of_two())
     }
 
     /// Whether a sum is made in its place, where the caches have it: of two ranks, which need no order for that. What
     /// is larger is better summed up elsewhere and then stored past the caches.
-    pub(super) fn is_summed_in_cache(&self, cache: f64) -> bool {
+    pub(in crate::plan) fn is_summed_in_cache(&self, cache: f64) -> bool {
         const TOUCHED: f64 = 4.0;
         self.world == 2 && self.bytes * TOUCHED <= cache
     }
 
     /// Rounds of Bruck's algorithms.
-    pub(super) fn bruck_rounds(&self) -> usize {
+    pub(in crate::plan) fn bruck_rounds(&self) -> usize {
         (usize::BITS - (self.world - 1).leading_zeros()) as usize
     }
 }

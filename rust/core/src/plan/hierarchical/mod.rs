@@ -32,7 +32,8 @@
 //! messages of it in hand.
 
 use self::levels::Levels;
-pub(super) use self::levels::MOST_HOSTS_AT_ONCE;
+use self::levels::MOST_HOSTS_AT_ONCE;
+use super::Family;
 use super::topology::Topology;
 use super::{Counts, Plan, Shape};
 use crate::types::Collective;
@@ -42,9 +43,13 @@ mod barrier;
 mod blocks;
 mod embed;
 mod levels;
+mod price;
 mod rooted;
 #[cfg(test)]
 mod tests;
+
+/// What depends on hosts.
+pub(super) const FAMILY: Family = Family::of_places(price::price);
 
 /// Whether there is a plan for `shape` with the ranks as in `topology`.
 pub fn serves(shape: &Shape, topology: &Topology) -> bool {

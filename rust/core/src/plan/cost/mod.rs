@@ -17,17 +17,15 @@
 
 mod bill;
 mod costs;
-mod formulas;
-mod hierarchical;
-mod shared;
 #[cfg(test)]
 mod tests;
 mod work;
 
-use self::bill::{Bill, Layout, Private};
+pub(in crate::plan) use self::bill::{Bill, Taken};
+use self::bill::{Layout, Private};
 pub use self::costs::{Costs, Rounded};
-use self::formulas::add_up;
-use self::work::Work;
+pub(in crate::plan) use self::work::Work;
+use super::family;
 use super::topology::Topology;
 use super::{Algorithm, Counts, Shape};
 use crate::types::Collective;
@@ -130,6 +128,6 @@ fn predict_where(
     bill.private = is_private.then(|| Private {
         is_cold: work.longer_buffer(shape.collective) * shape.world as f64 >= costs.cache,
     });
-    add_up(algorithm, shape.collective, &work, &mut bill);
+    (family(algorithm).price)(shape.collective, &work, &mut bill);
     bill.seconds()
 }

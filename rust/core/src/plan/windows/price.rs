@@ -1,9 +1,8 @@
-//! What the algorithms take that need shared memory, where all ranks agree to them.
+//! What a collective through windows costs, where all ranks agree to it.
 
-use super::bill::{Bill, Taken};
-use super::work::Work;
-use crate::plan::shared::{CHUNK, chunk};
-use crate::plan::windows::HALVES;
+use super::HALVES;
+use crate::plan::cost::{Bill, Work};
+use crate::plan::shared::{CHUNK, chunk, price_of_agreement};
 use crate::types::Collective;
 
 /// What it takes to copy a byte into the rank's own window, in copies of a byte that another core has just written.
@@ -12,12 +11,8 @@ const INTO_WINDOW: f64 = 0.5;
 /// Bytes of windows that are still in the caches nearest to the cores of those who have read them.
 const NEAR: f64 = (HALVES * CHUNK) as f64;
 
-/// Seconds that an agreement takes beside its messages: an operation that needs one is neither repeated from an earlier
-/// run nor walked without looking ahead.
-const AGREEMENT: f64 = 3e-6;
-
 /// Through windows, chunk by chunk.
-pub(super) fn windows(collective: Collective, work: &Work, bill: &mut Bill) {
+pub(super) fn price(collective: Collective, work: &Work, bill: &mut Bill) {
     let whole = work.longer_buffer(collective);
     let cache = bill.costs.cache as usize;
     let chunk = chunk(collective, work.world, bill.at.cores, cache) as f64;
@@ -26,7 +21,7 @@ pub(super) fn windows(collective: Collective, work: &Work, bill: &mut Bill) {
         Collective::AllReduce => 2.0,
         _ => 1.0,
     };
-    agree(work, bill);
+    price_of_agreement(work, bill);
     // What a rank puts into its window at once.
     let put = match collective {
         Collective::AllGather => work.bytes,
@@ -55,22 +50,4 @@ pub(super) fn windows(collective: Collective, work: &Work, bill: &mut Bill) {
         Collective::Broadcast => bill.each += whole * copy,
         _ => bill.each += work.bytes * (copy + into) + others * work.bytes * copy,
     }
-}
-
-/// In the buffers of all ranks, slice by slice: each byte of each is read once and written once.
-pub(super) fn in_place(work: &Work, bill: &mut Bill) {
-    let others = (work.world - 1) as f64;
-    agree(work, bill);
-    // Slices are lent to every peer, and come back.
-    bill.each += others * 2.0 * bill.costs.loan;
-    bill.rounds(1);
-    let moved = others * work.bytes / work.world as f64;
-    bill.each += moved * (bill.costs.fold * work.widening + bill.costs.copy);
-}
-
-/// Every rank tells every other what it can do.
-fn agree(work: &Work, bill: &mut Bill) {
-    bill.rounds += AGREEMENT;
-    bill.rounds(1);
-    bill.exchanges((work.world - 1) as f64, false, 0.0, Taken::Copied, 1.0);
 }

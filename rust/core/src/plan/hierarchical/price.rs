@@ -1,12 +1,11 @@
-//! What each collective does by [`hierarchical`](crate::plan::hierarchical): inside hosts, across, inside.
+//! What each collective costs: inside hosts, across, inside.
 
-use super::bill::{Bill, Taken};
-use super::work::Work;
-use crate::plan::hierarchical::MOST_HOSTS_AT_ONCE;
+use super::MOST_HOSTS_AT_ONCE;
+use crate::plan::cost::{Bill, Taken, Work};
 use crate::types::Collective;
 
 /// Puts all that the plan for `collective` does on the bill.
-pub(super) fn add_up(collective: Collective, work: &Work, bill: &mut Bill) {
+pub(super) fn price(collective: Collective, work: &Work, bill: &mut Bill) {
     match collective {
         Collective::AllReduce => all_reduce(work, bill),
         Collective::Reduce | Collective::Broadcast => along_a_chain(collective, work, bill),

@@ -19,6 +19,9 @@
 //! rank 3:            0-3  1-3  2-3
 //! ```
 
+mod price;
+
+pub(super) use self::price::{DIRECT, TWO_SHOT};
 use super::builder::{Blocks, Steps, pieces};
 use super::{Buffer, Counts, Plan, Shape, Span, Wire};
 use crate::types::{Collective, Rank};
@@ -136,7 +139,7 @@ fn fold_piece(
 ///
 /// In place the output cannot be the sum, because it is still being sent when the first peer's elements
 /// arrive; rank 0 of two ranks can wait for its one send instead.
-pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
+fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let (own, result) = (shape.contribution(), shape.output());
     let overwrites_own = shape.in_place && (shape.rank, shape.world) != (0, 2);
@@ -155,7 +158,7 @@ pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
 ///
 /// Both go on at the same time, piece by piece: a piece is sent on when the next one has been folded, while it is still
 /// in the cache, and no rank waits for a sum that others have only just begun.
-pub(super) fn all_reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
+fn all_reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let slices = Blocks::split(shape.count(), shape.world);
     let output = shape.output();
@@ -231,7 +234,7 @@ fn exchange(
 }
 
 /// Every rank sends its whole contribution to the root, which folds them in rank order.
-pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
+fn reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let (own, result) = (shape.contribution(), shape.output());
     if shape.rank != shape.root {
@@ -253,7 +256,7 @@ pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
 }
 
 /// First shot: rank r folds slice r of all ranks. Second shot: every rank sends its slice to the root.
-pub(super) fn reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
+fn reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let slices = Blocks::split(shape.count(), shape.world);
     let own_slice = slices.range(shape.rank);
@@ -274,7 +277,7 @@ pub(super) fn reduce_two_shot(shape: &Shape, chunk: usize) -> Plan {
 }
 
 /// The root sends to all other ranks.
-pub(super) fn broadcast(shape: &Shape) -> Plan {
+fn broadcast(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     if shape.rank == shape.root {
         for distance in 1..shape.world {
@@ -288,7 +291,7 @@ pub(super) fn broadcast(shape: &Shape) -> Plan {
 
 /// First shot: the root sends slice r to rank r. Second shot: every rank sends its slice to all but the
 /// root, which has it.
-pub(super) fn broadcast_two_shot(shape: &Shape) -> Plan {
+fn broadcast_two_shot(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let slices = Blocks::split(shape.count(), shape.world);
     let slice = |rank: Rank| shape.output().part(slices.range(rank));
@@ -312,7 +315,7 @@ pub(super) fn broadcast_two_shot(shape: &Shape) -> Plan {
 }
 
 /// Every rank sends its block to all.
-pub(super) fn all_gather(shape: &Shape) -> Plan {
+fn all_gather(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let output = Span::new(Buffer::Output, 0, blocks.total());
@@ -338,7 +341,7 @@ pub(super) fn own_block(steps: &mut Steps, shape: &Shape, blocks: &Blocks) -> Sp
 }
 
 /// Rank r folds block r of all ranks, in rank order.
-pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
+fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let input = Span::new(Buffer::Input, 0, blocks.total());
@@ -357,7 +360,7 @@ pub(super) fn reduce_scatter(shape: &Shape, chunk: usize) -> Plan {
 }
 
 /// The root receives every rank's block. The others use only their own count.
-pub(super) fn gather(shape: &Shape) -> Plan {
+fn gather(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let own = blocks.range(shape.rank);
@@ -376,7 +379,7 @@ pub(super) fn gather(shape: &Shape) -> Plan {
 }
 
 /// The root sends every rank its block. The others use only their own count.
-pub(super) fn scatter(shape: &Shape) -> Plan {
+fn scatter(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let blocks = Blocks::of_shape(shape);
     let own = blocks.range(shape.rank);
@@ -395,7 +398,7 @@ pub(super) fn scatter(shape: &Shape) -> Plan {
 }
 
 /// Pairwise exchange: in step k, send to rank + k and receive from rank - k.
-pub(super) fn all_to_all(shape: &Shape) -> Plan {
+fn all_to_all(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let (sent, received) = match shape.counts {
         Counts::PerPair { send, recv } => (
@@ -415,7 +418,7 @@ pub(super) fn all_to_all(shape: &Shape) -> Plan {
 
 /// Every rank sends a message to rank 0, which answers when it has one from each. Two messages deep at any world
 /// size.
-pub(super) fn barrier(shape: &Shape) -> Plan {
+fn barrier(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     if shape.rank == 0 {
         (1..shape.world).for_each(|peer| steps.await_signal(peer));

@@ -35,8 +35,11 @@
 //!
 //! gather and scatter use a binomial tree instead, see [`gather`].
 
+mod price;
+
 use std::ops::Range;
 
+pub(super) use self::price::FAMILY;
 use super::builder::{Steps, pieces, wire_from};
 use super::{Buffer, Plan, Shape, Span, Wire};
 use crate::types::Rank;
@@ -238,7 +241,7 @@ impl<'a> Climber<'a> {
 }
 
 /// Up to rank 0 and down again.
-pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
+fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let mut climber = Climber::new(shape, chunk);
     let mut inner = wire_from(Buffer::Output);
@@ -260,7 +263,7 @@ pub(super) fn all_reduce(shape: &Shape, chunk: usize) -> Plan {
 }
 
 /// Up to the root. Only the root has an output to accumulate in.
-pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
+fn reduce(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let mut climber = Climber::new(shape, chunk);
     if shape.widen || shape.rank != shape.root {
@@ -273,7 +276,7 @@ pub(super) fn reduce(shape: &Shape, chunk: usize) -> Plan {
 }
 
 /// Down from the root.
-pub(super) fn broadcast(shape: &Shape, chunk: usize) -> Plan {
+fn broadcast(shape: &Shape, chunk: usize) -> Plan {
     let mut steps = Steps::of(shape);
     let climber = Climber::new(shape, chunk);
     for index in 0..climber.pieces.len() {
@@ -350,7 +353,7 @@ impl Binomial {
 }
 
 /// Up the binomial tree: each rank collects the blocks of its subtree.
-pub(super) fn gather(shape: &Shape) -> Plan {
+fn gather(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let (tree, block) = (Binomial::of(shape), shape.count());
     let input = Span::new(Buffer::Input, 0, block);
@@ -405,7 +408,7 @@ fn wire_of_subtree(run: &Range<usize>) -> Wire {
 
 /// Down the binomial tree: each rank gets the blocks of its subtree and passes on all but its own. The
 /// largest subtrees are served first, they have the longest way to go.
-pub(super) fn scatter(shape: &Shape) -> Plan {
+fn scatter(shape: &Shape) -> Plan {
     let mut steps = Steps::of(shape);
     let (tree, block) = (Binomial::of(shape), shape.count());
     let output = Span::new(Buffer::Output, 0, block);

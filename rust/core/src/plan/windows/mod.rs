@@ -29,14 +29,19 @@
 //! what another may be writing.
 
 mod moves;
+mod price;
 mod reductions;
 #[cfg(test)]
 pub(in crate::plan) mod tests;
 
+use super::Family;
 use super::signals::Semaphore;
 pub use super::signals::{HALVES, MOST_RANKS, Peers};
 use super::{Buffer, Counts, Order, Plan, Shape, Sources, Span, Step};
 use crate::types::{Collective, Rank};
+
+/// Copy-in, copy-out.
+pub(super) const FAMILY: Family = Family::of_places(price::price);
 
 /// What a window offers, in elements of the request's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
