@@ -208,10 +208,35 @@ impl Memory {
     /// A copy of `length` bytes from `offset` on, which may lie in several pieces. See [`Memory::read`] for the rules.
     pub(crate) fn gather(&self, offset: usize, length: usize) -> Vec<u8> {
         let mut whole = Vec::with_capacity(length);
-        while whole.len() < length {
-            whole.extend_from_slice(self.read(offset + whole.len(), length - whole.len()));
-        }
+        self.for_each_run(offset, length, |_, run| whole.extend_from_slice(run));
         whole
+    }
+
+    /// Calls `visit` with the pieces of `length` bytes from `offset` on, one after the other, each with how many bytes came
+    /// before it. See [`Memory::read`] for the rules.
+    #[inline]
+    pub(crate) fn for_each_run(
+        &self,
+        offset: usize,
+        length: usize,
+        mut visit: impl FnMut(usize, &[u8]),
+    ) {
+        let mut done = 0;
+        while done < length {
+            let run = self.read(offset + done, length - done);
+            visit(done, run);
+            done += run.len();
+        }
+    }
+
+    /// Copies `bytes` to what lies from `offset` on. See [`Memory::read`] for the rules.
+    pub(crate) fn copy_from(&self, offset: usize, bytes: &[u8]) {
+        let mut done = 0;
+        while done < bytes.len() {
+            let target = self.write(offset + done, bytes.len() - done);
+            target.copy_from_slice(&bytes[done..done + target.len()]);
+            done += target.len();
+        }
     }
 
     /// The contiguous run that begins at `offset`: its address and its length, at most `max`.

@@ -132,12 +132,9 @@ impl BounceBuffer {
         let view = self.scratch.view(self.scratch.len());
         let start = repeated_sends.offsets[number] * self.size;
         if !self.filled[number].replace(true) {
-            let mut done = 0;
-            while done < length {
-                let run = memory.read(offset + done, length - done);
+            memory.for_each_run(offset, length, |done, run| {
                 reduce::copy(view.write(start + done, run.len()), run);
-                done += run.len();
-            }
+            });
         }
         Some((view, start))
     }

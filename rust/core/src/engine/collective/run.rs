@@ -335,13 +335,11 @@ impl PlanRun {
         let Some(factor) = self.factor.as_mut().filter(|factor| !factor.applied) else {
             return;
         };
-        let (mut done, bytes) = (0, factor.source.len());
-        while done < bytes {
-            let run = factor.source.read(done, bytes - done);
-            let target = self.operands.input.write(done, run.len());
-            reduce::scale(self.operands.dtype, target, run, factor.factor);
-            done += run.len();
-        }
+        let (source, operands) = (&factor.source, &self.operands);
+        source.for_each_run(0, source.len(), |done, run| {
+            let target = operands.input.write(done, run.len());
+            reduce::scale(operands.dtype, target, run, factor.factor);
+        });
         factor.applied = true;
     }
 

@@ -15,7 +15,7 @@ use crate::types::{Collective, DataType, Rank};
 use crate::engine::collective::header::Fingerprint;
 use crate::engine::group::blocking::Turn;
 use crate::engine::group::submit::check_elements;
-use crate::engine::message::matching::{Look, Wanted};
+use crate::engine::message::look::{Look, Wanted};
 use crate::engine::state::{Core, Group};
 use crate::engine::work::WorkState;
 use crate::fence::contained;

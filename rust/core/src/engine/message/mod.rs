@@ -1,5 +1,12 @@
-//! Point-to-point messages: frames, matching, sends and receives.
+//! Point-to-point messages: which message meets which receive ([`matching`] describes the protocol).
 
 pub(crate) mod blocking;
 pub(crate) mod frame;
+pub(crate) mod look;
 pub(crate) mod matching;
+pub(crate) mod outgoing;
+pub(crate) mod peer;
+mod receive;
+mod send;
+#[cfg(test)]
+mod tests;

@@ -198,15 +198,9 @@ fn put(operands: &Operands, windows: &mut Windows, src: Span, (half, dst): (u8, 
 }
 
 /// Calls `visit` with the runs of a span, and where they begin in it, in bytes.
-fn for_runs(operands: &Operands, span: Span, mut visit: impl FnMut(usize, &[u8])) {
+fn for_runs(operands: &Operands, span: Span, visit: impl FnMut(usize, &[u8])) {
     let (memory, size) = (operands.memory(span.buffer), operands.dtype.size());
-    let (start, bytes) = (span.offset * size, span.len * size);
-    let mut done = 0;
-    while done < bytes {
-        let run = memory.read(start + done, bytes - done);
-        visit(done, run);
-        done += run.len();
-    }
+    memory.for_each_run(span.offset * size, span.len * size, visit);
 }
 
 fn reduce(

@@ -1,11 +1,17 @@
 //! Offers that come before their receive.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::*;
+use super::frame::{Frame, Kind};
+use super::matching::{Finished, Matching};
+use crate::buffer::Memory;
+use crate::engine::links::LinkTable;
+use crate::engine::work::WorkState;
 use crate::transport::Link;
+use crate::transport::endpoint::Lane;
 use crate::transport::local;
-use crate::types::Collective;
+use crate::types::{Collective, DataType};
 
 const LENGTH: usize = 100_000;
 const TAG: u64 = 3;

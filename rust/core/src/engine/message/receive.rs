@@ -1,0 +1,312 @@
+//! Receives that have been started, and what comes in: each frame meets a receive, or is kept.
+
+use std::sync::Arc;
+
+use super::frame::{Frame, HEADER, Kind, corrupt};
+use super::matching::{Finished, Matching};
+use super::outgoing::Outgoing;
+use super::peer::{Kept, Posted, Sink};
+use crate::buffer::Memory;
+use crate::engine::collective::transfer::TURN;
+use crate::engine::links::{LinkTable, OpenLink, PeerLink};
+use crate::engine::work::WorkState;
+use crate::error::Result;
+use crate::transport::endpoint::Lane;
+use crate::types::{DataType, Rank};
+
+impl Matching {
+    /// Starts a receive.
+    pub(crate) fn receive(
+        &mut self,
+        dtype: DataType,
+        memory: Memory,
+        (from, tag): (Option<Rank>, u64),
+        work: &Arc<WorkState>,
+        finished: &mut Finished,
+    ) -> Result<()> {
+        let posted = Posted {
+            from,
+            tag,
+            dtype,
+            memory,
+            work: Arc::clone(work),
+        };
+        let fits = |kept: &Kept| posted.fits(kept.from, kept.frame.tag);
+        let Some(at) = self.kept.iter().position(fits) else {
+            self.posted.push_back(posted);
+            return Ok(());
+        };
+        let kept = self.kept.remove(at).expect("an index just found");
+        self.peers[kept.from].note_met();
+        posted.check(self.rank, kept.from, &kept.frame)?;
+        match kept.payload {
+            Some(payload) => {
+                posted.fill(&payload);
+                posted.work.set_source(kept.from);
+                finished.push((posted.work, Ok(())));
+                self.peers[kept.from].give_back_room(payload.len());
+            }
+            None => self.peers[kept.from].make_ready(kept.frame, posted),
+        }
+        Ok(())
+    }
+
+    pub(super) fn advance_incoming(
+        &mut self,
+        rank: Rank,
+        links: &mut LinkTable,
+        finished: &mut Finished,
+    ) -> Result<bool> {
+        let Some(open) = links.open(Lane::PointToPoint, rank) else {
+            return Ok(false);
+        };
+        let mut moved = false;
+        let mut turn = 0;
+        loop {
+            if let Some(sink) = &mut self.peers[rank].sink {
+                while !sink.is_full() {
+                    match open.link.try_recv(sink.rest())? {
+                        0 => return Ok(moved),
+                        n => {
+                            sink.advance(n);
+                            turn += n;
+                        }
+                    }
+                    moved = true;
+                    if turn >= TURN && !sink.is_full() {
+                        return Ok(true);
+                    }
+                }
+                self.close_sink(rank, finished)?;
+            }
+            if self.posted.is_empty() && !finished.is_empty() {
+                // A caller whose wait has ended may post a receive for the next message, which would now be kept or
+                // declined.
+                return Ok(moved);
+            }
+            let frame = if let Some(held) = self.peers[rank].held.take() {
+                held
+            } else if let Some(frame) = take_whole(open, rank, &mut self.inbox)? {
+                if frame.kind != Kind::Offer {
+                    self.take_in(rank, frame, &mut open.link, finished)?;
+                    moved = true;
+                    continue;
+                }
+                frame
+            } else {
+                let before = open.header_bytes;
+                let complete = open.read_header()?;
+                moved |= open.header_bytes > before;
+                if !complete {
+                    return Ok(moved);
+                }
+                open.header_bytes = 0;
+                Frame::decode(&open.header, rank)?
+            };
+            if self.holds(rank, &frame) {
+                self.peers[rank].held = Some(frame);
+                return Ok(moved);
+            }
+            self.accept(rank, frame, &mut open.link, finished)?;
+            moved = true;
+        }
+    }
+
+    /// Whether to leave an offer for now: nothing else is wanted of that peer, so nothing waits for what comes after it.
+    fn holds(&self, rank: Rank, frame: &Frame) -> bool {
+        let peer = &self.peers[rank];
+        let may_meet = |posted: &Posted| posted.from.is_none_or(|from| from == rank);
+        self.holds_offers
+            && frame.kind == Kind::Offer
+            && peer.announced.is_empty()
+            && peer.ready.is_empty()
+            && !self.posted.iter().any(may_meet)
+    }
+
+    /// Takes in a frame header; afterwards the peer's sink is where its payload goes.
+    #[expect(clippy::too_many_lines, reason = "one arm for each kind of frame")]
+    pub(super) fn accept(
+        &mut self,
+        rank: Rank,
+        frame: Frame,
+        link: &mut PeerLink,
+        finished: &mut Finished,
+    ) -> Result<()> {
+        let length = usize::try_from(frame.bytes).unwrap_or(usize::MAX);
+        match frame.kind {
+            Kind::Eager => match self.take_posted(rank, &frame)? {
+                Some(posted) => {
+                    let Posted { memory, work, .. } = posted;
+                    self.peers[rank].sink = Some(Sink::Receive {
+                        memory,
+                        work,
+                        done: 0,
+                        eager: true,
+                    });
+                }
+                None => {
+                    let payload = self.peers[rank].room(rank, length)?;
+                    self.peers[rank].sink = Some(Sink::Keep {
+                        frame,
+                        payload,
+                        done: 0,
+                    });
+                }
+            },
+            Kind::Request => match self.take_posted(rank, &frame)? {
+                Some(posted) => self.peers[rank].make_ready(frame, posted),
+                None => self.keep(rank, frame, None)?,
+            },
+            Kind::Offer => match self.take_posted(rank, &frame)? {
+                Some(Posted { memory, work, .. }) => {
+                    self.peers[rank].sink = Some(Sink::Receive {
+                        memory,
+                        work,
+                        done: 0,
+                        eager: false,
+                    });
+                }
+                None => {
+                    link.as_neighbour(|peer| peer.decline());
+                    let frame = Frame {
+                        kind: Kind::Request,
+                        ..frame
+                    };
+                    self.keep(rank, frame, None)?;
+                }
+            },
+            Kind::Ready => {
+                // The answer may be to an offer, declined before it.
+                self.look_at_loans(rank, link, finished)?;
+                let peer = &mut self.peers[rank];
+                let at = peer
+                    .announced
+                    .iter()
+                    .position(|announced| announced.id == frame.id);
+                let at = at.ok_or_else(|| corrupt(rank, "an answer to a message never sent"))?;
+                let announced = peer.announced.remove(at);
+                let frame = Frame {
+                    kind: Kind::Data,
+                    ..announced.frame
+                };
+                let data = Outgoing::data(frame, announced.payload, announced.work);
+                peer.outgoing.push_back(data);
+            }
+            Kind::Data => {
+                let peer = &mut self.peers[rank];
+                let at = peer.ready.iter().position(|(id, _)| *id == frame.id);
+                let at = at.ok_or_else(|| corrupt(rank, "a payload that was not asked for"))?;
+                peer.ready[at].1.check(self.rank, rank, &frame)?;
+                let (_, posted) = peer.ready.remove(at);
+                let Posted { memory, work, .. } = posted;
+                peer.sink = Some(Sink::Receive {
+                    memory,
+                    work,
+                    done: 0,
+                    eager: false,
+                });
+            }
+            Kind::Credit => {
+                let peer = &mut self.peers[rank];
+                peer.in_flight = peer.in_flight.saturating_sub(length);
+            }
+        }
+        Ok(())
+    }
+
+    /// A payload has come whole: completes its receive or keeps the message.
+    fn close_sink(&mut self, rank: Rank, finished: &mut Finished) -> Result<()> {
+        match self.peers[rank].sink.take() {
+            Some(Sink::Receive {
+                memory,
+                work,
+                eager,
+                ..
+            }) => {
+                work.set_source(rank);
+                finished.push((work, Ok(())));
+                if eager {
+                    self.peers[rank].give_back(memory.len());
+                }
+            }
+            Some(Sink::Keep { frame, payload, .. }) => {
+                // A receive may have been posted while the payload was arriving.
+                match self.take_posted(rank, &frame)? {
+                    Some(posted) => {
+                        posted.fill(&payload);
+                        posted.work.set_source(rank);
+                        finished.push((posted.work, Ok(())));
+                        self.peers[rank].give_back_room(payload.len());
+                    }
+                    None => self.keep(rank, frame, Some(payload))?,
+                }
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Keeps a message for which no receive is posted.
+    fn keep(&mut self, from: Rank, frame: Frame, payload: Option<Vec<u8>>) -> Result<()> {
+        self.peers[from].note_kept(from)?;
+        self.kept.push_back(Kept {
+            from,
+            frame,
+            payload,
+        });
+        Ok(())
+    }
+
+    /// The receive that the message meets. One that differs in type or length stays posted, to fail with the group.
+    fn take_posted(&mut self, from: Rank, frame: &Frame) -> Result<Option<Posted>> {
+        match self
+            .posted
+            .iter()
+            .position(|posted| posted.fits(from, frame.tag))
+        {
+            Some(at) => {
+                self.posted[at].check(self.rank, from, frame)?;
+                Ok(self.posted.remove(at))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Takes in a message that came whole, its payload in the inbox.
+    pub(super) fn take_in(
+        &mut self,
+        from: Rank,
+        frame: Frame,
+        link: &mut PeerLink,
+        finished: &mut Finished,
+    ) -> Result<()> {
+        self.accept(from, frame, link, finished)?;
+        if let Some(sink) = &mut self.peers[from].sink {
+            sink.fill(&self.inbox);
+        }
+        Ok(())
+    }
+}
+
+/// The frame of the next message, if it was posted or lent, with the payload of a posted one in `inbox`.
+pub(super) fn take_whole(
+    open: &mut OpenLink,
+    rank: Rank,
+    inbox: &mut Vec<u8>,
+) -> Result<Option<Frame>> {
+    if open.header_bytes > 0 {
+        return Ok(None);
+    }
+    let mut frame = Ok(None);
+    open.link.try_take(&mut |message| {
+        frame = match message.split_first_chunk::<HEADER>() {
+            Some((header, payload)) => {
+                inbox.clear();
+                inbox.extend_from_slice(payload);
+                Frame::decode(header, rank).map(Some)
+            }
+            None => Err(corrupt(rank, "bytes that do not begin a message")),
+        };
+    })?;
+    frame
+}
