@@ -2,6 +2,7 @@
 
 pub(crate) mod bounce;
 pub(crate) mod header;
+pub(crate) mod operands;
 pub(crate) mod pair_counts;
 pub(crate) mod plan_cache;
 pub(crate) mod plan_key;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 
 use crate::engine::collective::bounce::BounceBuffer;
+use crate::engine::collective::operands::Operands;
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::run::{CompiledPlan, Prepared};
-use crate::engine::collective::transfer::Operands;
 use crate::error::Result;
 use crate::heap::Scratch;
 use crate::plan::Plan;

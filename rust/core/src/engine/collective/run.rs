@@ -24,9 +24,10 @@ pub(crate) use crate::engine::links::{Direction, Waiting};
 
 use crate::engine::collective::bounce::{BounceBuffer, RepeatedSends};
 use crate::engine::collective::header::{Fingerprint, HEADER};
+use crate::engine::collective::operands::Operands;
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::request::{Request, Sizes};
-use crate::engine::collective::transfer::{Operands, Progress, Way};
+use crate::engine::collective::transfer::{Progress, Way};
 
 /// Bytes of payload up to which a message is short: there is nothing to gain from having several under way.
 const SHORT: usize = 512;

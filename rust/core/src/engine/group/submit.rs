@@ -13,12 +13,12 @@ use crate::reduce::{Kernel, Streaming};
 use crate::transport::endpoint::Lane;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
+use crate::engine::collective::operands::{EncodedHeader, Operands};
 use crate::engine::collective::plan_cache::PlanStore;
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::request::Request;
 use crate::engine::collective::run::{CompiledPlan, Factor, PlanRun, ReuseKey};
 use crate::engine::collective::shared::{Host, SharedRun};
-use crate::engine::collective::transfer::{EncodedHeader, Operands};
 use crate::engine::group::deadlock::TOLD_AFTER;
 use crate::engine::state::{Core, Group, LARGE, Operation};
 use crate::engine::work::{Completion, WorkState};

@@ -5,8 +5,9 @@
 //! ranks find that they are not in the same operation.
 
 use crate::engine::collective::header::{Fingerprint, HEADER};
+use crate::engine::collective::operands::Operands;
 use crate::engine::collective::run::{Direction, Waiting};
-use crate::engine::collective::transfer::{Operands, difference, no_message};
+use crate::engine::collective::transfer::{difference, no_message};
 use crate::engine::links::{LinkTable, OpenLink, PeerLink};
 use crate::error::{Error, Result};
 use crate::heap::Held;

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::collective::transfer::Operands;
+use crate::engine::collective::operands::Operands;
 use crate::plan::signals::{MOST_RANKS, Peers};
 use crate::plan::{Plan, Sources, Span, Step};
 use crate::reduce::{Source, Streaming, copy_hinted};

@@ -16,9 +16,9 @@ use super::agreement::{AgreementRound, Free, Proposal};
 use super::in_place_run::InPlaceRun;
 use super::window_run::WindowRun;
 use super::{Decision, Host, SharedMemory, WindowState, Windows, windows};
+use crate::engine::collective::operands::Operands;
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::run::Waiting;
-use crate::engine::collective::transfer::Operands;
 use crate::engine::links::LinkTable;
 
 /// Bytes of a message from which on it is read where it lies, if it lies in the heap.

@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
+use crate::engine::collective::operands::Operands;
 use crate::engine::collective::run::{Direction, Waiting};
-use crate::engine::collective::transfer::Operands;
 use crate::engine::links::LinkTable;
 use crate::plan::shared::LINE;
 use crate::plan::signals::{MOST_RANKS, Semaphore};
