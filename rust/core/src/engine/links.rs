@@ -148,6 +148,7 @@ macro_rules! named {
 
 named! {
     try_send(bytes: &[u8]) -> usize;
+    try_send_message(header: &[u8], payload: &[u8]) -> usize;
     try_recv(bytes: &mut [u8]) -> usize;
     try_recv_by(copy: &dyn Fn(&mut [u8], &[u8]), bytes: &mut [u8]) -> usize;
     try_fold(max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> usize;
@@ -512,6 +513,7 @@ mod tests {
         };
         let errors = [
             link.try_send(&[]).err(),
+            link.try_send_message(&header, &[]).err(),
             link.try_recv(&mut []).err(),
             link.try_recv_by(&|_, _| (), &mut []).err(),
             link.try_fold(0, 1, &mut |_| ()).err(),

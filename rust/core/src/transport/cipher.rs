@@ -16,7 +16,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use snow::TransportState;
 
 /// The most bytes of a record before they are encrypted: they stay in the first caches, and the tag costs nothing.
-const RECORD: usize = 32 << 10;
+pub(super) const RECORD: usize = 32 << 10;
 /// The authentication tag of a record.
 const TAG: usize = 16;
 /// What one look at the socket may bring.

@@ -73,6 +73,9 @@ pub struct Interest {
     pub writable: bool,
 }
 
+/// Payloads up to this length are copied together with their header.
+const TOGETHER: usize = 216;
+
 /// Bytes with which every message begins; the link does not interpret them.
 pub const MESSAGE_HEADER: usize = 40;
 
@@ -84,6 +87,16 @@ pub const MESSAGE_HEADER: usize = 40;
 pub trait Link: Send {
     /// Takes as many bytes of `bytes` as fit, and makes them visible to the peer.
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize>;
+
+    /// [`Link::try_send`] of a message: of what is left of its header, which is something, and of its payload after that. It
+    /// goes by one system call where sending takes one, and a short message is published at once.
+    fn try_send_message(&mut self, header: &[u8], payload: &[u8]) -> Result<usize> {
+        let mut together = [0; MESSAGE_HEADER + TOGETHER];
+        let payload = &payload[..payload.len().min(TOGETHER)];
+        together[..header.len()].copy_from_slice(header);
+        together[header.len()..][..payload.len()].copy_from_slice(payload);
+        self.try_send(&together[..header.len() + payload.len()])
+    }
 
     /// Fills `bytes` as far as bytes have arrived.
     fn try_recv(&mut self, bytes: &mut [u8]) -> Result<usize>;

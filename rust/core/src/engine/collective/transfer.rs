@@ -21,9 +21,6 @@ use crate::engine::message::frame::declined;
 /// sends nothing.
 pub(crate) const TURN: usize = 256 << 10;
 
-/// Payloads up to this length travel with their header in one write.
-const TOGETHER: usize = 216;
-
 /// How far a step has come.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Progress {
@@ -188,15 +185,9 @@ impl Operands {
             }
         }
         while progress.bytes < HEADER {
-            // The header and a short payload in one write: one message, one publication, one wake-up.
-            let mut together = [0_u8; HEADER + TOGETHER];
-            together[..HEADER].copy_from_slice(&self.header(length));
-            let payload = memory.read(offset, length.min(TOGETHER));
-            together[HEADER..HEADER + payload.len()].copy_from_slice(payload);
-            match open
-                .link
-                .try_send(&together[progress.bytes..HEADER + payload.len()])?
-            {
+            let header = self.header(length);
+            let (rest, payload) = (&header[progress.bytes..], memory.read(offset, length));
+            match open.link.try_send_message(rest, payload)? {
                 0 => return Ok(()),
                 n => progress.bytes += n,
             }

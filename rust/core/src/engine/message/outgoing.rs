@@ -146,7 +146,8 @@ impl Outgoing {
         let total = HEADER + self.payload.len();
         while self.sent < total {
             let sent = if self.sent < HEADER {
-                link.try_send(&self.header[self.sent..])?
+                let payload = self.payload.read(0, self.payload.len());
+                link.try_send_message(&self.header[self.sent..], payload)?
             } else {
                 let at = self.sent - HEADER;
                 link.try_send(self.payload.read(at, self.payload.len() - at))?

@@ -10,19 +10,20 @@
 //! ended, or `SETTLE` after the first: whoever sees it can receive all that came before, and a peer
 //! that said farewell is not taken for lost. An abort is reported at once.
 
+use std::io::IoSlice;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 use socket2::SockRef;
 
 use super::keepalive;
 use crate::error::{Code, Error, Result};
 use crate::fork;
-use crate::transport::cipher::{Cipher, Failure, Sealed};
+use crate::transport::cipher::{Cipher, Failure, RECORD, Sealed};
 use crate::transport::control::{Control, Frame, describe};
 use crate::transport::{Interest, Link, MESSAGE_HEADER, Notice, PeerState, Position};
 
@@ -101,6 +102,19 @@ impl TcpLink {
         }
     }
 
+    /// How many bytes a system call sends, which is made again when a signal comes between.
+    fn sent_by(&mut self, mut call: impl FnMut(&mut Self) -> Result<usize, Errno>) -> usize {
+        while self.broken.is_none() && !self.leaving {
+            match call(self) {
+                Ok(count) => return count,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(errno) => self.end(describe(errno)),
+            }
+        }
+        0
+    }
+
     /// Receives into the buffer, as much as it has room for. True when something came.
     fn fill(&mut self) -> Result<bool> {
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -173,19 +187,32 @@ impl TcpLink {
 impl Link for TcpLink {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize> {
         let bytes = &bytes[..bytes.len().min(FAIR)];
-        while self.broken.is_none() && !self.leaving && !bytes.is_empty() {
-            let sent = match &mut self.sealed {
-                None => send(&self.data, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
-                Some(sealed) => sealed.send(self.data.as_fd(), bytes),
-            };
-            match sent {
-                Ok(count) => return Ok(count),
-                Err(Errno::AGAIN) => break,
-                Err(Errno::INTR) => {}
-                Err(errno) => self.end(describe(errno)),
-            }
+        if bytes.is_empty() {
+            return Ok(0);
         }
-        Ok(0)
+        Ok(self.sent_by(|link| match &mut link.sealed {
+            None => send(&link.data, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+            Some(sealed) => sealed.send(link.data.as_fd(), bytes),
+        }))
+    }
+
+    fn try_send_message(&mut self, header: &[u8], payload: &[u8]) -> Result<usize> {
+        if self.sealed.is_some() {
+            // What is sealed is copied in any case: in one record, the header and as much as fits behind it.
+            let fits = payload.len().min(RECORD - MESSAGE_HEADER);
+            return self.try_send(&[header, &payload[..fits]].concat());
+        }
+        let payload = &payload[..payload.len().min(FAIR)];
+        let parts = [IoSlice::new(header), IoSlice::new(payload)];
+        Ok(self.sent_by(|link| {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            sendmsg(
+                &link.data,
+                &parts,
+                &mut SendAncillaryBuffer::default(),
+                flags,
+            )
+        }))
     }
 
     fn try_recv(&mut self, bytes: &mut [u8]) -> Result<usize> {
