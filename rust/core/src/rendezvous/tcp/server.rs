@@ -1,5 +1,5 @@
-//! The server of the built-in [TCP store](super::tcp_store): where it listens, and its life. What its thread does
-//! is next door, in `tcp_service`.
+//! The server of the built-in [TCP store](super::store): where it listens, and its life. What its thread does
+//! is next door, in `service`.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::tcp_service::{Control, Expected, Server};
-use super::tcp_store::split_address;
-use super::tcp_wire::StoreKey;
+use super::service::{Control, Expected, Server};
+use super::store::split_address;
+use super::wire::StoreKey;
 use crate::error::{Error, Result};
 use crate::fork::{self, Home};
 
@@ -104,12 +104,12 @@ impl TcpStoreServer {
     }
 
     /// From now on the server ends when all of `world` ranks have left the meeting, and `patience` after rank 0 has.
-    pub(super) fn end_with_meeting(&self, world: usize, patience: Duration) {
+    pub(in crate::rendezvous) fn end_with_meeting(&self, world: usize, patience: Duration) {
         *self.control.meeting.lock() = Some(Expected { world, patience });
     }
 
     /// Whether the server has ended by itself.
-    pub(super) fn has_ended(&self) -> bool {
+    pub(in crate::rendezvous) fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
@@ -125,7 +125,7 @@ impl TcpStoreServer {
         address
     }
 
-    pub(super) fn key(&self) -> &StoreKey {
+    pub(in crate::rendezvous) fn key(&self) -> &StoreKey {
         &self.key
     }
 }

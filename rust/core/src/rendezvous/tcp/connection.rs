@@ -1,4 +1,4 @@
-//! One connection of a client to the [TCP store's server](super::tcp_server), from its hello to its end.
+//! One connection of a client to the [TCP store's server](super::server), from its hello to its end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::EventFlags;
 use socket2::{SockRef, TcpKeepalive};
 
-use super::tcp_bounds::{Budget, Counted, Share};
-use super::tcp_wire::{
+use super::bounds::{Budget, Counted, Share};
+use super::wire::{
     self, Channel, FRAME_CONTENT, FRAME_HEAD, HELLO, LONGEST_FRAME, MAGIC, MAX_REQUEST, REFUSAL,
     REPLY_HEAD, Request, StoreKey,
 };
@@ -185,7 +185,7 @@ impl Connection {
         self.sealed.extend(bytes);
         let known = self.sealed.len().min(MAGIC.len());
         let answer = match <&[u8; HELLO]>::try_from(&self.sealed[..]) {
-            Ok(hello) => tcp_wire::answer(key, hello),
+            Ok(hello) => wire::answer(key, hello),
             Err(_) if self.sealed[..known] == MAGIC[..known] => return Ok(()),
             Err(_) => None,
         };
@@ -235,7 +235,7 @@ impl Connection {
         let Some(&[low, high]) = self.sealed.get(..FRAME_HEAD) else {
             return Ok(FRAME_HEAD);
         };
-        let length = tcp_wire::frame_length([low, high]).ok_or(Close::Ended)?;
+        let length = wire::frame_length([low, high]).ok_or(Close::Ended)?;
         Ok(FRAME_HEAD + length)
     }
 
@@ -282,7 +282,7 @@ impl Connection {
     pub(super) fn reply(&mut self, status: u8, value: Option<Arc<Value>>) {
         let length = value.as_ref().map_or(0, |value| value.bytes.len());
         self.reply = Reply {
-            head: tcp_wire::reply_head(status, length),
+            head: wire::reply_head(status, length),
             value,
             ..Reply::default()
         };

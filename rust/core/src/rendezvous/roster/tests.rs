@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
+use super::failures::list;
+use super::joining::{GRACE, TROUBLE, VERDICT};
 use super::*;
 use crate::config::Config;
 use crate::plan::cost::Costs;

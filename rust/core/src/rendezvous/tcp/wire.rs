@@ -1,4 +1,4 @@
-//! What goes over a connection of the [TCP store](super::tcp_store): the handshake, frames, requests and replies.
+//! What goes over a connection of the [TCP store](super::store): the handshake, frames, requests and replies.
 //!
 //! ```text
 //! client                                       server
@@ -28,43 +28,43 @@ use std::time::Duration;
 
 use snow::{Builder, HandshakeState, TransportState};
 
-use super::secret::Secret;
-use super::store::{MAX_KEY, MAX_VALUE};
 use crate::error::{Error, Result};
+use crate::rendezvous::secret::Secret;
+use crate::rendezvous::store::{MAX_KEY, MAX_VALUE};
 
 const NOISE: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
 /// Another version of this protocol has another one.
-pub(super) const MAGIC: &[u8; 8] = b"unisono2";
+pub(in crate::rendezvous) const MAGIC: &[u8; 8] = b"unisono2";
 /// The answer to whatever is no hello of a member.
-pub(super) const REFUSAL: &[u8; 8] = b"refused!";
+pub(in crate::rendezvous) const REFUSAL: &[u8; 8] = b"refused!";
 /// A public key and a tag.
 const MESSAGE: usize = 32 + TAG;
 /// The length of a hello and of its answer.
-pub(super) const HELLO: usize = MAGIC.len() + MESSAGE;
+pub(in crate::rendezvous) const HELLO: usize = MAGIC.len() + MESSAGE;
 
 const TAG: usize = 16;
 /// Before a Noise message.
-pub(super) const FRAME_HEAD: usize = 2;
+pub(in crate::rendezvous) const FRAME_HEAD: usize = 2;
 /// So much of a request or a reply goes into one frame at most.
-pub(super) const FRAME_CONTENT: usize = 16 << 10;
+pub(in crate::rendezvous) const FRAME_CONTENT: usize = 16 << 10;
 /// The longest Noise message that is sent.
-pub(super) const LONGEST_FRAME: usize = FRAME_CONTENT + TAG;
+pub(in crate::rendezvous) const LONGEST_FRAME: usize = FRAME_CONTENT + TAG;
 
 const REQUEST_HEAD: usize = 16;
-pub(super) const REPLY_HEAD: usize = 8;
-pub(super) const MAX_REQUEST: usize = REQUEST_HEAD + MAX_KEY + MAX_VALUE;
+pub(in crate::rendezvous) const REPLY_HEAD: usize = 8;
+pub(in crate::rendezvous) const MAX_REQUEST: usize = REQUEST_HEAD + MAX_KEY + MAX_VALUE;
 
 const SET: u8 = 1;
 const GET: u8 = 2;
 const WAIT: u8 = 3;
 
 /// The reply's value is the key's; empty unless it was asked for.
-pub(super) const OK: u8 = 0;
+pub(in crate::rendezvous) const OK: u8 = 0;
 /// The key is not set, or was not within the time.
-pub(super) const ABSENT: u8 = 1;
+pub(in crate::rendezvous) const ABSENT: u8 = 1;
 /// The server holds as much as it is willing to.
-pub(super) const FULL: u8 = 2;
+pub(in crate::rendezvous) const FULL: u8 = 2;
 
 /// What a process must know to use a store: the name of the job, and the secret where there is one.
 #[derive(Clone)]
@@ -85,7 +85,7 @@ impl StoreKey {
         Self { shared, secret }
     }
 
-    pub(super) fn secret(&self) -> Option<&Secret> {
+    pub(in crate::rendezvous) fn secret(&self) -> Option<&Secret> {
         self.secret.as_ref()
     }
 
@@ -104,11 +104,11 @@ impl fmt::Debug for StoreKey {
 }
 
 /// A client that has said hello.
-pub(super) struct Greeting(HandshakeState);
+pub(in crate::rendezvous) struct Greeting(HandshakeState);
 
 impl Greeting {
     /// Begins a handshake: the bytes are the hello.
-    pub(super) fn new(key: &StoreKey) -> Result<(Self, [u8; HELLO])> {
+    pub(in crate::rendezvous) fn new(key: &StoreKey) -> Result<(Self, [u8; HELLO])> {
         let failed = |cause: snow::Error| {
             Error::system("begin the handshake with the store", cause.to_string())
         };
@@ -125,14 +125,17 @@ impl Greeting {
     }
 
     /// The channel that the server's answer, without its magic, opens. `None`: it does not know the key.
-    pub(super) fn finish(mut self, answer: &[u8; MESSAGE]) -> Option<Channel> {
+    pub(in crate::rendezvous) fn finish(mut self, answer: &[u8; MESSAGE]) -> Option<Channel> {
         self.0.read_message(answer, &mut []).ok()?;
         self.0.into_transport_mode().ok().map(Channel)
     }
 }
 
 /// What a server answers to `hello`, and the channel that opens; `None` if it is not a member's.
-pub(super) fn answer(key: &StoreKey, hello: &[u8; HELLO]) -> Option<(Channel, [u8; HELLO])> {
+pub(in crate::rendezvous) fn answer(
+    key: &StoreKey,
+    hello: &[u8; HELLO],
+) -> Option<(Channel, [u8; HELLO])> {
     let message = hello.strip_prefix(MAGIC)?;
     let mut handshake = key.builder().and_then(Builder::build_responder).ok()?;
     handshake.read_message(message, &mut []).ok()?;
@@ -147,15 +150,15 @@ pub(super) fn answer(key: &StoreKey, hello: &[u8; HELLO]) -> Option<(Channel, [u
 
 /// Bytes that were not sealed by the other end, in this order.
 #[derive(Debug)]
-pub(super) struct Forged;
+pub(in crate::rendezvous) struct Forged;
 
 /// The two directions of a connection after its handshake.
 #[derive(Debug)]
-pub(super) struct Channel(TransportState);
+pub(in crate::rendezvous) struct Channel(TransportState);
 
 impl Channel {
     /// Appends the frame with `content`, at most [`FRAME_CONTENT`], to `frames`.
-    pub(super) fn seal(&mut self, content: &[u8], frames: &mut Vec<u8>) {
+    pub(in crate::rendezvous) fn seal(&mut self, content: &[u8], frames: &mut Vec<u8>) {
         let length = content.len() + TAG;
         let start = frames.len() + FRAME_HEAD;
         frames.extend((length as u16).to_le_bytes());
@@ -166,7 +169,11 @@ impl Channel {
     }
 
     /// Appends what the Noise message of a frame holds to `content`.
-    pub(super) fn open(&mut self, message: &[u8], content: &mut Vec<u8>) -> Result<(), Forged> {
+    pub(in crate::rendezvous) fn open(
+        &mut self,
+        message: &[u8],
+        content: &mut Vec<u8>,
+    ) -> Result<(), Forged> {
         let start = content.len();
         content.resize(start + message.len(), 0);
         let opened = self.0.read_message(message, &mut content[start..]);
@@ -176,21 +183,21 @@ impl Channel {
 }
 
 /// The length of the Noise message that follows `head`; `None` for one that is none.
-pub(super) fn frame_length(head: [u8; FRAME_HEAD]) -> Option<usize> {
+pub(in crate::rendezvous) fn frame_length(head: [u8; FRAME_HEAD]) -> Option<usize> {
     let length = usize::from(u16::from_le_bytes(head));
     (TAG..=LONGEST_FRAME).contains(&length).then_some(length)
 }
 
 /// A request, bounded.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Request<'a> {
+pub(in crate::rendezvous) enum Request<'a> {
     Set(&'a str, &'a [u8]),
     Get(&'a str),
     Wait(&'a str, Duration),
 }
 
 impl<'a> Request<'a> {
-    pub(super) fn write(&self) -> Vec<u8> {
+    pub(in crate::rendezvous) fn write(&self) -> Vec<u8> {
         let (operation, key, value, number) = match *self {
             Self::Set(key, value) => (SET, key, value, 0),
             Self::Get(key) => (GET, key, &[][..], 0),
@@ -211,7 +218,7 @@ impl<'a> Request<'a> {
     }
 
     /// Parses `input`. `Ok(None)`: it is not complete yet. Nothing may follow a request.
-    pub(super) fn read(input: &'a [u8]) -> Result<Option<Self>, Forged> {
+    pub(in crate::rendezvous) fn read(input: &'a [u8]) -> Result<Option<Self>, Forged> {
         let Some((head, body)) = input.split_first_chunk::<REQUEST_HEAD>() else {
             return Ok(None);
         };
@@ -241,7 +248,7 @@ impl<'a> Request<'a> {
 }
 
 /// The head of a reply that has `length` bytes after it.
-pub(super) fn reply_head(status: u8, length: usize) -> [u8; REPLY_HEAD] {
+pub(in crate::rendezvous) fn reply_head(status: u8, length: usize) -> [u8; REPLY_HEAD] {
     let mut head = [0; REPLY_HEAD];
     head[0] = status;
     head[4..].copy_from_slice(&(length as u32).to_le_bytes());
@@ -249,7 +256,7 @@ pub(super) fn reply_head(status: u8, length: usize) -> [u8; REPLY_HEAD] {
 }
 
 /// The status and the value of a reply; `Ok(None)`: it is not complete yet.
-pub(super) fn read_reply(input: &[u8]) -> Result<Option<(u8, &[u8])>, Forged> {
+pub(in crate::rendezvous) fn read_reply(input: &[u8]) -> Result<Option<(u8, &[u8])>, Forged> {
     let Some((head, value)) = input.split_first_chunk::<REPLY_HEAD>() else {
         return Ok(None);
     };

@@ -1,29 +1,18 @@
-//! Forming a group: every rank gets the table of all ranks, or learns why there is no group.
+//! One rank on its way into the group: it introduces itself; rank 0 collects the entries and publishes the verdict, for
+//! which the others wait.
 //!
-//! Each rank publishes one entry (`rank/N`) that describes it. Rank 0 reads them all, checks that they belong
-//! together, and publishes one verdict (`verdict`): the table of all members, or a failure, which every rank then
-//! reports. The other ranks wait for the verdict alone, so the store sees O(n) requests. A rank that finds itself in
-//! conflict (its number is taken, its settings are not rank 0's) says so under `trouble`, which rank 0 looks at while
-//! it waits; so all ranks hear of it within about a second instead of at the timeout.
-//!
-//! **Which process is believed.** An entry has the public key of its rank, and every connection proves that both ends
-//! hold the keys of the table ([`crate::transport::handshake`]). So a process that can only read the store gets nowhere.
-//! Without a secret of the job, a process that can write to the store can join, or take the place of a rank that has
-//! not come yet: then trust rests on access to the store. With a secret, it authenticates every record and is mixed
-//! into every handshake, so that a process that can only read and write the store can disturb the job, but not join it.
-//!
-//! **Again.** A process that has joined in a store may do so again when its group has ended, or beside it: it finds its
-//! own entry there, and goes on to the next round, whose keys have a prefix. All its ranks do so equally often.
+//! A rank that finds itself in conflict (its number is taken, its settings are not rank 0's) says so under `trouble`,
+//! which rank 0 looks at while it waits; so all ranks hear of it within about a second instead of at the timeout.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-pub use super::introduction::{Introduction, host_label, hostname};
-use super::records::{Entry, Refused, Row, Seal, Verdict};
-use super::store::{MAX_VALUE, PrefixStore, Store};
+use super::failures::{claimed_twice, incomplete, list, refusal, wrong_world};
+use super::{Roster, entry_key};
 use crate::error::{Code, Error, Result};
-use crate::plan::cost::Rounded;
-use crate::transport::keys::GroupKey;
+use crate::rendezvous::introduction::Introduction;
+use crate::rendezvous::records::{Entry, Refused, Row, Seal, Verdict};
+use crate::rendezvous::store::{MAX_VALUE, Store};
 use crate::types::Rank;
 
 /// How long rank 0 waits for entries between two looks at `trouble`.
@@ -32,107 +21,16 @@ const GLANCE: Duration = Duration::from_secs(1);
 const REPORT: Duration = Duration::from_secs(5);
 /// How much later than its own timeout a rank still takes the verdict of a rank 0 that has come: its reasons are
 /// better than what the rank can find out by itself.
-const GRACE: Duration = Duration::from_millis(300);
+pub(super) const GRACE: Duration = Duration::from_millis(300);
 
-const VERDICT: &str = "verdict";
-const TROUBLE: &str = "trouble";
+pub(super) const VERDICT: &str = "verdict";
+pub(super) const TROUBLE: &str = "trouble";
 
-pub(super) fn entry_key(rank: Rank) -> String {
-    format!("rank/{rank}")
-}
-
-/// A rank of the group, as it introduced itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// Its rank.
-    pub rank: Rank,
-    /// What counts as one host.
-    pub host: String,
-    /// The host's name, for messages.
-    pub hostname: String,
-    /// The process, for messages.
-    pub pid: u32,
-    /// Where it is reached.
-    pub address: Vec<u8>,
-}
-
-/// The group: all ranks in order, and how they prove themselves to each other.
-#[derive(Clone, Debug)]
-pub struct Roster {
-    /// The members, by rank.
-    pub members: Vec<Member>,
-    /// What things cost, as rank 0 said: the same on all members.
-    pub costs: Rounded,
-    /// This rank's.
-    pub key: GroupKey,
-}
-
-impl Roster {
-    fn new(rows: Vec<Row>, costs: Rounded, me: &Introduction) -> Self {
-        let shared = me.secret.as_ref();
-        let shared = shared.map_or([0; 32], |secret| secret.derive(b"links"));
-        let keys = rows.iter().map(|row| row.key).collect();
-        let members = rows.into_iter().enumerate().map(|(rank, row)| Member {
-            rank,
-            host: row.host,
-            hostname: row.hostname,
-            pid: row.pid,
-            address: row.address,
-        });
-        Self {
-            members: members.collect(),
-            costs,
-            key: GroupKey::new(me.key.clone(), keys, shared, me.encrypts),
-        }
-    }
-}
-
-/// Joins the group that forms in `store`. Groups that form at the same time each need a store, or a prefix in one, of
-/// their own; a process may join in the same store again and again.
-///
-/// # Errors
-/// `Timeout` naming the ranks that did not come; `Mismatch` when ranks differ in world size, settings, version or
-/// secret, naming the difference; `InvalidArgument` when two processes claim one rank, naming both; `Untrusted` when
-/// the store holds what no rank would write; `System` when it cannot be reached.
-pub fn join(store: &dyn Store, me: &Introduction, timeout: Duration) -> Result<Roster> {
-    me.check()?;
-    let seal = me.seal();
-    match round(store, me, seal)? {
-        0 => join_round(store, me, timeout),
-        round => join_round(
-            &PrefixStore::new(format!("again{round}"), store),
-            me,
-            timeout,
-        ),
-    }
-}
-
-/// How often this process has joined in `store` as this rank before.
-fn round(store: &dyn Store, me: &Introduction, seal: Seal<'_>) -> Result<u32> {
-    let Some(first) = store.get(&entry_key(me.rank))? else {
-        return Ok(0);
-    };
-    let is_own = seal
-        .read_entry(&first)
-        .is_ok_and(|entry| entry.process == me.process);
-    if !is_own {
-        // The check of the first round says what is wrong.
-        return Ok(0);
-    }
-    let count = format!("again/{}", me.rank);
-    let before = match store.get(&count)? {
-        None => 0,
-        Some(bytes) => bytes.try_into().map(u32::from_le_bytes).map_err(|_| {
-            let what = format!("the store's key {count} is not what a rank would write");
-            Error::new(Code::Untrusted, what)
-        })?,
-    };
-    let round = before.saturating_add(1);
-    store.set(&count, &round.to_le_bytes())?;
-    Ok(round)
-}
-
-fn join_round(store: &dyn Store, me: &Introduction, timeout: Duration) -> Result<Roster> {
+pub(super) fn join_round(
+    store: &dyn Store,
+    me: &Introduction,
+    timeout: Duration,
+) -> Result<Roster> {
     let joining = Joining {
         store,
         me,
@@ -165,7 +63,7 @@ impl Joining<'_> {
         let key = entry_key(self.me.rank);
         if let Some(taken) = self.store.get(&key)? {
             return Err(self.in_trouble(match self.read(self.me.rank, &taken) {
-                Ok(other) => self.claimed_twice(&other.row),
+                Ok(other) => claimed_twice(self.me, &other.row),
                 Err(refused) => refused,
             }));
         }
@@ -224,7 +122,7 @@ impl Joining<'_> {
                 let missing = self.missing(|rank| rows.contains_key(&rank));
                 if !missing.is_empty() {
                     if is_over {
-                        return Err(self.incomplete(&missing));
+                        return Err(incomplete(self.me, self.timeout, &missing));
                     }
                     tracing::info!(
                         "{} of {} ranks have joined after {:.0} s; missing: {}",
@@ -278,7 +176,7 @@ impl Joining<'_> {
         };
         let entry = self.read(self.me.rank, &bytes)?;
         if entry.row.uuid != self.entry.row.uuid {
-            return Err(self.claimed_twice(&entry.row));
+            return Err(claimed_twice(self.me, &entry.row));
         }
         Ok(())
     }
@@ -318,16 +216,16 @@ impl Joining<'_> {
     /// Takes the verdict, if this rank is part of it.
     fn conclude(&self, verdict: &[u8]) -> Result<Roster> {
         let verdict = self.seal.read_verdict(verdict);
-        let (costs, rows) = match verdict.map_err(|why| self.refusal(0, why))? {
+        let (costs, rows) = match verdict.map_err(|why| refusal(self.me, 0, why))? {
             Verdict::Table { costs, rows } => (costs, rows),
             Verdict::Failure(error) => return Err(self.as_seen_here(error)),
         };
         if rows.len() != self.me.world {
-            return Err(self.wrong_world(0, rows.len()));
+            return Err(wrong_world(self.me, 0, rows.len()));
         }
         let mine = &rows[self.me.rank];
         if mine.uuid != self.entry.row.uuid {
-            return Err(self.claimed_twice(mine));
+            return Err(claimed_twice(self.me, mine));
         }
         Ok(Roster::new(rows, costs, self.me))
     }
@@ -350,7 +248,7 @@ impl Joining<'_> {
             )
             .with_peer(0));
         }
-        Ok(self.incomplete(&missing))
+        Ok(incomplete(self.me, self.timeout, &missing))
     }
 
     fn missing(&self, came: impl Fn(Rank) -> bool) -> Vec<Rank> {
@@ -365,8 +263,8 @@ impl Joining<'_> {
     fn read(&self, rank: Rank, bytes: &[u8]) -> Result<Entry> {
         match self.seal.read_entry(bytes) {
             Ok(entry) if entry.rank as usize == rank => Ok(entry),
-            Ok(_) => Err(self.refusal(rank, Refused::Malformed)),
-            Err(why) => Err(self.refusal(rank, why)),
+            Ok(_) => Err(refusal(self.me, rank, Refused::Malformed)),
+            Err(why) => Err(refusal(self.me, rank, why)),
         }
     }
 
@@ -374,7 +272,7 @@ impl Joining<'_> {
     fn compare(&self, other: &Entry) -> Result<()> {
         let rank = other.rank as Rank;
         if other.world != self.entry.world {
-            return Err(self.wrong_world(rank, other.world as usize));
+            return Err(wrong_world(self.me, rank, other.world as usize));
         }
         let settings = |entry: &Entry| -> BTreeMap<String, String> {
             entry.settings.iter().cloned().collect()
@@ -433,129 +331,4 @@ impl Joining<'_> {
         error.peer = error.peer.filter(|&peer| peer != self.me.rank);
         error
     }
-
-    fn refusal(&self, rank: Rank, why: Refused) -> Error {
-        let me = self.me.rank;
-        let (code, message) = match why {
-            Refused::Malformed => (
-                Code::Untrusted,
-                format!("what the store holds for rank {rank} is not what a rank would write"),
-            ),
-            Refused::Version(version) => (
-                Code::Mismatch,
-                format!(
-                    "rank {rank} runs unisono {version}, but rank {me} runs {}: install the same on all hosts",
-                    self.me.version
-                ),
-            ),
-            Refused::SecretUse(theirs) => {
-                let (with, without) = if theirs { (rank, me) } else { (me, rank) };
-                (
-                    Code::Mismatch,
-                    format!(
-                        "rank {with} has a secret (of its secret_file or its launcher), but rank {without} has none: give all \
-                         ranks the same secret_file, or start all of them by one launcher"
-                    ),
-                )
-            }
-            Refused::SecretDiffers => (
-                Code::Mismatch,
-                format!(
-                    "the secret of rank {rank} differs from the one of rank {me}: give all ranks the same secret_file, \
-                     and start all of them by one launcher"
-                ),
-            ),
-        };
-        Error::new(code, message).with_peer(rank)
-    }
-
-    fn wrong_world(&self, rank: Rank, world: usize) -> Error {
-        let message = format!(
-            "rank {rank} was started with world size {world}, but rank {} with {}",
-            self.me.rank, self.me.world
-        );
-        Error::new(Code::Mismatch, message)
-            .with_field("world size")
-            .with_peer(rank)
-    }
-
-    fn claimed_twice(&self, other: &Row) -> Error {
-        let Row { pid, hostname, .. } = other;
-        let Introduction {
-            rank,
-            pid: my_pid,
-            hostname: my_host,
-            ..
-        } = self.me;
-        Error::invalid(format!(
-            "two processes claim rank {rank}: process {my_pid} on {my_host} and process {pid} on {hostname}; \
-             give each its own rank, and each job a rendezvous of its own"
-        ))
-    }
-
-    fn incomplete(&self, missing: &[Rank]) -> Error {
-        let world = self.me.world;
-        let seconds = self.timeout.as_secs_f64();
-        let came: Vec<Rank> = (0..world)
-            .filter(|rank| missing.binary_search(rank).is_err())
-            .collect();
-        let (who, whose) = match missing {
-            [0] => (
-                format!("rank 0 of {world}, which the others wait for, has not come"),
-                "its",
-            ),
-            [one] => (format!("rank {one} of {world} did not join"), "its"),
-            _ => (
-                format!("ranks {} of {world} did not join", list(missing)),
-                "their",
-            ),
-        };
-        let those = if came.len() == 1 { "rank" } else { "ranks" };
-        let (is, process) = if whose == "its" {
-            ("is", "process")
-        } else {
-            ("are", "processes")
-        };
-        let use_it = if whose == "its" { "does it" } else { "do they" };
-        let message = format!(
-            "{who} within {seconds} s; {those} {} did; {is} {whose} {process} running, and {use_it} use the same address?",
-            list(&came)
-        );
-        Error::new(Code::Timeout, message)
-            .with_missing(missing)
-            .with_peer(missing.first().copied().unwrap_or_default())
-    }
 }
-
-/// Ranks in words: `0, 1, 4-9`; not more than a line of them.
-fn list(ranks: &[Rank]) -> String {
-    let mut runs: Vec<(Rank, Rank)> = Vec::new();
-    for &rank in ranks {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == rank => *last = rank,
-            _ => runs.push((rank, rank)),
-        }
-    }
-    let shown = runs
-        .iter()
-        .take(16)
-        .map(|&(first, last)| match last - first {
-            0 => first.to_string(),
-            1 => format!("{first}, {last}"),
-            _ => format!("{first}-{last}"),
-        });
-    let mut text = shown.collect::<Vec<_>>().join(", ");
-    let more: usize = runs
-        .iter()
-        .skip(16)
-        .map(|(first, last)| last - first + 1)
-        .sum();
-    if more > 0 {
-        text.push_str(&format!(" and {more} more"));
-    }
-    text
-}
-
-#[cfg(test)]
-#[path = "roster_tests.rs"]
-mod tests;

@@ -1,4 +1,4 @@
-//! What clients can make a [TCP store's server](super::tcp_server) keep, at most.
+//! What clients can make a [TCP store's server](super::server) keep, at most.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

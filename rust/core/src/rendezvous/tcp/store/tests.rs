@@ -270,7 +270,7 @@ impl Apart {
     fn new(descriptors: u64) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("this test"))
             .args(["--exact", "--ignored", "--nocapture"])
-            .arg("rendezvous::tcp_store::tests::serves_apart")
+            .arg("rendezvous::tcp::store::tests::serves_apart")
             .env(DESCRIPTORS, descriptors.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,5 +1,5 @@
-//! The built-in TCP store: rank 0 serves, every rank connects. This is the client; the [server](super::tcp_server) and
-//! the protocol (`tcp_wire`) are next door.
+//! The built-in TCP store: rank 0 serves, every rank connects. This is the client; the [server](super::server) and
+//! the protocol (`wire`) are next door.
 //!
 //! A connection begins with a handshake in which both sides prove that they know the store's key: the job's name and,
 //! where there is one, its secret. So a client that probes several ports tells the right server from a stranger's, and
@@ -10,6 +10,9 @@
 //! call blocks another. The server may close any connection when it needs room or one has been idle; the client then
 //! connects again and repeats the request, which does no harm: a key is set to the same value once more.
 
+#[cfg(test)]
+mod tests;
+
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::thread;
@@ -18,16 +21,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 
-use super::secret::Secret;
-use super::store::{Store, check_key, check_value, not_set};
-use super::tcp_server::TcpStoreServer;
-pub use super::tcp_wire::StoreKey;
-use super::tcp_wire::{
+use super::server::TcpStoreServer;
+pub use super::wire::StoreKey;
+use super::wire::{
     self, Channel, FRAME_CONTENT, FRAME_HEAD, Forged, Greeting, HELLO, LONGEST_FRAME, MAGIC, OK,
     REFUSAL, Request,
 };
 use crate::error::{Code, Error, Result};
 use crate::fork;
+use crate::rendezvous::secret::Secret;
+use crate::rendezvous::store::{Store, check_key, check_value, not_set};
 
 /// How long one address may take, at most, to accept a connection; and twice as long to answer the hello, since a server
 /// that strangers flood gets to it later.
@@ -133,7 +136,7 @@ impl TcpStore {
     }
 
     /// The server that ends with this handle.
-    pub(super) fn server(&self) -> Option<&TcpStoreServer> {
+    pub(in crate::rendezvous) fn server(&self) -> Option<&TcpStoreServer> {
         self.server.as_ref()
     }
 
@@ -241,7 +244,7 @@ impl Store for TcpStore {
 }
 
 /// Splits `host:port` or `[address]:port`.
-pub(super) fn split_address(address: &str) -> Result<(&str, u16)> {
+pub(in crate::rendezvous) fn split_address(address: &str) -> Result<(&str, u16)> {
     let wrong = || {
         Error::invalid(format!(
             "{address:?} is no address: expected host:port, such as node0:29500, 10.0.0.7:29500 or [fd00::7]:29500"
@@ -344,11 +347,11 @@ impl Line {
         loop {
             let mut head = [0; FRAME_HEAD];
             self.stream.read_exact(&mut head)?;
-            let length = tcp_wire::frame_length(head).ok_or(Forged).map_err(wrong)?;
+            let length = wire::frame_length(head).ok_or(Forged).map_err(wrong)?;
             let message = &mut sealed[..length];
             self.stream.read_exact(message)?;
             self.channel.open(message, &mut reply).map_err(wrong)?;
-            if let Some((status, value)) = tcp_wire::read_reply(&reply).map_err(wrong)? {
+            if let Some((status, value)) = wire::read_reply(&reply).map_err(wrong)? {
                 return Ok((status, value.to_vec()));
             }
         }
@@ -376,7 +379,3 @@ fn unreachable(host: &str, ports: &[u16], timeout: Duration, seen: &[String]) ->
     )
     .with_peer(0)
 }
-
-#[cfg(test)]
-#[path = "tcp_tests.rs"]
-mod tests;
