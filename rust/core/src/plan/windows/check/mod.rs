@@ -12,11 +12,14 @@
 //! - spans lie inside their buffers, the input is never written, a partial result is never rounded;
 //! - no rank waits for ever, no semaphore is set twice, and the end leaves all as at the beginning.
 
-use super::super::check::contract::{Want, expected, initial};
-use super::super::check::expression::{Expressions, Id, Kind, UNINITIALISED};
-use super::super::check::rank_set::RankSet;
-use super::super::{Buffer, Plan, Shape, Span, Step};
-use super::{HALVES, Peers, Semaphore};
+mod clock;
+
+use self::clock::{Clock, Moment, has_passed, is_after, join};
+use crate::plan::check::contract::{Want, expected, initial};
+use crate::plan::check::expression::{Expressions, Id, Kind, UNINITIALISED};
+use crate::plan::check::rank_set::RankSet;
+use crate::plan::windows::{HALVES, Peers, Semaphore};
+use crate::plan::{Buffer, Plan, Shape, Span, Step};
 use crate::types::{Collective, Rank};
 
 /// One operation: the plans and shapes of all ranks.
@@ -45,11 +48,6 @@ pub fn verify(operations: &[Operation], half: usize) -> Result<(), String> {
     }
     Run::new(operations, world, half).complete()
 }
-
-type Clock = Vec<u64>;
-
-/// When something happened: the rank, and its own time.
-type Moment = (Rank, u64);
 
 /// One element of a half.
 #[derive(Clone, Default)]
@@ -494,19 +492,4 @@ fn owner_first(what: Semaphore, setter: Rank, taker: Rank) -> (Rank, Rank) {
         Semaphore::Empty => (taker, setter),
         Semaphore::Contributions | Semaphore::Results => (setter, taker),
     }
-}
-
-fn join(clock: &mut Clock, other: &Clock) {
-    for (own, other) in clock.iter_mut().zip(other) {
-        *own = (*own).max(*other);
-    }
-}
-
-fn is_after(clock: &Clock, other: &Clock) -> bool {
-    clock.iter().zip(other).all(|(own, other)| own >= other)
-}
-
-/// Whether `clock` knows of `moment`.
-fn has_passed(clock: &Clock, (rank, time): Moment) -> bool {
-    clock[rank] >= time
 }
