@@ -1,12 +1,15 @@
 //! The group and its collectives: what the three doors call.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+mod messages;
+mod work;
 
-use crate::buffer::Memory;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use self::work::Work;
 use crate::config::Config;
-use crate::device::{self, DeviceGroup, Devices};
-use crate::engine::{Completion, Group, Inbound, Outbound, PointToPoint, Request, WorkState};
+use crate::device::{self, Devices};
+use crate::engine::{Completion, Group, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::fence::{self, contained};
 use crate::fork::{self, Own};
@@ -14,10 +17,7 @@ use crate::heap;
 #[cfg(test)]
 use crate::plan::cost::Rounded;
 use crate::rendezvous::store::Store;
-use crate::types::{Collective, DataType, Rank};
-
-/// How long a wait for operations of several groups stays with one of them.
-const TURN: Duration = Duration::from_micros(200);
+use crate::types::{Collective, Rank};
 
 /// A group of ranks that communicate.
 ///
@@ -93,8 +93,9 @@ impl Communicator {
     /// completion is then not called.
     ///
     /// # Safety
-    /// The request's memory keeps the promise of [`Memory::from_raw_parts`] until the operation has completed,
-    /// also when the returned [`Work`] is dropped.
+    /// The request's memory keeps the promise of
+    /// [`Memory::from_raw_parts`](crate::buffer::Memory::from_raw_parts) until the operation has completed, also when
+    /// the returned [`Work`] is dropped.
     pub unsafe fn start(&self, request: Request, completion: Option<Completion>) -> Result<Work> {
         if request.stream.is_some() {
             let started = self.devices.submit(request, completion)?;
@@ -184,142 +185,6 @@ impl Communicator {
         let mut memory = self.group.memory();
         memory.extend(self.devices.memory());
         memory
-    }
-
-    /// Starts to send `memory`, whole elements of `dtype`, to rank `to`.
-    ///
-    /// The message meets the first receive on `to` that asks for this rank and `tag`, in the order of sending. It
-    /// is complete when the memory may be used again, which does not mean that it has been received.
-    ///
-    /// # Errors
-    /// As [`Communicator::start`].
-    ///
-    /// # Safety
-    /// As for [`Communicator::start`].
-    pub unsafe fn send(
-        &self,
-        dtype: DataType,
-        memory: Memory,
-        to: Rank,
-        tag: u64,
-        options: PointToPoint,
-    ) -> Result<Work> {
-        if options.stream.is_some() {
-            let started = self.devices.send(dtype, &memory, (to, tag), options)?;
-            return Ok(self.on_device(started));
-        }
-        device::refuse_memory(&memory, "buffer")?;
-        let state = self.group.send(dtype, memory, (to, tag), options)?;
-        Ok(self.on_host(state))
-    }
-
-    /// Starts to receive into `memory`, whole elements of `dtype`, from rank `from`, or from any (`None`). The
-    /// message must have exactly this type and length.
-    ///
-    /// # Errors
-    /// As [`Communicator::start`]. A message of another type or length is a `Mismatch`, fatal on both sides.
-    ///
-    /// # Safety
-    /// As for [`Communicator::start`].
-    pub unsafe fn receive(
-        &self,
-        dtype: DataType,
-        memory: Memory,
-        from: Option<Rank>,
-        tag: u64,
-        options: PointToPoint,
-    ) -> Result<Work> {
-        if options.stream.is_some() {
-            let started = self.devices.receive(dtype, &memory, (from, tag), options)?;
-            return Ok(self.on_device(started));
-        }
-        device::refuse_memory(&memory, "buffer")?;
-        let state = self.group.receive(dtype, memory, (from, tag), options)?;
-        Ok(self.on_host(state))
-    }
-
-    /// As [`Communicator::send`], in the calling thread, until the memory may be used again.
-    ///
-    /// # Errors
-    /// As [`Communicator::send`], and whatever ends the operation.
-    ///
-    /// # Safety
-    /// As for [`Communicator::start`]; the operation has completed when this returns.
-    pub unsafe fn send_now(
-        &self,
-        dtype: DataType,
-        memory: Memory,
-        (to, tag): (Rank, u64),
-        timeout: Option<Duration>,
-    ) -> Result<()> {
-        device::refuse_memory(&memory, "buffer")?;
-        let outgoing = Outbound {
-            dtype,
-            memory,
-            to,
-            tag,
-        };
-        self.group.send_now(outgoing, timeout)
-    }
-
-    /// As [`Communicator::receive`], in the calling thread, until the message has come. Returns the rank it came from.
-    ///
-    /// # Errors
-    /// As [`Communicator::receive`], and whatever ends the operation.
-    ///
-    /// # Safety
-    /// As for [`Communicator::start`]; the operation has completed when this returns.
-    pub unsafe fn receive_now(
-        &self,
-        dtype: DataType,
-        memory: Memory,
-        (from, tag): (Option<Rank>, u64),
-        timeout: Option<Duration>,
-    ) -> Result<Rank> {
-        device::refuse_memory(&memory, "buffer")?;
-        let incoming = Inbound {
-            dtype,
-            memory,
-            from,
-            tag,
-        };
-        self.group.receive_now(incoming, timeout)
-    }
-
-    /// Sends `outgoing` to a rank and receives `incoming` from one, the same or another, at the same time and in the
-    /// calling thread: MPI's `Sendrecv`. Each is the memory, the other rank and the tag; the two must not overlap. Returns
-    /// the rank that the message came from.
-    ///
-    /// Ranks that all exchange with their neighbours cannot wait for each other in a ring, as those that all send
-    /// first may.
-    ///
-    /// # Errors
-    /// As [`Communicator::send`] and [`Communicator::receive`], and whatever ends them.
-    ///
-    /// # Safety
-    /// As for [`Communicator::start`]; both operations have completed when this returns.
-    pub unsafe fn send_receive_now(
-        &self,
-        dtype: DataType,
-        (outgoing, to, send_tag): (Memory, Rank, u64),
-        (incoming, from, receive_tag): (Memory, Option<Rank>, u64),
-        timeout: Option<Duration>,
-    ) -> Result<Rank> {
-        device::refuse_memory(&outgoing, "buffer to send")?;
-        device::refuse_memory(&incoming, "buffer to receive into")?;
-        let outgoing = Outbound {
-            dtype,
-            memory: outgoing,
-            to,
-            tag: send_tag,
-        };
-        let incoming = Inbound {
-            dtype,
-            memory: incoming,
-            from,
-            tag: receive_tag,
-        };
-        self.group.exchange_now(outgoing, incoming, timeout)
     }
 
     /// Blocks until every rank has called it, like [`Request::barrier`], and on failure rank 0 names every rank
@@ -426,131 +291,5 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// An operation under way. Dropping it does not end the operation.
-#[derive(Clone, Debug)]
-pub struct Work {
-    group: Own<Arc<Group>>,
-    /// Of an operation on device memory.
-    device: Option<Own<Arc<DeviceGroup>>>,
-    state: Arc<WorkState>,
-}
-
-impl Work {
-    /// Whether the operation has ended, well or not. One on device memory ends when its stream has got past it.
-    pub fn is_done(&self) -> bool {
-        self.result().is_some()
-    }
-
-    /// The result, if it has ended.
-    pub fn result(&self) -> Option<Result<()>> {
-        if self.state.result().is_none()
-            && let Some(device) = &self.device
-            && fork::check().is_ok()
-        {
-            device.settle();
-        }
-        self.state.result().cloned()
-    }
-
-    /// Waits for the end, driving the group from this thread meanwhile.
-    ///
-    /// # Errors
-    /// The operation's own; or `Timeout` when `timeout` runs out first, after which the operation goes on.
-    pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
-        match &self.device {
-            Some(device) => device.wait(&self.state, timeout),
-            None => self.group.wait(&self.state, timeout),
-        }
-    }
-
-    /// Waits until one of `works` has ended, well or not, driving their groups from this thread meanwhile. Returns which
-    /// one and how; `None` when `timeout` runs out first, or there are none.
-    ///
-    /// # Errors
-    /// `Aborted` in a forked child, which cannot wait.
-    pub fn wait_any(
-        works: &[&Self],
-        timeout: Option<Duration>,
-    ) -> Result<Option<(usize, Result<()>)>> {
-        let Some(first) = works.first() else {
-            return Ok(None);
-        };
-        if works.iter().any(|work| work.device.is_some()) {
-            return Self::wait_any_by_looking(works, timeout);
-        }
-        let of = |group: &Arc<Group>| -> Vec<&WorkState> {
-            let same = works.iter().filter(|work| Arc::ptr_eq(&work.group, group));
-            same.map(|work| &*work.state).collect()
-        };
-        let one_group = of(&first.group);
-        if one_group.len() == works.len() {
-            return first.group.wait_any(&one_group, timeout);
-        }
-        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        // Their groups take turns; what happens in the others meanwhile is the progress thread's business.
-        for work in works.iter().cycle() {
-            let ended = |(at, work): (usize, &&Self)| Some((at, work.result()?));
-            if let Some(ended) = works.iter().enumerate().find_map(ended) {
-                return Ok(Some(ended));
-            }
-            if until.is_some_and(|until| Instant::now() >= until) {
-                break;
-            }
-            work.group.wait_any(&of(&work.group), Some(TURN))?;
-        }
-        Ok(None)
-    }
-
-    /// As [`Work::wait_any`], where streams are awaited: no thread drives those.
-    fn wait_any_by_looking(
-        works: &[&Self],
-        timeout: Option<Duration>,
-    ) -> Result<Option<(usize, Result<()>)>> {
-        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut looks = 0;
-        loop {
-            let ended = |(at, work): (usize, &&Self)| Some((at, work.result()?));
-            if let Some(ended) = works.iter().enumerate().find_map(ended) {
-                return Ok(Some(ended));
-            }
-            if until.is_some_and(|until| Instant::now() >= until) {
-                return Ok(None);
-            }
-            for work in works.iter().filter(|work| work.device.is_none()) {
-                work.group.wait_any(&[&work.state], Some(device::TURN))?;
-            }
-            device::pause(&mut looks);
-        }
-    }
-
-    /// What the group waits for on this rank now, in words, for reports of a wait that was given up.
-    pub fn waits_for(&self) -> String {
-        match &self.device {
-            Some(device) => device.describe(),
-            None => self.group.waits(),
-        }
-    }
-
-    /// The rank a message came from, once a receive has completed.
-    pub fn source(&self) -> Option<Rank> {
-        self.state.source()
-    }
-
-    /// The operation's number in its group.
-    pub fn sequence(&self) -> u64 {
-        self.state.sequence
-    }
-
-    /// How long it took, once it has ended.
-    pub fn duration(&self) -> Option<Duration> {
-        self.state.duration()
-    }
-
-    /// `all_reduce #17`.
-    pub fn name(&self) -> String {
-        self.state.name()
     }
 }
