@@ -42,8 +42,8 @@ _MODULES = {
 }
 # What ranks say first, to a store and to each other.
 _WIRE = (
-    *("engine/message/frame.rs", "engine/collective/header.rs", "transport/handshake.rs"),
-    *("rendezvous/file_store.rs", "rendezvous/records.rs", "rendezvous/tcp_wire.rs"),
+    *("engine/message/frame.rs", "engine/collective/header.rs", "transport/handshake/mod.rs"),
+    *("rendezvous/file_store/format.rs", "rendezvous/records.rs", "rendezvous/tcp/wire.rs"),
 )
 
 

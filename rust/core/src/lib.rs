@@ -29,7 +29,8 @@
 //! | When does a rank spin, yield or sleep? | `engine/wait/backoff.rs`, with what `engine/wait/contention.rs` has found |
 //! | Which thread drives an operation? | `engine/group/blocking.rs` and `lead.rs` (callers), `engine/wait/progress.rs` (the thread) |
 //! | What may a peer on this host do with my memory? | `transport/mod.rs` (the terms of a loan), `transport/shm/loans.rs`; for collectives `engine/collective/shared/` |
-//! | What goes over a connection first? | `transport/handshake.rs`, by `transport/endpoint/connect.rs` and `accept.rs` |
+//! | By which transport is a peer reached? | the table in `transport/endpoint/transports/mod.rs` |
+//! | What goes over a connection first? | `transport/handshake/`, by `transport/endpoint/attempt.rs` and `accept.rs` |
 //! | What goes before the bytes of a message? | `engine/collective/header.rs`, `engine/message/frame.rs` |
 //! | What happens when a rank dies? | noticed in `engine/group/drive.rs` (`look_around`) and `liveness.rs`, ended in `engine/state.rs` (`fail_with`) |
 //! | How do ranks that wait for each other find out? | `engine/group/deadlock.rs` |

@@ -4,12 +4,14 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use super::file_store::{FileStore, Header, RECORD_MAGIC, digest, kernel, record as written};
+use super::file_store::FileStore;
+use super::file_store::creator::kernel;
+use super::file_store::format::{Header, RECORD_MAGIC, digest, record as written};
 use super::records::Seal;
 use super::store::Store;
-use super::tcp_store::StoreKey;
-use super::tcp_wire::{Channel, FRAME_HEAD, Greeting, HELLO, MAGIC, Request, answer};
-use super::tcp_wire::{frame_length, read_reply};
+use super::tcp::wire::StoreKey;
+use super::tcp::wire::{Channel, FRAME_HEAD, Greeting, HELLO, MAGIC, Request, answer};
+use super::tcp::wire::{frame_length, read_reply};
 use super::unique_id::{BYTES, UniqueId};
 use crate::error::Code;
 
@@ -171,7 +173,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     use std::time::Duration;
 
     use super::records::{Entry, Row, Verdict};
-    use super::tcp_wire::reply_head;
+    use super::tcp::wire::reply_head;
     use crate::config::Config;
     use crate::error::{Code, Error};
     use crate::plan::cost::Costs;

@@ -12,8 +12,8 @@ use super::launcher::Launch;
 use super::memory::MemoryStore;
 use super::secret::Secret;
 use super::store::Store;
-use super::tcp_server::TcpStoreServer;
-use super::tcp_store::{self, StoreKey, TcpStore};
+use super::tcp::server::TcpStoreServer;
+use super::tcp::store::{StoreKey, TcpStore, split_address};
 use super::{LEFT, roster};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -146,7 +146,7 @@ pub fn open_url(url: &str, rank: Rank, world: usize, config: &Config) -> Result<
     if let Some(address) = url.strip_prefix("tcp://") {
         let address = address.strip_suffix('/').unwrap_or(address);
         let (host, port) =
-            tcp_store::split_address(address).map_err(|_| wrong("there is no host and port"))?;
+            split_address(address).map_err(|_| wrong("there is no host and port"))?;
         if port == 0 {
             return Err(wrong("the port is 0"));
         }

@@ -16,15 +16,11 @@ mod records;
 pub mod roster;
 pub mod secret;
 pub mod store;
-mod tcp_bounds;
-mod tcp_connection;
-pub mod tcp_server;
-mod tcp_service;
-pub mod tcp_store;
-mod tcp_wire;
+mod tcp;
 pub mod unique_id;
 
 pub use meeting::{Meeting, open_launch, open_url};
+pub use tcp::{server as tcp_server, store as tcp_store};
 
 /// A rank that needs the store of its meeting no longer sets the key that begins so and ends with its number, to the
 /// number of ranks.

@@ -20,8 +20,8 @@ use sha2::{Digest, Sha256};
 
 use super::meeting::Meeting;
 use super::secret::Secret;
-use super::tcp_server::TcpStoreServer;
-use super::tcp_store::{StoreKey, TcpStore};
+use super::tcp::server::TcpStoreServer;
+use super::tcp::store::{StoreKey, TcpStore};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::transport::endpoint;

@@ -8,12 +8,36 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::wire::{Cut, Patience};
-use super::{Gate, Verdict};
 use crate::error::{Error, Result};
 use crate::transport::Link;
 use crate::transport::handshake::{Answer, Lane};
 use crate::transport::keys::GroupKey;
 use crate::types::Rank;
+
+/// A group's word on links that its peers open, and where they arrive.
+///
+/// Called on short-lived threads of the endpoint, with no lock held. A gate that holds the endpoint must hold it
+/// weakly, or unregister before it goes.
+pub trait Gate: Send + Sync {
+    /// Whether the group wants this link now. The endpoint has already settled crossing and duplicate attempts.
+    fn admit(&self, from: Rank, lane: Lane) -> Verdict;
+
+    /// The link is there. Called once at most for a `(from, lane)`.
+    fn established(&self, from: Rank, lane: Lane, link: Box<dyn Link>);
+}
+
+/// What a [`Gate`] says to a peer that wants to open a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Come in.
+    Accept,
+    /// This side's own attempt wins; the peer should wait for it.
+    Crossing,
+    /// There is such a link already.
+    Duplicate,
+    /// The group has been closed here.
+    Left,
+}
 
 /// This process's place in a group.
 pub(super) struct Membership {

@@ -9,7 +9,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Address, Endpoint, Shared};
+use super::Endpoint;
+use super::address::Address;
+use super::shared::Shared;
 use crate::fork::Home;
 
 /// A group's hold on an endpoint.

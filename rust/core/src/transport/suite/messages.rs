@@ -6,7 +6,8 @@ use std::ops::{Deref, DerefMut};
 use std::thread;
 use std::time::Instant;
 
-use super::{PATIENCE, Pair, Random, Sleeper, both, pattern};
+use super::tools::{Random, Sleeper, both, pattern};
+use super::{PATIENCE, Pair};
 use crate::heap::Buffer;
 use crate::transport::{Interest, Lending, Link, Loan, MESSAGE_HEADER, Terms, Ticket};
 

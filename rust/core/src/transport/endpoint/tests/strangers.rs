@@ -2,8 +2,10 @@
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
 
+use super::super::wire::Patience;
 use super::*;
 use crate::skips::skipped;
 use crate::transport::handshake::{

@@ -1,0 +1,148 @@
+//! Point to point: send and receive, to be awaited or in the calling thread.
+
+use std::time::Duration;
+
+use super::{Communicator, Work};
+use crate::buffer::Memory;
+use crate::device;
+use crate::engine::{Inbound, Outbound, PointToPoint};
+use crate::error::Result;
+use crate::types::{DataType, Rank};
+
+impl Communicator {
+    /// Starts to send `memory`, whole elements of `dtype`, to rank `to`.
+    ///
+    /// The message meets the first receive on `to` that asks for this rank and `tag`, in the order of sending. It
+    /// is complete when the memory may be used again, which does not mean that it has been received.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`].
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`].
+    pub unsafe fn send(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        to: Rank,
+        tag: u64,
+        options: PointToPoint,
+    ) -> Result<Work> {
+        if options.stream.is_some() {
+            let started = self.devices.send(dtype, &memory, (to, tag), options)?;
+            return Ok(self.on_device(started));
+        }
+        device::refuse_memory(&memory, "buffer")?;
+        let state = self.group.send(dtype, memory, (to, tag), options)?;
+        Ok(self.on_host(state))
+    }
+
+    /// Starts to receive into `memory`, whole elements of `dtype`, from rank `from`, or from any (`None`). The
+    /// message must have exactly this type and length.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`]. A message of another type or length is a `Mismatch`, fatal on both sides.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`].
+    pub unsafe fn receive(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        from: Option<Rank>,
+        tag: u64,
+        options: PointToPoint,
+    ) -> Result<Work> {
+        if options.stream.is_some() {
+            let started = self.devices.receive(dtype, &memory, (from, tag), options)?;
+            return Ok(self.on_device(started));
+        }
+        device::refuse_memory(&memory, "buffer")?;
+        let state = self.group.receive(dtype, memory, (from, tag), options)?;
+        Ok(self.on_host(state))
+    }
+
+    /// As [`Communicator::send`], in the calling thread, until the memory may be used again.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`], and whatever ends the operation.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`]; the operation has completed when this returns.
+    pub unsafe fn send_now(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        (to, tag): (Rank, u64),
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        device::refuse_memory(&memory, "buffer")?;
+        let outgoing = Outbound {
+            dtype,
+            memory,
+            to,
+            tag,
+        };
+        self.group.send_now(outgoing, timeout)
+    }
+
+    /// As [`Communicator::receive`], in the calling thread, until the message has come. Returns the rank it came from.
+    ///
+    /// # Errors
+    /// As [`Communicator::receive`], and whatever ends the operation.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`]; the operation has completed when this returns.
+    pub unsafe fn receive_now(
+        &self,
+        dtype: DataType,
+        memory: Memory,
+        (from, tag): (Option<Rank>, u64),
+        timeout: Option<Duration>,
+    ) -> Result<Rank> {
+        device::refuse_memory(&memory, "buffer")?;
+        let incoming = Inbound {
+            dtype,
+            memory,
+            from,
+            tag,
+        };
+        self.group.receive_now(incoming, timeout)
+    }
+
+    /// Sends `outgoing` to a rank and receives `incoming` from one, the same or another, at the same time and in the
+    /// calling thread: MPI's `Sendrecv`. Each is the memory, the other rank and the tag; the two must not overlap. Returns
+    /// the rank that the message came from.
+    ///
+    /// Ranks that all exchange with their neighbours cannot wait for each other in a ring, as those that all send
+    /// first may.
+    ///
+    /// # Errors
+    /// As [`Communicator::send`] and [`Communicator::receive`], and whatever ends them.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`]; both operations have completed when this returns.
+    pub unsafe fn send_receive_now(
+        &self,
+        dtype: DataType,
+        (outgoing, to, send_tag): (Memory, Rank, u64),
+        (incoming, from, receive_tag): (Memory, Option<Rank>, u64),
+        timeout: Option<Duration>,
+    ) -> Result<Rank> {
+        device::refuse_memory(&outgoing, "buffer to send")?;
+        device::refuse_memory(&incoming, "buffer to receive into")?;
+        let outgoing = Outbound {
+            dtype,
+            memory: outgoing,
+            to,
+            tag: send_tag,
+        };
+        let incoming = Inbound {
+            dtype,
+            memory: incoming,
+            from,
+            tag: receive_tag,
+        };
+        self.group.exchange_now(outgoing, incoming, timeout)
+    }
+}

@@ -1,0 +1,295 @@
+//! The group and its collectives: what the three doors call.
+
+mod messages;
+mod work;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use self::work::Work;
+use crate::config::Config;
+use crate::device::{self, Devices};
+use crate::engine::{Completion, Group, Request, WorkState};
+use crate::error::{Code, Error, Result};
+use crate::fence::{self, contained};
+use crate::fork::{self, Own};
+use crate::heap;
+#[cfg(test)]
+use crate::plan::cost::Rounded;
+use crate::rendezvous::store::Store;
+use crate::types::{Collective, Rank};
+
+/// A group of ranks that communicate.
+///
+/// All ranks of a group call the same collectives in the same order; point-to-point operations are matched by
+/// rank and tag instead. Several threads may use one communicator at once, as long as the order of collectives
+/// is the same everywhere. After an error that is fatal ([`crate::error::Code::is_fatal`]) every further
+/// operation fails with the first cause.
+///
+/// Dropping the communicator closes it in good order.
+#[derive(Debug)]
+pub struct Communicator {
+    group: Own<Arc<Group>>,
+    devices: Own<Devices>,
+}
+
+impl Communicator {
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Forms a group of `world` ranks that meet through `store`. Blocks until all have come.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a rank out of range; `Timeout` naming the ranks that did not come; `Mismatch` when
+    /// ranks disagree on the world size or on settings, or two claim one number; `System` for the rest.
+    pub fn join(store: &dyn Store, rank: Rank, world: usize, config: Config) -> Result<Self> {
+        heap::configure(&config);
+        Ok(Self::new(Group::join(store, rank, world, config)?))
+    }
+
+    /// `world` communicators inside this process, one per thread that plays a rank. For tests and tools.
+    ///
+    /// # Errors
+    /// `System` when descriptors run out.
+    pub fn local(world: usize, config: &Config) -> Result<Vec<Self>> {
+        heap::configure(config);
+        Ok(Group::local(world, config)?
+            .into_iter()
+            .map(Self::new)
+            .collect())
+    }
+
+    /// As [`local`](Self::local), with algorithms chosen by `costs` and not by those of this machine.
+    #[cfg(test)]
+    pub(crate) fn local_at(world: usize, config: &Config, costs: Rounded) -> Result<Vec<Self>> {
+        heap::configure(config);
+        let groups = Group::local_at(world, config, costs)?;
+        Ok(groups.into_iter().map(Self::new).collect())
+    }
+
+    fn new(group: Arc<Group>) -> Self {
+        Self {
+            devices: Own::new(Devices::new(&group)),
+            group: Own::new(group),
+        }
+    }
+
+    /// This process's number in the group.
+    pub fn rank(&self) -> Rank {
+        self.group.rank()
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.group.world()
+    }
+
+    /// Starts a collective and returns at once. `completion` is called when it ends, on a thread made for that.
+    ///
+    /// # Errors
+    /// `InvalidArgument` and `Unsupported` before anything is sent; the first cause of a group that is dead. The
+    /// completion is then not called.
+    ///
+    /// # Safety
+    /// The request's memory keeps the promise of
+    /// [`Memory::from_raw_parts`](crate::buffer::Memory::from_raw_parts) until the operation has completed, also when
+    /// the returned [`Work`] is dropped.
+    pub unsafe fn start(&self, request: Request, completion: Option<Completion>) -> Result<Work> {
+        if request.stream.is_some() {
+            let started = self.devices.submit(request, completion)?;
+            return Ok(self.on_device(started));
+        }
+        device::refuse_device_memory(&request)?;
+        let state = self.group.submit(request, completion, true)?;
+        Ok(self.on_host(state))
+    }
+
+    /// As [`Communicator::start`], for a caller that drives the operation itself: it calls [`Work::wait`] at once.
+    /// Until then, and between two calls of it, it can be that no thread drives the operation on this rank.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`].
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`].
+    pub unsafe fn begin(&self, request: Request) -> Result<Work> {
+        if request.stream.is_some() {
+            let started = self.devices.submit(request, None)?;
+            return Ok(self.on_device(started));
+        }
+        self.prepare(&request)?;
+        let state = self.group.begin_now(request)?;
+        Ok(self.on_host(state))
+    }
+
+    /// Carries out a collective in the calling thread. Returns its number in the group. On device memory it returns when
+    /// the operation is enqueued. A barrier without a stream comes after the collectives that are under way on devices here.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`], and whatever ends the operation.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`]; the operation has completed when this returns.
+    pub unsafe fn run(&self, request: Request) -> Result<u64> {
+        if request.stream.is_some() {
+            return Ok(self.devices.submit(request, None)?.1.sequence);
+        }
+        self.prepare(&request)?;
+        self.group.run(request)
+    }
+
+    /// What comes before an operation on the host that the caller drives.
+    fn prepare(&self, request: &Request) -> Result<()> {
+        if request.collective == Collective::Barrier && !self.devices.is_empty() {
+            self.devices.drain()?;
+        }
+        device::refuse_device_memory(request)
+    }
+
+    fn on_host(&self, state: Arc<WorkState>) -> Work {
+        Work {
+            group: self.group.clone(),
+            device: None,
+            state,
+        }
+    }
+
+    fn on_device(&self, (device, state): device::Started) -> Work {
+        Work {
+            group: self.group.clone(),
+            device: Some(Own::new(device)),
+            state,
+        }
+    }
+
+    /// How long `request` would take, without carrying it out: its plans are simulated with typical costs of memory
+    /// and networks.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`] for a request that would be refused.
+    pub fn estimate(&self, request: &Request) -> Result<Duration> {
+        self.group.estimate(request)
+    }
+
+    /// How long a message of `bytes` to or from `peer` would take, as [`Communicator::estimate`].
+    pub fn estimate_message(&self, peer: Option<Rank>, bytes: usize) -> Duration {
+        self.group.estimate_message(peer, bytes)
+    }
+
+    /// What the communicator holds on this rank: `links` that are open, `link_bytes` and `scratch_bytes` of memory,
+    /// `operations` under way, `plans` kept; `device_bytes` of device memory and `pinned_bytes` of the host's for them, and
+    /// `device_operations` under way there.
+    pub fn memory(&self) -> Vec<(&'static str, u64)> {
+        let mut memory = self.group.memory();
+        memory.extend(self.devices.memory());
+        memory
+    }
+
+    /// Blocks until every rank has called it, like [`Request::barrier`], and on failure rank 0 names every rank
+    /// that is missing, not only the first.
+    ///
+    /// # Errors
+    /// `Timeout` naming the missing ranks.
+    pub fn monitored_barrier(&self, timeout: Duration, report_all: bool) -> Result<()> {
+        self.group.monitored_barrier(timeout, report_all)
+    }
+
+    /// Splits the group: ranks that give the same `color` form a new group, numbered by `key` and then by rank.
+    /// `None` for no group. Every rank of this group must call it.
+    ///
+    /// # Errors
+    /// As a collective.
+    pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Self>> {
+        Ok(self.group.split(color, key)?.map(Self::new))
+    }
+
+    /// The group of some of this group's ranks, numbered in the order of `ranks`; `None` where this rank is not
+    /// among them. Its members all call it with the same `ranks` and `label`, and never twice with the same two; the
+    /// others need not. Nothing is sent before the first operation.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a rank that is out of range or there twice; the first cause of a group that is dead.
+    pub fn subgroup(&self, ranks: &[Rank], label: &[u8]) -> Result<Option<Self>> {
+        // Apart from the labels that `split` makes.
+        let label = [b"subgroup".as_slice(), label].concat();
+        Ok(self.group.subgroup(ranks, &label)?.map(Self::new))
+    }
+
+    /// How long an operation may take from now on, unless its request says otherwise. Zero: for ever.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.group.set_timeout(timeout);
+    }
+
+    /// How long an operation may take.
+    pub fn timeout(&self) -> Duration {
+        self.group.timeout()
+    }
+
+    /// The first cause, once the group is dead.
+    pub fn error(&self) -> Option<Error> {
+        self.group.error()
+    }
+
+    /// The number of the last collective that was started here. Those on device memory are counted apart, and added.
+    pub fn sequence(&self) -> u64 {
+        self.group.sequence() + self.devices.sequence()
+    }
+
+    /// Runs `body`, a call of a door's, with this communicator. A panic in it becomes an `Internal` error; and such an
+    /// error is the end of the communicator: after a defect no rank knows what the others wait for, so all of them learn
+    /// of it.
+    ///
+    /// # Errors
+    /// Those of `body`, and `Internal`.
+    #[inline]
+    pub fn guard<T>(&self, body: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let result = fence::guard(|| body(self));
+        if let Err(error) = &result {
+            self.end_if_defect(error);
+        }
+        result
+    }
+
+    #[cold]
+    fn end_if_defect(&self, error: &Error) {
+        if error.code == Code::Internal {
+            let _ = contained(|| self.abort(&error.message));
+        }
+    }
+
+    /// Ends every operation on every rank with an error that gives `reason`.
+    pub fn abort(&self, reason: &str) {
+        self.devices.abort(reason);
+        self.group.abort(reason);
+    }
+
+    /// Waits for the operations that are under way on devices, in their streams. Call it before closing, unless those
+    /// operations are to fail.
+    ///
+    /// # Errors
+    /// The first failure; `Timeout` when `timeout` runs out first, after which they go on.
+    pub fn finish(&self, timeout: Option<Duration>) -> Result<()> {
+        fork::check()?;
+        self.devices.finish(timeout)
+    }
+
+    /// Leaves the group in good order: operations still under way here fail, data already sent stays readable for
+    /// the others. Idempotent.
+    pub fn close(&self) {
+        self.devices.close();
+        self.group.close();
+    }
+
+    /// What this rank was last in, one line per operation, oldest first: for reports.
+    pub fn recent_operations(&self) -> Vec<String> {
+        self.group.recent_operations()
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,139 @@
+//! An operation under way, and waiting for one or for the first of several.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::device::{self, DeviceGroup};
+use crate::engine::{Group, WorkState};
+use crate::error::Result;
+use crate::fork::{self, Own};
+use crate::types::Rank;
+
+/// How long a wait for operations of several groups stays with one of them.
+const TURN: Duration = Duration::from_micros(200);
+
+/// An operation under way. Dropping it does not end the operation.
+#[derive(Clone, Debug)]
+pub struct Work {
+    pub(super) group: Own<Arc<Group>>,
+    /// Of an operation on device memory.
+    pub(super) device: Option<Own<Arc<DeviceGroup>>>,
+    pub(super) state: Arc<WorkState>,
+}
+
+impl Work {
+    /// Whether the operation has ended, well or not. One on device memory ends when its stream has got past it.
+    pub fn is_done(&self) -> bool {
+        self.result().is_some()
+    }
+
+    /// The result, if it has ended.
+    pub fn result(&self) -> Option<Result<()>> {
+        if self.state.result().is_none()
+            && let Some(device) = &self.device
+            && fork::check().is_ok()
+        {
+            device.settle();
+        }
+        self.state.result().cloned()
+    }
+
+    /// Waits for the end, driving the group from this thread meanwhile.
+    ///
+    /// # Errors
+    /// The operation's own; or `Timeout` when `timeout` runs out first, after which the operation goes on.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        match &self.device {
+            Some(device) => device.wait(&self.state, timeout),
+            None => self.group.wait(&self.state, timeout),
+        }
+    }
+
+    /// Waits until one of `works` has ended, well or not, driving their groups from this thread meanwhile. Returns which
+    /// one and how; `None` when `timeout` runs out first, or there are none.
+    ///
+    /// # Errors
+    /// `Aborted` in a forked child, which cannot wait.
+    pub fn wait_any(
+        works: &[&Self],
+        timeout: Option<Duration>,
+    ) -> Result<Option<(usize, Result<()>)>> {
+        let Some(first) = works.first() else {
+            return Ok(None);
+        };
+        if works.iter().any(|work| work.device.is_some()) {
+            return Self::wait_any_by_looking(works, timeout);
+        }
+        let of = |group: &Arc<Group>| -> Vec<&WorkState> {
+            let same = works.iter().filter(|work| Arc::ptr_eq(&work.group, group));
+            same.map(|work| &*work.state).collect()
+        };
+        let one_group = of(&first.group);
+        if one_group.len() == works.len() {
+            return first.group.wait_any(&one_group, timeout);
+        }
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        // Their groups take turns; what happens in the others meanwhile is the progress thread's business.
+        for work in works.iter().cycle() {
+            let ended = |(at, work): (usize, &&Self)| Some((at, work.result()?));
+            if let Some(ended) = works.iter().enumerate().find_map(ended) {
+                return Ok(Some(ended));
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                break;
+            }
+            work.group.wait_any(&of(&work.group), Some(TURN))?;
+        }
+        Ok(None)
+    }
+
+    /// As [`Work::wait_any`], where streams are awaited: no thread drives those.
+    fn wait_any_by_looking(
+        works: &[&Self],
+        timeout: Option<Duration>,
+    ) -> Result<Option<(usize, Result<()>)>> {
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut looks = 0;
+        loop {
+            let ended = |(at, work): (usize, &&Self)| Some((at, work.result()?));
+            if let Some(ended) = works.iter().enumerate().find_map(ended) {
+                return Ok(Some(ended));
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(None);
+            }
+            for work in works.iter().filter(|work| work.device.is_none()) {
+                work.group.wait_any(&[&work.state], Some(device::TURN))?;
+            }
+            device::pause(&mut looks);
+        }
+    }
+
+    /// What the group waits for on this rank now, in words, for reports of a wait that was given up.
+    pub fn waits_for(&self) -> String {
+        match &self.device {
+            Some(device) => device.describe(),
+            None => self.group.waits(),
+        }
+    }
+
+    /// The rank a message came from, once a receive has completed.
+    pub fn source(&self) -> Option<Rank> {
+        self.state.source()
+    }
+
+    /// The operation's number in its group.
+    pub fn sequence(&self) -> u64 {
+        self.state.sequence
+    }
+
+    /// How long it took, once it has ended.
+    pub fn duration(&self) -> Option<Duration> {
+        self.state.duration()
+    }
+
+    /// `all_reduce #17`.
+    pub fn name(&self) -> String {
+        self.state.name()
+    }
+}

@@ -1,0 +1,334 @@
+//! One rank on its way into the group: it introduces itself; rank 0 collects the entries and publishes the verdict, for
+//! which the others wait.
+//!
+//! A rank that finds itself in conflict (its number is taken, its settings are not rank 0's) says so under `trouble`,
+//! which rank 0 looks at while it waits; so all ranks hear of it within about a second instead of at the timeout.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::failures::{claimed_twice, incomplete, list, refusal, wrong_world};
+use super::{Roster, entry_key};
+use crate::error::{Code, Error, Result};
+use crate::rendezvous::introduction::Introduction;
+use crate::rendezvous::records::{Entry, Refused, Row, Seal, Verdict};
+use crate::rendezvous::store::{MAX_VALUE, Store};
+use crate::types::Rank;
+
+/// How long rank 0 waits for entries between two looks at `trouble`.
+const GLANCE: Duration = Duration::from_secs(1);
+/// How often a waiting rank tells what it waits for.
+const REPORT: Duration = Duration::from_secs(5);
+/// How much later than its own timeout a rank still takes the verdict of a rank 0 that has come: its reasons are
+/// better than what the rank can find out by itself.
+pub(super) const GRACE: Duration = Duration::from_millis(300);
+
+pub(super) const VERDICT: &str = "verdict";
+pub(super) const TROUBLE: &str = "trouble";
+
+pub(super) fn join_round(
+    store: &dyn Store,
+    me: &Introduction,
+    timeout: Duration,
+) -> Result<Roster> {
+    let joining = Joining {
+        store,
+        me,
+        entry: me.entry()?,
+        seal: me.seal(),
+        begun: Instant::now(),
+        timeout,
+    };
+    joining.introduce()?;
+    if me.rank == 0 {
+        joining.lead()
+    } else {
+        joining.follow()
+    }
+}
+
+/// One rank on its way into the group.
+struct Joining<'a> {
+    store: &'a dyn Store,
+    me: &'a Introduction,
+    entry: Entry,
+    seal: Seal<'a>,
+    begun: Instant,
+    timeout: Duration,
+}
+
+impl Joining<'_> {
+    /// Publishes this rank's entry, unless its number is taken or it does not fit to rank 0's.
+    fn introduce(&self) -> Result<()> {
+        let key = entry_key(self.me.rank);
+        if let Some(taken) = self.store.get(&key)? {
+            return Err(self.in_trouble(match self.read(self.me.rank, &taken) {
+                Ok(other) => claimed_twice(self.me, &other.row),
+                Err(refused) => refused,
+            }));
+        }
+        self.store.set(&key, &self.seal.write_entry(&self.entry))?;
+        if self.me.rank == 0 {
+            return Ok(());
+        }
+        if let Some(first) = self.store.get(&entry_key(0))? {
+            let checked = self.read(0, &first).and_then(|first| self.compare(&first));
+            checked.map_err(|error| self.in_trouble(error))?;
+        }
+        Ok(())
+    }
+
+    /// Rank 0: collects all entries and publishes the verdict.
+    fn lead(&self) -> Result<Roster> {
+        let verdict = self.collect().and_then(|rows| {
+            let costs = self.me.costs;
+            let table = Verdict::Table { costs, rows };
+            let bytes = self.seal.write_verdict(&table);
+            if bytes.len() > MAX_VALUE {
+                return Err(Error::unsupported(format!(
+                    "the table of {} ranks has {} bytes, more than the {MAX_VALUE} of a store value",
+                    self.me.world,
+                    bytes.len()
+                )));
+            }
+            self.store.set(VERDICT, &bytes)?;
+            Ok(table)
+        });
+        match verdict {
+            Ok(Verdict::Table { costs, rows }) => Ok(Roster::new(rows, costs, self.me)),
+            Ok(Verdict::Failure(error)) => Err(error),
+            Err(error) => {
+                self.publish(VERDICT, &error);
+                Err(self.as_seen_here(error))
+            }
+        }
+    }
+
+    /// Waits for the entries of all ranks and checks them. Returns the rows of the table.
+    fn collect(&self) -> Result<Vec<Row>> {
+        let mut rows = BTreeMap::from([(0, self.entry.row.clone())]);
+        let mut report = self.begun + REPORT;
+        while rows.len() < self.me.world {
+            let glance = Instant::now() + GLANCE.min(self.left());
+            self.await_entries(&mut rows, glance)?;
+            if let Some(trouble) = self.store.get(TROUBLE)? {
+                return Err(self.read_failure(&trouble));
+            }
+            self.check_own_entry()?;
+            let is_over = self.left().is_zero();
+            if is_over || Instant::now() >= report {
+                self.look_at_all(&mut rows)?;
+                report = Instant::now() + REPORT;
+                let missing = self.missing(|rank| rows.contains_key(&rank));
+                if !missing.is_empty() {
+                    if is_over {
+                        return Err(incomplete(self.me, self.timeout, &missing));
+                    }
+                    tracing::info!(
+                        "{} of {} ranks have joined after {:.0} s; missing: {}",
+                        rows.len(),
+                        self.me.world,
+                        self.begun.elapsed().as_secs_f64(),
+                        list(&missing)
+                    );
+                }
+            }
+        }
+        Ok(rows.into_values().collect())
+    }
+
+    /// Waits for one missing rank after the other until `end`.
+    fn await_entries(&self, rows: &mut BTreeMap<Rank, Row>, end: Instant) -> Result<()> {
+        for rank in self.missing(|rank| rows.contains_key(&rank)) {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.store.wait(&entry_key(rank), left) {
+                Ok(bytes) => {
+                    rows.insert(rank, self.accept(rank, &bytes)?);
+                }
+                Err(error) if error.code == Code::Timeout => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks whether any missing rank has come in the meantime.
+    fn look_at_all(&self, rows: &mut BTreeMap<Rank, Row>) -> Result<()> {
+        for rank in self.missing(|rank| rows.contains_key(&rank)) {
+            if let Some(bytes) = self.store.get(&entry_key(rank))? {
+                rows.insert(rank, self.accept(rank, &bytes)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&self, rank: Rank, bytes: &[u8]) -> Result<Row> {
+        let entry = self.read(rank, bytes)?;
+        self.compare(&entry)?;
+        Ok(entry.row)
+    }
+
+    /// Two processes that claim one rank at the same moment both find it free; the store has the entry of the later
+    /// one.
+    fn check_own_entry(&self) -> Result<()> {
+        let Some(bytes) = self.store.get(&entry_key(self.me.rank))? else {
+            return Ok(());
+        };
+        let entry = self.read(self.me.rank, &bytes)?;
+        if entry.row.uuid != self.entry.row.uuid {
+            return Err(claimed_twice(self.me, &entry.row));
+        }
+        Ok(())
+    }
+
+    /// Another rank than 0: waits for the verdict.
+    fn follow(&self) -> Result<Roster> {
+        let mut pause = GLANCE;
+        loop {
+            match self.store.wait(VERDICT, self.left().min(pause)) {
+                Ok(verdict) => return self.conclude(&verdict),
+                Err(error) if error.code == Code::Timeout => pause = REPORT,
+                Err(error) => return Err(error),
+            }
+            self.check_own_entry()
+                .map_err(|error| self.in_trouble(error))?;
+            let has_first = self.store.get(&entry_key(0))?.is_some();
+            if !self.left().is_zero() {
+                let waited = self.begun.elapsed().as_secs_f64();
+                let first = if has_first { "other ranks" } else { "rank 0" };
+                tracing::info!(
+                    "rank {} has waited {waited:.0} s for {first} to join",
+                    self.me.rank
+                );
+                continue;
+            }
+            if has_first {
+                match self.store.wait(VERDICT, GRACE) {
+                    Ok(verdict) => return self.conclude(&verdict),
+                    Err(error) if error.code == Code::Timeout => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            return Err(self.survey()?);
+        }
+    }
+
+    /// Takes the verdict, if this rank is part of it.
+    fn conclude(&self, verdict: &[u8]) -> Result<Roster> {
+        let verdict = self.seal.read_verdict(verdict);
+        let (costs, rows) = match verdict.map_err(|why| refusal(self.me, 0, why))? {
+            Verdict::Table { costs, rows } => (costs, rows),
+            Verdict::Failure(error) => return Err(self.as_seen_here(error)),
+        };
+        if rows.len() != self.me.world {
+            return Err(wrong_world(self.me, 0, rows.len()));
+        }
+        let mine = &rows[self.me.rank];
+        if mine.uuid != self.entry.row.uuid {
+            return Err(claimed_twice(self.me, mine));
+        }
+        Ok(Roster::new(rows, costs, self.me))
+    }
+
+    /// The error of a rank whose time is over without a verdict: it names the ranks that have not come.
+    fn survey(&self) -> Result<Error> {
+        let mut came = Vec::new();
+        for rank in 0..self.me.world {
+            came.push(rank == self.me.rank || self.store.get(&entry_key(rank))?.is_some());
+        }
+        let missing = self.missing(|rank| came[rank]);
+        if missing.is_empty() {
+            return Ok(Error::new(
+                Code::Timeout,
+                format!(
+                    "all {} ranks came, but rank 0 published no table of them within {} s; see what rank 0 reported",
+                    self.me.world,
+                    self.timeout.as_secs_f64()
+                ),
+            )
+            .with_peer(0));
+        }
+        Ok(incomplete(self.me, self.timeout, &missing))
+    }
+
+    fn missing(&self, came: impl Fn(Rank) -> bool) -> Vec<Rank> {
+        (0..self.me.world).filter(|&rank| !came(rank)).collect()
+    }
+
+    fn left(&self) -> Duration {
+        self.timeout.saturating_sub(self.begun.elapsed())
+    }
+
+    /// Reads what the store has as the entry of `rank`.
+    fn read(&self, rank: Rank, bytes: &[u8]) -> Result<Entry> {
+        match self.seal.read_entry(bytes) {
+            Ok(entry) if entry.rank as usize == rank => Ok(entry),
+            Ok(_) => Err(refusal(self.me, rank, Refused::Malformed)),
+            Err(why) => Err(refusal(self.me, rank, why)),
+        }
+    }
+
+    /// Checks that `other` and this rank want the same group.
+    fn compare(&self, other: &Entry) -> Result<()> {
+        let rank = other.rank as Rank;
+        if other.world != self.entry.world {
+            return Err(wrong_world(self.me, rank, other.world as usize));
+        }
+        let settings = |entry: &Entry| -> BTreeMap<String, String> {
+            entry.settings.iter().cloned().collect()
+        };
+        let (mine, theirs) = (settings(&self.entry), settings(other));
+        for name in mine.keys().chain(theirs.keys()) {
+            let (mine, theirs) = (mine.get(name), theirs.get(name));
+            if mine != theirs {
+                let shown =
+                    |value: Option<&String>| value.map_or("unset".to_owned(), String::clone);
+                let message = format!(
+                    "setting {name} must be the same on all ranks, but is {} on rank {} and {} on rank {rank} ({})",
+                    shown(mine),
+                    self.me.rank,
+                    shown(theirs),
+                    other.row.hostname
+                );
+                let error = Error::new(Code::Mismatch, message).with_field(name.clone());
+                return Err(error.with_peer(rank));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells rank 0 of `error`, which concerns this rank, and returns it.
+    fn in_trouble(&self, error: Error) -> Error {
+        // What others report must name this rank, not the one that it found itself in conflict with.
+        self.publish(TROUBLE, &error.clone().with_peer(self.me.rank));
+        error
+    }
+
+    /// Publishes `error`, as far as the store works: the error is reported here in any case.
+    fn publish(&self, key: &str, error: &Error) {
+        let bytes = self.seal.write_verdict(&Verdict::Failure(error.clone()));
+        if let Err(cause) = self.store.set(key, &bytes) {
+            tracing::debug!(%cause, "cannot tell the other ranks why the group does not form");
+        }
+    }
+
+    fn read_failure(&self, bytes: &[u8]) -> Error {
+        match self.seal.read_verdict(bytes) {
+            Ok(Verdict::Failure(error)) => error,
+            Ok(Verdict::Table { .. }) | Err(Refused::Malformed) => Error::new(
+                Code::Untrusted,
+                "the store holds a report of trouble that no rank would write",
+            ),
+            Err(_) => Error::new(
+                Code::Mismatch,
+                "a rank with another version of unisono or another secret reported that it cannot join",
+            ),
+        }
+    }
+
+    /// A failure that concerns the whole group, as this rank reports it: it is no peer of itself.
+    fn as_seen_here(&self, mut error: Error) -> Error {
+        error.peer = error.peer.filter(|&peer| peer != self.me.rank);
+        error
+    }
+}

@@ -1,0 +1,373 @@
+//! Groups of threads form, or fail as they must.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use super::failures::list;
+use super::joining::{GRACE, TROUBLE, VERDICT};
+use super::*;
+use crate::config::Config;
+use crate::plan::cost::Costs;
+use crate::rendezvous::file_store::FileStore;
+use crate::rendezvous::memory::MemoryStore;
+use crate::rendezvous::records::MAX_TEXT;
+use crate::rendezvous::secret::Secret;
+use crate::rendezvous::tcp_server::TcpStoreServer;
+use crate::rendezvous::tcp_store::TcpStore;
+
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(800);
+
+fn a_process(rank: Rank, world: usize) -> Introduction {
+    Introduction {
+        hostname: format!("node{}", rank / 2),
+        pid: 1000 + rank as u32,
+        costs: Costs::TYPICAL.rounded(rank + 3),
+        ..Introduction::new(rank, world, vec![rank as u8; 5], &Config::default())
+            .expect("no secret")
+    }
+}
+
+/// As [`a_process`], but in another process on another host.
+fn another_process(rank: Rank, world: usize) -> Introduction {
+    Introduction {
+        hostname: "elsewhere".to_owned(),
+        pid: 77,
+        process: [7; 16],
+        ..a_process(rank, world)
+    }
+}
+
+/// Joins all of `processes` at once and returns their results, in order.
+fn join_all(
+    store: &dyn Store,
+    processes: &[Introduction],
+    timeout: Duration,
+) -> Vec<Result<Roster>> {
+    thread::scope(|scope| {
+        let joining: Vec<_> = processes
+            .iter()
+            .map(|me| scope.spawn(move || join(store, me, timeout)))
+            .collect();
+        joining
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect()
+    })
+}
+
+fn errors(store: &dyn Store, processes: &[Introduction], timeout: Duration) -> Vec<Error> {
+    let results = join_all(store, processes, timeout).into_iter();
+    results
+        .map(|result| result.expect_err("no group"))
+        .collect()
+}
+
+fn forms(store: &dyn Store, world: usize) {
+    let processes: Vec<_> = (0..world).map(|rank| a_process(rank, world)).collect();
+    let rosters: Vec<_> = join_all(store, &processes, LONG)
+        .into_iter()
+        .map(|result| result.expect("a group"))
+        .collect();
+    for roster in &rosters {
+        assert_eq!(roster.members, rosters[0].members);
+        assert_eq!(roster.key.id(), rosters[0].key.id());
+        assert_eq!(roster.members.len(), world);
+        assert_eq!(roster.costs, processes[0].costs, "rank 0's hold for all");
+        for (rank, member) in roster.members.iter().enumerate() {
+            assert_eq!(member.rank, rank);
+            assert_eq!(member.address, vec![rank as u8; 5]);
+            assert_eq!(
+                (member.pid, &member.hostname),
+                (processes[rank].pid, &processes[rank].hostname)
+            );
+        }
+    }
+}
+
+#[test]
+fn groups_form_in_memory() {
+    for world in [1, 2, 3, 8, 40] {
+        forms(&MemoryStore::default(), world);
+    }
+}
+
+#[test]
+fn a_group_forms_over_tcp() {
+    let store = TcpStore::own(TcpStoreServer::start("127.0.0.1:0").expect("bind")).expect("own");
+    forms(&store, 8);
+}
+
+#[test]
+fn a_group_forms_in_a_file() {
+    let path = std::env::temp_dir().join(format!("unisono-roster-{}", std::process::id()));
+    forms(&FileStore::open(&path).expect("open"), 4);
+    std::fs::remove_file(&path).expect("remove");
+}
+
+#[test]
+fn ids_differ_from_group_to_group() {
+    let make = || join(&MemoryStore::default(), &a_process(0, 1), LONG).expect("alone");
+    let (one, two) = (make(), make());
+    assert_ne!(one.key.id(), two.key.id());
+}
+
+#[test]
+fn the_same_processes_join_in_one_store_again_and_again() {
+    let store = MemoryStore::default();
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        let processes = [a_process(0, 2), a_process(1, 2)];
+        let rosters = join_all(&store, &processes, LONG);
+        let mut formed: Vec<_> = rosters
+            .into_iter()
+            .map(|roster| roster.expect("a group").key.id())
+            .collect();
+        formed.dedup();
+        assert_eq!(formed.len(), 1, "one group");
+        ids.extend(formed);
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 4, "four groups");
+    // Then, too, the error of another process names the process that has its rank.
+    let error = join(&store, &another_process(0, 2), SHORT).expect_err("taken");
+    assert!(
+        error.message.contains("two processes claim rank 0"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_missing_rank_is_named_by_all_within_the_timeout() {
+    let store = MemoryStore::default();
+    let processes = [0, 1, 3].map(|rank| a_process(rank, 4));
+    let begun = Instant::now();
+    for error in errors(&store, &processes, SHORT) {
+        assert_eq!((error.code, error.peer), (Code::Timeout, Some(2)));
+        let says =
+            "rank 2 of 4 did not join within 0.8 s; ranks 0, 1, 3 did; is its process running";
+        assert!(error.message.contains(says), "{error}");
+    }
+    assert!(begun.elapsed() < SHORT + 10 * GRACE);
+}
+
+#[test]
+fn ranks_with_a_longer_timeout_hear_what_rank_0_decided() {
+    let store = MemoryStore::default();
+    thread::scope(|scope| {
+        let patient = scope.spawn(|| join(&store, &a_process(1, 3), LONG));
+        store.wait("rank/1", LONG).expect("introduced");
+        let first = join(&store, &a_process(0, 3), SHORT).expect_err("rank 2 is missing");
+        let begun = Instant::now();
+        let second = patient.join().expect("no panic").expect_err("told");
+        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert_eq!((first.code, &first.message), (second.code, &second.message));
+        assert_eq!((first.peer, second.peer), (Some(2), Some(2)));
+        // The list does not travel.
+        assert_eq!(first.missing_ranks(), [2]);
+    });
+}
+
+#[test]
+fn rank_0_missing_is_said() {
+    let processes = [1, 2, 3].map(|rank| a_process(rank, 4));
+    for error in errors(&MemoryStore::default(), &processes, SHORT) {
+        assert_eq!((error.code, error.peer), (Code::Timeout, Some(0)));
+        assert!(
+            error
+                .message
+                .contains("rank 0 of 4, which the others wait for"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn several_missing_ranks_are_listed() {
+    let error = errors(&MemoryStore::default(), &[a_process(0, 9)], SHORT).remove(0);
+    assert!(
+        error.message.contains("ranks 1-8 of 9 did not join"),
+        "{error}"
+    );
+    assert!(error.message.contains("rank 0 did;"), "{error}");
+    assert_eq!(error.missing_ranks(), (1..9).collect::<Vec<_>>());
+}
+
+#[test]
+fn two_processes_with_one_rank_are_both_named() {
+    for rank in [0, 1] {
+        let store = Arc::new(MemoryStore::default());
+        let other = another_process(rank, 3);
+        let processes = [a_process(0, 3), a_process(1, 3), other];
+        let begun = Instant::now();
+        let errors = errors(&store, &processes, LONG);
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "not only at the timeout"
+        );
+        for error in errors {
+            assert_eq!(error.code, Code::InvalidArgument);
+            let says = format!("two processes claim rank {rank}");
+            assert!(error.message.contains(&says), "{error}");
+            assert!(error.message.contains("process 77 on elsewhere"), "{error}");
+            assert!(
+                error
+                    .message
+                    .contains(&format!("process {} on node0", 1000 + rank)),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_table_shows_which_process_lost_a_race_for_a_rank() {
+    // Two entries for rank 1, set at the same moment: the first is overwritten after both had looked.
+    let store = MemoryStore::default();
+    let (me, other) = (a_process(1, 2), another_process(1, 2));
+    let winner = other.entry().expect("random");
+    thread::scope(|scope| {
+        let loser = scope.spawn(|| join(&store, &me, LONG));
+        store.wait("rank/1", LONG).expect("introduced");
+        store
+            .set("rank/1", &other.seal().write_entry(&winner))
+            .expect("set");
+        join(&store, &a_process(0, 2), LONG).expect("rank 0 and the winner");
+        let error = loser.join().expect("no panic").expect_err("lost");
+        assert!(error.message.contains("process 77 on elsewhere"), "{error}");
+    });
+}
+
+#[test]
+fn a_wrong_world_size_names_both() {
+    let processes = [a_process(0, 2), a_process(1, 3)];
+    for error in errors(&MemoryStore::default(), &processes, LONG) {
+        assert_eq!(error.code, Code::Mismatch);
+        let both = [
+            "rank 0 was started with world size 2, but rank 1 with 3",
+            "rank 1 was started with world size 3, but rank 0 with 2",
+        ];
+        assert!(both.contains(&error.message.as_str()), "{error}");
+    }
+    // A rank that rank 0 never looks for learns it from the table.
+    let store = MemoryStore::default();
+    thread::scope(|scope| {
+        let stranger = scope.spawn(|| join(&store, &a_process(2, 3), LONG));
+        store.wait("rank/2", LONG).expect("introduced");
+        join(&store, &a_process(0, 1), LONG).expect("alone");
+        let error = stranger.join().expect("no panic").expect_err("no member");
+        assert!(
+            error
+                .message
+                .contains("rank 0 was started with world size 1"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn differing_settings_are_named_with_their_values() {
+    let mut other = a_process(2, 3);
+    for (name, value) in &mut other.settings {
+        if name == "ring_bytes" {
+            *value = "4096".to_owned();
+        }
+    }
+    let processes = [a_process(0, 3), a_process(1, 3), other];
+    for error in errors(&MemoryStore::default(), &processes, LONG) {
+        assert_eq!(error.code, Code::Mismatch);
+        assert!(error.message.contains("setting ring_bytes"), "{error}");
+        assert!(
+            error.message.contains("262144") && error.message.contains("4096"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn differing_versions_are_named() {
+    // Patch versions must be the same, too: they may choose other algorithms.
+    let mut other = a_process(1, 2);
+    other.version.push('1');
+    let own = a_process(0, 2).version;
+    let both = [
+        format!("unisono {own}1, but rank 0 runs {own}:"),
+        format!("unisono {own}, but rank 1 runs {own}1:"),
+    ];
+    let errors = errors(&MemoryStore::default(), &[a_process(0, 2), other], LONG);
+    for error in errors {
+        assert_eq!(error.code, Code::Mismatch);
+        assert!(
+            both.iter().any(|said| error.message.contains(said)),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_shared_secret_forms_a_group_and_another_does_not() {
+    let with = |rank, secret: Option<&[u8]>| Introduction {
+        secret: secret.map(Secret::from_bytes),
+        ..a_process(rank, 2)
+    };
+    let ours: &[u8] = b"ours";
+    let store = MemoryStore::default();
+    for result in join_all(&store, &[with(0, Some(ours)), with(1, Some(ours))], LONG) {
+        result.expect("a group");
+    }
+    // The store holds no key that comes from the secret.
+    let secret = Secret::from_bytes(ours);
+    for key in ["rank/0", "rank/1", VERDICT] {
+        let record = store.get(key).expect("get").expect("set");
+        for label in [&b"links"[..], b"records"] {
+            let derived = secret.derive(label);
+            assert!(!record.windows(32).any(|window| window == derived));
+        }
+    }
+    for theirs in [None, Some(&b"theirs"[..])] {
+        let processes = [with(0, Some(ours)), with(1, theirs)];
+        for error in errors(&MemoryStore::default(), &processes, LONG) {
+            assert_eq!(error.code, Code::Mismatch);
+            assert!(error.message.contains("secret"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn what_no_rank_would_write_is_refused() {
+    for key in ["rank/0", "rank/1", VERDICT, TROUBLE] {
+        let store = MemoryStore::default();
+        store.set(key, b"\0\xffnonsense").expect("set");
+        let processes = [a_process(0, 3), a_process(1, 3)];
+        let errors: Vec<_> = join_all(&store, &processes, SHORT)
+            .into_iter()
+            .filter_map(Result::err)
+            .collect();
+        assert_eq!(errors.len(), 2, "{key}");
+        assert!(
+            errors.iter().any(|error| error.code == Code::Untrusted),
+            "{key}: {errors:?}"
+        );
+    }
+}
+
+#[test]
+fn a_wrong_introduction_is_refused_before_anything_is_written() {
+    let store = MemoryStore::default();
+    let error = join(&store, &a_process(2, 2), SHORT).expect_err("out of range");
+    assert_eq!(error.code, Code::InvalidArgument);
+    let mut long = a_process(0, 1);
+    long.host = "h".repeat(MAX_TEXT + 1);
+    join(&store, &long, SHORT).expect_err("too long");
+    assert_eq!(store.get("rank/0").expect("get"), None);
+}
+
+#[test]
+fn lists_are_short() {
+    assert_eq!(list(&[0, 1, 3]), "0, 1, 3");
+    assert_eq!(list(&[2, 3, 4, 9]), "2-4, 9");
+    let odd: Vec<Rank> = (0..100).map(|i| 2 * i + 1).collect();
+    assert!(list(&odd).ends_with("31 and 84 more"), "{}", list(&odd));
+}

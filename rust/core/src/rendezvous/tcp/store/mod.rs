@@ -1,0 +1,381 @@
+//! The built-in TCP store: rank 0 serves, every rank connects. This is the client; the [server](super::server) and
+//! the protocol (`wire`) are next door.
+//!
+//! A connection begins with a handshake in which both sides prove that they know the store's key: the job's name and,
+//! where there is one, its secret. So a client that probes several ports tells the right server from a stranger's, and
+//! reading or writing needs the secret. Then the client sends one request at a time and reads one reply, encrypted. A
+//! wait is held by the server until the key is set or its time is over.
+//!
+//! A handle keeps its idle connections. A call takes one, or opens another while all are held by long waits, so no
+//! call blocks another. The server may close any connection when it needs room or one has been idle; the client then
+//! connects again and repeats the request, which does no harm: a key is set to the same value once more.
+
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use socket2::{SockRef, TcpKeepalive};
+
+use super::server::TcpStoreServer;
+pub use super::wire::StoreKey;
+use super::wire::{
+    self, Channel, FRAME_CONTENT, FRAME_HEAD, Forged, Greeting, HELLO, LONGEST_FRAME, MAGIC, OK,
+    REFUSAL, Request,
+};
+use crate::error::{Code, Error, Result};
+use crate::fork;
+use crate::rendezvous::secret::Secret;
+use crate::rendezvous::store::{Store, check_key, check_value, not_set};
+
+/// How long one address may take, at most, to accept a connection; and twice as long to answer the hello, since a server
+/// that strangers flood gets to it later.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How much later than promised a reply may be before the server counts as gone.
+const GRACE: Duration = Duration::from_secs(15);
+/// The pauses between two attempts to connect.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// A connection after its handshake.
+#[derive(Debug)]
+struct Line {
+    stream: TcpStream,
+    channel: Channel,
+}
+
+/// A client of a [`TcpStoreServer`]; on rank 0 also its owner.
+#[derive(Debug)]
+pub struct TcpStore {
+    address: SocketAddr,
+    key: StoreKey,
+    idle: Mutex<Vec<Line>>,
+    /// Dropped last: the server ends when rank 0's handle does, if not before.
+    server: Option<TcpStoreServer>,
+}
+
+impl TcpStore {
+    /// Connects to the store served at `address` (`host:port`, IPv6 in brackets), trying again until it is there.
+    ///
+    /// # Errors
+    /// `Timeout` when no store answers within `timeout`, `InvalidArgument` for an address that is none.
+    pub fn connect(address: &str, timeout: Duration) -> Result<Self> {
+        let (host, port) = split_address(address)?;
+        Self::connect_any(host, &[port], &StoreKey::new("", None), timeout)
+    }
+
+    /// Connects to the first of `ports` of `host` where a store with the same `key` answers.
+    ///
+    /// # Errors
+    /// As [`TcpStore::connect`].
+    pub fn connect_any(
+        host: &str,
+        ports: &[u16],
+        key: &StoreKey,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let begun = Instant::now();
+        let mut pause = SHORTEST_PAUSE;
+        // Those that answered, and what; they may be gone when the time is over.
+        let mut strangers = Vec::new();
+        loop {
+            let mut seen = Vec::new();
+            for &port in ports {
+                let left = timeout.saturating_sub(begun.elapsed());
+                let patience = left.clamp(Duration::from_millis(100), PATIENCE);
+                match try_host(host, port, key, patience) {
+                    Ok((line, address)) => {
+                        return Ok(Self {
+                            address,
+                            key: key.clone(),
+                            idle: Mutex::new(vec![line]),
+                            server: None,
+                        });
+                    }
+                    Err(cause) if cause.kind() == ErrorKind::InvalidData => {
+                        let what = cause.to_string();
+                        if !strangers.contains(&what) {
+                            strangers.push(what);
+                        }
+                    }
+                    Err(cause) => seen.push(cause.to_string()),
+                }
+            }
+            let left = timeout.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                seen.extend(strangers);
+                return Err(unreachable(host, ports, timeout, &seen));
+            }
+            thread::sleep(pause.min(left));
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// A client of `server` that owns it: the server ends when this handle is dropped, if not before.
+    ///
+    /// # Errors
+    /// `System` when the connection to the own server fails.
+    pub fn own(server: TcpStoreServer) -> Result<Self> {
+        let (address, key) = (server.own_address(), server.key().clone());
+        let store = Self {
+            address,
+            key,
+            idle: Mutex::new(Vec::new()),
+            server: Some(server),
+        };
+        let line = store.open_line(Instant::now(), GRACE).map_err(|cause| {
+            let doing = format!("connect to the own store server at {address}");
+            Error::system(doing, cause)
+        })?;
+        store.idle.lock().push(line);
+        Ok(store)
+    }
+
+    /// The server that ends with this handle.
+    pub(in crate::rendezvous) fn server(&self) -> Option<&TcpStoreServer> {
+        self.server.as_ref()
+    }
+
+    /// Where the server is.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Sends a request, which the server may take `wait` to answer, and returns the reply's status and value.
+    fn call(&self, request: &Request<'_>, wait: Duration) -> Result<(u8, Vec<u8>)> {
+        let begun = Instant::now();
+        let patience = wait.saturating_add(GRACE);
+        loop {
+            let idle = self.idle.lock().pop();
+            let is_new = idle.is_none();
+            let line = match idle {
+                Some(line) => Ok(line),
+                None => self.open_line(begun, patience),
+            };
+            let mut line = line.map_err(|cause| self.lost(&cause))?;
+            let left = wait.saturating_sub(begun.elapsed());
+            let result = match *request {
+                Request::Wait(key, _) => line.exchange(&Request::Wait(key, left), left),
+                _ => line.exchange(request, left),
+            };
+            match result {
+                Ok(reply) => {
+                    self.idle.lock().push(line);
+                    return Ok(reply);
+                }
+                Err(cause) if was_closed(&cause) && begun.elapsed() < patience => {
+                    if is_new {
+                        thread::sleep(SHORTEST_PAUSE);
+                    }
+                }
+                Err(cause) => return Err(self.lost(&cause)),
+            }
+        }
+    }
+
+    /// A new connection. One that the server closes, since it has no room, is tried again until `patience` after `begun`.
+    fn open_line(&self, begun: Instant, patience: Duration) -> io::Result<Line> {
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            match try_address(self.address, &self.key, PATIENCE) {
+                Err(cause) if was_closed(&cause) && begun.elapsed() < patience => {
+                    thread::sleep(pause);
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn lost(&self, cause: &io::Error) -> Error {
+        let code = match cause.kind() {
+            ErrorKind::InvalidData => Code::Untrusted,
+            _ => Code::System,
+        };
+        let message = format!(
+            "the store at {}, which rank 0 serves, failed: {cause}; see what rank 0 reported, it may have ended first",
+            self.address
+        );
+        Error::new(code, message).with_peer(0)
+    }
+}
+
+impl Store for TcpStore {
+    fn address(&self) -> Option<SocketAddr> {
+        Some(self.address)
+    }
+
+    fn secret(&self) -> Option<Secret> {
+        self.key.secret().cloned()
+    }
+
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        check_key(key)?;
+        check_value(key, value)?;
+        match self.call(&Request::Set(key, value), Duration::ZERO)? {
+            (OK, _) => Ok(()),
+            _ => Err(Error::new(
+                Code::System,
+                format!(
+                    "the store at {} is full and did not take key {key:?}",
+                    self.address
+                ),
+            )),
+        }
+    }
+
+    fn wait(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        check_key(key)?;
+        match self.call(&Request::Wait(key, timeout), timeout)? {
+            (OK, value) => Ok(value),
+            _ => Err(not_set(key, timeout)),
+        }
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        check_key(key)?;
+        let (status, value) = self.call(&Request::Get(key), Duration::ZERO)?;
+        Ok((status == OK).then_some(value))
+    }
+}
+
+/// Splits `host:port` or `[address]:port`.
+pub(in crate::rendezvous) fn split_address(address: &str) -> Result<(&str, u16)> {
+    let wrong = || {
+        Error::invalid(format!(
+            "{address:?} is no address: expected host:port, such as node0:29500, 10.0.0.7:29500 or [fd00::7]:29500"
+        ))
+    };
+    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+    let host = match host.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']').ok_or_else(wrong)?,
+        // More colons without brackets: the end of the address is ambiguous.
+        None if host.contains(':') => return Err(wrong()),
+        None => host,
+    };
+    let port = port.parse().map_err(|_| wrong())?;
+    if host.is_empty() || host.contains(['/', '@', ' ']) {
+        return Err(wrong());
+    }
+    Ok((host, port))
+}
+
+/// Tries every address of `host` once.
+fn try_host(
+    host: &str,
+    port: u16,
+    key: &StoreKey,
+    patience: Duration,
+) -> io::Result<(Line, SocketAddr)> {
+    let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match try_address(address, key, patience) {
+            Ok(line) => return Ok((line, address)),
+            Err(cause) => last = cause,
+        }
+    }
+    Err(last)
+}
+
+/// Connects to `address`, which may take as long as `patience`, and does the handshake.
+fn try_address(address: SocketAddr, key: &StoreKey, patience: Duration) -> io::Result<Line> {
+    let mut stream = TcpStream::connect_timeout(&address, patience)?;
+    fork::keep_private(&stream);
+    if stream.local_addr()? == stream.peer_addr()? {
+        // On a port of the ephemeral range TCP may connect a socket to itself while nothing listens.
+        return Err(ErrorKind::ConnectionRefused.into());
+    }
+    let (greeting, hello) = Greeting::new(key).map_err(io::Error::other)?;
+    stream.set_nodelay(true)?;
+    stream.write_all(&hello)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(15))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3);
+    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+    stream.set_write_timeout(Some(GRACE))?;
+    stream.set_read_timeout(Some(2 * patience))?;
+    let wrong = |what: &str| Err(io::Error::new(ErrorKind::InvalidData, what));
+    let mut magic = [0; MAGIC.len()];
+    stream.read_exact(&mut magic)?;
+    if magic == *REFUSAL {
+        return wrong("the store of another job answered, or one with another secret");
+    }
+    if magic != *MAGIC {
+        return wrong("something else than a unisono store answered");
+    }
+    let mut message = [0; HELLO - MAGIC.len()];
+    stream.read_exact(&mut message)?;
+    let Some(mut channel) = greeting.finish(&message) else {
+        return wrong("something that does not know the job's secret answered as a store");
+    };
+    let mut proof = Vec::new();
+    channel.seal(&[], &mut proof);
+    stream.write_all(&proof)?;
+    Ok(Line { stream, channel })
+}
+
+/// Whether the server closed the connection, which it may do at any time.
+fn was_closed(cause: &io::Error) -> bool {
+    matches!(
+        cause.kind(),
+        ErrorKind::UnexpectedEof
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::BrokenPipe
+    )
+}
+
+impl Line {
+    /// Sends one request and reads its reply, which may take `wait`.
+    fn exchange(&mut self, request: &Request<'_>, wait: Duration) -> io::Result<(u8, Vec<u8>)> {
+        let mut frames = Vec::new();
+        for content in request.write().chunks(FRAME_CONTENT) {
+            self.channel.seal(content, &mut frames);
+        }
+        self.stream
+            .set_read_timeout(Some(wait.saturating_add(GRACE)))?;
+        self.stream.write_all(&frames)?;
+        let wrong =
+            |_: Forged| io::Error::new(ErrorKind::InvalidData, "it sent a reply that is none");
+        let mut reply = Vec::new();
+        let mut sealed = [0; LONGEST_FRAME];
+        loop {
+            let mut head = [0; FRAME_HEAD];
+            self.stream.read_exact(&mut head)?;
+            let length = wire::frame_length(head).ok_or(Forged).map_err(wrong)?;
+            let message = &mut sealed[..length];
+            self.stream.read_exact(message)?;
+            self.channel.open(message, &mut reply).map_err(wrong)?;
+            if let Some((status, value)) = wire::read_reply(&reply).map_err(wrong)? {
+                return Ok((status, value.to_vec()));
+            }
+        }
+    }
+}
+
+/// The error of a connect that ran out of time; `seen` holds what each of `ports` answered last.
+fn unreachable(host: &str, ports: &[u16], timeout: Duration, seen: &[String]) -> Error {
+    let port = match (ports.first(), ports.last()) {
+        (Some(first), Some(last)) if first != last => format!("{first} to {last}"),
+        (Some(only), _) => only.to_string(),
+        _ => String::new(),
+    };
+    let mut seen = seen.to_vec();
+    seen.sort();
+    seen.dedup();
+    Error::new(
+        Code::Timeout,
+        format!(
+            "rank 0 has not come: no store of this job answered at {host} port {port} within {} s ({}); \
+             is rank 0 running, is {host} its address as seen from here, and does no firewall stand between?",
+            timeout.as_secs_f64(),
+            seen.join("; ")
+        ),
+    )
+    .with_peer(0)
+}

@@ -1,0 +1,116 @@
+//! The listening sockets of an endpoint: an abstract Unix socket, and TCP on the network and on loopback.
+
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+
+use super::interface::{self, Hint};
+use crate::error::{Error, Result};
+use crate::fork;
+use crate::transport::keys::{Hex, random_bytes};
+
+/// How an endpoint listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointOptions {
+    /// Sets this process's host apart: processes with different labels use TCP even on one host.
+    pub host: Option<String>,
+    /// The network interfaces or local addresses to listen on, as [`crate::config::Config::interface`] has them; chosen by
+    /// route when `None`.
+    pub interface: Option<String>,
+    /// What other libraries are told about interfaces: used where `interface` is `None`.
+    pub hint: Option<Hint>,
+    /// The rendezvous master; the address that leads to it is published.
+    pub towards: Option<SocketAddr>,
+    /// All ranks are known to be on this host: it listens on loopback, unless `interface` says otherwise.
+    pub one_host: bool,
+    /// Bytes of each direction's ring in a shared memory link; a power of two.
+    pub ring_bytes: usize,
+}
+
+impl Default for EndpointOptions {
+    fn default() -> Self {
+        Self {
+            host: None,
+            interface: None,
+            hint: None,
+            towards: None,
+            one_host: false,
+            ring_bytes: 1 << 20,
+        }
+    }
+}
+
+/// What the accepting thread waits on.
+pub(super) struct Listeners {
+    pub(super) unix: Option<UnixListener>,
+    /// What stays as long as the endpoint.
+    pub(super) inside: Vec<TcpListener>,
+    /// What is closed when no group needs it any more.
+    pub(super) outside: Vec<TcpListener>,
+}
+
+/// The sockets that stay as long as the endpoint, those that are for other hosts alone, and the addresses of both.
+pub(super) type Listening = (Vec<TcpListener>, Vec<TcpListener>, Vec<SocketAddr>);
+
+/// Listens on the network, and on loopback for the ranks of this host.
+pub(super) fn listen(options: &EndpointOptions) -> Result<Listening> {
+    let wanted = options.interface.as_deref();
+    let choices = interface::choose(
+        wanted,
+        options.hint.as_ref(),
+        options.towards,
+        options.one_host,
+    )?;
+    let inside = interface::inside(wanted, &choices);
+    let (mut chosen, mut addresses) = (Vec::new(), Vec::new());
+    for choice in choices {
+        let (listener, address) = listen_tcp(choice.ip)
+            .map_err(|cause| Error::system(format!("listen on {}", choice.ip), cause))?;
+        tracing::info!(%address, reason = %choice.reason, "listening");
+        chosen.push(listener);
+        addresses.push(address);
+    }
+    // A host that has no loopback of version 4 does without.
+    Ok(match inside.and_then(|ip| listen_tcp(ip).ok()) {
+        Some((listener, address)) => {
+            addresses.push(address);
+            (vec![listener], chosen, addresses)
+        }
+        None => (chosen, Vec::new(), addresses),
+    })
+}
+
+/// The address by which the other ranks reach this host: that of the interface `wanted` (a name or an address), else
+/// loopback where all of them are known to be here, else that of the default route.
+///
+/// # Errors
+/// `InvalidArgument` when `wanted` is none of this host's.
+pub fn own_address(wanted: Option<&str>, one_host: bool) -> Result<IpAddr> {
+    let choices = interface::choose(wanted, interface::hint().as_ref(), None, one_host)?;
+    Ok(choices[0].ip)
+}
+
+fn listen_tcp(ip: IpAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
+    let listener = fork::make_private(|| TcpListener::bind((ip, 0)))?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+/// An abstract Unix socket with a random name, or nothing where the system has none.
+pub(super) fn listen_unix() -> Result<(Option<UnixListener>, Vec<u8>)> {
+    let name = format!("unisono-{}", Hex(&random_bytes::<16>()?)).into_bytes();
+    let listen = || -> std::io::Result<UnixListener> {
+        let address = UnixAddr::from_abstract_name(&name)?;
+        let listener = fork::make_private(|| UnixListener::bind_addr(&address))?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    match listen() {
+        Ok(listener) => Ok((Some(listener), name)),
+        Err(cause) => {
+            tracing::warn!(%cause, "no Unix socket, so no shared memory: all links will use TCP");
+            Ok((None, Vec::new()))
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Peers that cannot be reached, do not answer, have left, or are not who they should be.
+
+use std::net::TcpListener;
+
+use socket2::{Domain, Socket, Type};
+
+use super::*;
+
+/// An address that leads to another rank than the table says: what is there does not hold that rank's key.
+#[test]
+fn another_rank_in_the_place_of_one_is_not_believed() {
+    let (zero, one) = pair();
+    let target = one.endpoint.address();
+    let within = Duration::from_secs(5);
+    let error = zero
+        .connect_at(2, target, TransportChoice::Auto, within)
+        .unwrap_err();
+    assert_eq!((error.code, error.peer), (Code::Untrusted, Some(2)));
+    for to in [0, 4, usize::MAX] {
+        let error = zero
+            .connect_at(to, target, TransportChoice::Auto, within)
+            .unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument);
+    }
+}
+
+/// A rank that is refused until its time is over cannot know that it never will be let in.
+#[test]
+fn a_deadline_before_the_end_of_refusals_is_a_timeout() {
+    let (zero, _) = pair();
+    let elsewhere = start();
+    let within = Duration::from_millis(300);
+    let error = zero
+        .connect_at(1, elsewhere.address(), TransportChoice::Tcp, within)
+        .unwrap_err();
+    assert_eq!((error.code, error.peer), (Code::Timeout, Some(1)));
+    assert!(error.message.contains("or not yet"), "{error}");
+}
+
+#[test]
+fn an_ended_peer_is_lost_at_once() {
+    let (zero, one) = pair();
+    let target = one.endpoint.address().clone();
+    drop(one);
+    let since = Instant::now();
+    for transport in [
+        TransportChoice::Auto,
+        TransportChoice::Shm,
+        TransportChoice::Tcp,
+    ] {
+        let error = zero
+            .connect_at(1, &target, transport, Duration::from_secs(60))
+            .unwrap_err();
+        assert_eq!(
+            (error.code, error.peer),
+            (Code::PeerLost, Some(1)),
+            "{error}"
+        );
+        let process = format!("rank 1 ({target})");
+        assert!(error.message.contains(&process), "{error}");
+        assert!(error.message.contains("probably ended"), "{error}");
+    }
+    assert!(
+        since.elapsed() < Duration::from_secs(20),
+        "took {:?}",
+        since.elapsed()
+    );
+}
+
+/// A listener whose queue is full takes no further connection, and says nothing: what a host does that is dark.
+#[test]
+fn a_host_that_answers_nothing_is_lost_within_its_limit() {
+    let (zero, one) = pair();
+    let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    full.bind(&any.into()).unwrap();
+    full.listen(0).unwrap();
+    let address = full.local_addr().unwrap().as_socket().unwrap();
+    let fill = || TcpStream::connect_timeout(&address, Duration::from_millis(500));
+    let queued: Vec<_> = std::iter::from_fn(|| fill().ok()).take(100).collect();
+    assert!((1..100).contains(&queued.len()), "{} fit", queued.len());
+
+    let mut target = one.endpoint.address().clone();
+    target.tcp = vec![address];
+    let since = Instant::now();
+    let connect = || {
+        zero.endpoint.connect(&ConnectRequest {
+            silence: Some(2),
+            ..zero.request(1, &target, TransportChoice::Tcp)
+        })
+    };
+    // The peer may still be able to connect to this side, for a while.
+    let error = loop {
+        match connect() {
+            Ok(Outcome::Crossing) => std::thread::sleep(Duration::from_millis(100)),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => break error,
+        }
+    };
+    assert!(since.elapsed() >= Duration::from_secs(5));
+    assert_eq!(
+        (error.code, error.peer),
+        (Code::PeerLost, Some(1)),
+        "{error}"
+    );
+    for part in [
+        &format!("rank 1 ({target})"),
+        "its host has not answered for 2 s",
+    ] {
+        assert!(error.message.contains(part), "{error}");
+    }
+    let took = since.elapsed().as_secs();
+    assert!((2..20).contains(&took), "took {took} s");
+}
+
+#[test]
+fn a_listener_that_does_not_answer_runs_into_the_deadline_or_is_called_off() {
+    let (zero, one) = pair();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut target = one.endpoint.address().clone();
+    target.tcp = vec![silent.local_addr().unwrap()];
+    let within = Duration::from_millis(200);
+    let error = zero
+        .connect_at(1, &target, TransportChoice::Tcp, within)
+        .unwrap_err();
+    assert_eq!(
+        (error.code, error.peer),
+        (Code::Timeout, Some(1)),
+        "{error}"
+    );
+
+    let cancelled = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let attempt = scope.spawn(|| {
+            let request = zero.request(1, &target, TransportChoice::Tcp);
+            zero.endpoint.connect(&ConnectRequest {
+                cancelled: &cancelled,
+                ..request
+            })
+        });
+        thread::sleep(Duration::from_millis(100));
+        cancelled.store(true, Ordering::Release);
+        let error = attempt.join().unwrap().unwrap_err();
+        assert_eq!(
+            (error.code, error.peer),
+            (Code::Aborted, Some(1)),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn who_left_a_group_says_so() {
+    let (zero, one) = pair();
+    one.endpoint.unregister(&one.keys[1].id(), 1);
+    let within = Duration::from_millis(700);
+    let error = zero
+        .connect_at(1, one.endpoint.address(), TransportChoice::Auto, within)
+        .unwrap_err();
+    assert_eq!(
+        (error.code, error.peer),
+        (Code::PeerLost, Some(1)),
+        "{error}"
+    );
+    assert!(error.message.contains("has left"), "{error}");
+    zero.endpoint.unregister(&zero.keys[0].id(), 0);
+    let error = zero.connect(&one, TransportChoice::Auto).unwrap_err();
+    assert_eq!(error.code, Code::Internal);
+}

@@ -1,0 +1,212 @@
+//! TCP, between hosts and wherever nothing else leads: two connections that carry the same link id, the stream and its
+//! control channel.
+
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::super::attempt::{Attempt, Reached, Setback};
+use super::super::parked::Parked;
+use super::super::visit::{Reason, Stream, Visit, peer_of};
+use super::super::wire::{Cut, Patience};
+use crate::error::{Code, Error, Result};
+use crate::fork;
+use crate::transport::handshake::{Answer, Hello, Purpose};
+use crate::transport::tcp::TcpLink;
+
+/// How long an address may take to answer before the next one of the same peer is tried.
+const ANOTHER_AFTER: Duration = Duration::from_secs(3);
+
+/// Tries the peer's TCP addresses one after the other. What goes wrong is final: if none leads there, nothing does.
+pub(super) fn connect(attempt: &Attempt<'_>) -> Result<Reached, Setback> {
+    try_addresses(attempt).map_err(Setback::Fatal)
+}
+
+fn try_addresses(attempt: &Attempt<'_>) -> Result<Reached> {
+    let addresses = attempt.request.target.towards(&attempt.shared.address);
+    let mut tried = Vec::new();
+    for (at, address) in addresses.iter().enumerate() {
+        let left = attempt
+            .patience
+            .left()
+            .map_err(|cut| attempt.ended(cut, "any address"))?;
+        let last = at + 1 == addresses.len();
+        // An address that swallows packets leaves time for the others.
+        let share = left / u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
+        let share = if last { left } else { share.min(ANOTHER_AFTER) };
+        match open(attempt, *address, Instant::now() + share) {
+            Ok(reached) => return Ok(reached),
+            Err(Setback::Fatal(error)) if error.code != Code::Timeout => return Err(error),
+            Err(Setback::Fatal(error)) if last && tried.is_empty() => return Err(error),
+            Err(Setback::Fatal(_)) => tried.push(format!("{address}: no answer")),
+            Err(Setback::Refused(_)) => tried.push(refused(attempt, *address)),
+            Err(Setback::Unusable(reason)) => tried.push(format!("{address}: {reason}")),
+        }
+    }
+    let what = match tried.is_empty() {
+        true => "it published no TCP address".to_owned(),
+        false => format!(
+            "cannot be reached from rank {} ({}) at {}; UNISONO_INTERFACE decides by which addresses a rank is reached",
+            attempt.request.from,
+            here(attempt),
+            tried.join(", nor at ")
+        ),
+    };
+    Err(
+        Error::new(Code::PeerLost, format!("{} {what}", attempt.who()))
+            .with_peer(attempt.request.to),
+    )
+}
+
+/// This rank's own addresses.
+fn here(attempt: &Attempt<'_>) -> String {
+    let own = &attempt.shared.address.tcp;
+    let own: Vec<String> = own.iter().map(|address| address.ip().to_string()).collect();
+    own.join(", ")
+}
+
+/// What a refused connection probably means.
+fn refused(attempt: &Attempt<'_>, address: SocketAddr) -> String {
+    let here = attempt.shared.address.host == attempt.request.target.host;
+    let hint = match address.ip().is_loopback() && !here {
+        true => {
+            ", or it is on another host: there it listens on loopback only, as it does when it is told \
+             that the master is localhost"
+        }
+        false => "",
+    };
+    format!("{address}: connection refused; its process has probably ended{hint}")
+}
+
+/// Opens both connections of a link to one address.
+fn open(attempt: &Attempt<'_>, address: SocketAddr, deadline: Instant) -> Result<Reached, Setback> {
+    let place = address.to_string();
+    let dial = || dial(attempt, address, deadline);
+    let (data, proven, answer) = attempt.introduce(&place, Purpose::TcpData, dial)?;
+    if answer != Answer::Accept {
+        return Ok(Reached::Answer(answer));
+    }
+    let (control, proven_again, answer) = attempt.introduce(&place, Purpose::TcpControl, dial)?;
+    if answer == Answer::Left {
+        return Ok(Reached::Answer(answer));
+    }
+    if answer != Answer::Accept {
+        return Err(Setback::Fatal(attempt.error(
+            Code::System,
+            format!("it accepted a stream at {place} but not its control connection ({answer:?})"),
+        )));
+    }
+    let link = TcpLink::new(data, control, place)
+        .map_err(|error| Setback::Fatal(error.with_peer(attempt.request.to)))?;
+    let link = match attempt.request.key.encrypts() {
+        true => link.encrypted(proven.into_cipher(), proven_again.into_cipher()),
+        false => link,
+    };
+    Ok(Reached::Link(Box::new(link)))
+}
+
+fn dial(
+    attempt: &Attempt<'_>,
+    address: SocketAddr,
+    deadline: Instant,
+) -> Result<TcpStream, Setback> {
+    let patience = Patience {
+        deadline,
+        called_off: attempt.patience.called_off,
+    };
+    let since = Instant::now();
+    loop {
+        let silence = (attempt.silence_to_connect(), attempt.request.silence);
+        match patience.connect_tcp(address, silence) {
+            Ok(stream) => return Ok(stream),
+            Err(Cut::Refused) if since.elapsed() < attempt.grace => patience
+                .sleep(Duration::from_millis(20))
+                .map_err(|cut| attempt.setback(cut, &address.to_string()))?,
+            Err(cut) => {
+                let no_way = matches!(cut, Cut::Silent | Cut::System(_));
+                attempt.is_out_of_reach.set(no_way);
+                return Err(attempt.setback(cut, &address.to_string()));
+            }
+        }
+    }
+}
+
+/// Keeps a stream, or joins a control connection with the stream that it belongs to.
+pub(super) fn accept(visit: Visit<'_>, stream: Stream) -> Result<(), Reason> {
+    match (visit.hello.purpose, stream) {
+        (Purpose::TcpData, Stream::Tcp(stream)) => park(visit, stream),
+        (Purpose::TcpControl, Stream::Tcp(stream)) => pair(visit, stream),
+        (_, stream) => visit.turn_away(&stream),
+    }
+}
+
+/// Keeps the stream of a link until its control connection comes. No thread waits for that: if every place were taken by
+/// streams, their control connections could not come in.
+fn park(mut visit: Visit<'_>, stream: TcpStream) -> Result<(), Reason> {
+    let Some(claim) = visit.claim(&stream)? else {
+        return Ok(());
+    };
+    let channel = fork::make_private(|| stream.try_clone()).map_err(Cut::from)?;
+    let accept = visit.answers.frame(Answer::Accept)?;
+    let (shared, patience, link) = (visit.shared, visit.patience, visit.hello.link);
+    let cipher = visit.membership.key.encrypts();
+    let cipher = cipher.then(|| visit.answers.into_cipher());
+    shared.parked.lock().push(Parked {
+        link,
+        claim,
+        data: stream,
+        cipher,
+        expires: Instant::now() + shared.limits.handshake,
+    });
+    shared.wake_acceptor();
+    // A peer that has gone does not come for it: it expires.
+    Ok(patience.write(&channel, &accept)?)
+}
+
+fn unpark(visit: &Visit<'_>) -> Option<Parked> {
+    let Hello {
+        from, lane, link, ..
+    } = visit.hello;
+    let mut parked = visit.shared.parked.lock();
+    let at = parked.iter().position(|parked| {
+        parked.link == link && parked.claim.is_for(&visit.membership, from, lane)
+    })?;
+    Some(parked.swap_remove(at))
+}
+
+/// Joins the control connection with its stream.
+fn pair(mut visit: Visit<'_>, control: TcpStream) -> Result<(), Reason> {
+    let Some(Parked {
+        claim,
+        data,
+        cipher,
+        ..
+    }) = unpark(&visit)
+    else {
+        if visit.membership.is_closed() {
+            visit.answer(&control, Answer::Left)?;
+            return Ok(());
+        }
+        visit.answer(&control, Answer::Failed)?;
+        return Err(Reason::new(
+            "a control connection without its stream".to_owned(),
+        ));
+    };
+    let channel = fork::make_private(|| control.try_clone()).map_err(Cut::from)?;
+    let peer = peer_of(&data);
+    match TcpLink::new(data, control, peer) {
+        Ok(link) => {
+            visit.answer(&channel, Answer::Accept)?;
+            let link = match cipher {
+                Some(data) => link.encrypted(data, visit.answers.into_cipher()),
+                None => link,
+            };
+            claim.deliver(Box::new(link));
+            Ok(())
+        }
+        Err(error) => {
+            drop(claim);
+            visit.answer(&channel, Answer::Failed)?;
+            Err(error.into())
+        }
+    }
+}
