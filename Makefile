@@ -147,6 +147,14 @@ conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter
 conformance-all: conformance frameworks conformance-peers ## The same, and programs of other packages: on gloo, and with unisono in its place
 	$(PY) tests/conformance/behind_gloo.py
 
+# The page to begin with; `unisono_8h` is what Doxygen calls unisono.h.
+.PHONY: docs-c
+docs-c: ## Build the reference of unisono.h into target/reference/ with Doxygen
+	@tools/system-packages.sh docs
+	@mkdir -p "$(TARGET)/reference"
+	OUTPUT="$(TARGET)/reference" doxygen docs/Doxyfile
+	@echo "the reference: $(TARGET)/reference/unisono_8h.html"
+
 .PHONY: lint
 lint: setup ## Check style, types and lints of every language
 	$(CARGO) fmt --all --check
