@@ -62,7 +62,7 @@ export CARGO PYTHON
 RUST_PACKAGES := rust/capi/Cargo.toml rust/core/Cargo.toml rust/launch/Cargo.toml rust/python/Cargo.toml
 KERNELS := rust/core/src/transport/cuda/kernels
 # The shell expands these, and not make, which would drop what is missing: a pattern that fits nothing stays, and fails.
-CXX_FILES := csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
+CXX_FILES := csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp include/*/*.hpp tests/c/*.[ch] tests/c/*.cpp \
 	tests/torch_cuda/*.hpp tests/torch_cuda/*.cpp examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c \
 	benchmarks/ranks/*.h $(KERNELS)/*.cu $(KERNELS)/*.cuh $(KERNELS)/*.hpp $(KERNELS)/*.cpp
 SHELL_FILES := .ci/run tools/*.sh tools/*/*.sh rust/capi/*.sh examples/slurm/*.sh

@@ -24,6 +24,7 @@ from c_programs import (
 
 pytestmark = pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not installed")
 
+HEADERS = sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.h*"))
 SANITIZE = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -64,7 +65,7 @@ def test_the_header_stands_alone_in_c(driver: str, standard: str) -> None:
 
 @pytest.mark.parametrize("driver", compilers())
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
-@pytest.mark.parametrize("header", ["unisono.h", "unisono.hpp"])
+@pytest.mark.parametrize("header", HEADERS)
 def test_the_headers_stand_alone_in_cxx(driver: str, standard: str, header: str) -> None:
     driver = {"gcc": "g++", "clang": "clang++"}[driver]
     skip_without(driver)

@@ -49,6 +49,14 @@ def hello(program: str | Path, folder: Path, **variables: str) -> None:
     run_programs(2, [program, folder], env=variables)
 
 
+def headers(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.h*")}
+
+
+def test_every_header_is_installed(prefix: Path) -> None:
+    assert headers(prefix / "include") == headers(CHECKOUT / "include")
+
+
 def test_with_pkg_config(prefix: Path, tmp_path: Path) -> None:
     pkg_config, found = tool("pkg-config"), next(prefix.rglob("pkgconfig"))
     flags = run(
@@ -106,6 +114,6 @@ def test_as_a_wheel_has_it(tmp_path: Path) -> None:
     flags = ask("--cflags", "--libs").split()
     run(compiler("gcc"), SOURCES / "hello.c", "-o", program, *flags)
     hello(program, tmp_path / "ranks")
-    assert (Path(ask("--includedir")) / "unisono.hpp").exists()
+    assert headers(Path(ask("--includedir"))) == headers(CHECKOUT / "include")
     assert not list(package.rglob("*.a"))
     assert (Path(ask("--cmakedir")) / "unisono-config.cmake").exists()
