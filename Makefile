@@ -18,7 +18,7 @@ CARGO ?= cargo
 DEFAULT_TORCH := 2.15.0
 TORCH ?= $(DEFAULT_TORCH)
 VENV ?= $(if $(filter $(DEFAULT_TORCH),$(TORCH)),.venv,.venv-torch$(TORCH))
-# Extra arguments: `make test-python TEST="tests/python/test_ranks.py -k dies"`, `make test-rust TEST=plan::`.
+# Extra arguments: `make test-python TEST="tests/python/project/test_ranks.py -k dies"`, `make test-rust TEST=plan::`.
 TEST ?=
 # How long `make fuzz` runs each of its targets.
 SECONDS ?= 20
@@ -62,11 +62,11 @@ export CARGO PYTHON
 RUST_PACKAGES := rust/capi/Cargo.toml rust/core/Cargo.toml rust/launch/Cargo.toml rust/python/Cargo.toml
 KERNELS := rust/core/src/transport/cuda/kernels
 # The shell expands these, and not make, which would drop what is missing: a pattern that fits nothing stays, and fails.
-CXX_FILES := csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp tests/c/*.[ch] tests/c/*.cpp \
-	tests/torch_cuda/*.hpp tests/torch_cuda/*.cpp examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c \
+CXX_FILES := csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp include/*/*.hpp tests/c/*.[ch] tests/c/*.cpp \
+	tests/cuda/torch_device/*.hpp tests/cuda/torch_device/*.cpp examples/c/*.[ch] examples/cpp/*.cpp benchmarks/ranks/*.c \
 	benchmarks/ranks/*.h $(KERNELS)/*.cu $(KERNELS)/*.cuh $(KERNELS)/*.hpp $(KERNELS)/*.cpp
 SHELL_FILES := .ci/run tools/*.sh tools/*/*.sh rust/capi/*.sh examples/slurm/*.sh
-PYTHON_DIRS := python tools tests/python tests/conformance tests/cuda tests/wheel examples benchmarks $(KERNELS)
+PYTHON_DIRS := python tools tests examples benchmarks $(KERNELS)
 
 .PHONY: help
 help: ## List the targets
@@ -128,16 +128,15 @@ test-python: frameworks c test-tools nvrtc ## Run the Python and torch tests
 
 .PHONY: test-c
 test-c: setup c test-tools ## Run the tests of the C and C++ headers alone
-	$(PY) -m pytest -q -rs tests/python/test_c.py tests/python/test_c_install.py \
-	  tests/python/test_c_examples.py $(TEST)
+	$(PY) -m pytest -q -rs tests/python/c $(TEST)
 
 # Without a build in this checkout it is the installed unisono that is tested, not the folder python/.
 override with_setup := $(filter-out no,$(SETUP))
-override installed = $(if $(with_setup)$(wildcard python/unisono/_core*.so),,-o pythonpath=tests/python)
+override installed = $(if $(with_setup)$(wildcard python/unisono/_core*.so),,-o pythonpath=tests/support)
 .PHONY: test-cuda
 test-cuda: $(if $(with_setup),setup) ## Run the tests that need a GPU, skipped where there is none (SETUP=no: with what is there)
 	@gpus=$$(nvidia-smi -L 2>/dev/null) && echo "$$gpus" || echo "nvidia-smi finds no GPU here"
-	$(if $(with_setup),$(PY),$(PYTHON)) -m pytest -q -rs $(installed) tests/cuda $(TEST)
+	$(if $(with_setup),$(PY),$(PYTHON)) -m pytest -q -rs $(installed) tests/cuda/with_gpu $(TEST)
 
 .PHONY: conformance
 conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter of them)
@@ -146,6 +145,14 @@ conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter
 .PHONY: conformance-all
 conformance-all: conformance frameworks conformance-peers ## The same, and programs of other packages: on gloo, and with unisono in its place
 	$(PY) tests/conformance/behind_gloo.py
+
+# The page to begin with; `unisono_8h` is what Doxygen calls unisono.h.
+.PHONY: docs-c
+docs-c: ## Build the reference of unisono.h into target/reference/ with Doxygen
+	@tools/system-packages.sh docs
+	@mkdir -p "$(TARGET)/reference"
+	OUTPUT="$(TARGET)/reference" doxygen docs/Doxyfile
+	@echo "the reference: $(TARGET)/reference/unisono_8h.html"
 
 .PHONY: lint
 lint: setup ## Check style, types and lints of every language

@@ -2,11 +2,11 @@
 
     python tools/record_version.py
 
-writes ``tests/python/versions/0.1.txt``, one fact a line: public names with their parameters, one
-by one, the settings, the entry points, and the numbers that the wire formats begin with.
-``tests/python/test_versioning.py`` holds the code against it. Once the minor version is released
-(CHANGELOG.md has a section of it) the record only grows. docs/versioning.md says what it is for;
-what C programs are promised is in ``tests/c/abi``.
+writes ``tests/python/project/versions/0.1.txt``, one fact a line: public names with their
+parameters, one by one, the settings, the entry points, and the numbers that the wire formats begin
+with. ``tests/python/project/test_versioning.py`` holds the code against it. Once the minor version
+is released (CHANGELOG.md has a section of it) the record only grows. docs/versioning.md says what
+it is for; what C programs are promised is in ``tests/c/abi``.
 
 Everything is read from the sources: nothing has to be built or installed.
 """
@@ -61,7 +61,7 @@ def is_released(root: Path = ROOT) -> bool:
 
 def record_path(root: Path = ROOT) -> Path:
     """Return where the record of this minor version is."""
-    return root / "tests" / "python" / "versions" / f"{minor_version(root)}.txt"
+    return root / "tests" / "python" / "project" / "versions" / f"{minor_version(root)}.txt"
 
 
 def recorded_facts(root: Path = ROOT) -> set[str]:

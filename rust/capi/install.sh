@@ -19,8 +19,9 @@ soname=$(readlink "$built/libunisono.so")
 up=$(echo "$libdir" | sed 's|[^/][^/]*|..|g')
 
 lib=$prefix/$libdir
-mkdir -p "$prefix/include" "$lib/pkgconfig" "$lib/cmake/unisono"
+mkdir -p "$prefix/include/unisono" "$lib/pkgconfig" "$lib/cmake/unisono"
 install -m 644 "$root/include/unisono.h" "$root/include/unisono.hpp" "$prefix/include/"
+install -m 644 "$root"/include/unisono/*.hpp "$prefix/include/unisono/"
 if [ $wheel = no ]; then
   install -m 644 "$built/libunisono.a" "$lib/"
   install -m 755 "$built/libunisono.so.$version" "$lib/"

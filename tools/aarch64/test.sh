@@ -125,9 +125,10 @@ if [ "$part" = whole ]; then
   export UNISONO_TEST_PATIENCE=10
   # Of those that meet in a file: in /proc/self/stat each thread of an emulated process has begun at another time, so a
   # process is taken for two.
-  files=(--deselect "tests/python/test_numpy_arrays.py::test_meeting_at_a_url[file]")
-  files+=(--deselect tests/python/test_numpy_failures.py::test_threads_go_with_the_last_communicator)
-  LIMIT=3600 emulate "$python" -m pytest -q -rs -p no:cacheprovider -o pythonpath=tests/python --timeout 1800 "${files[@]}" \
-    tests/python/test_numpy_{arrays,collectives,failures,heap}.py tests/python/test_{ranks,store}.py
+  files=(--deselect "tests/python/numpy/test_numpy_arrays.py::test_meeting_at_a_url[file]")
+  files+=(--deselect tests/python/numpy/test_numpy_failures.py::test_threads_go_with_the_last_communicator)
+  LIMIT=3600 emulate "$python" -m pytest -q -rs -p no:cacheprovider -o pythonpath=tests/support --timeout 1800 "${files[@]}" \
+    tests/python/numpy/test_numpy_{arrays,collectives,failures,heap}.py tests/python/project/test_ranks.py \
+    tests/python/jobs/test_store.py
 fi
 say "passed"

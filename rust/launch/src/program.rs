@@ -111,7 +111,7 @@ mod tests {
             command_of(&["-m", "a.b", "x"]).expect("found"),
             ["sh", "-m", "a.b", "x"]
         );
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/python/ranks.py");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/support/ranks.py");
         assert_eq!(
             command_of(&[script, "-x"]).expect("found"),
             ["sh", script, "-x"]

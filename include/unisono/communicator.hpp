@@ -1,0 +1,165 @@
+// A group of ranks. Part of unisono.hpp.
+#ifndef UNISONO_COMMUNICATOR_HPP
+#define UNISONO_COMMUNICATOR_HPP
+
+#include <unisono.h>
+#include <unisono/buffers.hpp>
+#include <unisono/errors.hpp>
+#include <unisono/operations.hpp>
+#include <unisono/options.hpp>
+#include <unisono/store.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace unisono {
+
+// A group of ranks that communicate. It leaves the group when it goes.
+class Communicator final : public Operations<Communicator> {
+ public:
+  // From what the launcher left in the environment.
+  static Communicator from_environment(const Config* config = nullptr) {
+    unisono_communicator* comm = nullptr;
+    check(unisono_communicator_from_environment(detail::handle(config), &comm));
+    return Communicator(comm);
+  }
+  // From tcp://host:port, served by rank 0, or file:///path.
+  static Communicator from_url(const std::string& url, int rank, int world_size,
+                               const Config* config = nullptr) {
+    unisono_communicator* comm = nullptr;
+    check(unisono_communicator_from_url(url.c_str(), rank, world_size, detail::handle(config),
+                                        &comm));
+    return Communicator(comm);
+  }
+  static Communicator from_id(const UniqueId& id, int rank, int world_size,
+                              const Config* config = nullptr) {
+    unisono_communicator* comm = nullptr;
+    check(unisono_communicator_from_id(&id, rank, world_size, detail::handle(config), &comm));
+    return Communicator(comm);
+  }
+  static Communicator from_store(Store& store, int rank, int world_size,
+                                 const Config* config = nullptr) {
+    detail::StoreCalls calls{store};
+    unisono_store functions = UNISONO_STORE_INIT;
+    functions.context = &calls;
+    functions.set = detail::StoreCalls::set;
+    functions.get = detail::StoreCalls::get;
+    functions.wait = detail::StoreCalls::wait;
+    unisono_communicator* comm = nullptr;
+    const unisono_status status = unisono_communicator_from_store(&functions, rank, world_size,
+                                                                  detail::handle(config), &comm);
+    if (status != UNISONO_OK && calls.thrown) std::rethrow_exception(calls.thrown);
+    check(status);
+    return Communicator(comm);
+  }
+
+  explicit Communicator(unisono_communicator* handle) : handle_(handle) {}
+  ~Communicator() { unisono_communicator_destroy(handle_); }
+  Communicator(Communicator&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Communicator& operator=(Communicator&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+
+  int rank() const {
+    std::int32_t rank = -1;
+    check(unisono_communicator_rank(handle_, &rank));
+    return rank;
+  }
+  int size() const {
+    std::int32_t size = -1;
+    check(unisono_communicator_world_size(handle_, &size));
+    return size;
+  }
+
+  // The ranks that give the same color, numbered by key; none for no color. Every rank calls it.
+  std::optional<Communicator> split(std::optional<std::int64_t> color, std::int64_t key = 0) const {
+    unisono_communicator* part = nullptr;
+    check(unisono_communicator_split(handle_, color.value_or(UNISONO_NO_COLOR), key, &part));
+    if (part == nullptr) return std::nullopt;
+    return Communicator(part);
+  }
+
+  // How long an operation may take, unless its options say otherwise.
+  void set_timeout(Seconds limit) {
+    check(unisono_communicator_set_timeout(handle_, limit.count()));
+  }
+
+  // Throws the first cause of the communicator's end, if it has come.
+  void check_alive() const { check(unisono_communicator_status(handle_)); }
+
+  // Ends every operation on every rank.
+  void abort(const std::string& reason) {
+    check(unisono_communicator_abort(handle_, reason.c_str()));
+  }
+
+  // What this rank was last in, a line for each operation.
+  std::string report() const {
+    std::size_t length = 0;
+    check(unisono_communicator_report(handle_, nullptr, 0, &length));
+    // Another thread may add to it in between: then what is there is cut off.
+    std::string text(length + 1, '\0');
+    check(unisono_communicator_report(handle_, text.data(), text.size(), &length));
+    text.resize(std::strlen(text.c_str()));
+    return text;
+  }
+
+  // The operations that return a Work instead of waiting.
+  Async async() const { return Async(handle_); }
+
+  // Sends to rank `to`; returns when the buffer may be used again.
+  template <class Buffer>
+  void send(const Buffer& buffer, int to, std::uint64_t tag = 0,
+            const Options& options = {}) const {
+    constexpr auto dtype = detail::dtype<const Buffer>();
+    const auto all = view(buffer);
+    check(unisono_send(handle_, all.data(), all.size(), dtype, to, tag, options.get()));
+  }
+
+  // Receives from rank `from`, or UNISONO_ANY_SOURCE. Returns the rank it came from. Within a Group
+  // `from` must be a rank, since it is not known yet who sends; else use async().recv.
+  template <class Buffer>
+  int recv(Buffer&& buffer, int from, std::uint64_t tag = 0, const Options& options = {}) const {
+    constexpr auto dtype = detail::common_dtype<Buffer, Buffer>();
+    const auto all = view(buffer);
+    std::int32_t source = from;
+    const bool is_known = from != UNISONO_ANY_SOURCE;
+    check(unisono_recv(handle_, all.data(), all.size(), dtype, from, tag, options.get(),
+                       is_known ? nullptr : &source));
+    return source;
+  }
+
+  // Sends to rank `to` and receives from rank `from` at the same time; as `send` and `recv`.
+  template <class Outgoing, class Incoming>
+  int sendrecv(const Outgoing& outgoing, int to, Incoming&& incoming, int from,
+               std::uint64_t tag = 0, const Options& options = {}) const {
+    constexpr auto dtype = detail::common_dtype<const Outgoing, Incoming>();
+    const auto sent = view(outgoing);
+    const auto received = view(incoming);
+    std::int32_t source = from;
+    const bool is_known = from != UNISONO_ANY_SOURCE;
+    check(unisono_sendrecv(handle_, sent.data(), sent.size(), to, received.data(), received.size(),
+                           from, dtype, tag, options.get(), is_known ? nullptr : &source));
+    return source;
+  }
+
+  unisono_communicator* handle() const noexcept { return handle_; }
+
+ private:
+  friend Operations<Communicator>;
+  template <class Call>
+  void run_call(const Call& call) const {
+    check(call(nullptr));
+  }
+
+  unisono_communicator* handle_ = nullptr;
+};
+
+}  // namespace unisono
+
+#endif

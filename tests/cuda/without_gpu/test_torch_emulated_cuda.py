@@ -1,0 +1,125 @@
+"""torch.distributed on CUDA tensors over the emulated driver: everything but the GPU itself.
+
+What ranks run is in ``torch_cuda_ranks``. ``tests/cuda/with_gpu`` has the tests that need a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from ranks import RankResult, run_ranks
+from torch_cuda_device import build
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+# torch 2.14 and newer.
+TIMES = hasattr(dist.Backend, "_ensure_backend_registered")
+
+RANKS = "torch_cuda_ranks"
+# How a group goes: directly between windows, or staged through host memory.
+WAYS = {
+    "direct": {},
+    "staged": {"CUDA_EMULATOR_IPC": "refuse-import"},
+}
+
+
+@pytest.fixture(scope="module")
+def emulated() -> dict[str, str]:
+    return build()
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, emulated: dict[str, str]) -> dict[str, str]:
+    return {**emulated, **WAYS[request.param]}
+
+
+def run(
+    world: int, name: str, env: dict[str, str], *args: object, **options: object
+) -> list[RankResult]:
+    return run_ranks(world, f"{RANKS}:{name}", *args, torch=True, env=env, **options)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_carries_collectives(world: int, way: dict[str, str]) -> None:
+    run(world, "carries_collectives", way, [0, 1, 1000], timeout=120)
+
+
+def test_carries_large_tensors(way: dict[str, str]) -> None:
+    run(2, "carries_large_tensors", way, timeout=120)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_orders_streams(world: int, way: dict[str, str]) -> None:
+    run(world, "orders_streams", way)
+
+
+def test_keeps_memory(way: dict[str, str]) -> None:
+    run(2, "keeps_memory", way)
+
+
+def test_coalesces(way: dict[str, str]) -> None:
+    run(2, "coalesces", way)
+
+
+def test_exchanges_messages(way: dict[str, str]) -> None:
+    run(3, "exchanges_messages", way)
+
+
+def test_waits_on_the_host(way: dict[str, str]) -> None:
+    run(2, "waits_on_the_host", way)
+
+
+@pytest.mark.skipif(not TIMES, reason="torch 2.11 has no durations of plugins")
+def test_tells_durations(way: dict[str, str]) -> None:
+    run(2, "tells_durations", way)
+
+
+def test_mixes_devices(way: dict[str, str]) -> None:
+    run(2, "mixes_devices", way)
+
+
+def test_makes_groups(way: dict[str, str]) -> None:
+    run(4, "makes_groups", way)
+
+
+def test_splits_groups(way: dict[str, str]) -> None:
+    run(4, "splits_groups", way)
+
+
+def test_makes_a_mesh_of_parts(way: dict[str, str]) -> None:
+    run(4, "makes_a_mesh", way)
+
+
+def test_uses_several_devices(way: dict[str, str]) -> None:
+    run(2, "uses_several_devices", {**way, "CUDA_EMULATOR_DEVICES": "2"})
+
+
+def test_is_captured_into_a_graph(emulated: dict[str, str]) -> None:
+    run(2, "is_captured", emulated)
+
+
+def test_a_peer_that_dies_leaves_no_stream_waiting(way: dict[str, str]) -> None:
+    results = run(3, "loses_a_peer", way, check=False)
+    for result in results[:2]:
+        assert result.ok, result.report()
+        assert "rank 2" in result.value, result.value
+        # A program that never checks the work still has it in the log.
+        assert result.output.count("streams go on, with outputs that are not specified") == 1
+
+
+def test_carries_what_asked_for_gloo(way: dict[str, str]) -> None:
+    for result in run(2, "carries_what_asked_for_gloo", way):
+        assert result.value == "unisono"
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_says_what_is_missing_without_a_driver(backend: str, emulated: dict[str, str]) -> None:
+    env = dict(emulated)
+    path = env.pop("LD_LIBRARY_PATH").split(os.pathsep)[0]
+    # Under its own name, which no code looks for.
+    env["EMULATED_DRIVER"] = str((Path(path) / "libcuda.so.1").resolve())
+    for result in run(2, "has_no_driver", env, backend):
+        assert "libcuda.so.1" in result.value

@@ -1,0 +1,108 @@
+"""Accelerate, Lightning, DeepSpeed and Ray Train run their examples over unisono.
+
+By its name, and with unisono in gloo's place where they ask for gloo.
+
+What carried the training is what the program found in its process group, so a framework that fell
+back to a backend of its own choice fails here. Every rank has its own share of the images: without
+the exchange of gradients the parameters would differ between ranks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+from launching import run_python
+from ranks import run_torchrun
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples" / "frameworks"
+PARAMETERS = "4,810"
+BACKENDS = ["unisono", "gloo"]
+
+
+def needs(module: str, requirement: str) -> None:
+    # Not imported here: each takes seconds and has warnings of its own.
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed (pip install '{requirement}')")
+
+
+def asking_for(backend: str) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments and the environment with which an example runs on unisono."""
+    return ["--backend", backend], {"UNISONO_AS_GLOO": "1"} if backend == "gloo" else {}
+
+
+def assert_learned(output: str, backend: str, label: str = "") -> None:
+    """Check the three lines that every example prints, in a framework's own many."""
+    lines = output.splitlines()
+    assert ("unisono: in gloo's place" in output) == (backend == "gloo"), output
+    first = f"{label}backend {backend}, 2 ranks"
+    assert first in lines, output
+    _, accuracy, parameters, *_ = lines[lines.index(first) :]
+    match = re.fullmatch(r"accuracy ([\d.]+) on 360 held-out images", accuracy)
+    assert match, output
+    assert float(match[1]) >= 0.95, output
+    assert parameters == f"parameters {PARAMETERS}, equal on all ranks", output
+    assert "Traceback" not in output, output
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_accelerate(backend: str) -> None:
+    needs("accelerate", "accelerate")
+    args, env = asking_for(backend)
+    output = run_torchrun(EXAMPLES / "accelerate_digits.py", 2, args, env=env)
+    assert_learned(output, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lightning(backend: str) -> None:
+    needs("lightning", "lightning")
+    args, env = asking_for(backend)
+    output = run_torchrun(EXAMPLES / "lightning_digits.py", 2, args, env=env)
+    assert_learned(output, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_deepspeed_zero(backend: str) -> None:
+    needs("deepspeed", "deepspeed")
+    script = EXAMPLES / "deepspeed_digits.py"
+    args, env = asking_for(backend)
+    output = run_torchrun(script, 2, args, timeout=180, env={**env, "DS_ACCELERATOR": "cpu"})
+    for stage in (1, 2, 3):
+        assert_learned(output, backend, f"stage {stage}, ")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ray_train(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("ray", "ray[train]")
+    args, env = asking_for(backend)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    # A short path, for Ray puts Unix sockets deep under it.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("HOME", folder)  # Ray leaves a token there
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        assert_learned(run_python(EXAMPLES / "ray_train_digits.py", *args, timeout=180), backend)
+
+
+def test_ray_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("ray", "ray")
+    if importlib.util.find_spec("ray.util.collective.backend_registry") is None:
+        pytest.skip("this version of ray takes no backend of others for ray.util.collective")
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("HOME", folder)
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        output = run_python(EXAMPLES / "ray_collective.py", timeout=180)
+    for how, times in (("declared", 2), ("made", 1)):
+        for rank in (0, 1):
+            assert output.count(f"{how}: rank {rank} of 2\n") == times, output
+            assert output.count(f"{how}: rank {rank} with torch\n") == times, output
+
+
+def test_docs_list_every_example() -> None:
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    for script in EXAMPLES.glob("*.py"):
+        assert f"examples/frameworks/{script.name}" in page

@@ -1,0 +1,46 @@
+"""What the documents say of the checkout is true of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDERS = ["", "docs/", "benchmarks/", "examples/*/"]
+DOCUMENTS = sorted(path for folder in FOLDERS for path in ROOT.glob(f"{folder}*.md"))
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_links_lead_somewhere(document):
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_nothing_is_left_to_be_filled_in(document):
+    """A line of capitals stands where a table or a number was to come."""
+    assert re.findall(r"(?m)^[A-Z][A-Z_]{3,}$", document.read_text()) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_make_targets_exist(document):
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
+    used = set(re.findall(r"(?:`|\$ )make ([a-z0-9-]+)", document.read_text()))
+    assert used <= targets
+
+
+def test_every_error_code_is_documented_with_its_cost():
+    source = (ROOT / "rust/core/src/error.rs").read_text()
+    codes = re.findall(r'Self::(\w+) => "\1"', source)
+    local = re.findall(r"Self::(\w+)", re.search(r"!matches!\(self, (.*)\)", source)[1])
+    rows = re.findall(r"(?m)^\| (\w+) \| (local|fatal) \|", (ROOT / "docs/errors.md").read_text())
+    assert len(codes) >= 8
+    assert rows == [(code, "local" if code in local else "fatal") for code in codes]

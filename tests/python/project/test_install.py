@@ -1,0 +1,311 @@
+"""Which build of the extension module a process gets, and how the builds are made."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from unisono_build import assemble, sources, toolchain, torches
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+VERSION = "2.17.0"
+ASK = """
+import sys
+from unisono import _native
+print(_native.door(sys.argv[1]))
+"""
+LOAD = """
+import sys, types
+sys.modules["torch"] = types.ModuleType("torch")
+sys.modules["torch"].__version__ = sys.argv[1]
+from unisono import _native
+try:
+    _native.load_for_torch()
+except ImportError as error:
+    print(error, error.__cause__)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """An installed package without doors, with an empty cache beside it."""
+    installed = tmp_path / "site" / "unisono"
+    ignore = shutil.ignore_patterns("c", "__pycache__", "core-torch-*")
+    shutil.copytree(CHECKOUT / "python" / "unisono", installed, ignore=ignore)
+    (installed / "source.tar.gz").write_bytes(b"the sources")
+    return installed
+
+
+def python(package: Path, program: str, *arguments: str) -> str:
+    home = package.parent.parent / "cache"
+    variables = os.environ | {"PYTHONPATH": str(package.parent), "XDG_CACHE_HOME": str(home)}
+    command = [sys.executable, "-c", program, *arguments]
+    run = subprocess.run(
+        command,
+        env=variables,
+        cwd=package.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def cached(package: Path) -> Path:
+    """The folder of doors that were built for this installation."""
+    (package.parent.parent / "cache" / "unisono").mkdir(parents=True, mode=0o700)
+    folder = Path(python(package, "from unisono import _native; print(_native.cache())"))
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "version, name",
+    [
+        ("2.17.0", "core-torch-2.17.so"),
+        ("2.17.3+cu131", "core-torch-2.17.so"),
+        ("2.17.0rc2", "core-torch-2.17.so"),
+        ("2.17.0.dev20270101+cpu", None),
+        ("2.17.0a0+git123", None),
+        ("2.1.0", None),
+        ("2.170.0", None),
+    ],
+)
+def test_releases_of_a_minor_version_share_a_door(
+    package: Path, version: str, name: str | None
+) -> None:
+    (package / "core-torch-2.17.so").touch()
+    wanted = str(package / name) if name else "None"
+    assert python(package, ASK, version) == wanted
+
+
+@pytest.mark.parametrize("version", ["2.17.0", "2.17.0.dev20270101+cpu"])
+def test_a_door_that_was_built_here_goes_first(package: Path, version: str) -> None:
+    (package / "core-torch-2.17.so").touch()
+    made = cached(package) / f"core-torch-{version}.so"
+    made.touch()
+    assert python(package, ASK, version) == str(made)
+    # Another version of unisono has other sources, and so another folder.
+    (package / "source.tar.gz").write_bytes(b"other sources")
+    assert python(package, ASK, version) != str(made)
+
+
+def test_what_is_built_is_in_the_package_and_in_the_cache(package: Path) -> None:
+    ask = "from unisono import _native; print(_native.doors())"
+    assert python(package, ask) == "[]"
+    for minor in (9, 17):
+        (package / f"core-torch-2.{minor}.so").touch()
+    assert python(package, ask) == "['2.9', '2.17']"
+    made = cached(package)
+    for version in ("2.10.1+local", "2.17.0"):
+        (made / f"core-torch-{version}.so").touch()
+    assert python(package, ask) == "['2.9', '2.10.1+local', '2.17', '2.17.0']"
+    made.parent.chmod(0o770)
+    assert python(package, ask) == "['2.9', '2.17']"
+
+
+def test_nothing_is_run_from_a_folder_that_others_may_write_to(package: Path) -> None:
+    made = cached(package) / f"core-torch-{VERSION}.so"
+    made.touch()
+    assert python(package, ASK, VERSION) == str(made)
+    made.parent.parent.chmod(0o770)
+    assert python(package, ASK, VERSION) == "None"
+
+
+def test_a_door_that_does_not_load_says_what_it_was_built_for(package: Path) -> None:
+    (package / "core-torch-2.17.so").write_bytes(b"no library")
+    said = python(package, LOAD, "2.17.1+local")
+    assert "a build for torch 2.17, and it does not load into this torch 2.17.1+local" in said
+    assert "`python -m unisono build-torch`" in said
+    assert "ELF" not in said
+    assert said.endswith("None")
+
+
+def test_a_torch_without_a_door_gets_the_command_that_makes_one(package: Path) -> None:
+    for minor in (9, 12, 100):
+        (package / f"core-torch-2.{minor}.so").touch()
+    said = python(package, LOAD, VERSION)
+    assert said.startswith(
+        "unisono is installed for torch 2.9, 2.12, 2.100, and this is torch 2.17.0"
+    )
+    assert "`python -m unisono build-torch`" in said
+
+
+def test_names_of_doors_are_the_ones_looked_for(package: Path, tmp_path: Path) -> None:
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    for version in ("2.17.0", "2.17.0+cpu", "2.17.0rc1", "2.17.0a0+git1", "2.17.0.dev1+cpu"):
+        (torch / "version.py").write_text(f"__version__ = '{version}'\n")
+        door = package / torches.door_of(torch)
+        door.touch()
+        assert python(package, ASK, version) == str(door)
+        door.unlink()
+
+
+def test_torch_is_found_where_pip_installs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(folder: Path, minor: int) -> Path:
+        header = folder / "torch" / "include" / "torch" / "headeronly" / "version.h"
+        header.parent.mkdir(parents=True)
+        header.write_text(f"#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR {minor}\n")
+        (folder / "torch" / "lib").mkdir()
+        (folder / "torch" / "lib" / "libtorch_cpu.so").touch()
+        return folder / "torch"
+
+    environment = make(tmp_path / "environment", 15)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "environment"))
+    monkeypatch.delenv("UNISONO_TORCH_DIR", raising=False)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    assert torches.find() == environment
+    old = make(tmp_path / "old", 10)
+    assert torches.minor_of(old) is None
+    monkeypatch.setenv("UNISONO_TORCH_DIR", str(old))
+    assert torches.find() == old
+    monkeypatch.setenv("UNISONO_TORCH_DIR", "none")
+    assert torches.find() is None
+
+
+def test_a_missing_compiler_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for variable in ("CARGO", "CC", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(
+        toolchain.MissingError, match=r"cargo, .* and a C compiler .*g\+\+"
+    ) as caught:
+        toolchain.check(CHECKOUT, torch=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_old_rust_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cargo = tmp_path / "cargo"
+    cargo.write_text("#!/bin/sh\necho cargo 1.70.0\n")
+    cargo.chmod(0o755)
+    monkeypatch.setenv("CARGO", str(cargo))
+    with pytest.raises(
+        toolchain.MissingError, match=r"needs Rust 1\.89 or newer, and this is 1\.70"
+    ):
+        toolchain.check(CHECKOUT, torch=None)
+
+
+def test_a_python_that_is_missing_fails_the_test_of_a_wheel(tmp_path: Path) -> None:
+    (tmp_path / "unisono.whl").touch()
+    run = subprocess.run(
+        [sys.executable, CHECKOUT / "tools" / "test_wheel.py", tmp_path / "unisono.whl",
+         "--only", "3.98:none", "--only", "3.99:2.15.0"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert run.stderr.startswith("not on this machine: the Python of 3.98:none, 3.99:2.15.0")
+
+
+@pytest.mark.parametrize("required, status", [("no", 0), ("yes", 1)])
+def test_what_cannot_be_emulated_is_skipped_unless_it_is_required(
+    tmp_path: Path, required: str, status: int
+) -> None:
+    nothing = {"CARGO": "/nonexistent", "CARGO_TARGET_DIR": str(tmp_path), "REQUIRED": required}
+    run = subprocess.run(
+        [CHECKOUT / "tools" / "aarch64" / "test.sh", "quick"],
+        env=os.environ | nothing, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode == status, run.stderr
+    assert run.stderr.startswith("aarch64: ")
+    assert ("skipped" in run.stdout) == (required == "no")
+    assert ("REQUIRED=yes" in run.stderr) == (required == "yes")
+
+
+def tracked(*folders: str) -> set[str]:
+    """What git tracks, or a skip where there is no checkout to compare with."""
+    command = ["git", "ls-files", "-z", "--", *folders]
+    if not (CHECKOUT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("this is no git checkout: nothing tells which files there must be")
+    said = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    # Removed and not committed yet is removed.
+    return {name for name in said.stdout.split("\0") if name and (CHECKOUT / name).is_file()}
+
+
+def unpacked(packed: bytes, folder: Path) -> set[str]:
+    """Unpack an archive into a folder, and return the names of its files."""
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        arguments = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(folder, **arguments)
+        return set(archive.getnames())
+
+
+def test_the_sources_in_the_wheel_are_all_that_a_build_reads(tmp_path: Path) -> None:
+    wanted = tracked("rust", "csrc", "include", "Cargo.lock", "Cargo.toml")
+    packed = sources.archive_for_the_wheel(CHECKOUT)
+    names = unpacked(packed, tmp_path)
+    assert wanted <= names
+    assert names <= tracked()
+    assert sources.archive_for_the_wheel(tmp_path) == packed, "without git it is not the same"
+
+
+def test_the_source_distribution_is_what_git_tracks(tmp_path: Path) -> None:
+    wanted = {f"unisono-9/{name}" for name in tracked()}
+    packed = sources.source_distribution(CHECKOUT, "unisono-9", b"Name: unisono\n")
+    names = unpacked(packed, tmp_path)
+    assert names == wanted | {"unisono-9/PKG-INFO"}
+    again = sources.source_distribution(tmp_path / "unisono-9", "unisono-9", b"Name: unisono\n")
+    assert again == packed, "without git it is not the same"
+
+
+def test_what_git_does_not_track_is_not_packed(tmp_path: Path) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    git = ["git", "-c", "init.defaultBranch=main", "-C", tmp_path]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    (tmp_path / "rust").mkdir()
+    (tmp_path / "rust" / "lib.rs").write_text("// tracked\n")
+    subprocess.run([*git, "add", "rust/lib.rs"], check=True)
+    before = sources.archive_for_the_wheel(tmp_path)
+    (tmp_path / "rust" / "notes.txt").write_text("not tracked\n")
+    assert sources.archive_for_the_wheel(tmp_path) == before
+    assert unpacked(before, tmp_path / "unpacked") == {"rust/lib.rs"}
+
+
+def test_the_same_parts_give_the_same_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheelfile = pytest.importorskip("wheel.wheelfile", reason="the package wheel packs wheels")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+
+    def assembled(root: Path, umask: int, files: list[str]) -> bytes:
+        before = os.umask(umask)
+        try:
+            plain, parts = root / "unisono-9-py3-none-any.whl", root / "parts"
+            info = "unisono-9.dist-info"
+            (parts / "c").mkdir(parents=True)
+            for name in files:
+                (parts / "c" / name).write_text(name)
+            (parts / "c" / "library.so").chmod(0o755 & ~umask)
+            with wheelfile.WheelFile(plain, "w") as archive:
+                archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: unisono\n")
+                archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+                archive.writestr(f"{info}/sboms/crates.json", f'"path+file://{root}/rust"')
+                archive.writestr("unisono/__init__.py", "")
+            return assemble.add(plain, parts, root / "out", root).read_bytes()
+        finally:
+            os.umask(before)
+
+    files = ["library.so", "header.h", "more.h"]
+    first = assembled(tmp_path / "here", 0o022, files)
+    # In another place, order and time, and where files are for their owner alone.
+    again = assembled(tmp_path / "there" / "deeper", 0o077, files[::-1])
+    assert again == first
+    with zipfile.ZipFile(io.BytesIO(first)) as archive:
+        modes = {entry.filename: entry.external_attr >> 16 & 0o777 for entry in archive.infolist()}
+    assert modes["unisono/c/library.so"] == 0o755
+    assert modes["unisono/c/header.h"] == 0o644

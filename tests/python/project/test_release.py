@@ -1,0 +1,184 @@
+"""What a release is made by: workflows that name what exists and have few rights, and the crate."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+# What makes a version public. Only a job with an environment may do it: maintainers approve it.
+PUBLISHING = ("pypa/gh-action-pypi-publish", "rust-lang/crates-io-auth-action", "cargo publish")
+
+
+def read(path: Path) -> dict:
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+def steps_of(workflow: dict) -> list[tuple[str, dict]]:
+    return [(name, step) for name, job in workflow["jobs"].items() for step in job["steps"]]
+
+
+@pytest.fixture(params=WORKFLOWS, ids=lambda path: path.name)
+def path(request) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def workflow(path) -> dict:
+    return read(path)
+
+
+@pytest.fixture
+def release() -> dict:
+    return read(ROOT / ".github" / "workflows" / "release.yml")
+
+
+def in_makefile(pattern: str) -> set[str]:
+    return set(re.findall(pattern, (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+def test_make_targets_and_files_exist(workflow):
+    targets = in_makefile(r"^([a-z0-9-]+):")
+    commands = "\n".join(step["run"] for _, step in steps_of(workflow) if "run" in step)
+    used = set(re.findall(r"\bmake ([a-z0-9-]+)", commands))
+    assert used
+    assert used <= targets
+    files = re.findall(r"(?<![\w/.-])(?:tools|rust|tests|benchmarks)/[\w./-]+", commands)
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+def test_all_python_and_shell_is_linted():
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout: nothing tells which files there are")
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py", "*.pyi", "*.sh"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    (kernels,) = in_makefile(r"^KERNELS := (.*)")
+    (folders,) = in_makefile(r"^PYTHON_DIRS := (.*)")
+    (patterns,) = in_makefile(r"^SHELL_FILES := (.*)")
+    folders = folders.replace("$(KERNELS)", kernels).split()
+    shell = {path.relative_to(ROOT).as_posix() for p in patterns.split() for path in ROOT.glob(p)}
+    files = listed.stdout.split()
+    assert {name for name in files if name.endswith(".sh")} <= shell
+    python = [name for name in files if not name.endswith(".sh")]
+    assert [n for n in python if not any(n.startswith(f"{folder}/") for folder in folders)] == []
+    assert [
+        folder for folder in folders if not any(n.startswith(f"{folder}/") for n in python)
+    ] == []
+
+
+def test_variables_of_make_exist(workflow):
+    commands = [step["run"] for _, step in steps_of(workflow) if "run" in step]
+    used = {name for run in commands for name in re.findall(r"make .*?\b([A-Z_]+)=", run)}
+    assert used <= in_makefile(r"^([A-Z_]+) \?=")
+
+
+def test_actions_are_pinned_by_commit_with_their_version(path):
+    uses = re.findall(r"uses: (.*)", path.read_text("utf-8"))
+    assert uses
+    pinned = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+    assert [one for one in uses if not pinned.fullmatch(one)] == []
+    commits = {}
+    for one in uses:
+        commits.setdefault(one.split("@")[0], set()).add(one)
+    assert [name for name, pins in commits.items() if len(pins) > 1] == []
+
+
+def test_jobs_have_the_least_rights(workflow):
+    assert workflow["permissions"] == {}
+    for name, job in workflow["jobs"].items():
+        rights = job["permissions"]
+        assert "write-all" not in rights, name
+        written = {right for right, level in rights.items() if level == "write"}
+        assert written <= {"id-token", "attestations"}, name
+        assert "timeout-minutes" in job, name
+        # A job with such a right runs neither make nor a script of the repository.
+        commands = [step["run"] for step in job["steps"] if "run" in step]
+        assert not written or all(run.startswith("cargo publish") for run in commands), name
+        checkouts = [s for s in job["steps"] if s.get("uses", "").startswith("actions/checkout@")]
+        assert all(step["with"] == {"persist-credentials": False} for step in checkouts), name
+
+
+def test_only_a_tag_publishes(release):
+    # YAML 1.1 reads `on` as true.
+    assert release[True] == {"push": {"tags": ["v*"]}, "workflow_dispatch": None}
+    publishing = set()
+    for name, step in steps_of(release):
+        does = step.get("run", "") + step.get("uses", "")
+        if any(way in does for way in PUBLISHING) and "--dry-run" not in does:
+            publishing.add(name)
+    assert publishing == {"pypi", "crates-io"}
+    for name, job in release["jobs"].items():
+        if "id-token" in job["permissions"]:
+            assert job["if"] == "github.event_name == 'push'", name
+    assert all(release["jobs"][name]["environment"] == name for name in publishing)
+    assert all(release["jobs"][name]["needs"] == "attest" for name in publishing)
+    before = {"audit", "build", "sdist", "test", "test-sdist"}
+    assert set(release["jobs"]["attest"]["needs"]) == before
+
+
+def test_every_supported_torch_is_tested_on_every_machine(release):
+    source = (ROOT / "tools" / "unisono_build" / "release.py").read_text("utf-8")
+    listed = re.search(r"^TORCHES = \((.*)\)", source, re.MULTILINE)[1]
+    torches = set(re.findall(r'"([\d.]+)"', listed))
+    matrix = release["jobs"]["test"]["strategy"]["matrix"]
+    assert matrix["machine"] == release["jobs"]["build"]["strategy"]["matrix"]["machine"]
+    for machine in matrix["machine"]:
+        tested = {one["torch"] for one in matrix["include"] if one["machine"] == machine}
+        assert tested == torches
+    classified = re.findall(r"Python :: (3\.\d+)\"", (ROOT / "pyproject.toml").read_text("utf-8"))
+    assert matrix["python"] == classified
+
+
+def test_all_that_is_published_is_tested(release):
+    jobs = release["jobs"]
+    built = {"build": "test", "sdist": "test-sdist"}
+    for maker, tester in built.items():
+        (upload,) = [
+            s["with"] for s in jobs[maker]["steps"] if "upload-artifact" in s.get("uses", "")
+        ]
+        (got,) = [
+            s["with"] for s in jobs[tester]["steps"] if "download-artifact" in s.get("uses", "")
+        ]
+        assert jobs[tester]["needs"] == maker
+        assert got["name"] == upload["name"]
+    (newest,) = re.findall(
+        r"^DEFAULT_TORCH := (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE
+    )
+    (run,) = [s["run"] for s in jobs["test-sdist"]["steps"] if "run" in s]
+    assert set(re.findall(r":([\w.]+)", run)) == {newest, "none"}
+
+
+def test_the_image_of_the_documents_is_that_of_the_workflow(release):
+    images = {job["container"] for job in release["jobs"].values() if "container" in job}
+    assert len(images) == 1
+    document = (ROOT / "docs" / "releasing.md").read_text("utf-8")
+    assert set(re.findall(r"\brust:[\w.-]+", document)) == images
+
+
+def test_the_crate_holds_its_sources_and_nothing_from_beside_it():
+    command = [os.environ.get("CARGO", "cargo"), "package", "-p", "unisono", "--list"]
+    listed = subprocess.run(
+        [*command, "--allow-dirty", "--offline"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    files = set(listed.stdout.split())
+    beside = {name for name in files if not name.startswith("src/")}
+    assert {"README.md", "LICENSE-APACHE", "LICENSE-MIT", "Cargo.toml"} <= beside
+    assert beside <= {
+        *("README.md", "LICENSE-APACHE", "LICENSE-MIT", ".cargo_vcs_info.json"),
+        *("Cargo.lock", "Cargo.toml", "Cargo.toml.orig"),
+    }
+    kernels = "src/transport/cuda/kernels/ptx"
+    assert {f"{kernels}/{p.name}" for p in (ROOT / "rust/core" / kernels).iterdir()} <= files

@@ -1,0 +1,235 @@
+"""Programs that ask for gloo run on unisono, when it is asked to serve them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import launching
+import pytest
+import torch
+from ranks import run_ranks, run_torchrun
+from torch_as_gloo_ranks import (
+    both_kinds,
+    by_call,
+    by_class,
+    by_name,
+    checkpoint,
+    objects,
+    reconfigurable,
+    rpc,
+    several_devices,
+    sharded,
+    split,
+)
+
+ON = {"UNISONO_AS_GLOO": "1"}
+ACTS = "unisono: in gloo's place for the process groups of this program (UNISONO_AS_GLOO=1)"
+NEWER = hasattr(torch.distributed.Backend, "_ensure_backend_registered")
+RECORDS = hasattr(torch.distributed.distributed_c10d, "_maybe_attach_flight_recorder")
+
+
+def target(function: object) -> str:
+    return f"torch_as_gloo_ranks:{function.__name__}"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("backend", [["gloo"], [], ["cpu:gloo"]])
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+def test_by_name(backend: list[str], debug: str) -> None:
+    env = {**ON, "TORCH_DISTRIBUTED_DEBUG": debug}
+    results = run_ranks(2, target(by_name), *backend, env=env, torch=True)
+    for result in results:
+        found = result.value
+        assert found["backend"] == (backend[0] if backend else "undefined")
+        assert found["of group"] == "gloo"
+        assert found["served"] == ["unisono", "unisono"]
+        assert found["is"] or debug == "DETAIL"
+        if backend == ["gloo"]:
+            assert found["name"] == "gloo"
+    assert [result.output.count(ACTS) for result in results] == [1, 0]
+
+
+def test_gloo_stays_where_nobody_asks() -> None:
+    for env in ({}, {"UNISONO_AS_GLOO": "0"}):
+        results = run_ranks(2, target(by_name), "gloo", env=env, torch=True)
+        for result in results:
+            assert result.value["served"] == ["gloo", "gloo"]
+            assert "unisono" not in result.output
+
+
+def test_a_value_that_means_nothing_is_named() -> None:
+    results = run_ranks(2, target(by_name), "gloo", env={"UNISONO_AS_GLOO": "please"}, torch=True)
+    for result in results:
+        assert result.value["served"] == ["gloo", "gloo"]
+        assert "UNISONO_AS_GLOO=please is neither 1 nor 0; gloo stays" in result.output
+
+
+def test_by_class() -> None:
+    results = run_ranks(2, target(by_class), env=ON, torch=True)
+    for result in results:
+        assert result.value["served"] == ["unisono", "unisono", "unisono", "gloo"]
+        assert result.value["is"] == [True, True, True]
+        assert result.value["class"]
+        assert not result.value["other"]
+        assert "the class Derived derives from ProcessGroupGloo and stays on gloo" in result.output
+        assert "UNISONO_INTERFACE says which interface" in result.output
+
+
+@pytest.mark.parametrize("asked", ["1", "0"])
+def test_rpc(asked: str) -> None:
+    """It hands a bare backend to an object collective, on gloo itself too."""
+    results = run_ranks(2, target(rpc), env={"UNISONO_AS_GLOO": asked}, torch=True)
+    assert results[0].value == [2.0, 2.0]
+    assert (ACTS in results[0].output) == (asked == "1")
+
+
+def test_device_mesh_and_dtensor() -> None:
+    results = run_ranks(4, target(sharded), env=ON, torch=True)
+    assert [result.value for result in results] == ["unisono"] * 4
+
+
+def test_beside_a_backend_for_another_device() -> None:
+    stand_in = "standin"
+    for result in run_ranks(2, target(several_devices), stand_in, env=ON, torch=True):
+        assert result.value == {
+            "backend": f"cpu:gloo,cuda:{stand_in}",
+            "cpu": ["unisono"] * 2,
+            "cuda": ["fake"] * 2,
+        }
+
+
+def test_checkpoint(tmp_path: Path) -> None:
+    results = run_ranks(2, target(checkpoint), str(tmp_path), env=ON, torch=True)
+    for result in results:
+        assert result.value == {"served": "unisono", "backend": "gloo"}
+    assert ACTS in results[0].output
+
+
+@pytest.mark.skipif(not RECORDS, reason="this torch splits no groups on the CPU")
+def test_groups_made_by_a_split() -> None:
+    for result in run_ranks(4, target(split), env=ON, torch=True):
+        found = result.value
+        assert found["served"] == ["unisono"] * 2
+        assert found["backend"] == ["gloo"] * 2
+        assert found["name"] == ["gloo"] * 2
+        assert found["is"]
+        # torch's flight recorder has seen both calls end, and knows of which group they were.
+        assert len(found["recorded"]) == 2
+        assert found["recorded"][0] == ("a pair", "unisono:all_reduce", "completed")
+
+
+def test_by_call() -> None:
+    results = run_ranks(2, target(by_call), torch=True)
+    for result in results:
+        assert result.value == ["gloo", "unisono"]
+
+
+@pytest.mark.skipif(not NEWER, reason="this torch has no enable_reconfigure")
+def test_what_gloo_alone_can_stays_on_gloo() -> None:
+    results = run_ranks(2, target(reconfigurable), env=ON, torch=True)
+    for result in results:
+        assert result.value == "gloo"
+        assert "a group with enable_reconfigure=True stays on gloo" in result.output
+
+
+@pytest.mark.parametrize("odd", [0, 2])
+def test_ranks_of_both_kinds_are_told_apart(odd: int) -> None:
+    """The rank `odd` alone runs on unisono, and says who does not."""
+    env = [ON if rank == odd else {} for rank in range(3)]
+    results = run_ranks(3, target(both_kinds), env=env.__getitem__, torch=True)
+    seconds, text = results[odd].value
+    other = 1 if odd == 0 else 0
+    assert f"rank {other} makes this group with torch's own gloo, rank {odd} with unisono" in text
+    assert "set it on every rank" in text
+    assert seconds < 7
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "unisono", "run", *arguments],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_run_takes_scripts_modules_and_commands(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; print(os.environ['UNISONO_AS_GLOO'], *sys.argv[1:])")
+    assert run(str(script), "a", "--b").stdout == "1 a --b\n"
+    assert run("--", str(script), "-h").stdout == "1 -h\n"
+    assert run("-m", "platform").stdout.startswith("Linux")
+    assert run("sh", "-c", "echo $UNISONO_AS_GLOO; exit 3").returncode == 3
+
+
+def test_run_says_what_is_wrong() -> None:
+    assert run().returncode == 2
+    assert run("--help").stdout.startswith("usage: unisono run")
+    absent = run("no-such-command")
+    assert absent.returncode == 127
+    assert absent.stderr == "unisono run: there is no command 'no-such-command'\n"
+    off = run("true", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert off.returncode == 2
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from finding unisono" in off.stderr
+
+
+# A job: what it prints tells that its ranks have met, and on what.
+JOB = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.full((4,), float(dist.get_rank() + 1))
+dist.all_reduce(total)
+served = dist.group.WORLD._get_backend(torch.device("cpu")).name()
+world, result = dist.get_world_size(), total[0].item()
+# In one piece: not every launcher keeps lines whole.
+print(f"{dist.get_backend()} by {served}: {result:g} of {world}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+JOB_SAYS = "gloo by unisono: 3 of 2"
+
+
+@pytest.mark.parametrize("door", launching.doors())
+def test_launch_as_gloo(door: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    command = [*launching.doors()[door], "--as-gloo", "-n", "2", str(script)]
+    done = launching.run(command)
+    assert done.code == 0, done
+    assert sorted(done.out) == [f"[{rank}] {JOB_SAYS}" for rank in range(2)]
+    assert sum(ACTS in line for line in done.err) == 1, done.err
+
+
+def test_run_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(JOB)
+    torchrun = launching.find("torchrun")
+    assert torchrun
+    command = [sys.executable, "-m", "unisono", "run", torchrun]
+    command += ["--standalone", "--nproc-per-node", "2", str(script)]
+    done = launching.run(command)
+    assert done.code == 0, done
+    assert done.out == [JOB_SAYS] * 2
+    assert sum(ACTS in line for line in done.err) == 1, done.err
+
+
+def test_a_program_that_nobody_here_wrote() -> None:
+    """Accelerate's own tests of its operations between processes."""
+    accelerate = pytest.importorskip("accelerate.test_utils")
+    scripts = Path(accelerate.__file__).parent / "scripts"
+    env = {**ON, "ACCELERATE_USE_CPU": "true"}
+    for script in ("test_ops.py", "test_sync.py"):
+        output = run_torchrun(scripts / script, 2, timeout=150, env=env)
+        assert output.count(ACTS) == 1, output
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_objects_take_one_round(backend: str) -> None:
+    env = ON if backend == "gloo" else {}
+    results = run_ranks(3, target(objects), backend, env=env, torch=True)
+    for result in results:
+        assert set(result.value["rounds"].values()) == {1}, result.value["rounds"]
+        assert "scatter_object_output_list" in result.value["wrong"]

@@ -1,0 +1,52 @@
+"""torch's ways to train, on two hosts of two ranks each, made of network namespaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from namespaces import Hosts, hosts, why_not
+from ranks import RankResult, run_ranks
+
+torch = pytest.importorskip("torch")
+TROUBLE = why_not()
+pytestmark = pytest.mark.skipif(TROUBLE is not None, reason=f"{TROUBLE}")
+
+# On a square of ranks, so one dimension of the mesh lies inside the hosts and one between them.
+SHARDING = ["hsdp_trains", "hsdp_mixes_precision_and_factors", "sharded_data_and_tensor_parallel"]
+
+
+def run(net: Hosts, target: str, *args: Any, host_of: list[int], **more: str) -> list[RankResult]:
+    def variables(rank: int) -> dict[str, str]:
+        here = host_of[rank]
+        return {
+            "MASTER_ADDR": net.address(host_of[0]),
+            "MASTER_PORT": "29519",
+            "LOCAL_RANK": str(host_of[:rank].count(here)),
+            "LOCAL_WORLD_SIZE": str(host_of.count(here)),
+            **more,
+        }
+
+    def enter(rank: int) -> list[str]:
+        return net.enter(host_of[rank])
+
+    world = len(host_of)
+    return run_ranks(world, target, *args, torch=True, timeout=120, env=variables, prefix=enter)
+
+
+@pytest.mark.parametrize("host_of", [[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]], ids=str)
+def test_ddp_trains_as_one_process_does_and_goes_in_two_levels(host_of):
+    with hosts() as net:
+        results = run(net, "torch_hosts_ranks:ddp", host_of=host_of, UNISONO_LOG="debug")
+    for result in results:
+        assert result.value < 1e-12, result
+    # Nothing asked for it.
+    assert "messages=hierarchical" in results[0].output, results[0].report()
+
+
+@pytest.mark.parametrize("host_of", [[0, 0, 1, 1], [0, 1, 0, 1]], ids=str)
+def test_sharded_training_between_hosts(host_of):
+    with hosts() as net:
+        results = run(net, "torch_sharding_ranks:run", SHARDING, host_of=host_of)
+    for result in results:
+        assert result.value == dict.fromkeys(SHARDING), result
