@@ -7,8 +7,7 @@
 //! segment is as large as the largest of what was asked for, [`LEAST`], and all that there is already (to [`MOST`]), so
 //! that a few segments suffice whatever the heap grows to, while a huge block has one of its own that goes with it.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -18,6 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
+use super::blocks::Blocks;
 use super::limit;
 use super::owners::CHUNK;
 use super::places::Places;
@@ -89,7 +89,7 @@ pub struct Statistics {
 pub(super) struct Arena {
     limit: OnceLock<AtomicUsize>,
     region: OnceLock<Option<Arc<Region>>>,
-    state: Mutex<State>,
+    state: Mutex<Blocks>,
     /// Links whose peers may have mapped segments.
     sharers: AtomicUsize,
     /// Whether [`Arena::detach`] took anything away from the peers.
@@ -97,54 +97,6 @@ pub(super) struct Arena {
     /// Whether it was said that there is no room.
     complained: AtomicBool,
     retained: Duration,
-}
-
-#[derive(Default)]
-struct State {
-    segments: BTreeMap<u32, Segment>,
-    /// By address.
-    blocks: Option<HashMap<usize, Held>>,
-    /// The region's chunks.
-    chunks: Option<Places>,
-    /// Bytes of segments that peers do not share any more.
-    detached: Vec<Detached>,
-    /// Blocks that were freed and lie in them.
-    withheld: Vec<Held>,
-    /// Empty segments.
-    idle: usize,
-    in_use: usize,
-    peak: usize,
-    reserved: usize,
-}
-
-/// A block that is in use.
-#[derive(Clone, Copy)]
-struct Held {
-    segment: u32,
-    offset: usize,
-    bytes: usize,
-}
-
-/// Bytes that were taken away from a peer that may still be writing there.
-struct Detached {
-    segment: u32,
-    /// Whole pages.
-    bytes: Range<usize>,
-    is_over: IsOver,
-    /// The pages are of this process's own; else the system refused them.
-    is_private: bool,
-}
-
-impl Detached {
-    fn overlaps(&self, segment: u32, bytes: &Range<usize>) -> bool {
-        self.segment == segment && self.bytes.start < bytes.end && bytes.start < self.bytes.end
-    }
-}
-
-impl Held {
-    fn range(&self) -> Range<usize> {
-        self.offset..self.offset + self.bytes
-    }
 }
 
 impl Arena {
@@ -156,17 +108,7 @@ impl Arena {
         Self {
             limit: OnceLock::new(),
             region: OnceLock::new(),
-            state: Mutex::new(State {
-                segments: BTreeMap::new(),
-                blocks: None,
-                chunks: None,
-                detached: Vec::new(),
-                withheld: Vec::new(),
-                idle: 0,
-                in_use: 0,
-                peak: 0,
-                reserved: 0,
-            }),
+            state: Mutex::new(Blocks::new()),
             sharers: AtomicUsize::new(0),
             has_detached: AtomicBool::new(false),
             complained: AtomicBool::new(false),
@@ -277,7 +219,7 @@ impl Arena {
     }
 
     /// Takes back what no peer can be writing to any more.
-    fn reclaim(&self, state: &mut State) {
+    fn reclaim(&self, state: &mut Blocks) {
         if !state.detached.is_empty() {
             state.reclaim();
             let has_detached = !state.detached.is_empty();
@@ -366,7 +308,7 @@ impl Arena {
     /// Adds a segment in which a block of `bytes` finds room.
     fn grow(
         &self,
-        state: &mut State,
+        state: &mut Blocks,
         region: &Arc<Region>,
         bytes: usize,
         retired: &mut Vec<Segment>,
@@ -404,7 +346,7 @@ impl Arena {
         }
     }
 
-    fn retire_idle(&self, state: &mut State, retired: &mut Vec<Segment>) {
+    fn retire_idle(&self, state: &mut Blocks, retired: &mut Vec<Segment>) {
         if state.idle == 0 {
             return;
         }
@@ -438,155 +380,6 @@ impl Arena {
             );
         }
     }
-}
-
-impl State {
-    /// A block in the oldest segment that has room, so that the youngest become empty.
-    fn take(&mut self, bytes: usize, align: usize) -> Option<Block> {
-        let (segment, offset) = self.segments.values_mut().find_map(|segment| {
-            let offset = segment.places.take(bytes, align)?;
-            Some((segment, offset))
-        })?;
-        if !segment.commit(offset, bytes) {
-            segment.places.put(offset, bytes);
-            return None;
-        }
-        let address = segment.address(offset);
-        let used = segment.fresh.saturating_sub(offset).min(bytes);
-        segment.fresh = segment.fresh.max(offset + bytes);
-        if segment.idle_since.take().is_some() {
-            self.idle -= 1;
-        }
-        let held = Held {
-            segment: segment.number,
-            offset,
-            bytes,
-        };
-        self.blocks.as_mut()?.insert(address.addr().get(), held);
-        self.in_use += bytes;
-        self.peak = self.peak.max(self.in_use);
-        Some(Block {
-            address,
-            bytes,
-            used,
-        })
-    }
-
-    /// Gives this process pages of its own where `bytes` of a segment lie. Those that it has already stay: they would be
-    /// lost for what the file holds.
-    fn detach(&mut self, number: u32, bytes: Range<usize>, is_over: &IsOver) -> Result<(), Errno> {
-        let Some(segment) = self.segments.get(&number) else {
-            return Ok(());
-        };
-        let mut before: Vec<Range<usize>> = Vec::new();
-        for detached in &self.detached {
-            if detached.segment == number && detached.is_private {
-                before.push(detached.bytes.clone());
-            }
-        }
-        before.sort_by_key(|range| range.start);
-        let end = bytes.end.next_multiple_of(page()).min(segment.length());
-        let start = bytes.start / page() * page();
-        let (mut at, mut result) = (start, Ok(()));
-        for range in before.into_iter().chain(std::iter::once(end..end)) {
-            let gap = at..range.start.min(end);
-            if !gap.is_empty() {
-                let detached = segment.detach(gap.clone());
-                self.detached.push(Detached {
-                    segment: number,
-                    bytes: gap,
-                    is_over: Arc::clone(is_over),
-                    is_private: detached.is_ok(),
-                });
-                result = result.and(detached);
-            }
-            at = at.max(range.end);
-        }
-        // This peer, too, may be writing to what was taken away from another.
-        for detached in &mut self.detached {
-            if detached.overlaps(number, &(start..end)) && !Arc::ptr_eq(&detached.is_over, is_over)
-            {
-                let (one, other) = (Arc::clone(&detached.is_over), Arc::clone(is_over));
-                detached.is_over = Arc::new(move || one() && other());
-            }
-        }
-        result
-    }
-
-    /// Shares again what was taken away from peers that can write no more, where no block is in use any more, and frees
-    /// the blocks that had to wait for it.
-    fn reclaim(&mut self) {
-        let Self {
-            segments,
-            blocks,
-            detached,
-            ..
-        } = self;
-        let is_used = |detached: &Detached| {
-            let mut blocks = blocks.iter().flat_map(HashMap::values);
-            blocks.any(|held| detached.overlaps(held.segment, &held.range()))
-        };
-        detached.retain(|detached| {
-            if is_used(detached) || !(detached.is_over)() {
-                return true;
-            }
-            let segment = segments.get(&detached.segment);
-            // SAFETY: no block lies there.
-            let attach = |segment: &Segment| unsafe { segment.attach(detached.bytes.clone()) };
-            segment.is_some_and(|segment| detached.is_private && attach(segment).is_err())
-        });
-        for held in std::mem::take(&mut self.withheld) {
-            self.put_back(held);
-        }
-    }
-
-    fn put(&mut self, address: NonNull<u8>) -> bool {
-        let blocks = self.blocks.as_mut();
-        let held = blocks.and_then(|blocks| blocks.remove(&address.addr().get()));
-        held.inspect(|held| self.put_back(*held)).is_some()
-    }
-
-    /// Frees a block that is in use no more, or withholds it.
-    fn put_back(&mut self, held: Held) {
-        let mut detached = self.detached.iter();
-        if detached.any(|detached| detached.overlaps(held.segment, &held.range())) {
-            return self.withheld.push(held);
-        }
-        self.in_use -= held.bytes;
-        if let Some(segment) = self.segments.get_mut(&held.segment) {
-            segment.places.put(held.offset, held.bytes);
-            if segment.places.is_untouched() {
-                segment.idle_since = Some(Instant::now());
-                self.idle += 1;
-            }
-        }
-    }
-
-    /// Takes the empty segments out of the table whose time of becoming so is `due`.
-    fn retire(&mut self, retired: &mut Vec<Segment>, due: impl Fn(Instant) -> bool) {
-        if self.idle == 0 {
-            return;
-        }
-        let before = retired.len();
-        let due = |_: &u32, segment: &mut Segment| segment.idle_since.is_some_and(&due);
-        retired.extend(extract(&mut self.segments, due));
-        for segment in &retired[before..] {
-            self.idle -= 1;
-            self.reserved -= segment.length();
-        }
-    }
-}
-
-/// Removes and returns what `which` holds for.
-fn extract<K: Ord + Copy, V>(
-    map: &mut BTreeMap<K, V>,
-    mut which: impl FnMut(&K, &mut V) -> bool,
-) -> Vec<V> {
-    let keys: Vec<K> = map
-        .iter_mut()
-        .filter_map(|(key, value)| which(key, value).then_some(*key))
-        .collect();
-    keys.iter().filter_map(|key| map.remove(key)).collect()
 }
 
 /// The size and alignment that a block really gets.

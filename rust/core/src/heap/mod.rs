@@ -14,6 +14,7 @@
 //! and what it frees stays as it is.
 
 mod arena;
+mod blocks;
 mod buffer;
 mod limit;
 mod owners;
