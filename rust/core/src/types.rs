@@ -389,10 +389,10 @@ algorithms! {
     Halving = "halving",
     /// Bruck et al. 1997: log2(n) rounds for all_to_all, all_gather and barrier.
     Bruck = "bruck",
-    /// Inside each host, across the hosts by all ranks at once, inside each host. See [`crate::plan::hierarchical`].
+    /// Inside each host, across the hosts by all ranks at once, inside each host. See plan/hierarchical/.
     Hierarchical = "hierarchical",
     /// Copy-in, copy-out: chunk by chunk through windows, memory of each rank that all ranks of the host map. For
-    /// buffers that the peers cannot reach. See [`crate::plan::windows`].
+    /// buffers that the peers cannot reach. See plan/windows/.
     Windows = "windows",
     /// An all_reduce in one pass over the buffers of all ranks, where they lie in the heap that the ranks of the host
     /// share: each rank sums up its slice of all of them and stores the sum to all of them.

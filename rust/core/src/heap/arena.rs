@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use super::blocks::Blocks;
+use super::blocks::{Block, Blocks, IsOver};
 use super::limit;
 use super::owners::CHUNK;
+use super::page::page;
 use super::places::Places;
 use super::region::Region;
 use super::segment::Segment;
-use super::{IsOver, page};
 use crate::fork;
 
 /// Blocks begin at multiples of this: two blocks never share a cache line.
@@ -41,23 +41,6 @@ const RETAINED: Duration = Duration::from_secs(10);
 static NUMBERS: AtomicU32 = AtomicU32::new(1);
 /// How many segments were given back in this process.
 static RETIRED: AtomicU64 = AtomicU64::new(0);
-
-/// Memory that [`Arena::allocate`] handed out. It is the caller's until it is freed; nothing happens when this is
-/// dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// The first byte: at least at a multiple of 64, and of a page for blocks of 64 KiB and more.
-    pub address: NonNull<u8>,
-    /// At least the bytes that were asked for.
-    pub bytes: usize,
-    /// So many of them, from the first on, may hold bytes of earlier blocks; the rest is zero.
-    pub used: usize,
-}
-
-// SAFETY: an address and two numbers; using the address is unsafe anyway.
-unsafe impl Send for Block {}
-// SAFETY: as above.
-unsafe impl Sync for Block {}
 
 /// A place in memory as peers know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,10 +8,29 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 
-use super::arena::Block;
+use super::page::page;
 use super::places::Places;
 use super::segment::Segment;
-use super::{IsOver, page};
+
+/// Whether a peer that has stopped in the middle of writing can write no more: it has gone on, or ended.
+pub(crate) type IsOver = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// Memory that a heap handed out. It is the caller's until it is freed; nothing happens when this is
+/// dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The first byte: at least at a multiple of 64, and of a page for blocks of 64 KiB and more.
+    pub address: NonNull<u8>,
+    /// At least the bytes that were asked for.
+    pub bytes: usize,
+    /// So many of them, from the first on, may hold bytes of earlier blocks; the rest is zero.
+    pub used: usize,
+}
+
+// SAFETY: an address and two numbers; using the address is unsafe anyway.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
 
 /// The blocks and segments of a heap.
 pub(super) struct Blocks {

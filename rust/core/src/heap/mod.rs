@@ -18,6 +18,7 @@ mod blocks;
 mod buffer;
 mod limit;
 mod owners;
+mod page;
 mod peer;
 mod places;
 mod region;
@@ -29,11 +30,13 @@ mod window;
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use self::arena::Arena;
-pub use self::arena::{Block, Place, Statistics};
+pub use self::arena::{Place, Statistics};
+pub use self::blocks::Block;
+pub(crate) use self::blocks::IsOver;
 pub use self::buffer::Buffer;
+pub use self::page::page;
 pub use self::peer::{Held, Identity, PeerHeap};
 pub(crate) use self::scratch::Scratch;
 pub use self::window::{Layout, PeerWindow, Window};
@@ -69,18 +72,10 @@ pub unsafe fn free(address: NonNull<u8>) -> bool {
     unsafe { HEAP.free(address) }
 }
 
-/// Whether a peer that has stopped in the middle of writing can write no more: it has gone on, or ended.
-pub(crate) type IsOver = Arc<dyn Fn() -> bool + Send + Sync>;
-
 /// Takes `address..address + bytes` away from a peer that may be writing to it: it stays as it is, in memory of this
 /// process's own. It is not located any more, and its block, when it is freed, is not handed out again before it `is_over`.
 pub(crate) fn detach(address: usize, bytes: usize, is_over: IsOver) {
     HEAP.detach(address, bytes, is_over);
-}
-
-/// Bytes of a page of memory here: 4,096 on most systems, 16 or 64 KiB on some with aarch64.
-pub fn page() -> usize {
-    rustix::param::page_size()
 }
 
 /// Where `address..address + bytes` lies, for peers. `None` when it is not, as a whole, in a segment of the heap. For

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use super::owners::{CHUNK, Owners};
-use super::page;
+use super::page::page;
 
 /// The least that is worth reserving.
 const FEWEST: usize = 4;

@@ -19,8 +19,9 @@ use rustix::fs::{self, FallocateFlags, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::arena::{next_number, note_retired};
+use super::page::page;
 use super::peer::Held;
-use super::{HEAP, limit, page, segment};
+use super::{HEAP, limit, segment};
 use crate::fork;
 
 /// The windows of this process: their numbers, and what peers get as long as there are some to come.

@@ -8,10 +8,10 @@
 //! - all_to_all: a block that must travel i places around the circle travels 2^j places in round j for each
 //!   bit j of i. Each block is sent up to log2(n) times: for blocks whose length costs less than a message.
 
-use super::Family;
 use super::builder::{Blocks, Steps};
 use super::cost::{Bill, Taken, Work};
 use super::direct::own_block;
+use super::family::Family;
 use super::{Buffer, Counts, Plan, Shape, Span, Wire};
 use crate::types::Collective;
 

@@ -2,13 +2,8 @@
 
 use super::family;
 use super::topology::Topology;
-use super::{Algorithm, Counts, Plan, Shape, direct, hierarchical};
+use super::{Algorithm, Counts, DEFAULT_CHUNK, Plan, Shape, direct, hierarchical};
 use crate::types::Collective;
-
-/// The longest piece, in elements, that is worked on as a whole where an algorithm forwards what it receives
-/// (tree, ring) or folds several contributions into one sum (direct). Long enough to hide a message's
-/// latency, short enough to be still in the cache when its turn comes again.
-pub const DEFAULT_CHUNK: usize = 32 * 1024;
 
 /// Whether `algorithm` can serve `shape` with messages alone, wherever the ranks are. False for every algorithm when the
 /// shape itself is malformed.
@@ -53,7 +48,7 @@ pub fn build_on(
 ) -> Option<Plan> {
     match algorithm {
         Algorithm::Hierarchical if applicable_on(algorithm, shape, topology) => {
-            hierarchical::build(shape, chunk.max(1), topology)
+            hierarchical::build(shape, chunk.max(1), topology, build_chunked)
         }
         _ => build_chunked(algorithm, shape, chunk),
     }

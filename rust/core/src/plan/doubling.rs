@@ -21,10 +21,10 @@
 //! [`Core`] picks a power of two of ranks as members; each of the others is the guest of a member, hands it
 //! its contribution before the exchanges and gets the result after them.
 
-use super::Family;
 use super::builder::{Blocks, Steps};
 use super::cost::{Bill, Taken, Work};
 use super::direct::own_block;
+use super::family::Family;
 use super::{Buffer, Plan, Shape, Span, Wire};
 use crate::types::{Collective, Rank};
 

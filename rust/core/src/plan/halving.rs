@@ -17,8 +17,8 @@
 //!
 //! Each element is completed by one rank, in one order, so all ranks get the same bits.
 
-use super::Family;
 use super::cost::{Bill, Taken, Work};
+use super::family::Family;
 use std::ops::Range;
 
 use super::builder::{Blocks, Steps, pieces, wire_from};

@@ -14,8 +14,8 @@
 //!
 //! This is what MPI libraries do over XPMEM, with the results stored by the rank that made them.
 
-use super::Family;
 use super::cost::{Bill, Work};
+use super::family::Family;
 use super::shared::{LINE, price_of_agreement};
 use super::signals::{MOST_RANKS, Peers};
 use super::{Buffer, Counts, Order, Plan, Shape, Sources, Span, Step};

@@ -19,10 +19,10 @@
 //!
 //! A block is completed by one rank, in one order, so all ranks get the same bits.
 
-use super::Family;
 use super::builder::{Blocks, Steps, pieces, wire_from};
 use super::cost::{Bill, Taken, Work};
 use super::direct::own_block;
+use super::family::Family;
 use super::{Buffer, Plan, Shape, Span, Wire};
 use crate::types::{Collective, Rank};
 

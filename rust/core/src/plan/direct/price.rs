@@ -4,8 +4,8 @@ use super::{
     all_gather, all_reduce, all_reduce_two_shot, all_to_all, barrier, broadcast,
     broadcast_two_shot, gather, reduce, reduce_scatter, reduce_two_shot, scatter,
 };
-use crate::plan::Family;
 use crate::plan::cost::{Bill, Taken, Work};
+use crate::plan::family::Family;
 use crate::plan::{Plan, Shape, ring};
 use crate::types::Collective;
 

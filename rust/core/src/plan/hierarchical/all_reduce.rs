@@ -15,14 +15,19 @@
 //! order for all ranks, so they get the same bits.
 
 use super::embed::{Alternating, Embedding, embed};
-use super::levels::{Levels, MOST_HOSTS_AT_ONCE};
+use super::levels::{Inner, Levels, MOST_HOSTS_AT_ONCE};
 use crate::plan::builder::{Blocks, Steps, pieces};
-use crate::plan::{Algorithm, Buffer, Counts, Plan, Shape, Span, build_chunked};
+use crate::plan::{Algorithm, Buffer, Counts, Plan, Shape, Span};
 use crate::types::Collective;
 
 /// Reduce_scatter inside, all_reduce across, all_gather inside, piece by piece.
-pub(super) fn all_reduce(shape: &Shape, chunk: usize, levels: &Levels) -> Option<Plan> {
-    let mut composition = Composition::new(shape, chunk, levels);
+pub(super) fn all_reduce(
+    shape: &Shape,
+    chunk: usize,
+    levels: &Levels,
+    inner: Inner,
+) -> Option<Plan> {
+    let mut composition = Composition::new(shape, chunk, levels, inner);
     let last = composition.pieces - 1;
     for turn in 0..composition.pieces + 2 {
         if turn <= last {
@@ -43,6 +48,7 @@ struct Composition<'a> {
     shape: &'a Shape<'a>,
     levels: &'a Levels,
     chunk: usize,
+    inner: Inner,
     /// Elements of a piece.
     piece: usize,
     pieces: usize,
@@ -54,7 +60,7 @@ struct Composition<'a> {
 }
 
 impl<'a> Composition<'a> {
-    fn new(shape: &'a Shape<'a>, chunk: usize, levels: &'a Levels) -> Self {
+    fn new(shape: &'a Shape<'a>, chunk: usize, levels: &'a Levels, inner: Inner) -> Self {
         let piece = chunk
             .saturating_mul(levels.shards())
             .saturating_mul(levels.hosts.len());
@@ -62,6 +68,7 @@ impl<'a> Composition<'a> {
             shape,
             levels,
             chunk,
+            inner,
             piece,
             pieces: pieces(shape.count(), piece),
             steps: Steps::of(shape),
@@ -113,7 +120,7 @@ impl<'a> Composition<'a> {
             widen: self.shape.widen || self.shape.in_place,
             ..self.inside(Collective::ReduceScatter, &counts)
         };
-        let plan = build_chunked(Algorithm::Direct, &shape, self.chunk)?;
+        let plan = (self.inner)(Algorithm::Direct, &shape, self.chunk)?;
         let output = self.sum(piece);
         let scratch = self.for_inside.span(&mut self.steps, piece, plan.scratch);
         let at = Embedding {
@@ -146,7 +153,7 @@ impl<'a> Composition<'a> {
             true => Algorithm::TwoShot,
             false => Algorithm::Ring,
         };
-        let plan = build_chunked(algorithm, &shape, self.chunk)?;
+        let plan = (self.inner)(algorithm, &shape, self.chunk)?;
         let input = self.sum(piece);
         let scratch = self.for_across.span(&mut self.steps, piece, plan.scratch);
         let at = Embedding {
@@ -164,7 +171,7 @@ impl<'a> Composition<'a> {
         let output = self.output(piece);
         let counts = self.levels.shards_of(output.len);
         let shape = self.inside(Collective::AllGather, &counts);
-        let plan = build_chunked(Algorithm::Direct, &shape, self.chunk)?;
+        let plan = (self.inner)(Algorithm::Direct, &shape, self.chunk)?;
         let at = Embedding {
             members: self.levels.inside(),
             input: output,

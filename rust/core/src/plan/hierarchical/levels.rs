@@ -1,8 +1,11 @@
 //! Where a rank is: its host, its place there, and its counterparts on the other hosts.
 
-use crate::plan::Shape;
 use crate::plan::topology::Topology;
+use crate::plan::{Algorithm, Plan, Shape};
 use crate::types::Rank;
+
+/// Makes the plans that are parts of one here.
+pub(super) type Inner = fn(Algorithm, &Shape, usize) -> Option<Plan>;
 
 /// Up to so many hosts a rank exchanges messages with all of its counterparts at once: one or two rounds with the volume
 /// of a ring.

@@ -31,9 +31,8 @@
 //! so that links which hold nothing are enough: all ranks that are in the earliest unfinished round have both of their
 //! messages of it in hand.
 
-use self::levels::Levels;
-use self::levels::MOST_HOSTS_AT_ONCE;
-use super::Family;
+use self::levels::{Inner, Levels};
+use super::family::Family;
 use super::topology::Topology;
 use super::{Counts, Plan, Shape};
 use crate::types::Collective;
@@ -71,12 +70,18 @@ pub fn serves(shape: &Shape, topology: &Topology) -> bool {
         && topology.shares_hosts()
 }
 
-/// The plan for `shape`, which is [served](serves), in pieces of at most `chunk` elements for each rank across.
-pub(super) fn build(shape: &Shape, chunk: usize, topology: &Topology) -> Option<Plan> {
+/// The plan for `shape`, which is [served](serves), in pieces of at most `chunk` elements for each rank across. `inner` makes
+/// the plans that are parts of it.
+pub(super) fn build(
+    shape: &Shape,
+    chunk: usize,
+    topology: &Topology,
+    inner: Inner,
+) -> Option<Plan> {
     let levels = Levels::of(shape, topology);
     match shape.collective {
-        Collective::AllReduce => all_reduce::all_reduce(shape, chunk, &levels),
-        Collective::Reduce => rooted::reduce(shape, chunk, &levels),
+        Collective::AllReduce => all_reduce::all_reduce(shape, chunk, &levels, inner),
+        Collective::Reduce => rooted::reduce(shape, chunk, &levels, inner),
         Collective::Broadcast => Some(rooted::broadcast(shape, chunk, &levels)),
         Collective::AllGather => Some(blocks::all_gather(shape, chunk, &levels)),
         Collective::ReduceScatter => Some(blocks::reduce_scatter(shape, chunk, &levels)),

@@ -1,6 +1,6 @@
 //! What each collective costs: inside hosts, across, inside.
 
-use super::MOST_HOSTS_AT_ONCE;
+use super::levels::MOST_HOSTS_AT_ONCE;
 use crate::plan::cost::{Bill, Taken, Work};
 use crate::types::Collective;
 

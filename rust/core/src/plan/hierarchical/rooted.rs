@@ -13,9 +13,9 @@
 //! before it, which adds its own.
 
 use super::embed::{Alternating, Embedding, embed};
-use super::levels::Levels;
+use super::levels::{Inner, Levels};
 use crate::plan::builder::{Blocks, Steps, pieces};
-use crate::plan::{Algorithm, Counts, Plan, Shape, Span, Wire, build_chunked};
+use crate::plan::{Algorithm, Counts, Plan, Shape, Span, Wire};
 use crate::types::{Collective, Rank};
 
 /// This rank's neighbours on its chain, if it carries a shard.
@@ -106,7 +106,7 @@ pub(super) fn broadcast(shape: &Shape, chunk: usize, levels: &Levels) -> Plan {
 }
 
 /// Reduce_scatter inside, a chain across for each shard, gather on the root's host.
-pub(super) fn reduce(shape: &Shape, chunk: usize, levels: &Levels) -> Option<Plan> {
+pub(super) fn reduce(shape: &Shape, chunk: usize, levels: &Levels, inner: Inner) -> Option<Plan> {
     let mut steps = Steps::of(shape);
     let parts = Parts::new(shape, chunk, levels);
     let (mut for_inside, mut sums) = (Alternating::default(), Alternating::default());
@@ -115,7 +115,7 @@ pub(super) fn reduce(shape: &Shape, chunk: usize, levels: &Levels) -> Option<Pla
         if turn < parts.pieces {
             let input = contribution.piece(turn, parts.piece);
             let counts = levels.shards_of(input.len);
-            let plan = build_chunked(Algorithm::Direct, &inside(shape, levels, &counts), chunk)?;
+            let plan = inner(Algorithm::Direct, &inside(shape, levels, &counts), chunk)?;
             let at = Embedding {
                 members: levels.inside(),
                 input,

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::plan::Step;
 use crate::plan::check::{Report, verify};
-use crate::plan::{DEFAULT_CHUNK, MIN_WINDOW};
+use crate::plan::{DEFAULT_CHUNK, MIN_WINDOW, build_chunked};
 use crate::types::Rank;
 
 /// All that has a plan here.
@@ -86,7 +86,7 @@ impl Case {
         let topology = self.topology();
         let plan = |shape: &Shape| {
             assert!(serves(shape, &topology));
-            build(shape, self.chunk, &topology).expect("a plan")
+            build(shape, self.chunk, &topology, build_chunked).expect("a plan")
         };
         self.shapes().iter().map(plan).collect()
     }

@@ -5,7 +5,7 @@ mod traffic;
 
 use super::check::{Report, verify};
 use super::*;
-use crate::types::Rank;
+use crate::types::{Collective, Rank};
 
 /// Counts of a request for all ranks, from which each rank's shape borrows.
 #[derive(Clone, Debug)]

@@ -1,8 +1,8 @@
 //! What trees serve, and what they cost.
 
 use super::{all_reduce, broadcast, gather, reduce, scatter};
-use crate::plan::Family;
 use crate::plan::cost::{Bill, Taken, Work};
+use crate::plan::family::Family;
 use crate::plan::{Counts, Plan, Shape};
 use crate::types::Collective;
 

@@ -34,7 +34,7 @@ mod reductions;
 #[cfg(test)]
 pub(in crate::plan) mod tests;
 
-use super::Family;
+use super::family::Family;
 use super::signals::Semaphore;
 pub use super::signals::{HALVES, MOST_RANKS, Peers};
 use super::{Buffer, Counts, Order, Plan, Shape, Sources, Span, Step};
