@@ -16,6 +16,7 @@
 mod arena;
 mod blocks;
 mod buffer;
+pub(crate) mod foreign;
 mod limit;
 mod owners;
 mod page;

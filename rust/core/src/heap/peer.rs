@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use rustix::fs::{self, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
+use super::foreign::Foreign;
 use super::segment::{READ_ONLY, SEALS};
 use crate::error::{Cause, Code, Error, Result};
 use crate::fork::Home;
@@ -139,13 +140,12 @@ impl PeerHeap {
     ///
     /// # Safety
     /// While the slice lives, a peer that keeps the link's protocol does not write these bytes: it lent them, and does
-    /// not know yet that they were read. If it breaks the protocol, we may see other bytes than it sent; so they are
-    /// used as numbers, for which every pattern is valid, and never as lengths, addresses or conditions.
+    /// not know yet that they were read. They are used as numbers only: see [`foreign`](super::foreign).
     pub unsafe fn slice(&self, segment: u32, offset: u64, bytes: usize) -> Result<Option<&[u8]>> {
         let start = self.span(segment, offset, bytes)?;
         // SAFETY: the span is mapped for as long as `self` is borrowed, since forgetting takes `&mut self`, and cannot
-        // fault, since the file's size is sealed. The caller promises that nothing writes to it.
-        Ok(start.map(|start| unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) }))
+        // fault, since the file's size is sealed. The caller promises the rest.
+        Ok(start.map(|start| unsafe { Foreign::new(start, bytes).numbers() }))
     }
 
     /// As [`PeerHeap::span`], and the bytes stay mapped although the peer gives the segment back.
@@ -232,7 +232,7 @@ impl Held {
         assert!(at <= self.bytes && bytes <= self.bytes - at);
         // SAFETY: within the span, which was checked when this was made and is mapped while `mapping` lives. The caller
         // promises the rest.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(at), bytes) }
+        unsafe { Foreign::new(self.start.add(at), bytes).numbers() }
     }
 
     /// As [`Held::read`], to write.
@@ -241,13 +241,12 @@ impl Held {
     /// If there are not so many, or they [cannot be written](Held::is_writable).
     ///
     /// # Safety
-    /// The peer shares these bytes and leaves them alone while the slice lives. Should it break the link's protocol, it
-    /// finds other numbers in its memory than it expects.
+    /// The peer shares these bytes and leaves them alone while the slice lives.
     pub unsafe fn write(&mut self, at: usize, bytes: usize) -> &mut [u8] {
         assert!(at <= self.bytes && bytes <= self.bytes - at && self.mapping.is_writable);
         debug_assert!(self.start >= self.mapping.base);
         // SAFETY: as in `read`; the exclusive borrow keeps other slices of this process away.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(at), bytes) }
+        unsafe { Foreign::new(self.start.add(at), bytes).numbers_mut() }
     }
 }
 

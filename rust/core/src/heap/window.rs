@@ -19,6 +19,7 @@ use rustix::fs::{self, FallocateFlags, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::arena::{next_number, note_retired};
+use super::foreign::Foreign;
 use super::page::page;
 use super::peer::Held;
 use super::{HEAP, limit, segment};
@@ -172,8 +173,8 @@ impl Window {
     pub fn read(&self, at: usize, bytes: usize) -> &[u8] {
         let start = self.layout.data(self.start, at, bytes);
         // SAFETY: mapped while `self` lives. This process writes it through `write` alone, which takes an exclusive
-        // borrow, and peers do not. Should one do so all the same, other numbers are seen; they are used as numbers only.
-        unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) }
+        // borrow, and peers do not.
+        unsafe { Foreign::new(start, bytes).numbers() }
     }
 
     /// As [`Window::read`], to write.
@@ -185,7 +186,7 @@ impl Window {
         let start = self.layout.data(self.start, at, bytes);
         // SAFETY: as in `read`. Peers do not read what has not been published to them since they released it, which
         // `plan::check` proves of every plan.
-        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) }
+        unsafe { Foreign::new(start, bytes).numbers_mut() }
     }
 }
 
@@ -238,9 +239,8 @@ impl PeerWindow {
     pub fn read(&self, at: usize, bytes: usize) -> &[u8] {
         let start = self.layout.data(self.held.start(), at, bytes);
         // SAFETY: mapped while `held` lives, and never written in this process. The peer does not write what it has
-        // published until this side has released it, which `plan::check` proves of every plan. Should it do so
-        // all the same, other numbers are seen; they are used as numbers only.
-        unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) }
+        // published until this side has released it, which `plan::check` proves of every plan.
+        unsafe { Foreign::new(start, bytes).numbers() }
     }
 }
 

@@ -21,6 +21,7 @@ use super::page::Page;
 use super::ring::Memory;
 use super::slots::{Board, ROOM, SLOT, SLOTS};
 use crate::error::{Code, Error, Result};
+use crate::heap::foreign::Foreign;
 use crate::reduce::copy_raw;
 
 /// The smallest ring: an element of 16 bytes fits whatever room the consumer holds back.
@@ -321,12 +322,9 @@ impl Memory for RingMemory {
     #[inline]
     unsafe fn lend(&self, at: usize, length: usize, fold: &mut dyn FnMut(&[u8])) {
         // SAFETY: the caller keeps the run within the ring, which stays mapped at its full size
-        // (sealed). The bytes are published and not released: a peer that keeps the protocol does
-        // not write them while the slice lives, and only peers that proved membership of the job
-        // get this memory at all. Should one break the protocol, the fold reads other bytes than
-        // were sent; it uses them as numbers to reduce, for which every pattern is valid, and never
-        // as lengths, addresses or conditions on them.
-        fold(unsafe { std::slice::from_raw_parts(self.data.add(at).as_ptr(), length) });
+        // (sealed). The bytes are published and not released, so that the peer does not write them
+        // while the slice lives.
+        fold(unsafe { Foreign::new(self.data.add(at), length).numbers() });
     }
 }
 
