@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -90,6 +92,20 @@ def refusals() -> list[str]:
     ops.all_reduce_(tensor, group)
     assert tensor.tolist() == [float(dist.get_world_size())] * 3
     dist.destroy_process_group()
+    return found
+
+
+def absence(dies: bool) -> str:
+    """What rank 0 hears of an operator that rank 1 does not call, because it sleeps or dies."""
+    dist.init_process_group("unisono", timeout=timedelta(seconds=3))
+    group, tensor = dist.group.WORLD.group_name, torch.ones(3)
+    torch.ops.unisono.all_reduce_(tensor, group)
+    if dist.get_rank() == 1:
+        time.sleep(1 if dies else 6)
+        os._exit(0)
+    begun = time.monotonic()
+    found = refusal(lambda: torch.ops.unisono.all_reduce_(tensor, group))
+    assert time.monotonic() - begun < 10
     return found
 
 
