@@ -15,9 +15,9 @@
 //!
 //! Which transfers happen first is up to an [`Order`]. Completing one step never disables another and
 //! messages pair by their position on a link, so if the plans complete in one order they complete in all;
-//! several orders are run all the same, because that argument is about [`Step::must_follow`], which is under
-//! test too. For the same reason a plan that completes within a window completes in any larger one and over
-//! links that do hold something.
+//! several orders are run all the same, because that argument is about
+//! [`Step::must_follow`](super::Step::must_follow), which is under test too. For the same reason a plan that completes
+//! within a window completes in any larger one and over links that do hold something.
 
 pub(in crate::plan) mod contract;
 pub(in crate::plan) mod expression;
