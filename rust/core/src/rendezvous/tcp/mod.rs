@@ -1,6 +1,6 @@
-//! The built-in TCP store: the [client](store) of every rank, the [server](server) of rank 0 with the thread that serves
-//! (`service`), one connection there (`connection`), what connections may make it keep (`bounds`), and what goes over
-//! one (`wire`).
+//! The built-in TCP store: the client of every rank ([`store`]), the [`server`] of rank 0 with the thread that serves
+//! (`service`), one connection there (`connection`), what connections may make it keep (`bounds`), and what goes over one
+//! (`wire`).
 
 mod bounds;
 mod connection;

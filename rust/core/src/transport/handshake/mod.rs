@@ -22,7 +22,7 @@
 //!
 //! A hello that is wrong in any way is answered by one byte ([`Reply::Refused`]), the same for every reason.
 //!
-//! The handshake ends with the keys of a [`Cipher`], which encrypts the connection where the group asks for that.
+//! The handshake ends with the keys of a [`Cipher`](super::cipher::Cipher), which encrypts the connection where the group asks for that.
 //! Otherwise the bytes that follow are as they are, and an attacker on the path can read and alter them.
 //!
 //! This module does no I/O: it makes frames and judges them. Each side is a chain of types, one for each state that it
