@@ -9,14 +9,14 @@ A job of unisono chooses its algorithms by itself, one job for each of --algorit
 take turns, round by round. The last columns say what share of the line's rate a call reaches: a
 host cannot all_reduce in less time than 2(h-1)/h of the bytes take on its link.
 
-A link's rate is set by `tc tbf` in both directions of each host's interface. Namespaces take root.
+A link's rate is set by `tc tbf` in both directions of each host's interface, and one with a delay
+or losses is made in user space (tests/support/carrier.py). Namespaces take root.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,8 +28,9 @@ from harness.jobs import FailedError, Job, Jobs
 from harness.peers import Peer
 
 # The test bed of the tests: one definition of what a host is.
-sys.path.append(str(CHECKOUT / "tests" / "python"))
-from namespaces import Hosts, hosts, why_not
+sys.path.append(str(CHECKOUT / "tests" / "support"))
+from carrier import Link
+from namespaces import Hosts, hosts, limit, numbered, why_not
 
 CHOICE = "choice"
 TORCH = ("gloo", "unisono")
@@ -43,34 +44,6 @@ SHARES = {
     "broadcast": lambda _, __: 1.0,
     "all_to_all": lambda h, r: r * (h - 1) / h,
 }
-
-
-def numbered(counts: Sequence[int], numbering: str) -> list[int]:
-    """Return each rank's host."""
-    if numbering == "blocks":
-        return [host for host, count in enumerate(counts) for _ in range(count)]
-    left, host_of = list(counts), []
-    while any(left):
-        for host in range(len(left)):
-            if left[host]:
-                left[host] -= 1
-                host_of.append(host)
-    return host_of
-
-
-def limit(net: Hosts, megabits: int) -> None:
-    """Give every host's interface that rate, out and in."""
-    if not megabits:
-        return
-    rate = ["root", "tbf", "rate", f"{megabits}mbit", "burst", "256kb", "latency", "50ms"]
-    for host, name in enumerate(net.names):
-        tc(name, "eth0", rate)
-        tc(net.switch, f"port0-{host}", rate)
-
-
-def tc(namespace: str, device: str, rate: list[str]) -> None:
-    command = ["tc", "-n", namespace, "qdisc", "add", "dev", device, *rate]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
 
 
 def start(net: Hosts, host_of: list[int], algorithms: Sequence[str], jobs: Jobs) -> list[Peer]:
@@ -133,6 +106,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--hosts", type=list_of(int), default=(4, 4), help="ranks of each host, as 4,4 or 3,1")
     add("--numbering", choices=("blocks", "round-robin"), default="blocks")
     add("--rate", type=int, default=1000, help="Mbit/s of each host's link; 0: no limit")
+    add("--delay", type=float, default=0, help="milliseconds from one host to another")
+    add("--loss", type=float, default=0, help="percent of packets that are lost")
     add("--collectives", type=list_of(collectives), default=("all_reduce",), help="as all_reduce")
     add("--sizes", type=list_of(arguments.size), default=SIZES, help="as 8,16K,64M")
     add("--algorithms", type=list_of(str), default=("ring",), help="as ring,two_shot; or none")
@@ -150,6 +125,10 @@ def main() -> None:
     machine = report.machine()
     rate = f"{args.rate} Mbit/s" if args.rate else "no limit"
     print(f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; float32")
+    link = None
+    if args.delay or args.loss:
+        link = Link(args.rate * 1e6, args.delay / 1e3, args.loss / 100)
+        rate += f", {args.delay} ms away, {args.loss} % lost"
     print(f"ranks on hosts {host_of}, links of {rate}; microseconds (share of the line)")
     if os.getloadavg()[0] > 0.5:
         print(f"load average {os.getloadavg()[0]:.1f}: others use this machine, ratios will vary")
@@ -157,8 +136,9 @@ def main() -> None:
     algorithms = [name for name in args.algorithms if name != "none"]
     cells = []
     try:
-        with hosts(len(args.hosts)) as net, Jobs() as jobs:
-            limit(net, args.rate)
+        with hosts(len(args.hosts), link=link) as net, Jobs() as jobs:
+            if args.rate and not link:
+                limit(net, args.rate)
             peers = start(net, host_of, algorithms, jobs)
             for collective, size in wanted:
                 report.show(f"{collective} {report.size_name(size)}")

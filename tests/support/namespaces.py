@@ -12,9 +12,11 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from carrier import MTU, Carrier, Link
 
 # What `ip netns exec` puts in place of /etc/hosts and the like: a folder per namespace.
 OWN_FILES = Path("/etc/netns")
@@ -25,14 +27,17 @@ PREFIX = "unisono-"
 class Hosts:
     """The namespaces of one test: host 0 is at ``10.91.0.1``, host 1 at ``10.91.0.2``, and so on.
 
-    With a second network every host also has ``eth1`` and the address ``10.92.0.N`` on it.
+    With a second network every host also has ``eth1`` and the address ``10.92.0.N`` on it. With a
+    link the first network is no switch, and has that rate, delay and loss.
     """
 
-    def __init__(self, count: int, networks: int) -> None:
+    def __init__(self, count: int, networks: int, link: Link | None = None) -> None:
         stem = f"{PREFIX}{os.getpid()}-{secrets.token_hex(3)}"
         self.switch = f"{stem}-switch"
         self.names = [f"{stem}-{index}" for index in range(count)]
         self.networks = networks
+        self.link = link
+        self.carrier: Carrier | None = None
 
     @staticmethod
     def address(host: int, network: int = 0) -> str:
@@ -57,7 +62,9 @@ class Hosts:
         for name in [self.switch, *self.names]:
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
-        for network in range(self.networks):
+        if self.link:
+            self.carrier = Carrier(self.link, len(self.names), self.adopt)
+        for network in range(1 if self.link else 0, self.networks):
             bridge = f"bridge{network}"
             ip("-n", self.switch, "link", "add", bridge, "type", "bridge")
             ip("-n", self.switch, "link", "set", bridge, "up")
@@ -74,29 +81,73 @@ class Hosts:
         ip("-n", name, "addr", "add", f"{self.address(host, network)}/24", "dev", inner)
         ip("-n", name, "link", "set", inner, "up")
 
+    def adopt(self, host: int, device: str) -> None:
+        """Make a device of this namespace the interface of ``host`` on the first network."""
+        name = self.names[host]
+        ip("link", "set", device, "netns", name)
+        ip("-n", name, "link", "set", device, "name", "eth0", "mtu", str(MTU))
+        ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+        ip("-n", name, "link", "set", "eth0", "up")
+
     def unplug(self, host: int, network: int = 0) -> None:
         ip("-n", self.names[host], "link", "del", f"eth{network}")
 
     def cut(self, network: int) -> None:
         """Let nothing through on that network, as if its switch had no power."""
+        if self.carrier and network == 0:
+            self.carrier.cut()
+            return
         for host in range(len(self.names)):
             ip("-n", self.switch, "link", "set", f"port{network}-{host}", "nomaster")
 
+    def heal(self, network: int) -> None:
+        """Let everything through again after `cut`."""
+        if self.carrier and network == 0:
+            self.carrier.heal()
+            return
+        for host in range(len(self.names)):
+            port = f"port{network}-{host}"
+            ip("-n", self.switch, "link", "set", port, "master", f"bridge{network}")
+
     def remove(self) -> None:
+        if self.carrier:
+            self.carrier.end()
         for name in [self.switch, *self.names]:
             remove(name)
 
 
 @contextmanager
-def hosts(count: int = 2, networks: int = 1) -> Iterator[Hosts]:
+def hosts(count: int = 2, networks: int = 1, link: Link | None = None) -> Iterator[Hosts]:
     """Make ``count`` hosts on ``networks`` networks, and remove them whatever happens."""
     remove_orphans()
-    made = Hosts(count, networks)
+    made = Hosts(count, networks, link)
     try:
         made.make()
         yield made
     finally:
         made.remove()
+
+
+def limit(net: Hosts, megabits: float) -> None:
+    """Give every host's interface on the first network that rate, out and in."""
+    rate = ["root", "tbf", "rate", f"{megabits}mbit", "burst", "256kb", "latency", "50ms"]
+    for host, name in enumerate(net.names):
+        for namespace, device in ((name, "eth0"), (net.switch, f"port0-{host}")):
+            command = ["tc", "-n", namespace, "qdisc", "add", "dev", device, *rate]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
+
+
+def numbered(counts: Sequence[int], numbering: str) -> list[int]:
+    """Return each rank's host, for hosts of so many ranks numbered in ``blocks`` or in turn."""
+    if numbering == "blocks":
+        return [host for host, count in enumerate(counts) for _ in range(count)]
+    left, host_of = list(counts), []
+    while any(left):
+        for host in range(len(left)):
+            if left[host]:
+                left[host] -= 1
+                host_of.append(host)
+    return host_of
 
 
 def why_not() -> str | None:

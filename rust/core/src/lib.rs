@@ -25,10 +25,11 @@
 //!
 //! | Question | File |
 //! |---|---|
-//! | Which algorithm serves a call? | `plan/select.rs`, by the prices of `plan/cost/`; plans are made in `plan/build.rs` |
+//! | Which algorithm serves a call? | `plan/select.rs`, by the costs in `plan/cost/`; what each serves and costs stands beside its plans, the table of all in `plan/mod.rs` |
 //! | When does a rank spin, yield or sleep? | `engine/wait/backoff.rs`, with what `engine/wait/contention.rs` has found |
+//! | Do the ranks of a host go through shared memory? | they agree on it: `engine/collective/shared/` |
 //! | Which thread drives an operation? | `engine/group/blocking.rs` and `lead.rs` (callers), `engine/wait/progress.rs` (the thread) |
-//! | What may a peer on this host do with my memory? | `transport/mod.rs` (the terms of a loan), `transport/shm/loans.rs`; for collectives `engine/collective/shared/` |
+//! | What may a peer on this host do with my memory? | `transport/neighbour.rs` (lend, share), `transport/shm/loans.rs`; why reading its memory is sound: `heap/foreign.rs` |
 //! | By which transport is a peer reached? | the table in `transport/endpoint/transports/mod.rs` |
 //! | What goes over a connection first? | `transport/handshake/`, by `transport/endpoint/attempt.rs` and `accept.rs` |
 //! | What goes before the bytes of a message? | `engine/collective/header.rs`, `engine/message/frame.rs` |

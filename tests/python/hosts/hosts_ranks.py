@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,36 @@ def everything() -> Links:
     found = links()
     comm.barrier()
     return found
+
+
+def quickest_round_trip(times: int) -> float:
+    """The seconds of the quickest of some messages from rank 0 to rank 1 and back."""
+    comm = unisono.init()
+    quickest, message = float("inf"), np.zeros(1)
+    for _ in range(times):
+        begun = time.monotonic()
+        if comm.rank == 0:
+            comm.send(message, 1)
+            comm.recv(message, 1)
+            quickest = min(quickest, time.monotonic() - begun)
+        else:
+            comm.recv(message, 0)
+            comm.send(message, 0)
+    return quickest
+
+
+def reduce_for_a_while(seconds: float) -> float:
+    """All_reduces for so many seconds of rank 0's; how many the longest of them took."""
+    comm = unisono.init()
+    begun, longest = time.monotonic(), 0.0
+    while True:
+        before = time.monotonic()
+        goes_on = np.array([comm.rank > 0 or before - begun < seconds])
+        if not comm.all_reduce(goes_on, "land").item():
+            return longest
+        values = comm.all_reduce(np.full(10_000, comm.rank + 1.0))
+        np.testing.assert_array_equal(values, comm.size * (comm.size + 1) / 2)
+        longest = max(longest, time.monotonic() - before)
 
 
 def messages(comm: unisono.Communicator, count: int) -> None:
