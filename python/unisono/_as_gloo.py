@@ -271,6 +271,7 @@ def _construct(
     enable_reconfigure: bool = False,
 ) -> Any:
     """What ``ProcessGroupGloo(...)`` makes. torch takes options or a timeout as the fourth."""
+    from unisono import _torch_names
     from unisono.torch import create_backend
 
     if isinstance(options, timedelta):
@@ -301,6 +302,11 @@ def _construct(
             global_ranks_in_group=ranks,
         )
     )
+    if backend.options is None:
+        # torch 2.11. Programs write a name and ranks into what they find here.
+        options = options or genuine._Options()
+        options._timeout = timeout or _DEFAULT_TIMEOUT
+        _torch_names.keep_options(backend, options)
     _announce(asked_by, rank)
     return backend
 

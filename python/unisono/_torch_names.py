@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,6 +116,15 @@ def _accept_other_members() -> None:
         setattr(Backend, "perform_nocolor_split", lambda _self, _device: None)  # noqa: B010
 
 
+# What backends were built with by the class of another one, where torch does not say.
+_built_with: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def keep_options(backend: Any, options: Any) -> None:
+    """Have ``backend.options`` give these, on a torch that asks no backend of a plugin for them."""
+    _built_with[backend] = options
+
+
 def _open_split_group() -> None:
     """Torch 2.11 copies the options of the backend that it splits; a plugin's have no Python class.
 
@@ -126,9 +136,10 @@ def _open_split_group() -> None:
     if hasattr(Backend, "options"):
         return
 
-    def options(backend: Any) -> None:
+    def options(backend: Any) -> Any:
         if backend.name() != _NAME:
             raise AttributeError(f"{type(backend).__name__!r} object has no attribute 'options'")
+        return _built_with.get(backend)
 
     setattr(Backend, "options", property(options))  # noqa: B010
 

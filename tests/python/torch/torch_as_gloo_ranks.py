@@ -75,6 +75,12 @@ def by_class() -> dict[str, Any]:
     options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
     chosen = dist.ProcessGroupGloo(dist.PrefixStore("options", store), rank, world, options)
     chosen.barrier().wait()
+    # As torchft does.
+    for each in (backend, chosen):
+        each.options.global_ranks_in_group = list(range(world))
+        each.options.group_name = "a name"
+        assert each.options.global_ranks_in_group == list(range(world))
+        assert each.options.group_name == "a name"
 
     class Derived(dist.ProcessGroupGloo):  # type: ignore[misc]
         pass
