@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -29,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent / "support"))
-from carrier import Link
+from carrier import TUN, Link
 from namespaces import Hosts, hosts, limit, numbered, why_not
 
 PORT = "29500"
@@ -42,6 +43,7 @@ class Job:
 
     def __init__(self, net: Hosts, host_of: Sequence[int], command: list[str], nodes: bool) -> None:
         self.started: list[tuple[str, subprocess.Popen[str]]] = []
+        self.shown: list[threading.Thread] = []
         counts = [host_of.count(host) for host in range(len(net.names))]
         places = range(len(counts)) if nodes else host_of
         for rank, host in enumerate(places):
@@ -64,7 +66,9 @@ class Job:
             )
             name = f"host {host}" if nodes else f"host {host}, rank {rank}"
             self.started.append((name, process))
-            threading.Thread(target=self.show, args=(name, process), daemon=True).start()
+            thread = threading.Thread(target=self.show, args=(name, process), daemon=True)
+            thread.start()
+            self.shown.append(thread)
 
     @staticmethod
     def show(name: str, process: subprocess.Popen[str]) -> None:
@@ -73,23 +77,29 @@ class Job:
             print(f"[{name}] {line}", end="", flush=True)
 
     def wait(self) -> int:
-        """Wait until all have ended, or some time after the first has failed; the worst status."""
-        until = float("inf")
-        while any(process.poll() is None for _, process in self.started):
-            failed = [name for name, process in self.started if process.poll()]
-            if failed and until == float("inf"):
-                print(f"failed: {failed[0]}; the others have {GRACE:.0f} s to end", flush=True)
+        """Wait until all have ended, or some time after one has failed; the status of that one."""
+        status, until = 0, float("inf")
+        while True:
+            ended = [process.poll() is not None for _, process in self.started]
+            failed = [(name, process) for name, process in self.started if process.poll()]
+            if failed and not status:
+                name, process = failed[0]
+                # As a shell has it: a signal adds 128.
+                status = process.returncode if process.returncode > 0 else 128 - process.returncode
+                print(f"failed: {name}; the others have {GRACE:.0f} s to end", flush=True)
                 until = time.monotonic() + GRACE
-            if time.monotonic() > until:
+            if all(ended) or time.monotonic() > until:
                 break
             time.sleep(0.05)
         self.end()
-        return max(abs(process.wait()) for _, process in self.started)
+        return status
 
     def end(self) -> None:
         for _, process in self.started:
             with suppress(ProcessLookupError):
                 process.kill()
+        for thread in self.shown:
+            thread.join(5)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -118,6 +128,10 @@ def main() -> int:
     counts = [int(count) for count in args.hosts.split(",")]
     host_of = numbered(counts, args.numbering)
     link = None
+    # What asks this to end ends the ranks and the namespaces too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if (args.delay or args.loss) and not Path(TUN).exists():
+        sys.exit(f"no delay or loss can be made here: there is no {TUN}")
     if args.delay or args.loss:
         link = Link(args.rate * 1e6, args.delay / 1e3, args.loss / 100)
     with hosts(len(counts), link=link) as net:
@@ -133,8 +147,10 @@ def main() -> int:
             timer.daemon = True
             timer.start()
         try:
-            return min(job.wait(), 255)
+            return job.wait()
         finally:
+            for timer in timers:
+                timer.cancel()
             job.end()
 
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass
 
 TUN, SET_INTERFACE = "/dev/net/tun", 0x400454CA
@@ -40,7 +40,7 @@ class Link:
     rate: float = 0
     """Bits per second; 0 is without limit."""
     delay: float = 0
-    """Seconds from one host to another."""
+    """Seconds from one host to another; a packet may take a millisecond more."""
     loss: float = 0
     """The share of packets that is lost, from 0 to 1."""
     queue: int = 4 << 20
@@ -57,16 +57,21 @@ class Carrier:
         adopt: Callable[[int, str], None],
     ) -> None:
         """Make an interface for each host, which ``adopt`` moves to the host by its name."""
-        self.devices = [os.open(TUN, os.O_RDWR | os.O_NONBLOCK) for _ in range(hosts)]
-        for host, device in enumerate(self.devices):
-            wanted = struct.pack("16sH22x", b"unisono%d", LAYER_3_WITHOUT_HEADER)
-            made = fcntl.ioctl(device, SET_INTERFACE, wanted)
-            adopt(host, made[:16].rstrip(b"\0").decode())
-        command = [sys.executable, __file__, *map(str, astuple(link)), *map(str, self.devices)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=self.devices)
+        with ExitStack() as stack:
+            self.devices = []
+            for host in range(hosts):
+                device = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
+                stack.callback(os.close, device)
+                self.devices.append(device)
+                wanted = struct.pack("16sH22x", b"unisono%d", LAYER_3_WITHOUT_HEADER)
+                made = fcntl.ioctl(device, SET_INTERFACE, wanted)
+                adopt(host, made[:16].rstrip(b"\0").decode())
+            command = [sys.executable, __file__, *map(str, (*astuple(link), *self.devices))]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=self.devices)
+            self.close = stack.pop_all().close
 
     def cut(self) -> None:
-        """Carry nothing until `heal`."""
+        """Take nothing more until `heal`; what is under way arrives."""
         self._say(b"-")
 
     def heal(self) -> None:
@@ -81,9 +86,9 @@ class Carrier:
     def end(self) -> None:
         """Stop, and take the interfaces away."""
         self.process.kill()
-        self.process.communicate()
-        for device in self.devices:
-            os.close(device)
+        with suppress(OSError):
+            self.process.communicate()
+        self.close()
 
 
 class Network:

@@ -2,7 +2,7 @@
 
 A network namespace has its own interfaces, routes, ports and abstract Unix sockets, which is what
 ranks on different hosts do not share. The switch is a bridge in a namespace of its own, so nothing
-is added to the host's own network.
+is added to the host's own network, but for a moment the devices of `carrier`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class Hosts:
 
     def remove(self) -> None:
         if self.carrier:
-            self.carrier.end()
+            with suppress(OSError):
+                self.carrier.end()
         for name in [self.switch, *self.names]:
             remove(name)
 

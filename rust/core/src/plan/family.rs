@@ -18,7 +18,7 @@ pub(super) struct Family {
 
 impl Family {
     /// An algorithm whose plans depend on where the ranks are, and are made elsewhere.
-    pub(super) const fn of_places(price: fn(Collective, &Work, &mut Bill)) -> Self {
+    pub(super) const fn built_elsewhere(price: fn(Collective, &Work, &mut Bill)) -> Self {
         Self {
             serves: |_| false,
             build: |_, _| None,

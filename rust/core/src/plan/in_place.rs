@@ -22,7 +22,7 @@ use super::{Buffer, Counts, Order, Plan, Shape, Sources, Span, Step};
 use crate::types::{Collective, Rank};
 
 /// Where the buffers lie.
-pub(super) const FAMILY: Family = Family::of_places(price);
+pub(super) const FAMILY: Family = Family::built_elsewhere(price);
 
 /// What `rank` of `world` sums up of `count` elements of so many bytes: the first element and how many. Slices begin at
 /// cache lines, counted from the beginning of the buffer, so that two ranks never write to one line of a buffer that
@@ -157,9 +157,23 @@ mod tests {
             "finished already",
         );
         let not_lent = |plans: &mut Vec<Plan>| plans.iter_mut().for_each(|plan| plan.lends = false);
-        refused(not_lent, "not lent");
+        refused(not_lent, "none of its kind");
+        let elsewhere = |plans: &mut Vec<Plan>| {
+            if let Some(Step::ReduceAll { dst, .. }) = plans[1].steps.first_mut() {
+                dst.buffer = Buffer::Scratch;
+            }
+        };
+        refused(elsewhere, "none of its kind");
+        let message = Step::Send {
+            to: 0,
+            src: Span::new(Buffer::Output, 0, 1),
+        };
+        refused(|plans| plans[1].steps.push(message), "none of its kind");
         refused(|plans| plans[2].lends = false, "some ranks lend");
-        refused(|plans| plans[0].order = Order::Overlapping, "not in order");
+        refused(
+            |plans| plans[0].order = Order::Overlapping,
+            "none of its kind",
+        );
         // Slices that overlap.
         let overlapping = |plans: &mut Vec<Plan>| {
             if let Some(Step::ReduceAll { dst, .. }) = plans[1].steps.first_mut() {

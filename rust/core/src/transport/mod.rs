@@ -88,8 +88,8 @@ pub trait Link: Send {
     /// Takes as many bytes of `bytes` as fit, and makes them visible to the peer.
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize>;
 
-    /// [`Link::try_send`] of a message: of what is left of its header, which is something, and of its payload after that. It
-    /// goes by one system call where sending takes one, and a short message is published at once.
+    /// Sends the rest of a header, at least one byte, and then the payload, as far as that goes now: by one system call
+    /// where sending takes one. A short message is published at once.
     fn try_send_message(&mut self, header: &[u8], payload: &[u8]) -> Result<usize> {
         let mut together = [0; MESSAGE_HEADER + TOGETHER];
         let payload = &payload[..payload.len().min(TOGETHER)];

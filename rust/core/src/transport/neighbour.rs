@@ -48,7 +48,7 @@ pub enum Loan {
 /// On what terms a payload is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
-    /// Also if the peer could turn out not to reach it, and refuses it.
+    /// The peer may turn out not to reach the memory, and refuses the loan then.
     Loan,
     /// Only if the peer is known to reach it, so the ticket is always proven; the peer may [decline](Neighbour::decline)
     /// to read it. The next may be offered when the one before is back.
@@ -118,7 +118,7 @@ pub trait Neighbour {
     /// and the heap takes the memory away from it.
     fn await_writer(&mut self, until: Instant);
 
-    /// Wakes the peer, if it sleeps: it waits for words of a window, which no link announces.
+    /// Wakes the peer, if it sleeps: a change in a window wakes no rank by itself.
     fn wake(&mut self);
 
     /// A page of memory that both ends have mapped; the same on every call.

@@ -159,7 +159,7 @@ named! {
     peek() -> Option<[u8; MESSAGE_HEADER]>;
 }
 
-/// Methods of [`Neighbour`] that can fail, and what they come to where the peer is none.
+/// Methods of [`Neighbour`] that can fail, and their result for a peer on another host.
 macro_rules! named_of_neighbours {
     ($($method:ident($($argument:ident: $type:ty),*) -> $result:ty, or $absent:expr;)*) => {
         impl PeerLink {

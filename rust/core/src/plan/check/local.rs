@@ -5,7 +5,7 @@ use super::contract::{Want, expected};
 use super::expression::{Id, Kind};
 use super::rank_set::RankSet;
 use super::run::{RankState, Run};
-use crate::plan::signals::Peers;
+use crate::plan::signals::{Peers, Semaphore};
 use crate::plan::{Buffer, Order, Shape, Sources, Span, Step, Wire};
 use crate::types::{Collective, Rank};
 
@@ -14,12 +14,15 @@ impl<const WORDS: usize> Run<'_, WORDS> {
     pub(super) fn local(&mut self, rank: Rank, step: &Step) -> Result<(), String> {
         match *step {
             Step::Copy { src, dst } => {
-                let mut values = self.moved(rank, src, dst)?;
                 let shape = self.shape(rank);
                 if shape.world == 1 && reduces(shape) && self.plan(rank).order == Order::InOrder {
-                    // What is premultiplied on the way is all there is to its reduction.
-                    values = self.finished(rank, values)?;
+                    // What is premultiplied on the way, in its place too, is all there is to its reduction.
+                    same_length(src.len, dst.len)?;
+                    let values = self.read(rank, src)?;
+                    let values = self.finished(rank, values)?;
+                    return self.write(rank, dst, &values);
                 }
+                let values = self.moved(rank, src, dst)?;
                 self.write(rank, dst, &values)
             }
             Step::Reduce { src, dst } => {
@@ -30,37 +33,22 @@ impl<const WORDS: usize> Run<'_, WORDS> {
                 if self.shape(rank).widen && src.buffer != Buffer::Scratch {
                     return Err("finishes a sum that is not in the accumulation type".into());
                 }
-                let sums = self.moved(rank, src, dst)?;
+                let sums = match src == dst {
+                    true => self.read(rank, src)?,
+                    false => self.moved(rank, src, dst)?,
+                };
                 let values = self.finished(rank, sums)?;
                 self.write(rank, dst, &values)
             }
             Step::ReduceAll { srcs, dst, copies } => self.reduce_all(rank, srcs, dst, copies),
-            Step::Signal { half, what, to } => {
-                let which = (self.half(rank, half), what);
-                let state = &self.ranks[rank];
-                for peer in to.iter() {
-                    let known = (&state.clock, state.heard_from);
-                    self.semaphores.set((rank, peer), which, known)?;
-                }
-                Ok(())
-            }
+            Step::Signal { half, what, to } => self.signal(rank, (half, what), to),
             Step::Wait {
                 half,
                 what,
                 from,
                 take,
             } => {
-                let which = (self.half(rank, half), what);
-                let RankState {
-                    clock, heard_from, ..
-                } = &mut self.ranks[rank];
-                for peer in from.iter() {
-                    let known = (&mut *clock, &mut *heard_from);
-                    self.semaphores.learn((peer, rank), which, known);
-                }
-                for peer in from.iter().filter(|peer| take.contains(*peer)) {
-                    self.semaphores.unset((peer, rank), which, clock);
-                }
+                self.waited(rank, (half, what), from, take);
                 Ok(())
             }
             Step::Send { .. } | Step::Recv { .. } | Step::Fold { .. } => {
@@ -69,11 +57,46 @@ impl<const WORDS: usize> Run<'_, WORDS> {
         }
     }
 
+    /// `rank` sets a semaphore for each of these.
+    fn signal(
+        &mut self,
+        rank: Rank,
+        (half, what): (usize, Semaphore),
+        to: Peers,
+    ) -> Result<(), String> {
+        let which = (self.half(rank, half), what);
+        let state = &self.ranks[rank];
+        for peer in to.iter() {
+            let known = (&state.clock, (state.operation, state.heard_from));
+            self.semaphores.set((rank, peer), which, known)?;
+        }
+        Ok(())
+    }
+
+    /// `rank` goes on from a wait, since all of `from` have set their semaphores.
+    fn waited(&mut self, rank: Rank, (half, what): (usize, Semaphore), from: Peers, take: Peers) {
+        let which = (self.half(rank, half), what);
+        let RankState {
+            clock,
+            heard_from,
+            operation,
+            ..
+        } = &mut self.ranks[rank];
+        for peer in from.iter() {
+            let heard = self.semaphores.learn((peer, rank), which, clock);
+            if heard.0 == *operation {
+                *heard_from |= heard.1;
+            }
+        }
+        for peer in from.iter().filter(|peer| take.contains(*peer)) {
+            self.semaphores.unset((peer, rank), which, clock);
+        }
+    }
+
     /// What a step moves from one span to another.
     fn moved(&mut self, rank: Rank, src: Span, dst: Span) -> Result<Vec<Id>, String> {
         same_length(src.len, dst.len)?;
-        // In place it may be the same span: one element after the other.
-        if src != dst && src.overlaps(&dst) {
+        if src.overlaps(&dst) {
             return Err("works between overlapping spans".into());
         }
         self.read(rank, src)

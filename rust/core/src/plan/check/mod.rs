@@ -32,8 +32,8 @@ mod run;
 mod tests;
 
 use self::run::Run;
-use super::signals::MOST_RANKS;
-use super::{Order, Plan, Shape, Step};
+use super::signals::{MOST_RANKS, Peers};
+use super::{Buffer, Order, Plan, Shape, Sources, Step};
 
 /// The largest world that [`verify`] takes: the ranks that contribute to a sum are bits of so many words.
 pub const MAX_WORLD: usize = 128 * MOST_WORDS;
@@ -145,15 +145,55 @@ fn check_form(operation: &Operation, world: usize, has_windows: bool) -> Result<
     if (has_windows || lends) && world > MOST_RANKS {
         return Err(format!("{world} ranks share memory: {MOST_RANKS} at most"));
     }
-    // Steps that overlap are in no order that clocks could show.
-    let is_shared = |step: &Step| step.half().is_some() || matches!(step, Step::ReduceAll { .. });
     for (rank, plan) in plans.iter().enumerate() {
-        let shared = plan.steps.iter().position(is_shared);
-        if let Some(step) = shared.filter(|_| plan.order != Order::InOrder) {
+        let wrong = |step: &Step| !fits(step, plan, world, has_windows);
+        if let Some(step) = plan.steps.iter().position(wrong) {
             return Err(format!(
-                "step {step} of rank {rank} uses shared memory, and the plan is not in order"
+                "step {step} of rank {rank}, {:?}, is none of its kind of plan: by messages, through windows in order, or in \
+                 outputs that are lent, in order",
+                plan.steps[step]
             ));
         }
     }
     Ok(())
+}
+
+/// Whether a step is one that the executor of its plan can run. Steps that overlap are in no order that clocks could show, so
+/// what ranks do in memory that they share is in order.
+fn fits(step: &Step, plan: &Plan, world: usize, has_windows: bool) -> bool {
+    let spans = step.reads().into_iter().flatten().chain(step.writes());
+    let in_scratch = spans.clone().any(|span| span.buffer == Buffer::Scratch);
+    let in_windows = step.half().is_some();
+    if plan.lends {
+        let Step::ReduceAll { srcs, dst, copies } = *step else {
+            return false;
+        };
+        let is_own = srcs == Sources::Outputs && dst.buffer == Buffer::Output;
+        return is_own && plan.order == Order::InOrder && copies.iter().all(|peer| peer < world);
+    }
+    if plan.order == Order::Overlapping {
+        let in_memory = spans
+            .clone()
+            .any(|span| matches!(span.buffer, Buffer::Window { .. }));
+        return !in_windows && !in_memory && !matches!(step, Step::ReduceAll { .. });
+    }
+    let is_in_range = |peers: Peers| peers.iter().all(|peer| peer < world);
+    match *step {
+        Step::Copy { .. } => !in_scratch && (has_windows || !in_windows),
+        Step::ReduceAll { srcs, copies, .. } => {
+            let is_alone = world == 1;
+            matches!(srcs, Sources::Windows { .. })
+                && copies.is_empty()
+                && !in_scratch
+                && (has_windows || is_alone)
+        }
+        Step::Signal { to: peers, .. } | Step::Wait { from: peers, .. } => {
+            has_windows && is_in_range(peers)
+        }
+        Step::Send { .. }
+        | Step::Recv { .. }
+        | Step::Fold { .. }
+        | Step::Reduce { .. }
+        | Step::Finish { .. } => false,
+    }
 }

@@ -59,13 +59,16 @@ impl Accesses {
     }
 }
 
+/// The ranks that a rank has heard from in an operation.
+pub(super) type Heard<const WORDS: usize> = (usize, RankSet<WORDS>);
+
 /// A semaphore of an owner, a reader and a half.
 #[derive(Clone)]
 struct State<const WORDS: usize> {
     set: bool,
-    /// The setter's clock then, and what it had heard.
+    /// The setter's clock then, its operation, and whom it had heard from in that.
     since: Clock,
-    heard_from: RankSet<WORDS>,
+    heard: Heard<WORDS>,
     /// The taker's clock when it was last taken.
     taken: Clock,
 }
@@ -87,7 +90,7 @@ impl<const WORDS: usize> Semaphores<WORDS> {
         let state = State {
             set: false,
             since: vec![0; world * usize::from(is_shared)],
-            heard_from: RankSet::EMPTY,
+            heard: (0, RankSet::EMPTY),
             taken: vec![0; world * usize::from(is_shared)],
         };
         let mut semaphores = Self {
@@ -122,19 +125,19 @@ impl<const WORDS: usize> Semaphores<WORDS> {
         self.between(setter, taker, which).set
     }
 
-    /// `taker` has waited for it: its clock, and whom it has heard from, go on. `takes`: it unsets it, when it has waited
-    /// for all.
+    /// `taker`, whose clock this is, has waited for it. Returns what the setter had heard.
     pub(super) fn learn(
         &mut self,
         (setter, taker): (Rank, Rank),
         which: Which,
-        (clock, heard_from): (&mut Clock, &mut RankSet<WORDS>),
-    ) {
+        clock: &mut Clock,
+    ) -> Heard<WORDS> {
         let state = self.between(setter, taker, which);
         join(clock, &state.since);
-        *heard_from |= state.heard_from;
+        state.heard
     }
 
+    /// `taker` takes it, when it has waited for all.
     pub(super) fn unset(&mut self, (setter, taker): (Rank, Rank), which: Which, clock: &Clock) {
         let state = self.between(setter, taker, which);
         state.set = false;
@@ -147,7 +150,7 @@ impl<const WORDS: usize> Semaphores<WORDS> {
         &mut self,
         (setter, taker): (Rank, Rank),
         which: Which,
-        (clock, heard_from): (&Clock, RankSet<WORDS>),
+        (clock, heard): (&Clock, Heard<WORDS>),
     ) -> Result<(), String> {
         let state = self.between(setter, taker, which);
         if state.set {
@@ -161,7 +164,7 @@ impl<const WORDS: usize> Semaphores<WORDS> {
         }
         state.set = true;
         state.since.clone_from(clock);
-        state.heard_from = heard_from;
+        state.heard = heard;
         Ok(())
     }
 

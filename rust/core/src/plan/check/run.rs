@@ -200,7 +200,8 @@ impl<'a, const WORDS: usize> Run<'a, WORDS> {
         }
     }
 
-    /// `rank` waits until all ranks are where it is: at the beginning or at the end of its operation.
+    /// `rank` waits until all ranks are where it is: at the beginning or at the end of its operation. Whether the
+    /// operations before it are over then is the executor's business; windows are other memory.
     fn meet(&mut self, rank: Rank, meeting: Meeting) -> Result<(), String> {
         self.ranks[rank].meeting = Some(meeting);
         let operation = self.ranks[rank].operation;
@@ -361,6 +362,10 @@ impl<'a, const WORDS: usize> Run<'a, WORDS> {
         let Step::Send { src, .. } = self.plan(from).steps[sender] else {
             unreachable!("only sends are sending");
         };
+        if self.ranks[from].operation != self.ranks[to].operation {
+            let problem = format!("sends to rank {to}, which is in another operation");
+            return Err(self.blame(from, sender, &problem));
+        }
         self.carry(link, (sender, receiver), src)?;
         if let Some(heard_from) = self.telling.remove(&link) {
             self.ranks[to].heard_from |= heard_from;

@@ -39,6 +39,26 @@ fn refused(plans: &[Plan], shapes: &[Shape], reason: &str) {
 }
 
 #[test]
+fn steps_onto_themselves_are_refused() {
+    let shapes = shapes(Collective::AllReduce, 2, 10);
+    let span = Span::new(Buffer::Output, 0, 10);
+    for step in [
+        Step::Copy {
+            src: span,
+            dst: span,
+        },
+        Step::Reduce {
+            src: span,
+            dst: span,
+        },
+    ] {
+        let mut plans = plans(Algorithm::Direct, &shapes);
+        plans[1].steps.push(step);
+        refused(&plans, &shapes, "between overlapping spans");
+    }
+}
+
+#[test]
 fn dropping_any_step_is_refused() {
     for (collective, algorithm) in [
         (Collective::AllReduce, Algorithm::Direct),

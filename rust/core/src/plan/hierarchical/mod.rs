@@ -48,7 +48,7 @@ mod rooted;
 mod tests;
 
 /// What depends on hosts.
-pub(super) const FAMILY: Family = Family::of_places(price::price);
+pub(super) const FAMILY: Family = Family::built_elsewhere(price::price);
 
 /// Whether there is a plan for `shape` with the ranks as in `topology`.
 pub fn serves(shape: &Shape, topology: &Topology) -> bool {

@@ -41,7 +41,7 @@ use super::{Buffer, Counts, Order, Plan, Shape, Sources, Span, Step};
 use crate::types::{Collective, Rank};
 
 /// Copy-in, copy-out.
-pub(super) const FAMILY: Family = Family::of_places(price::price);
+pub(super) const FAMILY: Family = Family::built_elsewhere(price::price);
 
 /// What a window offers, in elements of the request's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -422,6 +422,36 @@ fn a_broken_plan_is_refused() {
     assert!(problem.contains("may not have been written"), "{problem}");
 }
 
+/// That a peer has done with an earlier operation says nothing of a barrier.
+#[test]
+fn a_barrier_that_hears_of_the_past_alone_is_refused() {
+    let room = Room { half: 8, align: 1 };
+    let all = cases(3, 20);
+    let case = |collective| {
+        let mut found = all.iter().filter(|case| case.collective == collective);
+        found.next().expect("a case")
+    };
+    let (sum, barrier) = (case(Collective::AllReduce), case(Collective::Barrier));
+    let (known_of_sum, known) = (lists(sum, 3), lists(barrier, 3));
+    let mut row = vec![
+        operation(sum, &known_of_sum, &room, 0),
+        operation(barrier, &known, &room, 0),
+    ];
+    assert_eq!(verify(&row, room.half), Ok(()));
+    // It looks at the semaphores that the sum has left, takes none and sets none.
+    for plan in &mut row[1].plans {
+        plan.steps
+            .retain(|step| is_wait_for(step, Semaphore::Empty));
+        for step in &mut plan.steps {
+            if let Step::Wait { take, .. } = step {
+                *take = Peers::none();
+            }
+        }
+    }
+    let problem = verify(&row, room.half).expect_err("a broken barrier passed");
+    assert!(problem.contains("without having heard from"), "{problem}");
+}
+
 #[test]
 fn what_has_no_plan_is_refused() {
     let shape = Shape {

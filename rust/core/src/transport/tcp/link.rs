@@ -102,7 +102,7 @@ impl TcpLink {
         }
     }
 
-    /// How many bytes a system call sends, which is made again when a signal comes between.
+    /// Makes the system call, again after a signal; returns how many bytes it sent.
     fn sent_by(&mut self, mut call: impl FnMut(&mut Self) -> Result<usize, Errno>) -> usize {
         while self.broken.is_none() && !self.leaving {
             match call(self) {

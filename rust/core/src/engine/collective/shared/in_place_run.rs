@@ -34,15 +34,19 @@ pub(super) struct InPlaceRun {
     /// The next step, and how many of its bytes are done.
     next: usize,
     done: usize,
+    /// Where what the peers share begins in their outputs, in bytes.
+    slice: usize,
 }
 
 impl InPlaceRun {
-    pub(super) fn new(plan: Arc<Plan>) -> Self {
+    /// For a plan whose steps lie in the slice that the peers share, which begins at byte `slice` of their outputs.
+    pub(super) fn new(plan: Arc<Plan>, slice: usize) -> Self {
         debug_assert!(plan.lends);
         Self {
             plan,
             next: 0,
             done: 0,
+            slice,
         }
     }
 
@@ -50,8 +54,8 @@ impl InPlaceRun {
         self.next == self.plan.steps.len()
     }
 
-    /// Goes on for a turn in what the peers share. False when one has taken it back: its end, or its abort, will be heard
-    /// of.
+    /// Works for one turn on the memory that the peers share. False when one has taken it back: its end, or its abort, will
+    /// be heard of.
     pub(super) fn advance<'a>(
         &mut self,
         operands: &Operands,
@@ -70,7 +74,7 @@ impl InPlaceRun {
         let (start, bytes) = bytes_of(operands, dst);
         let allowed = work(
             operands,
-            (start, bytes),
+            (start, bytes, start - self.slice),
             &mut self.done,
             (&mut together, copies),
         );
@@ -87,10 +91,11 @@ fn bytes_of(operands: &Operands, span: Span) -> (usize, usize) {
     (span.offset * size, span.len * size)
 }
 
-/// Sums up and stores some more of a slice, of which `done` bytes are done.
+/// Sums up and stores some more of a span, of which `done` bytes are done: `bytes` from `start` on in the own output, and
+/// from `theirs` on in what each peer shares.
 fn work(
     operands: &Operands,
-    (start, bytes): (usize, usize),
+    (start, bytes, theirs): (usize, usize, usize),
     done: &mut usize,
     (shared, copies): (&mut [(Rank, &mut Shared)], Peers),
 ) -> bool {
@@ -108,7 +113,7 @@ fn work(
             for at in (0..stretch).step_by(block) {
                 let (at, count) = (*done + at, block.min(stretch - at));
                 let sum = operands.output.write(start + at, count);
-                reduce(operands, sum, at, (&mut *shared, copies));
+                reduce(operands, sum, theirs + at, (&mut *shared, copies));
             }
             *done += stretch;
         }
@@ -120,8 +125,7 @@ fn work(
     true
 }
 
-/// `sum` and the same bytes of what is shared, which are `at` bytes from the beginning of the slice, become the sum of
-/// all, in rank order.
+/// `sum` and the same bytes of what is shared, which are `at` bytes from its beginning, become the sum of all, in rank order.
 fn reduce(
     operands: &Operands,
     sum: &mut [u8],

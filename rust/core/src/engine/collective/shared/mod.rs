@@ -156,7 +156,7 @@ impl SharedMemory {
         self.plan((Algorithm::Windows, key), place, make)
     }
 
-    /// The plan of an operation where the buffers lie.
+    /// The plan of an operation in the ranks' own buffers.
     fn in_place_plan(&mut self, key: PlanKey, place: (Rank, usize)) -> Result<Arc<Plan>> {
         let make = |shape: &Shape| in_place::build(shape, key.element_size);
         self.plan((Algorithm::InPlace, key), place, make)

@@ -353,7 +353,7 @@ impl SharedRun {
         (self.decision, self.state) = (Some(decision), State::UnderWay);
     }
 
-    /// Goes on where the buffers lie, and waits until everything offered has come back.
+    /// Works in the ranks' own buffers, and waits until everything offered has come back.
     fn work_in_place(
         &mut self,
         operands: &Operands,
@@ -362,7 +362,8 @@ impl SharedRun {
     ) -> Result<bool> {
         if self.in_place_run.is_none() {
             let plan = memory.in_place_plan(self.key, (operands.rank, operands.world))?;
-            let run = InPlaceRun::new(plan);
+            let (slice, _) = offered_slice(operands, operands.rank);
+            let run = InPlaceRun::new(plan, slice);
             if run.is_done() {
                 // Its slice is empty.
                 self.round.give_back(links);
