@@ -33,7 +33,7 @@ impl Foreign {
     /// The protocol keeps the other process from writing them while the slice lives, and nothing in this one does.
     #[inline]
     pub(crate) unsafe fn numbers<'a>(self) -> &'a [u8] {
-        // SAFETY: mapped, as whoever made this promised; for the rest see the module.
+        // SAFETY: mapped, as the caller of `new` promised; for the rest see the module.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 

@@ -1,14 +1,16 @@
 //! Point-to-point: which message meets which receive.
 //!
-//! The point-to-point lane of a link carries frames, each a header and for some a payload. A short message is sent
-//! at once ([`Kind::Eager`](super::frame::Kind::Eager)); when no receive waits for it, it is kept. A long one is offered ([`Kind::Offer`](super::frame::Kind::Offer)) where
-//! the receiver can read it in the sender's memory: with a receive that waits for it that is all. Else it is declined, or
-//! was announced ([`Kind::Request`](super::frame::Kind::Request)) in the first place, and its payload follows ([`Kind::Data`](super::frame::Kind::Data)) once the receiver is
-//! ready ([`Kind::Ready`](super::frame::Kind::Ready)), so that a frame's payload always has a place to go and no message can block another one
-//! behind it. A receiver that is busy with something else may be about to post the receive: while its thread waits awake
+//! The point-to-point lane of a link carries frames, each a header and for some a payload. A short message is sent at
+//! once ([`Kind::Eager`](super::frame::Kind::Eager)); when no receive waits for it, it is kept. A long one is offered
+//! ([`Kind::Offer`](super::frame::Kind::Offer)) where the receiver can read it in the sender's memory: with a receive
+//! that waits for it that is all. Else it is declined, or was announced
+//! ([`Kind::Request`](super::frame::Kind::Request)) in the first place, and its payload follows
+//! ([`Kind::Data`](super::frame::Kind::Data)) once the receiver is ready ([`Kind::Ready`](super::frame::Kind::Ready)),
+//! so that a frame's payload always has a place to go and no message can block another one behind it. A receiver that
+//! is busy with something else may be about to post the receive: while its thread waits awake
 //! ([`Matching::hold_offers`]), and wants nothing else of that peer, an offer waits as well. One message at a time is
-//! offered to a peer. What a sender may have kept at the other side is bounded by [`CREDIT`](super::peer::CREDIT); beyond it short messages
-//! are announced too.
+//! offered to a peer. What a sender may have kept at the other side is bounded by [`CREDIT`](super::peer::CREDIT);
+//! beyond it short messages are announced too.
 //!
 //! A message from rank r with tag t meets the first posted receive that asks for r (or for any rank) and t, in the
 //! order of sending; a receive meets the first kept message that fits, in the order of arrival.

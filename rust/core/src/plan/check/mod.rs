@@ -161,9 +161,13 @@ fn check_form(operation: &Operation, world: usize, has_windows: bool) -> Result<
 /// Whether a step is one that the executor of its plan can run. Steps that overlap are in no order that clocks could show, so
 /// what ranks do in memory that they share is in order.
 fn fits(step: &Step, plan: &Plan, world: usize, has_windows: bool) -> bool {
-    let spans = step.reads().into_iter().flatten().chain(step.writes());
-    let in_scratch = spans.clone().any(|span| span.buffer == Buffer::Scratch);
-    let in_windows = step.half().is_some();
+    let uses = |is: fn(Buffer) -> bool| {
+        let mut spans = step.reads().into_iter().flatten().chain(step.writes());
+        spans.any(|span| is(span.buffer))
+    };
+    let in_scratch = uses(|buffer| buffer == Buffer::Scratch);
+    let in_windows =
+        step.half().is_some() || uses(|buffer| matches!(buffer, Buffer::Window { .. }));
     if plan.lends {
         let Step::ReduceAll { srcs, dst, copies } = *step else {
             return false;
@@ -172,20 +176,16 @@ fn fits(step: &Step, plan: &Plan, world: usize, has_windows: bool) -> bool {
         return is_own && plan.order == Order::InOrder && copies.iter().all(|peer| peer < world);
     }
     if plan.order == Order::Overlapping {
-        let in_memory = spans
-            .clone()
-            .any(|span| matches!(span.buffer, Buffer::Window { .. }));
-        return !in_windows && !in_memory && !matches!(step, Step::ReduceAll { .. });
+        return !in_windows && !matches!(step, Step::ReduceAll { .. });
     }
     let is_in_range = |peers: Peers| peers.iter().all(|peer| peer < world);
     match *step {
         Step::Copy { .. } => !in_scratch && (has_windows || !in_windows),
         Step::ReduceAll { srcs, copies, .. } => {
-            let is_alone = world == 1;
             matches!(srcs, Sources::Windows { .. })
                 && copies.is_empty()
                 && !in_scratch
-                && (has_windows || is_alone)
+                && (has_windows || world == 1)
         }
         Step::Signal { to: peers, .. } | Step::Wait { from: peers, .. } => {
             has_windows && is_in_range(peers)

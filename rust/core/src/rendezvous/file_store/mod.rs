@@ -1,7 +1,7 @@
 //! A store in a file that all ranks can open: `file:///path`, on a local disk or a shared one.
 //!
 //! The file is a log (`format.rs`): one record for each set follows a header, and the last record of a key is its value.
-//! Its readers and writers hold a lock of the kernel (`log.rs`), so a process that dies in the middle harms nobody. In a
+//! Its readers and writers hold a lock of the kernel (`log.rs`), so a process that dies in the middle leaves it whole. In a
 //! shared directory another user may have put a file of that name there: such a file is refused (`ownership.rs`). One that
 //! is left over from an earlier job, whose creator is known to be gone, is started anew (`creator.rs`).
 

@@ -1,4 +1,4 @@
-//! Members convince each other, and nobody else does.
+//! Members prove membership to each other, and no other process can.
 
 use proptest::prelude::*;
 

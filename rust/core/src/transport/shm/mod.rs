@@ -373,7 +373,7 @@ impl Link for ShmLink {
 }
 
 impl ShmLink {
-    /// The pidfd of the peer's process, which becomes readable when that ends, whoever keeps its sockets open. `None` where
+    /// The pidfd of the peer's process, which becomes readable when that ends, also where other processes keep its sockets open. `None` where
     /// the peer is in this process, or cannot be named here. All links to one process have the same descriptor, which is
     /// closed with the last of them.
     fn peer_pidfd(&self) -> Option<BorrowedFd<'_>> {

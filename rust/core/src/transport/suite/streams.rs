@@ -1,4 +1,4 @@
-//! Bytes as a stream: every one arrives once, in order, however they are cut and whoever sleeps.
+//! Bytes as a stream: every one arrives once, in order, however they are cut and whichever side sleeps.
 
 use std::thread;
 use std::time::Instant;
