@@ -1,8 +1,9 @@
 //! Views of memory: the only place where a pointer becomes a slice.
 //!
 //! A [`Memory`] is one or more pieces that are treated as one run of bytes, so that a list of tensors can be
-//! gathered into, or reduced, without flattening it first. It does not own what it points to; the code that makes one
-//! promises that it stays valid until the operation it was given to has completed.
+//! gathered into, or reduced, without flattening it first. It does not own what it points to, but stands for it as an
+//! exclusive reference would: the code that makes one promises that the bytes stay valid, and are left to it alone, until the
+//! operation it was given to has completed. So it is never copied, reading borrows it, and writing borrows it exclusively.
 
 use std::ptr::NonNull;
 
@@ -43,14 +44,14 @@ struct Piece {
     before: usize,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Pieces {
     One(Piece),
     Many(Box<[Piece]>),
 }
 
 /// A run of bytes made of one or more pieces of memory, which it does not own.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Memory {
     pieces: Pieces,
     bytes: usize,
@@ -59,7 +60,7 @@ pub struct Memory {
 // SAFETY: a `Memory` is an address and a length. The promise made to the unsafe constructors covers use from any
 // thread, because an operation may be carried on by the progress thread.
 unsafe impl Send for Memory {}
-// SAFETY: as for `Send`; shared references allow no access without a further unsafe call.
+// SAFETY: as for `Send`; shared references allow reading alone.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -78,8 +79,9 @@ impl Memory {
     /// `bytes` bytes from `start`.
     ///
     /// # Safety
-    /// Until the operation that uses this has completed, on any thread: the bytes stay allocated; no other code writes
-    /// to them; and when it is used as an output, no other code reads them either.
+    /// Until the operation that this is given to has completed, or else until it is dropped, on any thread: the bytes stay
+    /// allocated and initialised; no other code writes to them; and when it is used as an output, no other code reads them
+    /// either, also through another `Memory`. An operation that has completed has let go of its memory.
     pub const unsafe fn from_raw_parts(start: *mut u8, bytes: usize) -> Self {
         if bytes == 0 {
             return Self::empty();
@@ -124,20 +126,21 @@ impl Memory {
         }
     }
 
-    /// A view of `slice`, to be read. The caller keeps the borrow for as long as the operation runs.
-    pub(crate) fn of<T: Element>(slice: &[T]) -> Self {
-        // SAFETY: valid for reading while the borrow lives, which the crate's callers (`slices`) make outlive the
-        // operation.
-        unsafe {
-            Self::from_raw_parts(
-                slice.as_ptr().cast_mut().cast(),
-                std::mem::size_of_val(slice),
-            )
-        }
+    /// A view of `slice`, to be read.
+    ///
+    /// # Safety
+    /// The borrow outlives the view, or the operation that it is given to.
+    pub(crate) unsafe fn of<T: Element>(slice: &[T]) -> Self {
+        let start = slice.as_ptr().cast_mut().cast();
+        // SAFETY: the bytes are valid and not written to while they are borrowed, and every element is initialised.
+        unsafe { Self::from_raw_parts(start, std::mem::size_of_val(slice)) }
     }
 
-    /// A view of `slice`, to be written. As [`Memory::of`].
-    pub(crate) fn of_mut<T: Element>(slice: &mut [T]) -> Self {
+    /// A view of `slice`, to be written.
+    ///
+    /// # Safety
+    /// As for [`Memory::of`].
+    pub(crate) unsafe fn of_mut<T: Element>(slice: &mut [T]) -> Self {
         // SAFETY: as in `of`, and the borrow is exclusive; every bit pattern is a value of `T`.
         unsafe { Self::from_raw_parts(slice.as_mut_ptr().cast(), std::mem::size_of_val(slice)) }
     }
@@ -170,32 +173,42 @@ impl Memory {
         })
     }
 
-    /// The bytes from `offset` on, at most `max` and at most to the end of their piece, for reading.
-    ///
-    /// The engine alone calls this and [`Memory::write`], under two rules that make them sound: only while the
-    /// operation that the memory was given to is under way, which is what the maker promised for; and never so
-    /// that a slice being written overlaps another slice. The second holds inside a step because buffers of one
-    /// request do not overlap (`Request::check`) nor do the spans of one step (`plan::check`), and between steps
-    /// and operations because one that touches bytes in use is not run meanwhile (`engine::collective::run`).
+    /// The bytes from `offset` on, at most `max` and at most to the end of their piece.
     #[inline]
     pub(crate) fn read(&self, offset: usize, max: usize) -> &[u8] {
         let (start, bytes) = self.run(offset, max);
-        // SAFETY: `run` stays inside one piece, which the maker of `self` promised to be valid while the operation
-        // is under way; nothing writes to it meanwhile (see above).
+        // SAFETY: `run` stays inside one piece, which the maker of `self` promised to be valid and to be written to through
+        // `self` alone, which is borrowed.
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 
-    /// The bytes from `offset` on, at most `max` and at most to the end of their piece, for writing. See
-    /// [`Memory::read`] for the rules.
+    /// The bytes from `offset` on, at most `max` and at most to the end of their piece, for writing.
     #[inline]
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "a view of memory that the caller owns, under the rules of `read`"
-    )]
-    pub(crate) fn write(&self, offset: usize, max: usize) -> &mut [u8] {
+    pub(crate) fn write(&mut self, offset: usize, max: usize) -> &mut [u8] {
         let (start, bytes) = self.run(offset, max);
-        // SAFETY: as in `read`; this is the only slice over these bytes.
+        // SAFETY: as in `read`; and nothing else reads the piece, for `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
+    }
+
+    /// [`Memory::read`] and [`Memory::write`] at once, of bytes that do not overlap.
+    pub(crate) fn read_and_write(
+        &mut self,
+        (from, to): (usize, usize),
+        max: usize,
+    ) -> (&[u8], &mut [u8]) {
+        let ((from, read), (to, written)) = (self.run(from, max), self.run(to, max));
+        let (from_start, to_start) = (from.addr(), to.addr());
+        assert!(
+            from_start + read <= to_start || to_start + written <= from_start,
+            "what is read overlaps what is written"
+        );
+        // SAFETY: as in `read` and `write`; the two have just been seen to lie apart.
+        unsafe {
+            (
+                std::slice::from_raw_parts(from, read),
+                std::slice::from_raw_parts_mut(to, written),
+            )
+        }
     }
 
     /// The address and the length of the run that begins at `offset`, at most `max` bytes long.
@@ -205,7 +218,7 @@ impl Memory {
         (start.expose_provenance(), bytes)
     }
 
-    /// A copy of `length` bytes from `offset` on, which may lie in several pieces. See [`Memory::read`] for the rules.
+    /// A copy of `length` bytes from `offset` on, which may lie in several pieces.
     pub(crate) fn gather(&self, offset: usize, length: usize) -> Vec<u8> {
         let mut whole = Vec::with_capacity(length);
         self.for_each_run(offset, length, |_, run| whole.extend_from_slice(run));
@@ -213,7 +226,7 @@ impl Memory {
     }
 
     /// Calls `visit` with the pieces of `length` bytes from `offset` on, one after the other, each with how many bytes came
-    /// before it. See [`Memory::read`] for the rules.
+    /// before it.
     #[inline]
     pub(crate) fn for_each_run(
         &self,
@@ -229,8 +242,8 @@ impl Memory {
         }
     }
 
-    /// Copies `bytes` to what lies from `offset` on. See [`Memory::read`] for the rules.
-    pub(crate) fn copy_from(&self, offset: usize, bytes: &[u8]) {
+    /// Copies `bytes` to what lies from `offset` on.
+    pub(crate) fn copy_from(&mut self, offset: usize, bytes: &[u8]) {
         let mut done = 0;
         while done < bytes.len() {
             let target = self.write(offset + done, bytes.len() - done);
@@ -280,7 +293,7 @@ mod tests {
         let mut b: [u8; 0] = [];
         let mut c = [4_u8, 5];
         // SAFETY: the arrays outlive the view and nothing else touches them meanwhile.
-        let memory = unsafe {
+        let mut memory = unsafe {
             Memory::from_pieces([
                 (a.as_mut_ptr(), 3),
                 (b.as_mut_ptr(), 0),
@@ -293,6 +306,18 @@ mod tests {
         assert_eq!(memory.read(5, 9), &[] as &[u8]);
         memory.write(2, 1)[0] = 9;
         assert_eq!(memory.read(2, 9), &[9]);
+        let (read, written) = memory.read_and_write((0, 3), 2);
+        written.copy_from_slice(read);
+        assert_eq!(memory.gather(0, 5), [1, 2, 9, 1, 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "what is read overlaps what is written")]
+    fn what_is_written_is_not_read() {
+        let mut a = [0_u8; 8];
+        // SAFETY: the array outlives the view and nothing else touches it meanwhile.
+        let mut memory = unsafe { Memory::of_mut(&mut a) };
+        memory.read_and_write((0, 3), 4);
     }
 
     #[test]

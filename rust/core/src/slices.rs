@@ -13,12 +13,11 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` or `Unsupported` before anything is sent, else what ended the operation.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        self.carry_out(Request::all_reduce(
-            T::DTYPE,
-            op,
-            None,
-            Memory::of_mut(data),
-        ))
+        let request = Request {
+            sizes: Sizes::Even(data.len()),
+            ..Request::all_reduce(T::DTYPE, op, None, Memory::empty())
+        };
+        self.carry_out(request, None, Some(data))
     }
 
     /// On the root, `data` becomes the reduction of every rank's `data`; elsewhere it stays as it is.
@@ -26,13 +25,14 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn reduce<T: Element>(&self, data: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
-        let memory = Memory::of_mut(data);
-        let (input, output) = if self.rank() == root {
-            (None, Some(memory))
-        } else {
-            (Some(memory), None)
+        let request = Request {
+            sizes: Sizes::Even(data.len()),
+            ..Request::reduce(T::DTYPE, op, root, None, None)
         };
-        self.carry_out(Request::reduce(T::DTYPE, op, root, input, output))
+        match self.rank() == root {
+            true => self.carry_out(request, None, Some(data)),
+            false => self.carry_out(request, Some(data), None),
+        }
     }
 
     /// `data` becomes the root's.
@@ -40,7 +40,11 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<()> {
-        self.carry_out(Request::broadcast(T::DTYPE, root, Memory::of_mut(data)))
+        let request = Request {
+            sizes: Sizes::Even(data.len()),
+            ..Request::broadcast(T::DTYPE, root, Memory::empty())
+        };
+        self.carry_out(request, None, Some(data))
     }
 
     /// `output` becomes every rank's `input` in rank order; it is `world_size` times as long.
@@ -49,8 +53,8 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let sizes = Sizes::Even(input.len());
-        let (input, output) = (Memory::of(input), Memory::of_mut(output));
-        self.carry_out(Request::all_gather(T::DTYPE, Some(input), output, sizes))
+        let request = Request::all_gather(T::DTYPE, None, Memory::empty(), sizes);
+        self.carry_out(request, Some(input), Some(output))
     }
 
     /// `output` becomes this rank's block of the reduction of every rank's `input`, which is `world_size` times as
@@ -65,8 +69,9 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<()> {
         let sizes = Sizes::Even(output.len());
-        let (input, output) = (Memory::of(input), Memory::of_mut(output));
-        self.carry_out(Request::reduce_scatter(T::DTYPE, op, input, output, sizes))
+        let nothing = Memory::empty;
+        let request = Request::reduce_scatter(T::DTYPE, op, nothing(), nothing(), sizes);
+        self.carry_out(request, Some(input), Some(output))
     }
 
     /// On the root, `output` becomes every rank's `input` in rank order. The others give an empty one.
@@ -75,9 +80,9 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let sizes = Sizes::Even(input.len());
-        let (input, output) = (Memory::of(input), Memory::of_mut(output));
         let output = (self.rank() == root || !output.is_empty()).then_some(output);
-        self.carry_out(Request::gather(T::DTYPE, root, input, output, sizes))
+        let request = Request::gather(T::DTYPE, root, Memory::empty(), None, sizes);
+        self.carry_out(request, Some(input), output)
     }
 
     /// `output` becomes this rank's block of the root's `input`. The others give an empty one.
@@ -86,9 +91,9 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let sizes = Sizes::Even(output.len());
-        let (input, output) = (Memory::of(input), Memory::of_mut(output));
         let input = (self.rank() == root || !input.is_empty()).then_some(input);
-        self.carry_out(Request::scatter(T::DTYPE, root, input, output, sizes))
+        let request = Request::scatter(T::DTYPE, root, None, Memory::empty(), sizes);
+        self.carry_out(request, input, Some(output))
     }
 
     /// Block r of `input` goes to rank r; block r of `output` comes from rank r.
@@ -97,8 +102,9 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let sizes = Sizes::Even(output.len() / self.world_size());
-        let (input, output) = (Memory::of(input), Memory::of_mut(output));
-        self.carry_out(Request::all_to_all(T::DTYPE, input, output, sizes))
+        let nothing = Memory::empty;
+        let request = Request::all_to_all(T::DTYPE, nothing(), nothing(), sizes);
+        self.carry_out(request, Some(input), Some(output))
     }
 
     /// Blocks until every rank has come.
@@ -106,7 +112,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn barrier(&self) -> Result<()> {
-        self.carry_out(Request::barrier())
+        self.carry_out::<u8>(Request::barrier(), None, None)
     }
 
     /// Sends `data` to rank `to`; returns when `data` may be changed again.
@@ -143,15 +149,27 @@ impl Communicator {
         (incoming, from): (&mut [T], Option<Rank>),
         tag: u64,
     ) -> Result<Rank> {
-        let outgoing = (Memory::of(outgoing), to, tag);
-        let incoming = (Memory::of_mut(incoming), from, tag);
         // SAFETY: both slices are borrowed until `send_receive_now` returns, which is after the end of both operations.
-        unsafe { self.send_receive_now(T::DTYPE, outgoing, incoming, None) }
+        unsafe {
+            let outgoing = (Memory::of(outgoing), to, tag);
+            let incoming = (Memory::of_mut(incoming), from, tag);
+            self.send_receive_now(T::DTYPE, outgoing, incoming, None)
+        }
     }
 
-    fn carry_out(&self, request: Request) -> Result<()> {
-        // SAFETY: the slices that the request views are borrowed by the caller of this method, and `run` returns
-        // only when the operation has ended.
-        unsafe { self.run(request).map(drop) }
+    /// Carries out `request`, which has no memory yet, on these slices.
+    fn carry_out<T: Element>(
+        &self,
+        mut request: Request,
+        input: Option<&[T]>,
+        output: Option<&mut [T]>,
+    ) -> Result<()> {
+        // SAFETY: the slices are borrowed by the caller of this method, and `run` returns only when the operation has
+        // ended.
+        unsafe {
+            request.input = input.map(|input| Memory::of(input));
+            request.output = output.map(|output| Memory::of_mut(output));
+            self.run(request).map(drop)
+        }
     }
 }

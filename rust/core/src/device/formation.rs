@@ -245,9 +245,8 @@ fn agree(cpu: &Group, own: Result<(), &Error>) -> Result<Result<(), Refusal>> {
 /// The `own` of all ranks, in rank order.
 fn gather<const N: usize>(cpu: &Group, own: &[u8; N]) -> Result<Vec<[u8; N]>> {
     let mut all = vec![0_u8; N * cpu.world()];
-    let (input, output) = (Memory::of(own.as_slice()), Memory::of_mut(&mut all));
-    let request = Request::all_gather(DataType::UInt8, Some(input), output, Sizes::Even(N));
-    carry_out(cpu, request)?;
+    let request = Request::all_gather(DataType::UInt8, None, Memory::empty(), Sizes::Even(N));
+    carry_out(cpu, request, own, &mut all)?;
     Ok(all
         .chunks_exact(N)
         .map(|one| one.try_into().expect("so many bytes"))
@@ -263,15 +262,17 @@ fn meet(cpu: &Group) -> Result<()> {
         send: vec![1; world],
         recv: vec![1; world],
     };
-    let (input, output) = (Memory::of(&input), Memory::of_mut(&mut output));
-    carry_out(
-        cpu,
-        Request::all_to_all(DataType::UInt8, input, output, sizes),
-    )
+    let nothing = Memory::empty;
+    let request = Request {
+        input: None,
+        ..Request::all_to_all(DataType::UInt8, nothing(), nothing(), sizes)
+    };
+    carry_out(cpu, request, &input, &mut output)
 }
 
-fn carry_out(cpu: &Group, request: Request) -> Result<()> {
-    cpu.run(request).map(drop).map_err(|error| {
+fn carry_out(cpu: &Group, request: Request, input: &[u8], output: &mut [u8]) -> Result<()> {
+    let ran = cpu.run_on(request, Some(input), Some(output));
+    ran.map(drop).map_err(|error| {
         let mut message = format!(
             "while the ranks met for their first collective on device memory: {}",
             error.message

@@ -190,7 +190,8 @@ impl Messages {
         {
             // In one piece, so that receives are posted in the order in which they are listed.
             let mut under_way = self.0.lock();
-            let view = buffer.view(0, bytes);
+            // SAFETY: the message keeps the buffer until the receive has ended, and the stream waits for that.
+            let view = unsafe { buffer.view(0, bytes) };
             let posted = cpu.receive(wanted.dtype, view, (from, wanted.tag), options)?;
             under_way.push(Message {
                 work: wanted.work,
@@ -354,7 +355,8 @@ fn post(messages: &mut [Message], at: usize, cpu: &Group) -> Result<bool> {
         timeout: Some(message.timeout),
         ..PointToPoint::default()
     };
-    let view = message.buffer.view(0, message.bytes);
+    // SAFETY: the message keeps the buffer until the send has ended, and the stream has filled it.
+    let view = unsafe { message.buffer.view(0, message.bytes) };
     match cpu.send(message.dtype, view, (to, tag), options) {
         Err(error) if error.code.is_fatal() => return Err(error),
         sent => *posted = Some(sent),

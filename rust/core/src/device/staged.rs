@@ -67,7 +67,7 @@ struct Kind {
     timeout: Duration,
 }
 
-/// The most chunks that any rank has, being found out.
+/// The most chunks that any rank has, being found out. It is kept until the operation that does it has ended.
 struct Agreement {
     most: Box<[u64; 1]>,
     work: Arc<WorkState>,
@@ -311,7 +311,8 @@ impl Staged {
 
     fn agree(&self, job: &Job) -> Result<Agreement> {
         let mut most = Box::new([job.own]);
-        let memory = Memory::of_mut(most.as_mut_slice());
+        // SAFETY: the box stays where it is until the operation has ended: see [`Agreement`].
+        let memory = unsafe { Memory::of_mut(most.as_mut_slice()) };
         let request = Request::all_reduce(DataType::UInt64, ReduceOp::Max, None, memory);
         let request = request.with_timeout(job.kind.timeout);
         let work = self.cpu.submit(request, None, true)?;
@@ -320,7 +321,10 @@ impl Staged {
 
     fn request(&self, kind: Kind, chunk: &Chunk, slot: usize) -> Request {
         let size = kind.dtype.size();
-        let view = |place: Place| self.slots.view(slot + place.at * size, place.len * size);
+        // SAFETY: the slots live as long as the group, which its operations do not outlive; and a slot is the chunk's alone
+        // until its operation has ended, for only then the stream is told to go on.
+        let view =
+            |place: Place| unsafe { self.slots.view(slot + place.at * size, place.len * size) };
         Request {
             collective: kind.collective,
             dtype: kind.dtype,

@@ -124,7 +124,15 @@ impl Place {
         let submit = |request| {
             let _ = group.submit(request, None, false);
         };
-        let (short, other) = (Memory::of(&self.short), Memory::of_mut(&mut self.other));
+        // SAFETY: the place outlives the group.
+        let (short, other, long, more) = unsafe {
+            (
+                Memory::of(&self.short),
+                Memory::of_mut(&mut self.other),
+                Memory::of(&self.long),
+                Memory::of_mut(&mut self.more),
+            )
+        };
         match operation {
             0 => submit(Request::barrier()),
             1 => submit(Request::all_reduce(
@@ -142,19 +150,17 @@ impl Place {
                 submit(Request::all_to_all(DataType::Int32, short, other, sizes));
             }
             4 => {
-                let input = Some(Memory::of(&self.long));
-                let output = Memory::of_mut(&mut self.more);
                 submit(Request::all_reduce(
                     DataType::BFloat16,
                     ReduceOp::Max,
-                    input,
-                    output,
+                    Some(long),
+                    more,
                 ));
             }
             _ => {
                 let (out, into) = match operation {
                     5 => (short, other),
-                    _ => (Memory::of(&self.long), Memory::of_mut(&mut self.more)),
+                    _ => (long, more),
                 };
                 let from = (operation == 5).then_some(peer);
                 let _ = group.receive(DataType::UInt8, into, (from, TAG), blocking());
@@ -301,7 +307,8 @@ pub(crate) fn seeds() -> Vec<(String, Vec<u8>)> {
     let seed = |operation: u8| {
         let (ranks, sent) = ranks(1, (&[], 1));
         let group = ranks[1].group();
-        Place::new().start(group, operation);
+        let mut place = Place::new();
+        place.start(group, operation);
         group.step(&mut group.core.lock());
         group.abort("over");
         let mut bytes = vec![operation, 64];

@@ -463,8 +463,9 @@ impl Core {
     /// Keeps what a run that has ended can pass on to the next.
     pub(crate) fn recycle(&mut self, mut run: Box<PlanRun>) {
         run.share(None);
+        run.release();
         if !run.is_short()
-            && let Some(scratch) = run.scratch_owner.take()
+            && let Some(scratch) = run.take_scratch()
         {
             self.plans.return_scratch(scratch);
         }
@@ -499,7 +500,7 @@ impl Core {
             return None;
         }
         let mut spare = self.spare_executions.remove(0);
-        if let Some(scratch) = spare.scratch_owner.take() {
+        if let Some(scratch) = spare.take_scratch() {
             self.plans.return_scratch(scratch);
         }
         Some(spare)

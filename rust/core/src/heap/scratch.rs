@@ -1,15 +1,16 @@
 //! Memory that an operation owns while it runs: private, or in the heap where peers read it.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use crate::buffer::Memory;
 
-/// Memory that an operation owns while it runs: uninitialised, aligned to a cache line.
+/// Memory that an operation owns while it runs, aligned to a cache line.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     start: NonNull<u8>,
-    bytes: usize,
+    /// All of it.
+    memory: Memory,
     /// It lies in the heap that peers on the host can read.
     shared: bool,
 }
@@ -23,14 +24,12 @@ impl Scratch {
     /// At least `bytes` bytes.
     pub(crate) fn new(bytes: usize) -> Self {
         let layout = Self::layout(bytes);
+        // Zeroed, so that every byte may be read: what is large comes so from the system, at no cost.
         // SAFETY: the layout's size is not zero (see `layout`).
-        let start = NonNull::new(unsafe { alloc(layout) });
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) });
         match start {
-            Some(start) => Self {
-                start,
-                bytes: layout.size(),
-                shared: false,
-            },
+            // SAFETY: `alloc_zeroed` gave as many bytes, to this value alone.
+            Some(start) => unsafe { Self::of(start, layout.size(), false) },
             None => handle_alloc_error(layout),
         }
     }
@@ -38,24 +37,46 @@ impl Scratch {
     /// At least `bytes` bytes in the shared heap, if there is room.
     pub(crate) fn shared(bytes: usize) -> Option<Self> {
         let block = super::allocate(bytes, Self::ALIGNMENT)?;
-        Some(Self {
-            start: block.address,
-            bytes: block.bytes,
-            shared: true,
-        })
+        // SAFETY: the heap gave as many bytes of a mapped file, which are never uninitialised, to this value alone. Peers
+        // that they are lent to read them, which whoever writes waits for.
+        Some(unsafe { Self::of(block.address, block.bytes, true) })
+    }
+
+    /// # Safety
+    /// The bytes are initialised, nothing else has to do with them, and they are given back when the value is dropped.
+    unsafe fn of(start: NonNull<u8>, bytes: usize, shared: bool) -> Self {
+        Self {
+            start,
+            // SAFETY: they live as long as `Self`, which owns the view: no safe code can move it out.
+            memory: unsafe { Memory::from_raw_parts(start.as_ptr(), bytes) },
+            shared,
+        }
     }
 
     /// The length in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.bytes
+        self.memory.len()
     }
 
-    /// A view of the first `bytes` bytes. It is used only while `self` lives (the executor keeps both together), and
-    /// what is read through it was written before (`plan::check` proves that of every plan).
-    pub(crate) fn view(&self, bytes: usize) -> Memory {
-        assert!(bytes <= self.bytes);
-        // SAFETY: the allocation is valid for as long as `self` lives.
-        unsafe { Memory::from_raw_parts(self.start.as_ptr(), bytes) }
+    /// All of it, to read.
+    #[inline]
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Bytes from `offset` on, at most `max` and at most to the end.
+    #[inline]
+    pub(crate) fn write(&mut self, offset: usize, max: usize) -> &mut [u8] {
+        self.memory.write(offset, max)
+    }
+
+    /// See [`Memory::read_and_write`].
+    pub(crate) fn read_and_write(
+        &mut self,
+        places: (usize, usize),
+        max: usize,
+    ) -> (&[u8], &mut [u8]) {
+        self.memory.read_and_write(places, max)
     }
 
     fn layout(bytes: usize) -> Layout {
@@ -71,8 +92,8 @@ impl Drop for Scratch {
             unsafe { super::free(self.start) };
             return;
         }
-        // SAFETY: `start` came from `alloc` with this layout: `bytes` is already a multiple of the alignment.
-        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.bytes)) }
+        // SAFETY: `start` came from `alloc_zeroed` with this layout: its length is already a multiple of the alignment.
+        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len())) }
     }
 }
 
@@ -84,7 +105,6 @@ mod tests {
     fn scratch_is_aligned_and_large_enough() {
         let scratch = Scratch::new(100);
         assert!(scratch.len() >= 100);
-        let view = scratch.view(100);
-        assert_eq!(view.place(0, 1).0 % 64, 0);
+        assert_eq!(scratch.memory().place(0, 1).0 % 64, 0);
     }
 }

@@ -3,7 +3,6 @@
 //! Through rings a span that goes to n peers is copied n times. Where the peers can read this process's heap it is
 //! copied there once instead, and lent to all of them.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 
 use crate::buffer::Memory;
@@ -85,7 +84,7 @@ pub(crate) struct BounceBuffer {
     /// Bytes of an element at most.
     size: usize,
     /// Which spans have been copied in.
-    filled: Vec<Cell<bool>>,
+    filled: Vec<bool>,
 }
 
 impl BounceBuffer {
@@ -114,29 +113,29 @@ impl BounceBuffer {
         Some(Self {
             scratch,
             size,
-            filled: vec![Cell::new(false); repeated_sends.offsets.len() - 1],
+            filled: vec![false; repeated_sends.offsets.len() - 1],
         })
     }
 
-    /// The staged form of span `number`, which is `length` bytes from `offset` of `memory`. `None` when it is short.
+    /// The staged form of span `number`, which is `length` bytes from `offset` of `memory`: where it lies, and where it begins
+    /// there. `None` when it is short.
     pub(crate) fn put(
-        &self,
+        &mut self,
         repeated_sends: &RepeatedSends,
         number: usize,
         memory: &Memory,
         (offset, length): (usize, usize),
-    ) -> Option<(Memory, usize)> {
+    ) -> Option<(&Memory, usize)> {
         if length < STAGED_FROM {
             return None;
         }
-        let view = self.scratch.view(self.scratch.len());
         let start = repeated_sends.offsets[number] * self.size;
-        if !self.filled[number].replace(true) {
+        if !std::mem::replace(&mut self.filled[number], true) {
             memory.for_each_run(offset, length, |done, run| {
-                reduce::copy(view.write(start + done, run.len()), run);
+                reduce::copy(self.scratch.write(start + done, run.len()), run);
             });
         }
-        Some((view, start))
+        Some((self.scratch.memory(), start))
     }
 
     /// The memory, for the next operation.

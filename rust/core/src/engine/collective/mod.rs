@@ -1,6 +1,8 @@
 //! Collectives: a request becomes a plan, and a plan runs over links or in shared memory.
 
 pub(crate) mod bounce;
+pub(crate) mod buffers;
+pub(crate) mod elements;
 pub(crate) mod header;
 pub(crate) mod operands;
 pub(crate) mod pair_counts;

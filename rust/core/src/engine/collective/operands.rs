@@ -1,30 +1,22 @@
-//! What a plan works on, and what is done to elements: copied, converted, reduced, finished.
+//! What a plan works on, and the steps that have to do with no other rank.
 
-use std::sync::Arc;
-
-use crate::buffer::Memory;
 use crate::engine::collective::bounce::BounceBuffer;
+use crate::engine::collective::buffers::{Buffers, NO_WINDOWS};
+use crate::engine::collective::elements::Elements;
 use crate::engine::collective::header::{Fingerprint, HEADER};
-use crate::plan::{Buffer, Span, Step, Wire};
-use crate::reduce::{self, Kernel, Source, Streaming, Workers};
-use crate::types::{Collective, DataType, Rank};
+use crate::plan::{Span, Step};
+use crate::reduce::{self, Streaming};
+use crate::types::{Collective, Rank};
 
 /// What a plan works on.
 #[derive(Debug)]
 pub(crate) struct Operands {
     pub(crate) collective: Collective,
-    pub(crate) input: Memory,
-    pub(crate) output: Memory,
-    pub(crate) scratch: Memory,
-    pub(crate) dtype: DataType,
-    pub(crate) kernel: Option<Kernel>,
-    /// The same operator on the type of scratch memory.
-    pub(crate) partial_kernel: Option<Kernel>,
+    pub(crate) buffers: Buffers,
+    pub(crate) elements: Elements,
     pub(crate) print: EncodedHeader,
     pub(crate) rank: Rank,
     pub(crate) world: usize,
-    /// Threads that share large passes, if there are any.
-    pub(crate) workers: Option<Arc<Workers>>,
     /// Where what goes to several peers is read by all of them.
     pub(crate) bounce: Option<BounceBuffer>,
     /// How to store results that are not read again.
@@ -38,25 +30,20 @@ pub(crate) struct EncodedHeader {
     header: [u8; HEADER],
 }
 
-/// Plans with windows are walked in order by the run in shared memory.
-pub(super) const NO_WINDOWS: &str = "a plan of messages uses no windows";
-
-/// What becomes of the elements of a message on their way into a buffer.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Convert {
-    Keep,
-    /// From the element type to the accumulation type.
-    Widen,
-    /// From the accumulation type to the element type: the one rounding of a finished result.
-    Narrow,
-}
-
 impl EncodedHeader {
     pub(crate) fn new(fingerprint: Fingerprint) -> Self {
         Self {
             fingerprint,
             header: fingerprint.encode(),
         }
+    }
+
+    /// That of a message of `length` bytes of payload.
+    #[inline]
+    pub(super) fn of_length(&self, length: usize) -> [u8; HEADER] {
+        let mut header = self.header;
+        Fingerprint::write_length(&mut header, length);
+        header
     }
 }
 
@@ -73,39 +60,27 @@ impl Operands {
         Fingerprint::write_sequence(&mut self.print.header, sequence);
     }
 
-    /// The element type of scratch memory: wider than the element type in reductions of 16-bit and 8-bit floats only.
-    #[inline]
-    pub(crate) fn partial(&self) -> DataType {
-        if self.kernel.is_some() {
-            self.dtype.accumulator()
-        } else {
-            self.dtype
-        }
-    }
-
     /// What a message of `length` bytes of payload begins with.
     #[inline]
     pub(crate) fn header(&self, length: usize) -> [u8; HEADER] {
-        let mut header = self.print.header;
-        Fingerprint::write_length(&mut header, length);
-        header
+        self.print.of_length(length)
     }
 
     /// A step that has to do with no other rank.
-    pub(super) fn work(&self, step: &Step) {
+    pub(super) fn work(&mut self, step: &Step) {
         match *step {
             Step::Copy { src, dst } => {
-                self.zip(src, dst, |this, dst, src, (wide_dst, wide_src)| {
-                    match (wide_dst, wide_src) {
-                        (true, false) => reduce::widen(this.dtype, dst, src),
-                        (false, true) => reduce::narrow(this.dtype, dst, src),
-                        _ => reduce::copy(dst, src),
-                    }
+                self.zip(src, dst, |elements, dst, src, (wide_dst, wide_src)| match (
+                    wide_dst, wide_src,
+                ) {
+                    (true, false) => reduce::widen(elements.dtype, dst, src),
+                    (false, true) => reduce::narrow(elements.dtype, dst, src),
+                    _ => reduce::copy(dst, src),
                 });
             }
             Step::Reduce { src, dst } => {
-                let kernel = self.reducer();
-                self.zip(src, dst, |_, dst, src, (wide_dst, wide_src)| {
+                self.zip(src, dst, |elements, dst, src, (wide_dst, wide_src)| {
+                    let kernel = elements.reducer();
                     if wide_dst == wide_src {
                         kernel.fold(dst, src);
                     } else {
@@ -113,131 +88,56 @@ impl Operands {
                     }
                 });
             }
+            Step::Finish { src, dst } if src == dst => self.finish_in_place(dst),
             Step::Finish { src, dst } => {
-                self.finish(src, dst);
+                let world = self.world;
+                self.zip(src, dst, |elements, to, from, _| {
+                    elements.finisher(dst.buffer).finish(to, from, world);
+                });
             }
-            _ => unreachable!("{step:?} has to do with other ranks"),
+            _ => unreachable!("{step:?} has to do with other ranks: {NO_WINDOWS}"),
         }
     }
 
-    /// What becomes of elements that come by `wire` on their way to `dst`.
-    #[inline]
-    pub(super) fn conversion(&self, dst: Span, wire: Wire) -> Convert {
-        match (self.is_wide(dst.buffer), wire) {
-            (true, Wire::Element) => Convert::Widen,
-            (false, Wire::Partial) if self.partial() != self.dtype => Convert::Narrow,
-            _ => Convert::Keep,
-        }
-    }
-
-    #[inline]
-    pub(super) fn absorb(
-        &self,
-        target: &mut [u8],
-        run: &[u8],
-        (fold, convert): (bool, Convert),
-        streaming: Streaming,
-    ) {
-        if let Some(workers) = &self.workers {
-            let both = [Source::Destination, Source::Partial(run)];
-            match (fold, convert) {
-                (true, Convert::Keep) => {
-                    return workers.fold_all(self.reducer(), target, &both, Streaming::No);
-                }
-                (false, Convert::Keep) => return workers.copy(target, run, streaming),
-                _ => {}
-            }
-        }
-        match (fold, convert) {
-            (true, Convert::Widen) => self.reducer().fold_element(target, run),
-            // A fold that narrows would round more than once; no plan asks for one.
-            (true, Convert::Keep | Convert::Narrow) => self.reducer().fold(target, run),
-            (false, Convert::Widen) => reduce::widen(self.dtype, target, run),
-            (false, Convert::Narrow) => reduce::narrow(self.dtype, target, run),
-            (false, Convert::Keep) => reduce::copy_hinted(target, run, streaming),
-        }
-    }
-
-    pub(crate) fn reducer(&self) -> &Kernel {
-        self.kernel
-            .as_ref()
-            .expect("a plan that reduces has an operator")
-    }
-
-    fn finish(&self, src: Span, dst: Span) {
-        // A result that stays in scratch memory is divided but not rounded yet.
-        let kernel = if self.is_wide(dst.buffer) {
-            self.partial_kernel
-        } else {
-            self.kernel
-        };
-        let kernel = kernel.expect("a plan that reduces has an operator");
-        if src != dst {
-            self.zip(src, dst, |this, dst, src, _| {
-                kernel.finish(dst, src, this.world)
-            });
-            return;
-        }
-        let size = self.element_size(dst.buffer);
-        let memory = self.memory(dst.buffer);
+    fn finish_in_place(&mut self, dst: Span) {
+        let size = self.elements.size_in(dst.buffer);
+        let kernel = self.elements.finisher(dst.buffer);
         let (mut at, end) = (dst.offset * size, (dst.offset + dst.len) * size);
         while at < end {
-            let run = memory.write(at, end - at);
+            let run = self.buffers.write(dst.buffer, at, end - at);
             kernel.finish_in_place(run, self.world);
             at += run.len();
         }
     }
 
     /// Calls `f` with the matching runs of both spans, and with whether each side is in the accumulation type.
-    fn zip(&self, src: Span, dst: Span, mut f: impl FnMut(&Self, &mut [u8], &[u8], (bool, bool))) {
-        let (from, to) = (self.memory(src.buffer), self.memory(dst.buffer));
-        let (from_size, to_size) = (self.element_size(src.buffer), self.element_size(dst.buffer));
-        let wide = (self.is_wide(dst.buffer), self.is_wide(src.buffer));
+    fn zip(
+        &mut self,
+        src: Span,
+        dst: Span,
+        mut f: impl FnMut(&Elements, &mut [u8], &[u8], (bool, bool)),
+    ) {
+        let Self {
+            buffers, elements, ..
+        } = self;
+        let (from_size, to_size) = (elements.size_in(src.buffer), elements.size_in(dst.buffer));
+        let wide = (elements.is_wide(dst.buffer), elements.is_wide(src.buffer));
         let mut done = 0;
         while done < src.len {
             let left = src.len - done;
-            let read = from.read((src.offset + done) * from_size, left * from_size);
-            let written = to.write((dst.offset + done) * to_size, left * to_size);
-            let elements = (read.len() / from_size).min(written.len() / to_size);
+            let (read, written) = buffers.read_and_write(
+                (src.buffer, (src.offset + done) * from_size),
+                (dst.buffer, (dst.offset + done) * to_size),
+                (left * from_size, left * to_size),
+            );
+            let count = (read.len() / from_size).min(written.len() / to_size);
             f(
-                self,
-                &mut written[..elements * to_size],
-                &read[..elements * from_size],
+                elements,
+                &mut written[..count * to_size],
+                &read[..count * from_size],
                 wide,
             );
-            done += elements;
-        }
-    }
-
-    #[inline]
-    pub(crate) fn memory(&self, buffer: Buffer) -> &Memory {
-        match buffer {
-            Buffer::Input => &self.input,
-            Buffer::Output => &self.output,
-            Buffer::Scratch => &self.scratch,
-            Buffer::Window { .. } => unreachable!("{NO_WINDOWS}"),
-        }
-    }
-
-    /// Whether the buffer's elements are in an accumulation type that differs from the element type.
-    #[inline]
-    fn is_wide(&self, buffer: Buffer) -> bool {
-        matches!(buffer, Buffer::Scratch) && self.partial() != self.dtype
-    }
-
-    #[inline]
-    pub(super) fn element_size(&self, buffer: Buffer) -> usize {
-        match buffer {
-            Buffer::Scratch => self.partial().size(),
-            Buffer::Input | Buffer::Output | Buffer::Window { .. } => self.dtype.size(),
-        }
-    }
-
-    #[inline]
-    pub(super) fn wire_type(&self, wire: Wire) -> DataType {
-        match wire {
-            Wire::Element => self.dtype,
-            Wire::Partial => self.partial(),
+            done += count;
         }
     }
 }

@@ -99,13 +99,14 @@ impl PlanStore {
         operands: &Operands,
         neighbours: usize,
     ) -> Prepared {
-        let scratch_bytes = compiled.plan.scratch * operands.partial().size();
+        let scratch_bytes = compiled.plan.scratch * operands.elements.partial().size();
         let scratch = (scratch_bytes > 0).then(|| self.take_scratch(scratch_bytes));
-        let size = operands.dtype.size().max(operands.partial().size());
-        let source = match operands.input.is_empty() {
-            true => &operands.output,
-            false => &operands.input,
-        };
+        let size = operands
+            .elements
+            .dtype
+            .size()
+            .max(operands.elements.partial().size());
+        let source = operands.buffers.source();
         let bounce = match neighbours > 2 {
             true => BounceBuffer::new(&compiled.repeated_sends, size, source, &mut self.bounce),
             false => None,
@@ -113,7 +114,6 @@ impl PlanStore {
         Prepared {
             compiled,
             scratch,
-            scratch_bytes,
             bounce,
         }
     }

@@ -41,7 +41,7 @@ impl Sizes {
 ///
 /// `input: None` means in place where the operation allows it: the input lies in the output, at the same place
 /// (`all_reduce`, `reduce` on the root) or as this rank's block (`all_gather`).
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Request {
     /// The operation.
     pub collective: Collective,

@@ -92,7 +92,6 @@ impl CompiledPlan {
 pub(crate) struct Prepared {
     pub(crate) compiled: Arc<CompiledPlan>,
     pub(crate) scratch: Option<Scratch>,
-    pub(crate) scratch_bytes: usize,
     pub(crate) bounce: Option<BounceBuffer>,
 }
 
@@ -119,14 +118,13 @@ fn link_direction(step: &Step) -> Option<(Rank, Direction)> {
 pub(crate) struct PlanRun {
     compiled: Arc<CompiledPlan>,
     operands: Operands,
-    /// Owns what the operands' scratch memory views.
-    pub(crate) scratch_owner: Option<Scratch>,
-    /// What the input is multiplied with beforehand.
-    factor: Option<Factor>,
+    /// What the input is to be multiplied with, before anything else.
+    factor: Option<f64>,
     /// How it is done in shared memory, if the ranks agree. Until they have decided there is no plan of messages.
     shared: Option<SharedRun>,
-    /// What it is a run of, where the next operation like it may use it again.
+    /// What it is a run of, where the next operation like it may use it again, and how long the buffers of each are.
     reuse_key: Option<ReuseKey>,
+    lengths: (usize, usize),
     /// The first unfinished step.
     base: usize,
     /// The steps from `base` on that have ended (bit k: step `base + k`), and those that have left their link.
@@ -173,32 +171,21 @@ pub(crate) enum Walked {
     Nowhere,
 }
 
-/// A multiplication of the input, done when the run begins.
-#[derive(Debug)]
-pub(crate) struct Factor {
-    /// The caller's input.
-    pub(crate) source: Memory,
-    pub(crate) factor: f64,
-    pub(crate) applied: bool,
-    /// Owns what the run's input views.
-    pub(crate) _scratch: Scratch,
-}
-
 impl PlanRun {
     /// A run on `operands`. The caller then chooses shared memory or messages: see [`Self::share`] and
     /// [`Self::go_by_messages`]. Until then its plan is `nothing`, without steps.
     pub(crate) fn new(
         nothing: Arc<CompiledPlan>,
         operands: Operands,
-        factor: Option<Factor>,
+        factor: Option<f64>,
     ) -> Box<Self> {
         Box::new(Self {
             compiled: nothing,
             operands,
-            scratch_owner: None,
             factor,
             shared: None,
             reuse_key: None,
+            lengths: (0, 0),
             base: 0,
             ended: 0,
             left: 0,
@@ -211,11 +198,10 @@ impl PlanRun {
         &mut self,
         nothing: Arc<CompiledPlan>,
         operands: Operands,
-        factor: Option<Factor>,
+        factor: Option<f64>,
     ) {
         self.compiled = nothing;
         self.operands = operands;
-        self.scratch_owner = None;
         self.factor = factor;
         self.shared = None;
         self.reuse_key = None;
@@ -238,10 +224,7 @@ impl PlanRun {
         self.shared = None;
         self.compiled = prepared.compiled;
         self.operands.bounce = prepared.bounce;
-        self.scratch_owner = prepared.scratch;
-        if let Some(scratch) = &self.scratch_owner {
-            self.operands.scratch = scratch.view(prepared.scratch_bytes);
-        }
+        self.operands.buffers.scratch = prepared.scratch;
         self.restart();
     }
 
@@ -252,6 +235,8 @@ impl PlanRun {
 
     /// Lets the next operation like this one use the run again, once it has ended, if every message is short.
     pub(crate) fn set_reuse_key(&mut self, reuse_key: Option<ReuseKey>) {
+        let buffers = &self.operands.buffers;
+        self.lengths = (buffers.input().len(), buffers.output().len());
         self.reuse_key = reuse_key.filter(|_| self.compiled.is_short && self.shared.is_none());
     }
 
@@ -272,8 +257,7 @@ impl PlanRun {
     #[inline]
     pub(crate) fn fits(&self, request: &Request) -> bool {
         let bytes = |memory: &Option<Memory>| memory.as_ref().map_or(0, Memory::len);
-        bytes(&request.input) == self.operands.input.len()
-            && bytes(&request.output) == self.operands.output.len()
+        (bytes(&request.input), bytes(&request.output)) == self.lengths
             && match (&request.input, &request.output) {
                 (Some(input), Some(output)) => !input.overlaps(output),
                 _ => true,
@@ -283,8 +267,8 @@ impl PlanRun {
     /// Carries out the same operation once more, on other memory.
     #[inline(always)]
     pub(crate) fn repeat(&mut self, request: &mut Request, sequence: u64) {
-        self.operands.input = request.input.take().unwrap_or(Memory::empty());
-        self.operands.output = request.output.take().unwrap_or(Memory::empty());
+        let (input, output) = (request.input.take(), request.output.take());
+        self.operands.buffers.renew(input, output);
         self.operands.number(sequence);
         // What has ended has left the window as it was at first.
         (self.base, self.ended, self.left) = (0, 0, 0);
@@ -294,6 +278,17 @@ impl PlanRun {
         (self.base, self.ended, self.left) = (0, 0, 0);
         let used = self.compiled.plan.steps.len().min(WINDOW);
         self.window[..used].fill(Progress::default());
+    }
+
+    /// Lets go of the caller's memory: it has ended.
+    #[inline]
+    pub(crate) fn release(&mut self) {
+        self.operands.buffers.release();
+    }
+
+    /// The scratch memory, for the next operation.
+    pub(crate) fn take_scratch(&mut self) -> Option<Scratch> {
+        self.operands.buffers.scratch.take()
     }
 
     /// The bounce, for the next operation.
@@ -319,29 +314,10 @@ impl PlanRun {
 
     /// Whether the operation writes bytes that `other` touches, or the other way round.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        self.operands.output.overlaps(&other.operands.output)
-            || self.operands.output.overlaps(other.source())
-            || self.source().overlaps(&other.operands.output)
-    }
-
-    /// The caller's input.
-    fn source(&self) -> &Memory {
-        self.factor
-            .as_ref()
-            .map_or(&self.operands.input, |factor| &factor.source)
-    }
-
-    /// Multiplies the input, once.
-    fn apply_factor(&mut self) {
-        let Some(factor) = self.factor.as_mut().filter(|factor| !factor.applied) else {
-            return;
-        };
-        let (source, operands) = (&factor.source, &self.operands);
-        source.for_each_run(0, source.len(), |done, run| {
-            let target = operands.input.write(done, run.len());
-            reduce::scale(operands.dtype, target, run, factor.factor);
-        });
-        factor.applied = true;
+        let (ours, theirs) = (&self.operands.buffers, &other.operands.buffers);
+        ours.output().overlaps(theirs.output())
+            || ours.output().overlaps(theirs.contribution())
+            || ours.contribution().overlaps(theirs.output())
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -370,7 +346,7 @@ impl PlanRun {
 
     /// Bytes of the longer of its two buffers.
     pub(crate) fn bytes(&self) -> usize {
-        self.operands.input.len().max(self.operands.output.len())
+        self.operands.buffers.longer()
     }
 
     pub(crate) fn collective(&self) -> Collective {
@@ -406,11 +382,14 @@ impl PlanRun {
         free: &dyn Fn((Rank, Direction)) -> bool,
         memory: (&mut SharedMemory, bool),
     ) -> Result<bool> {
-        if self.factor.is_some() {
-            self.apply_factor();
+        if let Some(factor) = self.factor.take() {
+            let Operands {
+                buffers, elements, ..
+            } = &mut self.operands;
+            buffers.multiply(|to, from| reduce::scale(elements.dtype, to, from, factor));
         }
         if let Some(shared) = &mut self.shared {
-            return shared.advance(&self.operands, links, free, memory);
+            return shared.advance(&mut self.operands, links, free, memory);
         }
         let mut moved = false;
         let mut index = self.base;

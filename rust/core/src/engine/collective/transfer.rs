@@ -3,17 +3,18 @@
 //! A step moves as far as that goes now, and notes in a [`Progress`] how far; which step may move when is the business of
 //! [`run`](super::run).
 
-use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
-use crate::plan::{Span, Step, Wire};
+use crate::plan::{Buffer, Span, Step, Wire};
 use crate::reduce::Streaming;
 use crate::transport::endpoint::Lane;
 use crate::transport::{Lending, Loan, Terms, Ticket};
 use crate::types::Rank;
 
 use crate::engine::collective::bounce::RepeatedSends;
+use crate::engine::collective::buffers::NO_WINDOWS;
+use crate::engine::collective::elements::Convert;
 use crate::engine::collective::header::{Fingerprint, HEADER};
-use crate::engine::collective::operands::{Convert, NO_WINDOWS, Operands};
+use crate::engine::collective::operands::Operands;
 use crate::engine::links::{LinkTable, OpenLink, Runs};
 use crate::engine::message::frame::declined;
 
@@ -52,7 +53,7 @@ pub(crate) struct Way<'a> {
 impl Operands {
     /// Moves `step` as far as that goes now. Returns whether anything moved.
     pub(crate) fn advance(
-        &self,
+        &mut self,
         step: &Step,
         way: Way<'_>,
         progress: &mut Progress,
@@ -100,7 +101,7 @@ impl Operands {
     /// As [`Operands::advance`], for a step whose message is short. One that is to come whole is looked for nowhere else.
     #[inline]
     pub(crate) fn advance_short(
-        &self,
+        &mut self,
         step: &Step,
         progress: &mut Progress,
         links: &mut LinkTable,
@@ -111,12 +112,12 @@ impl Operands {
                 let Some(open) = links.open(Lane::Collective, to) else {
                     return Ok(false);
                 };
-                let size = self.element_size(src.buffer);
+                let size = self.elements.size_in(src.buffer);
                 let (offset, length) = (src.offset * size, src.len * size);
                 if HEADER + length > open.post_limit {
                     return self.advance(step, Way::default(), progress, links);
                 }
-                progress.done = self.post(open, self.memory(src.buffer), (offset, length))?;
+                progress.done = self.post(open, src.buffer, (offset, length))?;
                 return Ok(progress.done);
             }
             _ => return self.advance(step, Way::default(), progress, links),
@@ -130,7 +131,7 @@ impl Operands {
             fold: matches!(step, Step::Fold { .. }),
             streaming: Streaming::No,
         };
-        let length = dst.len * self.wire_type(wire).size();
+        let length = dst.len * self.elements.wire_type(wire).size();
         if HEADER + length > open.post_limit || progress.header_read {
             return self.advance(step, Way::default(), progress, links);
         }
@@ -145,24 +146,23 @@ impl Operands {
     /// Bytes of the message of a step that sends or receives.
     pub(crate) fn message_bytes(&self, step: &Step) -> usize {
         match *step {
-            Step::Send { src, .. } => src.len * self.element_size(src.buffer),
+            Step::Send { src, .. } => src.len * self.elements.size_in(src.buffer),
             Step::Recv { dst, wire, .. } | Step::Fold { dst, wire, .. } => {
-                dst.len * self.wire_type(wire).size()
+                dst.len * self.elements.wire_type(wire).size()
             }
             _ => 0,
         }
     }
 
     fn send(
-        &self,
+        &mut self,
         open: &mut OpenLink,
         src: Span,
         staged: Option<(&RepeatedSends, usize)>,
         progress: &mut Progress,
     ) -> Result<()> {
-        let size = self.element_size(src.buffer);
+        let size = self.elements.size_in(src.buffer);
         let (offset, length) = (src.offset * size, src.len * size);
-        let memory = self.memory(src.buffer);
         if let Some(ticket) = progress.loan {
             match open.link.loan(ticket)? {
                 Loan::Out => return Ok(()),
@@ -179,11 +179,13 @@ impl Operands {
                 }
             }
         } else if progress.bytes == 0 {
-            let sent = self.send_whole(open, (memory, staged), (offset, length), progress)?;
+            let place = (offset, length);
+            let sent = self.send_whole(open, (src.buffer, staged), place, progress)?;
             if sent {
                 return Ok(());
             }
         }
+        let memory = self.buffers.get(src.buffer);
         while progress.bytes < HEADER {
             let header = self.header(length);
             let (rest, payload) = (&header[progress.bytes..], memory.read(offset, length));
@@ -206,14 +208,14 @@ impl Operands {
 
     /// Posts or lends the message, where the link does that. Returns false when it is to be streamed.
     fn send_whole(
-        &self,
+        &mut self,
         open: &mut OpenLink,
-        (memory, staged): (&Memory, Option<(&RepeatedSends, usize)>),
+        (buffer, staged): (Buffer, Option<(&RepeatedSends, usize)>),
         (offset, length): (usize, usize),
         progress: &mut Progress,
     ) -> Result<bool> {
         if HEADER + length <= open.post_limit {
-            if self.post(open, memory, (offset, length))? {
+            if self.post(open, buffer, (offset, length))? {
                 progress.bytes = HEADER + length;
                 progress.done = true;
             }
@@ -222,21 +224,19 @@ impl Operands {
         let Some((_, most_runs)) = open.link.lends().filter(|(least, _)| length >= *least) else {
             return Ok(false);
         };
-        let copy = self.bounce.as_ref().zip(staged);
+        let memory = self.buffers.get(buffer);
+        let copy = self.bounce.as_mut().zip(staged);
         let copy = copy.and_then(|(bounce, (repeated_sends, number))| {
             bounce.put(repeated_sends, number, memory, (offset, length))
         });
-        let (memory, offset) = match &copy {
-            Some((staged, start)) => (staged, *start),
-            None => (memory, offset),
-        };
+        let (memory, offset) = copy.unwrap_or((memory, offset));
         let mut runs = Runs::default();
         if !runs.fill(memory, offset, length, most_runs) {
             return Ok(false);
         }
         match open
             .link
-            .try_lend(&self.header(length), runs.as_slice(), Terms::Loan)?
+            .try_lend(&self.print.of_length(length), runs.as_slice(), Terms::Loan)?
         {
             Lending::Lent(ticket) => progress.loan = Some(ticket),
             Lending::NotNow => {}
@@ -250,10 +250,10 @@ impl Operands {
     fn post(
         &self,
         open: &mut OpenLink,
-        memory: &Memory,
+        buffer: Buffer,
         (offset, length): (usize, usize),
     ) -> Result<bool> {
-        let header = self.header(length);
+        let (header, memory) = (self.header(length), self.buffers.get(buffer));
         let payload = memory.read(offset, length);
         if payload.len() == length {
             return open.link.try_post(&header, payload);
@@ -262,7 +262,7 @@ impl Operands {
     }
 
     fn receive(
-        &self,
+        &mut self,
         open: &mut OpenLink,
         from: Rank,
         incoming: &Incoming,
@@ -274,7 +274,7 @@ impl Operands {
             fold,
             streaming,
         } = *incoming;
-        let wire_size = self.wire_type(wire).size();
+        let wire_size = self.elements.wire_type(wire).size();
         let length = dst.len * wire_size;
         if !progress.header_read {
             match self.begin_message(open, from, incoming)? {
@@ -286,34 +286,36 @@ impl Operands {
                 }
             }
         }
-        let size = self.element_size(dst.buffer);
-        let memory = self.memory(dst.buffer);
-        let convert = self.conversion(dst, wire);
+        let Self {
+            buffers, elements, ..
+        } = self;
+        let size = elements.size_in(dst.buffer);
+        let convert = elements.conversion(dst, wire);
         let turn = progress.bytes.saturating_add(TURN);
         while progress.bytes < length {
             if progress.bytes >= turn {
                 return Ok(());
             }
-            let elements = progress.bytes / wire_size;
-            let offset = (dst.offset + elements) * size;
-            let target = memory.write(offset, (dst.len - elements) * size);
+            let count = progress.bytes / wire_size;
+            let offset = (dst.offset + count) * size;
+            let target = buffers.write(dst.buffer, offset, (dst.len - count) * size);
             let received = if fold || convert != Convert::Keep {
                 let max = target.len() / size * wire_size;
                 let mut at = 0;
                 open.link.try_fold(max, wire_size, &mut |run| {
                     let target = &mut target[at..at + run.len() / wire_size * size];
                     at += target.len();
-                    self.absorb(target, run, (fold, convert), streaming);
+                    elements.absorb(target, run, (fold, convert), streaming);
                 })?
             } else {
                 // A plain receive may stop inside an element.
                 let within = progress.bytes % wire_size;
                 let target = &mut target[within..];
-                match streaming == Streaming::No && self.workers.is_none() {
+                match streaming == Streaming::No && elements.workers.is_none() {
                     true => open.link.try_recv(target)?,
                     false => {
                         let absorb = |target: &mut [u8], run: &[u8]| {
-                            self.absorb(target, run, (fold, convert), streaming);
+                            elements.absorb(target, run, (fold, convert), streaming);
                         };
                         open.link.try_recv_by(&absorb, target)?
                     }
@@ -329,14 +331,20 @@ impl Operands {
     }
 
     /// Takes the header of the next message and compares it; with a message that was posted, the payload as well.
-    fn begin_message(&self, open: &mut OpenLink, from: Rank, incoming: &Incoming) -> Result<Begun> {
+    fn begin_message(
+        &mut self,
+        open: &mut OpenLink,
+        from: Rank,
+        incoming: &Incoming,
+    ) -> Result<Begun> {
         if let Some(begun) = self.take_whole(open, from, incoming)? {
             return Ok(begun);
         }
         if !open.read_header()? {
             return Ok(Begun::Nothing);
         }
-        let expected = self.header(incoming.dst.len * self.wire_type(incoming.wire).size());
+        let expected =
+            self.header(incoming.dst.len * self.elements.wire_type(incoming.wire).size());
         if open.header != expected {
             return Err(difference(&expected, &open.header, self.rank, from));
         }
@@ -347,7 +355,7 @@ impl Operands {
     /// The same for a message that was posted or lent; `None` while there is none.
     #[inline(always)]
     fn take_whole(
-        &self,
+        &mut self,
         open: &mut OpenLink,
         from: Rank,
         incoming: &Incoming,
@@ -358,7 +366,7 @@ impl Operands {
         let mut begun = Ok(Begun::Nothing);
         let OpenLink { link, header, .. } = open;
         let taken = link.try_take(&mut |message| {
-            let length = incoming.dst.len * self.wire_type(incoming.wire).size();
+            let length = incoming.dst.len * self.elements.wire_type(incoming.wire).size();
             let expected = self.header(length);
             begun = match message.split_first_chunk::<HEADER>() {
                 Some((theirs, payload)) if Fingerprint::is_same(theirs, &expected) => {
@@ -386,7 +394,7 @@ impl Operands {
 
     /// Takes in a whole payload.
     #[inline]
-    fn deliver(&self, incoming: &Incoming, payload: &[u8]) {
+    fn deliver(&mut self, incoming: &Incoming, payload: &[u8]) {
         if payload.is_empty() {
             return;
         }
@@ -396,16 +404,19 @@ impl Operands {
             fold,
             streaming,
         } = *incoming;
-        let size = self.element_size(dst.buffer);
-        let wire_size = self.wire_type(wire).size();
-        let memory = self.memory(dst.buffer);
-        let convert = self.conversion(dst, wire);
+        let Self {
+            buffers, elements, ..
+        } = self;
+        let size = elements.size_in(dst.buffer);
+        let wire_size = elements.wire_type(wire).size();
+        let convert = elements.conversion(dst, wire);
         let mut done = 0;
         while done < payload.len() {
             let offset = dst.offset * size + done / wire_size * size;
-            let target = memory.write(offset, (payload.len() - done) / wire_size * size);
+            let rest = (payload.len() - done) / wire_size * size;
+            let target = buffers.write(dst.buffer, offset, rest);
             let run = &payload[done..done + target.len() / size * wire_size];
-            self.absorb(target, run, (fold, convert), streaming);
+            elements.absorb(target, run, (fold, convert), streaming);
             done += run.len();
         }
     }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::buffer::{Element, Memory};
 use crate::error::Result;
 use crate::types::Collective;
 
@@ -35,6 +36,23 @@ impl Group {
                 Ok(work.sequence)
             }
         }
+    }
+
+    /// [`Group::run`] of a request that has no memory yet: it works on these slices.
+    pub(crate) fn run_on<T: Element>(
+        &self,
+        mut request: Request,
+        input: Option<&[T]>,
+        output: Option<&mut [T]>,
+    ) -> Result<u64> {
+        debug_assert!(request.input.is_none() && request.dtype == T::DTYPE);
+        // SAFETY: both are borrowed until `run` returns. By then the operation has ended, whether it did what it should or
+        // failed, and has let go of its memory.
+        unsafe {
+            request.input = input.map(|input| Memory::of(input));
+            request.output = output.map(|output| Memory::of_mut(output));
+        }
+        self.run(request)
     }
 
     /// As [`Group::run`], for a caller who waits for the end piece by piece.

@@ -161,10 +161,8 @@ impl Group {
     pub(crate) fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Arc<Self>>> {
         let mine = [i64::from(color.is_some()), color.unwrap_or(0), key];
         let mut all = vec![0_i64; 3 * self.world];
-        let (input, output) = (Memory::of(&mine), Memory::of_mut(&mut all));
-        let request = Request::all_gather(DataType::Int64, Some(input), output, Sizes::Even(3));
-        let work = self.submit(request, None, false)?;
-        self.wait(&work, None)?;
+        let request = Request::all_gather(DataType::Int64, None, Memory::empty(), Sizes::Even(3));
+        let sequence = self.run_on(request, Some(mine.as_slice()), Some(all.as_mut_slice()))?;
         let Some(color) = color else { return Ok(None) };
         let mut chosen: Vec<(i64, Rank)> = all
             .chunks_exact(3)
@@ -176,7 +174,7 @@ impl Group {
         let ranks: Vec<Rank> = chosen.into_iter().map(|(_, rank)| rank).collect();
         let label = [
             b"split".as_slice(),
-            &work.sequence.to_le_bytes(),
+            &sequence.to_le_bytes(),
             &color.to_le_bytes(),
         ]
         .concat();
@@ -381,10 +379,14 @@ mod tests {
             for group in &groups {
                 scope.spawn(|| {
                     let mut sum = [1_i64];
-                    let memory = Memory::of_mut(&mut sum);
-                    let request = Request::all_reduce(DataType::Int64, ReduceOp::Sum, None, memory);
-                    let work = group.submit(request, None, false).unwrap();
-                    group.wait(&work, None).unwrap();
+                    let (op, nothing) = (ReduceOp::Sum, Memory::empty());
+                    let request = Request {
+                        sizes: Sizes::Even(1),
+                        ..Request::all_reduce(DataType::Int64, op, None, nothing)
+                    };
+                    group
+                        .run_on(request, None, Some(sum.as_mut_slice()))
+                        .unwrap();
                     assert_eq!(sum, [2]);
                 });
             }

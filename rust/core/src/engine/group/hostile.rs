@@ -144,7 +144,8 @@ impl Doing {
         let group = comm.group();
         let receive = |from: usize| {
             let mut into = [0_u8; 16];
-            let (memory, place) = (Memory::of_mut(&mut into), (Some(from), TAG));
+            // SAFETY: the wait is over when the receive has ended.
+            let (memory, place) = (unsafe { Memory::of_mut(&mut into) }, (Some(from), TAG));
             let options = PointToPoint::default();
             let work = group.receive(DataType::UInt8, memory, place, options)?;
             group.wait(&work, None)

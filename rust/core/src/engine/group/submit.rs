@@ -6,18 +6,19 @@ use std::time::Duration;
 use crate::buffer::Memory;
 use crate::engine::work::PointToPoint;
 use crate::error::{Error, Result};
-use crate::heap::Scratch;
 use crate::plan::select::Choice;
 use crate::plan::{self, Algorithm, Shape};
-use crate::reduce::{Kernel, Streaming};
+use crate::reduce::Streaming;
 use crate::transport::endpoint::Lane;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
+use crate::engine::collective::buffers::Buffers;
+use crate::engine::collective::elements::Elements;
 use crate::engine::collective::operands::{EncodedHeader, Operands};
 use crate::engine::collective::plan_cache::PlanStore;
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::request::Request;
-use crate::engine::collective::run::{CompiledPlan, Factor, PlanRun, ReuseKey};
+use crate::engine::collective::run::{CompiledPlan, PlanRun, ReuseKey};
 use crate::engine::collective::shared::{Host, SharedRun};
 use crate::engine::group::deadlock::TOLD_AFTER;
 use crate::engine::state::{Core, Group, LARGE, Operation};
@@ -105,17 +106,29 @@ impl Group {
     }
 
     /// The run of a request: of its plan of messages, or one on which the ranks are to agree first.
-    fn compile(&self, core: &mut Core, request: Request, sequence: u64) -> Result<Box<PlanRun>> {
-        let (request, factor) = premultiplied(request);
-        let shape = request.shape(self.rank, self.world);
+    fn compile(
+        &self,
+        core: &mut Core,
+        mut request: Request,
+        sequence: u64,
+    ) -> Result<Box<PlanRun>> {
+        let is_in_place = request.in_place();
+        let mut buffers = Buffers::new(request.input.take(), request.output.take());
+        let factor = match request.op {
+            Some(ReduceOp::PremulSum(factor)) => buffers.multiply_beforehand().then_some(factor),
+            _ => None,
+        };
+        let shape = Shape {
+            in_place: is_in_place && factor.is_none(),
+            ..request.shape(self.rank, self.world)
+        };
         let key = PlanKey::of(&shape, request.dtype.size());
         let wanted = self.config.algorithm;
         let choice = core
             .plans
             .choice(key, |is_told| self.choose(&shape, request.dtype, is_told));
-        let kernel = |dtype| request.op.map(|op| Kernel::new(op, dtype)).transpose();
-        let partial_kernel = kernel(request.dtype.accumulator())?;
-        let kernel = kernel(request.dtype)?;
+        let workers = self.workers.clone();
+        let elements = Elements::new(request.dtype, request.op, self.world, workers)?;
         let compiled = match choice.needs_agreement() {
             true => None,
             false => Some(self.compiled(&mut core.plans, &shape, request.dtype, choice)?),
@@ -123,21 +136,17 @@ impl Group {
         let fingerprint = request.fingerprint(sequence, choice.messages.number());
         let mut operands = Operands {
             collective: request.collective,
-            input: request.input.unwrap_or_else(Memory::empty),
-            output: request.output.unwrap_or_else(Memory::empty),
-            scratch: Memory::empty(),
-            dtype: request.dtype,
-            kernel,
-            partial_kernel,
+            buffers,
+            elements,
             print: EncodedHeader::new(fingerprint),
             rank: self.rank,
             world: self.world,
-            workers: self.workers.clone(),
             bounce: None,
             streaming: Streaming::No,
         };
         let neighbours = self.membership.topology.ranks_beside(self.rank);
-        let footprint = (operands.input.len() + operands.output.len()).saturating_mul(neighbours);
+        let bytes = operands.buffers.input().len() + operands.buffers.output().len();
+        let footprint = bytes.saturating_mul(neighbours);
         operands.streaming = Streaming::for_footprint(footprint);
         let prepared = compiled.map(|compiled| core.plans.prepare(compiled, &operands, neighbours));
         let nothing = core.plans.nothing();
@@ -213,7 +222,7 @@ impl Group {
             return Ok(false);
         };
         let shape = key.shape(self.rank, self.world);
-        let dtype = run.operands().dtype;
+        let dtype = run.operands().elements.dtype;
         let choice = plans.choice(Some(key), |is_told| self.choose(&shape, dtype, is_told));
         let compiled = self.compiled(plans, &shape, dtype, choice)?;
         let neighbours = self.membership.topology.ranks_beside(self.rank);
@@ -351,27 +360,6 @@ impl Group {
             self.staff.progress.adopt(this, at_once);
         }
     }
-}
-
-/// Turns `premul_sum` into `sum` of an input multiplied beforehand, in memory of the operation's own. The run
-/// multiplies when it begins: an earlier operation may still be writing to the input.
-fn premultiplied(mut request: Request) -> (Request, Option<Factor>) {
-    let Some(ReduceOp::PremulSum(factor)) = request.op else {
-        return (request, None);
-    };
-    let source = match request.input.as_ref().or(request.output.as_ref()) {
-        Some(source) if !source.is_empty() => source.clone(),
-        _ => return (request, None),
-    };
-    let scratch = Scratch::new(source.len());
-    request.input = Some(scratch.view(source.len()));
-    let factor = Factor {
-        source,
-        factor,
-        applied: false,
-        _scratch: scratch,
-    };
-    (request, Some(factor))
 }
 
 pub(crate) fn check_elements(dtype: DataType, memory: &Memory, operation: &str) -> Result<()> {

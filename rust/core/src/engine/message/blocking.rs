@@ -38,9 +38,13 @@ impl Group {
     }
 
     /// Receives in this thread. Returns the rank that the message came from.
-    pub(crate) fn receive_now(&self, incoming: Inbound, timeout: Option<Duration>) -> Result<Rank> {
+    pub(crate) fn receive_now(
+        &self,
+        mut incoming: Inbound,
+        timeout: Option<Duration>,
+    ) -> Result<Rank> {
         self.check_incoming(&incoming)?;
-        let received = match self.look_for(&incoming, timeout)? {
+        let received = match self.look_for(&mut incoming, timeout)? {
             Found::Whole(from) => return Ok(from),
             Found::Beginning(work) => work,
             Found::Nothing => self.start_receive(incoming, timeout)?,
@@ -147,7 +151,7 @@ impl Group {
     }
 
     /// Looks for a message as long as that takes no sleep.
-    fn look_for(&self, incoming: &Inbound, timeout: Option<Duration>) -> Result<Found> {
+    fn look_for(&self, incoming: &mut Inbound, timeout: Option<Duration>) -> Result<Found> {
         let Some(from) = incoming.from else {
             return Ok(Found::Nothing);
         };
@@ -156,11 +160,12 @@ impl Group {
         if core.leader || core.is_busy() || !core.matching.may_look(from) {
             return Ok(Found::Nothing);
         }
+        let bytes = incoming.memory.len();
         let mut wanted = Wanted {
             from,
             tag: incoming.tag,
             dtype: incoming.dtype,
-            memory: &incoming.memory,
+            memory: &mut incoming.memory,
             arrived: None,
         };
         if self.look(&mut core, &mut wanted)? {
@@ -170,9 +175,9 @@ impl Group {
         if wanted.arrived.is_none() {
             return Ok(Found::Nothing);
         }
-        let what = (Collective::Recv, Some(from), incoming.memory.len());
+        let what = (Collective::Recv, Some(from), bytes);
         let work = self.start_message(&mut core, what, blocking(timeout), |core, work| {
-            core.matching.receive_rest(&wanted, work);
+            core.matching.receive_rest(wanted, work);
             Ok(())
         })?;
         Ok(Found::Beginning(work))
@@ -258,7 +263,7 @@ mod tests {
     const EAGER: usize = 64 << 10;
     const TAG: u64 = 3;
 
-    fn wanted(memory: &Memory) -> Wanted<'_> {
+    fn wanted(memory: &mut Memory) -> Wanted<'_> {
         Wanted {
             from: 1,
             tag: TAG,
@@ -296,9 +301,10 @@ mod tests {
     fn a_message_that_stops_in_the_middle_becomes_an_operation() {
         let message: Vec<u8> = (0..20_000).map(|index| index as u8).collect();
         let (header, mut into) = (header(message.len(), TAG), vec![0; message.len()]);
-        let memory = Memory::of_mut(&mut into);
+        // SAFETY: the buffer outlives the receive.
+        let mut memory = unsafe { Memory::of_mut(&mut into) };
         let (mut matching, mut links, mut theirs) = sides();
-        let (mut wanted, mut finished) = (wanted(&memory), Vec::new());
+        let (mut wanted, mut finished) = (wanted(&mut memory), Vec::new());
         let mut look =
             |wanted: &mut Wanted<'_>| matching.look(&mut links, wanted, &mut finished).unwrap();
         assert!(matches!(look(&mut wanted), Look::Nothing));
@@ -313,7 +319,7 @@ mod tests {
         assert_eq!(wanted.arrived, Some(9_000));
 
         let work = Arc::new(WorkState::new(Collective::Recv, 1, Duration::ZERO, None));
-        matching.receive_rest(&wanted, &work);
+        matching.receive_rest(wanted, &work);
         assert!(matching.is_busy() && !matching.may_look(1));
         stream(&mut theirs, &message[9_000..]);
         matching.advance(&mut links, &mut finished).unwrap();
@@ -327,9 +333,11 @@ mod tests {
     fn another_message_than_the_wanted_one_is_kept_for_its_receive() {
         let message = vec![7; 20_000];
         let (mut into, mut other) = (vec![0; 100], vec![0; message.len()]);
-        let (memory, others) = (Memory::of_mut(&mut into), Memory::of_mut(&mut other));
+        // SAFETY: the buffers outlive the receives.
+        let (mut memory, others) =
+            unsafe { (Memory::of_mut(&mut into), Memory::of_mut(&mut other)) };
         let (mut matching, mut links, mut theirs) = sides();
-        let (mut wanted, mut finished) = (wanted(&memory), Vec::new());
+        let (mut wanted, mut finished) = (wanted(&mut memory), Vec::new());
         stream(&mut theirs, &header(message.len(), TAG + 1));
         stream(&mut theirs, &message);
         let look = matching.look(&mut links, &mut wanted, &mut finished);

@@ -18,7 +18,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) from: Rank,
     pub(crate) tag: u64,
     pub(crate) dtype: DataType,
-    pub(crate) memory: &'a Memory,
+    pub(crate) memory: &'a mut Memory,
     /// How much of the payload has come, once the message has begun to.
     pub(crate) arrived: Option<usize>,
 }
@@ -128,10 +128,10 @@ impl Matching {
     }
 
     /// Starts the receive of a message whose beginning was found.
-    pub(crate) fn receive_rest(&mut self, wanted: &Wanted<'_>, work: &Arc<WorkState>) {
+    pub(crate) fn receive_rest(&mut self, wanted: Wanted<'_>, work: &Arc<WorkState>) {
         debug_assert!(wanted.arrived.is_some() && self.peers[wanted.from].sink.is_none());
         self.peers[wanted.from].sink = Some(Sink::Receive {
-            memory: wanted.memory.clone(),
+            memory: std::mem::replace(wanted.memory, Memory::empty()),
             work: Arc::clone(work),
             done: wanted.arrived.unwrap_or(0),
             eager: true,

@@ -195,7 +195,7 @@ impl Posted {
         .with_operation(self.work.name()))
     }
 
-    pub(crate) fn fill(&self, payload: &[u8]) {
+    pub(crate) fn fill(&mut self, payload: &[u8]) {
         self.memory.copy_from(0, payload);
     }
 }

@@ -24,7 +24,7 @@ impl Matching {
         work: &Arc<WorkState>,
         finished: &mut Finished,
     ) -> Result<()> {
-        let posted = Posted {
+        let mut posted = Posted {
             from,
             tag,
             dtype,
@@ -232,7 +232,7 @@ impl Matching {
             Some(Sink::Keep { frame, payload, .. }) => {
                 // A receive may have been posted while the payload was arriving.
                 match self.take_posted(rank, &frame)? {
-                    Some(posted) => {
+                    Some(mut posted) => {
                         posted.fill(&payload);
                         posted.work.set_source(rank);
                         finished.push((posted.work, Ok(())));

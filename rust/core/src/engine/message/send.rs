@@ -93,7 +93,7 @@ impl Matching {
                 posted.dtype
             )));
         }
-        let posted = self.posted.remove(at).expect("an index just found");
+        let mut posted = self.posted.remove(at).expect("an index just found");
         memory.for_each_run(0, memory.len(), |at, run| posted.memory.copy_from(at, run));
         posted.work.set_source(rank);
         finished.push((posted.work, Ok(())));

@@ -59,8 +59,8 @@ impl<L: Link> Side<L> {
         self.matching.advance(links, finished).unwrap()
     }
 
-    fn receive(&mut self, memory: &Memory, tag: u64) {
-        let (memory, place) = (memory.clone(), (Some(1), tag));
+    fn receive(&mut self, memory: Memory, tag: u64) {
+        let place = (Some(1), tag);
         let finished = &mut self.finished;
         self.matching
             .receive(DataType::UInt8, memory, place, &work(), finished)
@@ -82,14 +82,15 @@ impl<L: Link> Side<L> {
 #[test]
 fn an_offer_waits_for_a_receive_while_the_caller_is_awake() {
     let (message, mut into) = (vec![7_u8; LENGTH], vec![0_u8; LENGTH]);
-    let memory = Memory::of_mut(&mut into);
+    // SAFETY: the buffer outlives all receives, of which one at most is filled.
+    let mut memory = || unsafe { Memory::of_mut(&mut into) };
     let mut side = side();
     side.matching.hold_offers(true);
     side.hear(Kind::Offer);
     assert!(side.advance(), "its header has been read");
     assert!(!side.advance());
     assert!(!side.matching.may_look(1), "it is the next message");
-    side.receive(&memory, TAG);
+    side.receive(memory(), TAG);
     assert!(side.advance());
     assert_eq!(side.theirs.try_send(&message).unwrap(), LENGTH);
     assert!(side.advance());
@@ -100,7 +101,8 @@ fn an_offer_waits_for_a_receive_while_the_caller_is_awake() {
 #[test]
 fn an_offer_is_declined_before_the_caller_sleeps() {
     let mut into = vec![0_u8; LENGTH];
-    let memory = Memory::of_mut(&mut into);
+    // SAFETY: the buffer outlives all receives, of which one at most is filled.
+    let mut memory = || unsafe { Memory::of_mut(&mut into) };
     let mut side = side();
     side.matching.hold_offers(true);
     assert!(!side.matching.release_offers(), "there is none");
@@ -110,7 +112,7 @@ fn an_offer_is_declined_before_the_caller_sleeps() {
     assert!(!side.advance());
     assert!(side.matching.release_offers());
     assert!(side.advance() && !side.matching.release_offers());
-    side.receive(&memory, TAG);
+    side.receive(memory(), TAG);
     assert!(side.advance());
     assert_eq!(side.answer(), Some(Kind::Ready));
 }
@@ -118,26 +120,21 @@ fn an_offer_is_declined_before_the_caller_sleeps() {
 #[test]
 fn an_offer_does_not_wait_before_what_is_wanted() {
     let mut into = vec![0_u8; LENGTH];
-    let memory = Memory::of_mut(&mut into);
+    // SAFETY: the buffer outlives all receives, of which one at most is filled.
+    let mut memory = || unsafe { Memory::of_mut(&mut into) };
     // Another message of that peer; of a peer unknown; a payload that was asked for; the answer to an announcement.
     for wanted in 0..4 {
         let mut side = side();
         match wanted {
-            0 => side.receive(&memory, TAG + 1),
+            0 => side.receive(memory(), TAG + 1),
             1 => {
                 let place = (None, TAG + 1);
                 side.matching
-                    .receive(
-                        DataType::UInt8,
-                        memory.clone(),
-                        place,
-                        &work(),
-                        &mut Vec::new(),
-                    )
+                    .receive(DataType::UInt8, memory(), place, &work(), &mut Vec::new())
                     .unwrap();
             }
             2 => {
-                side.receive(&memory, TAG);
+                side.receive(memory(), TAG);
                 side.hear(Kind::Request);
                 assert!(side.advance());
                 assert_eq!(side.answer(), Some(Kind::Ready));
@@ -147,7 +144,7 @@ fn an_offer_does_not_wait_before_what_is_wanted() {
                 for _ in 0..2 {
                     let finished = &mut side.finished;
                     side.matching
-                        .send(DataType::UInt8, memory.clone(), (1, TAG), &work(), finished)
+                        .send(DataType::UInt8, memory(), (1, TAG), &work(), finished)
                         .unwrap();
                 }
             }

@@ -11,10 +11,11 @@
 
 use std::sync::Arc;
 
+use crate::engine::collective::elements::Elements;
 use crate::engine::collective::operands::Operands;
 use crate::plan::signals::{MOST_RANKS, Peers};
-use crate::plan::{Plan, Sources, Span, Step};
-use crate::reduce::{Source, Streaming, copy_hinted};
+use crate::plan::{Buffer, Plan, Sources, Span, Step};
+use crate::reduce::{Source, Streaming};
 use crate::transport::Shared;
 use crate::types::Rank;
 
@@ -58,7 +59,7 @@ impl InPlaceRun {
     /// be heard of.
     pub(super) fn advance<'a>(
         &mut self,
-        operands: &Operands,
+        operands: &mut Operands,
         shared: impl Iterator<Item = (Rank, &'a mut Shared)>,
     ) -> bool {
         let Some(&Step::ReduceAll {
@@ -87,19 +88,23 @@ impl InPlaceRun {
 
 /// Where a span of the output begins, and how long it is.
 fn bytes_of(operands: &Operands, span: Span) -> (usize, usize) {
-    let size = operands.dtype.size();
+    let size = operands.elements.dtype.size();
     (span.offset * size, span.len * size)
 }
 
 /// Sums up and stores some more of a span, of which `done` bytes are done: `bytes` from `start` on in the own output, and
 /// from `theirs` on in what each peer shares.
 fn work(
-    operands: &Operands,
+    operands: &mut Operands,
     (start, bytes, theirs): (usize, usize, usize),
     done: &mut usize,
     (shared, copies): (&mut [(Rank, &mut Shared)], Peers),
 ) -> bool {
-    let threads = operands.workers.as_ref().map(|workers| workers.threads());
+    let threads = operands
+        .elements
+        .workers
+        .as_ref()
+        .map(|workers| workers.threads());
     let most = TURN * threads.unwrap_or(1);
     let end = bytes.min(*done + most);
     let (stretch, block) = match threads {
@@ -112,8 +117,11 @@ fn work(
         if allowed {
             for at in (0..stretch).step_by(block) {
                 let (at, count) = (*done + at, block.min(stretch - at));
-                let sum = operands.output.write(start + at, count);
-                reduce(operands, sum, theirs + at, (&mut *shared, copies));
+                let Operands {
+                    buffers, elements, ..
+                } = operands;
+                let sum = buffers.write(Buffer::Output, start + at, count);
+                reduce(elements, sum, theirs + at, (&mut *shared, copies));
             }
             *done += stretch;
         }
@@ -127,28 +135,20 @@ fn work(
 
 /// `sum` and the same bytes of what is shared, which are `at` bytes from its beginning, become the sum of all, in rank order.
 fn reduce(
-    operands: &Operands,
+    elements: &Elements,
     sum: &mut [u8],
     at: usize,
     (shared, copies): (&mut [(Rank, &mut Shared)], Peers),
 ) {
-    let kernel = operands.reducer();
+    let world = elements.world();
     let mut sources = [Source::Destination; MOST_RANKS];
     for (peer, shared) in &*shared {
         // Two numbers have one sum in either order, which is then made where the own one lies.
-        let place = if operands.world == 2 { 1 } else { *peer };
+        let place = if world == 2 { 1 } else { *peer };
         sources[place] = Source::Element(shared.read(at, sum.len()));
     }
-    let sources = &sources[..operands.world];
-    match &operands.workers {
-        Some(workers) => workers.reduce(kernel, sum, sources, operands.world, Streaming::No),
-        None => kernel.reduce(sum, sources, operands.world, Streaming::No),
-    }
+    elements.reduce_all(sum, &sources[..world], Streaming::No);
     for (_, shared) in shared.iter_mut().filter(|(peer, _)| copies.contains(*peer)) {
-        let copy = shared.write(at, sum.len());
-        match &operands.workers {
-            Some(workers) => workers.copy(copy, sum, Streaming::No),
-            None => copy_hinted(copy, sum, Streaming::No),
-        }
+        elements.copy(shared.write(at, sum.len()), sum, Streaming::No);
     }
 }

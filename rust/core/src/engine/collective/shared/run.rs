@@ -99,7 +99,7 @@ impl SharedRun {
     /// be done is decided.
     pub(crate) fn advance(
         &mut self,
-        operands: &Operands,
+        operands: &mut Operands,
         links: &mut LinkTable,
         free: Free<'_>,
         (memory, is_next): (&mut SharedMemory, bool),
@@ -211,7 +211,7 @@ impl SharedRun {
     /// Exchanges proposals, and decides.
     fn agree(
         &mut self,
-        operands: &Operands,
+        operands: &mut Operands,
         links: &mut LinkTable,
         free: Free<'_>,
         memory: &mut SharedMemory,
@@ -235,7 +235,7 @@ impl SharedRun {
             |peer| operands.header(offered_slice(operands, peer).1),
             |link, peer, header| {
                 let (start, bytes) = offered_slice(operands, peer);
-                let place = operands.output.place(start, bytes);
+                let place = operands.buffers.output().place(start, bytes);
                 link.try_share(header, Shareable::Span(place))
             },
         )?;
@@ -274,7 +274,7 @@ impl SharedRun {
         };
         if operands.collective == Collective::AllReduce {
             let offers = self.choice.in_place && self.key.in_place;
-            let whole = one_piece(&operands.output).filter(|_| offers);
+            let whole = one_piece(operands.buffers.output()).filter(|_| offers);
             return (whole.map_or(Proposal::Private, |_| Proposal::Offer), whole);
         }
         if self.is_asked_for {
@@ -289,12 +289,8 @@ impl SharedRun {
             return (Proposal::PreferMessages, None);
         }
         // Messages read it where it lies, if it lies in the heap and they are long enough to be lent.
-        let source = match operands.input.is_empty() {
-            true => &operands.output,
-            false => &operands.input,
-        };
-        let is_lent = self.key.count * operands.dtype.size() >= LENT_FROM;
-        let whole = one_piece(source).filter(|_| is_lent);
+        let is_lent = self.key.count * operands.elements.dtype.size() >= LENT_FROM;
+        let whole = one_piece(operands.buffers.source()).filter(|_| is_lent);
         let wish = whole.map_or(Proposal::Private, |_| Proposal::PreferMessages);
         (wish, whole)
     }
@@ -356,7 +352,7 @@ impl SharedRun {
     /// Works in the ranks' own buffers, and waits until everything offered has come back.
     fn work_in_place(
         &mut self,
-        operands: &Operands,
+        operands: &mut Operands,
         links: &mut LinkTable,
         memory: &mut SharedMemory,
     ) -> Result<bool> {
@@ -389,7 +385,7 @@ impl SharedRun {
     /// Goes through the windows.
     fn work_in_windows(
         &mut self,
-        operands: &Operands,
+        operands: &mut Operands,
         links: &mut LinkTable,
         memory: &mut SharedMemory,
     ) -> Result<bool> {
@@ -402,7 +398,7 @@ impl SharedRun {
             || self.round.is_back(operands, links, Loan::Declined)?;
         let is_over = self.window_run.as_ref().is_some_and(WindowRun::is_done);
         if is_over && is_back {
-            let bytes = operands.output.len().max(operands.input.len());
+            let bytes = operands.buffers.longer();
             let taken = self.since.map_or(Duration::ZERO, |since| since.elapsed());
             if let (Some(window_run), Some(windows)) = (&self.window_run, memory.windows()) {
                 windows.release(window_run.halves());
@@ -419,7 +415,7 @@ impl SharedRun {
     /// As far as that goes, or `alone`: see [`WindowRun::advance`].
     fn advance_in_windows(
         &mut self,
-        operands: &Operands,
+        operands: &mut Operands,
         links: &mut LinkTable,
         memory: &mut SharedMemory,
         alone: bool,
@@ -436,7 +432,7 @@ impl SharedRun {
             let plan = memory.window_plan(self.key, (operands.rank, operands.world), chunk)?;
             self.window_run = Some(WindowRun::new(Arc::clone(&plan)));
             if let Some(windows) = memory.windows() {
-                let bytes = operands.output.len().max(operands.input.len());
+                let bytes = operands.buffers.longer();
                 windows.begin(operands.collective, bytes);
             }
         }
@@ -503,8 +499,8 @@ fn offered_slice(operands: &Operands, rank: Rank) -> (usize, usize) {
     if operands.collective != Collective::AllReduce {
         return (0, 0);
     }
-    let size = operands.dtype.size();
-    let count = operands.output.len() / size;
+    let size = operands.elements.dtype.size();
+    let count = operands.buffers.output().len() / size;
     let (start, len) = in_place::slice(rank, operands.world, count, size);
     (start * size, len * size)
 }

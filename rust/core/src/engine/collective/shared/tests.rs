@@ -121,10 +121,12 @@ fn check<T: Element + PartialEq + Send>(op: ReduceOp, value: fn(usize, usize) ->
                     let mut private = input.clone();
                     comm.all_reduce(&mut private, op).unwrap();
                     let mut apart = vec![value(0, 1); count];
-                    let (from, to) = (Memory::of(&input), Memory::of_mut(&mut apart));
-                    let request = Request::all_reduce(T::DTYPE, op, Some(from), to);
                     // SAFETY: both live until the operation has been waited for, and are not touched before.
-                    let work = unsafe { comm.start(request, None) }.unwrap();
+                    let work = unsafe {
+                        let (from, to) = (Memory::of(&input), Memory::of_mut(&mut apart));
+                        let request = Request::all_reduce(T::DTYPE, op, Some(from), to);
+                        comm.start(request, None).unwrap()
+                    };
                     work.wait(None).unwrap();
                     if worth::<T>(comm, Collective::AllReduce, count) {
                         assert!(private == expected, "in place: {what}");
@@ -361,10 +363,12 @@ fn many_operations_at_once_agree() {
                 })
                 .collect();
             let start = |place: &mut Place| -> Work {
-                let memory = Memory::of_mut(place.data());
-                let request = Request::all_reduce(f32::DTYPE, ReduceOp::Sum, None, memory);
                 // SAFETY: the buffers live until all have been waited for, and are not touched before.
-                unsafe { comm.start(request, None) }.unwrap()
+                unsafe {
+                    let memory = Memory::of_mut(place.data());
+                    let request = Request::all_reduce(f32::DTYPE, ReduceOp::Sum, None, memory);
+                    comm.start(request, None).unwrap()
+                }
             };
             let works: Vec<Work> = places.iter_mut().map(start).collect();
             for work in &works {

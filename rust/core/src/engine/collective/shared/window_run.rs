@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use crate::engine::collective::elements::Elements;
 use crate::engine::collective::operands::Operands;
 use crate::engine::collective::run::{Direction, Waiting};
 use crate::engine::links::LinkTable;
@@ -14,7 +15,7 @@ use crate::plan::shared::LINE;
 use crate::plan::signals::{MOST_RANKS, Semaphore};
 use crate::plan::windows::{Room, Shots, build, build_in_step};
 use crate::plan::{Buffer, Order, Plan, Shape, Sources, Span, Step};
-use crate::reduce::{Source, Streaming, copy_hinted};
+use crate::reduce::{Source, Streaming};
 use crate::types::{Collective, Rank};
 
 use super::windows::Windows;
@@ -70,7 +71,7 @@ impl WindowRun {
     /// Goes on as far as that goes now. Returns whether anything moved. `alone`: only with what others wait for.
     pub(super) fn advance(
         &mut self,
-        operands: &Operands,
+        operands: &mut Operands,
         windows: &mut Windows,
         links: &mut LinkTable,
         alone: bool,
@@ -120,7 +121,7 @@ impl WindowRun {
         windows: &Windows,
         mut visit: impl FnMut(Waiting),
     ) {
-        let of = operands.output.len().max(operands.input.len());
+        let of = operands.buffers.longer();
         let steps = self.plan.steps.len().max(1);
         let bytes = (of as u128 * self.next as u128 / steps as u128) as usize;
         let visit = |peer| {
@@ -139,8 +140,8 @@ impl WindowRun {
         }
     }
 
-    fn carry_out(&mut self, operands: &Operands, step: &Step, windows: &mut Windows) {
-        let size = operands.dtype.size();
+    fn carry_out(&mut self, operands: &mut Operands, step: &Step, windows: &mut Windows) {
+        let size = operands.elements.dtype.size();
         match *step {
             Step::Signal { half, what, to } => windows.signal(half, what, to),
             Step::Wait {
@@ -189,137 +190,128 @@ fn is_later(step: &Step) -> bool {
 
 /// Copies `src`, of the caller's memory, into the own half.
 fn put(operands: &Operands, windows: &mut Windows, src: Span, (half, dst): (u8, Span)) {
-    let start = dst.offset * operands.dtype.size();
-    for_runs(operands, src, |done, run| {
+    let Operands {
+        buffers, elements, ..
+    } = operands;
+    let size = elements.dtype.size();
+    let memory = buffers.get(src.buffer);
+    memory.for_each_run(src.offset * size, src.len * size, |done, run| {
         let streaming = windows.streaming();
-        let half = windows.write(half.into(), start + done, run.len());
-        copy(operands, half, run, streaming);
+        let half = windows.write(half.into(), dst.offset * size + done, run.len());
+        elements.copy(half, run, streaming);
     });
 }
 
-/// Calls `visit` with the runs of a span, and where they begin in it, in bytes.
-fn for_runs(operands: &Operands, span: Span, visit: impl FnMut(usize, &[u8])) {
-    let (memory, size) = (operands.memory(span.buffer), operands.dtype.size());
-    memory.for_each_run(span.offset * size, span.len * size, visit);
-}
-
 fn reduce(
-    operands: &Operands,
+    operands: &mut Operands,
     windows: &mut Windows,
     (half, at): (usize, usize),
     own: Option<Span>,
     result: Span,
 ) {
-    let size = operands.dtype.size();
-    let place = result.offset;
+    let Operands {
+        buffers,
+        elements,
+        rank,
+        ..
+    } = operands;
+    let (size, rank) = (elements.dtype.size(), *rank);
     let mut done = 0;
     while done < result.len * size {
-        let mut bytes = result.len * size - done;
-        let contribution = own.map(|own| {
-            let run = operands
-                .memory(own.buffer)
-                .read(own.offset * size + done, bytes);
-            bytes = run.len();
-            run
-        });
-        match result.buffer {
-            Buffer::Window { .. } => {
-                let (place, at) = (place * size + done, at * size + done);
+        let (rest, at) = (result.len * size - done, at * size + done);
+        let place = result.offset * size + done;
+        let own = own.map(|own| (own.buffer, own.offset * size + done));
+        done += match (result.buffer, own) {
+            (Buffer::Window { .. }, own) => {
+                let own = own.map(|(buffer, at)| buffers.get(buffer).read(at, rest));
+                let bytes = own.map_or(rest, <[u8]>::len);
                 let streaming = windows.streaming();
                 let (dst, theirs) = windows.write_beside(half, (place, at), bytes);
-                combine(operands, dst, (contribution, streaming), theirs);
+                combine(elements, dst, streaming, |other| match own {
+                    Some(own) if other == rank => Some(own),
+                    _ => theirs(other),
+                });
+                bytes
             }
-            _ => {
-                let dst = operands.output.write(place * size + done, bytes);
-                bytes = dst.len();
-                let theirs = |rank| Some(windows.read(rank, half, at * size + done, bytes));
-                let is_there =
-                    own.is_some_and(|own| (own.buffer, own.offset) == (Buffer::Output, place));
-                match is_there {
-                    true => combine(operands, dst, (None, Streaming::No), |rank| {
-                        theirs(rank).filter(|_| rank != operands.rank)
-                    }),
-                    false => {
-                        let contribution = contribution.map(|run| &run[..bytes]);
-                        combine(operands, dst, (contribution, Streaming::No), theirs);
-                    }
-                }
+            (to, Some((from, at_own))) if (from, at_own) != (to, place) => {
+                let (from, to) = ((from, at_own), (to, place));
+                let (own, dst) = buffers.read_and_write(from, to, (rest, rest));
+                let bytes = own.len().min(dst.len());
+                let (own, dst) = (&own[..bytes], &mut dst[..bytes]);
+                combine(elements, dst, Streaming::No, |other| match other == rank {
+                    true => Some(own),
+                    false => Some(windows.read(other, half, at, bytes)),
+                });
+                bytes
             }
-        }
-        done += bytes;
+            (to, own) => {
+                let dst = buffers.write(to, place, rest);
+                let bytes = dst.len();
+                // The own contribution is there already.
+                combine(elements, dst, Streaming::No, |other| {
+                    (own.is_none() || other != rank).then(|| windows.read(other, half, at, bytes))
+                });
+                bytes
+            }
+        };
     }
 }
 
-/// `dst` becomes the result of all contributions in rank order. This rank's is `own`; or what `theirs` gives for it; or
-/// what is in `dst`.
+/// `dst` becomes the result of all contributions in rank order: what `of` gives for a rank, or else what is in `dst`.
 fn combine<'a>(
-    operands: &Operands,
+    elements: &Elements,
     dst: &mut [u8],
-    (own, streaming): (Option<&'a [u8]>, Streaming),
-    theirs: impl Fn(Rank) -> Option<&'a [u8]>,
+    streaming: Streaming,
+    of: impl Fn(Rank) -> Option<&'a [u8]>,
 ) {
     let mut sources = [Source::Destination; MOST_RANKS];
-    for (rank, source) in sources[..operands.world].iter_mut().enumerate() {
-        let contribution = match own {
-            Some(own) if rank == operands.rank => Some(own),
-            _ => theirs(rank),
-        };
-        if let Some(contribution) = contribution {
+    let sources = &mut sources[..elements.world()];
+    for (rank, source) in sources.iter_mut().enumerate() {
+        if let Some(contribution) = of(rank) {
             *source = Source::Element(contribution);
         }
     }
-    let (sources, kernel) = (&sources[..operands.world], operands.reducer());
-    match &operands.workers {
-        Some(workers) => workers.reduce(kernel, dst, sources, operands.world, streaming),
-        None => kernel.reduce(dst, sources, operands.world, streaming),
-    }
+    elements.reduce_all(dst, sources, streaming);
 }
 
 fn get(
-    operands: &Operands,
+    operands: &mut Operands,
     windows: &mut Windows,
     (half, at): (usize, usize),
     from: Rank,
     to: Span,
 ) {
-    let (size, mut done) = (operands.dtype.size(), 0);
-    let (place, len) = (to.offset, to.len);
+    let Operands {
+        buffers, elements, ..
+    } = operands;
+    let size = elements.dtype.size();
+    let (place, at, bytes) = (to.offset * size, at * size, to.len * size);
     if matches!(to.buffer, Buffer::Window { .. }) {
-        let (place, at) = (place * size, at * size);
-        let (dst, theirs) = windows.write_beside(half, (place, at), len * size);
+        let (dst, theirs) = windows.write_beside(half, (place, at), bytes);
         let theirs = theirs(from).expect("what is got is a peer's");
-        return copy(operands, dst, theirs, Streaming::No);
+        return elements.copy(dst, theirs, Streaming::No);
     }
-    while done < len * size {
-        let dst = operands
-            .output
-            .write(place * size + done, len * size - done);
-        copy(
-            operands,
-            dst,
-            windows.read(from, half, at * size + done, dst.len()),
-            Streaming::No,
-        );
+    let mut done = 0;
+    while done < bytes {
+        let dst = buffers.write(to.buffer, place + done, bytes - done);
+        let theirs = windows.read(from, half, at + done, dst.len());
+        elements.copy(dst, theirs, Streaming::No);
         done += dst.len();
     }
 }
 
-fn keep(operands: &Operands, src: Span, dst: Span) {
-    let size = operands.dtype.size();
-    for_runs(operands, src, |at_run, run| {
-        let mut done = 0;
-        while done < run.len() {
-            let start = dst.offset * size + at_run + done;
-            let dst = operands.memory(dst.buffer).write(start, run.len() - done);
-            copy(operands, dst, &run[done..done + dst.len()], Streaming::No);
-            done += dst.len();
-        }
-    });
-}
-
-fn copy(operands: &Operands, dst: &mut [u8], src: &[u8], streaming: Streaming) {
-    match &operands.workers {
-        Some(workers) => workers.copy(dst, src, streaming),
-        None => copy_hinted(dst, src, streaming),
+fn keep(operands: &mut Operands, src: Span, dst: Span) {
+    let Operands {
+        buffers, elements, ..
+    } = operands;
+    let (size, mut done) = (elements.dtype.size(), 0);
+    while done < src.len * size {
+        let from = (src.buffer, src.offset * size + done);
+        let to = (dst.buffer, dst.offset * size + done);
+        let rest = src.len * size - done;
+        let (read, written) = buffers.read_and_write(from, to, (rest, rest));
+        let bytes = read.len().min(written.len());
+        elements.copy(&mut written[..bytes], &read[..bytes], Streaming::No);
+        done += bytes;
     }
 }

@@ -163,13 +163,14 @@ impl Pinned {
         self.part.slab().shared
     }
 
-    /// A view of `bytes` bytes from `offset` on, for an operation of the engine. It does not keep the memory: whoever uses
-    /// it keeps `self` until the operation has ended, and sees to it that neither the host nor a stream writes what
-    /// another one uses, as for every [`Memory`].
-    pub fn view(&self, offset: usize, bytes: usize) -> Memory {
+    /// A view of `bytes` bytes from `offset` on, for an operation of the engine.
+    ///
+    /// # Safety
+    /// Until the operation has ended, `self` lives, and neither the host nor a stream writes to the bytes; nor do they read
+    /// them, where it writes.
+    pub unsafe fn view(&self, offset: usize, bytes: usize) -> Memory {
         assert!(bytes <= self.bytes() && offset <= self.bytes() - bytes);
-        // SAFETY: the bytes are inside the allocation; that it is used by one at a time is the order of the
-        // operation, which the caller keeps (see above).
+        // SAFETY: the bytes are inside the allocation, and the caller promises the rest.
         unsafe { Memory::from_raw_parts(self.start().add(offset).as_ptr(), bytes) }
     }
 
