@@ -173,6 +173,15 @@ impl Memory {
         })
     }
 
+    /// Views nothing from now on.
+    #[inline]
+    pub(crate) fn release(&mut self) {
+        match &mut self.pieces {
+            Pieces::One(piece) => (piece.bytes, self.bytes) = (0, 0),
+            Pieces::Many(_) => *self = Self::empty(),
+        }
+    }
+
     /// The bytes from `offset` on, at most `max` and at most to the end of their piece.
     #[inline]
     pub(crate) fn read(&self, offset: usize, max: usize) -> &[u8] {

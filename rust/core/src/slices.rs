@@ -13,11 +13,11 @@ impl Communicator {
     /// # Errors
     /// `InvalidArgument` or `Unsupported` before anything is sent, else what ended the operation.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        let request = Request {
-            sizes: Sizes::Even(data.len()),
-            ..Request::all_reduce(T::DTYPE, op, None, Memory::empty())
-        };
-        self.carry_out(request, None, Some(data))
+        // SAFETY: the slice is borrowed until `carry_out` returns.
+        unsafe {
+            let data = Memory::of_mut(data);
+            self.carry_out(Request::all_reduce(T::DTYPE, op, None, data))
+        }
     }
 
     /// On the root, `data` becomes the reduction of every rank's `data`; elsewhere it stays as it is.
@@ -25,13 +25,13 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn reduce<T: Element>(&self, data: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
-        let request = Request {
-            sizes: Sizes::Even(data.len()),
-            ..Request::reduce(T::DTYPE, op, root, None, None)
-        };
-        match self.rank() == root {
-            true => self.carry_out(request, None, Some(data)),
-            false => self.carry_out(request, Some(data), None),
+        // SAFETY: the slice is borrowed until `carry_out` returns.
+        unsafe {
+            let (input, output) = match self.rank() == root {
+                true => (None, Some(Memory::of_mut(data))),
+                false => (Some(Memory::of(data)), None),
+            };
+            self.carry_out(Request::reduce(T::DTYPE, op, root, input, output))
         }
     }
 
@@ -40,11 +40,11 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<()> {
-        let request = Request {
-            sizes: Sizes::Even(data.len()),
-            ..Request::broadcast(T::DTYPE, root, Memory::empty())
-        };
-        self.carry_out(request, None, Some(data))
+        // SAFETY: the slice is borrowed until `carry_out` returns.
+        unsafe {
+            let data = Memory::of_mut(data);
+            self.carry_out(Request::broadcast(T::DTYPE, root, data))
+        }
     }
 
     /// `output` becomes every rank's `input` in rank order; it is `world_size` times as long.
@@ -53,8 +53,11 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let sizes = Sizes::Even(input.len());
-        let request = Request::all_gather(T::DTYPE, None, Memory::empty(), sizes);
-        self.carry_out(request, Some(input), Some(output))
+        // SAFETY: the slices are borrowed until `carry_out` returns.
+        unsafe {
+            let (input, output) = (Memory::of(input), Memory::of_mut(output));
+            self.carry_out(Request::all_gather(T::DTYPE, Some(input), output, sizes))
+        }
     }
 
     /// `output` becomes this rank's block of the reduction of every rank's `input`, which is `world_size` times as
@@ -69,9 +72,11 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<()> {
         let sizes = Sizes::Even(output.len());
-        let nothing = Memory::empty;
-        let request = Request::reduce_scatter(T::DTYPE, op, nothing(), nothing(), sizes);
-        self.carry_out(request, Some(input), Some(output))
+        // SAFETY: the slices are borrowed until `carry_out` returns.
+        unsafe {
+            let (input, output) = (Memory::of(input), Memory::of_mut(output));
+            self.carry_out(Request::reduce_scatter(T::DTYPE, op, input, output, sizes))
+        }
     }
 
     /// On the root, `output` becomes every rank's `input` in rank order. The others give an empty one.
@@ -80,9 +85,12 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let sizes = Sizes::Even(input.len());
-        let output = (self.rank() == root || !output.is_empty()).then_some(output);
-        let request = Request::gather(T::DTYPE, root, Memory::empty(), None, sizes);
-        self.carry_out(request, Some(input), output)
+        // SAFETY: the slices are borrowed until `carry_out` returns.
+        unsafe {
+            let (input, output) = (Memory::of(input), Memory::of_mut(output));
+            let output = (self.rank() == root || !output.is_empty()).then_some(output);
+            self.carry_out(Request::gather(T::DTYPE, root, input, output, sizes))
+        }
     }
 
     /// `output` becomes this rank's block of the root's `input`. The others give an empty one.
@@ -91,9 +99,12 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let sizes = Sizes::Even(output.len());
-        let input = (self.rank() == root || !input.is_empty()).then_some(input);
-        let request = Request::scatter(T::DTYPE, root, None, Memory::empty(), sizes);
-        self.carry_out(request, input, Some(output))
+        // SAFETY: the slices are borrowed until `carry_out` returns.
+        unsafe {
+            let (input, output) = (Memory::of(input), Memory::of_mut(output));
+            let input = (self.rank() == root || !input.is_empty()).then_some(input);
+            self.carry_out(Request::scatter(T::DTYPE, root, input, output, sizes))
+        }
     }
 
     /// Block r of `input` goes to rank r; block r of `output` comes from rank r.
@@ -102,9 +113,11 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let sizes = Sizes::Even(output.len() / self.world_size());
-        let nothing = Memory::empty;
-        let request = Request::all_to_all(T::DTYPE, nothing(), nothing(), sizes);
-        self.carry_out(request, Some(input), Some(output))
+        // SAFETY: the slices are borrowed until `carry_out` returns.
+        unsafe {
+            let (input, output) = (Memory::of(input), Memory::of_mut(output));
+            self.carry_out(Request::all_to_all(T::DTYPE, input, output, sizes))
+        }
     }
 
     /// Blocks until every rank has come.
@@ -112,7 +125,8 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn barrier(&self) -> Result<()> {
-        self.carry_out::<u8>(Request::barrier(), None, None)
+        // SAFETY: a barrier has no memory.
+        unsafe { self.carry_out(Request::barrier()) }
     }
 
     /// Sends `data` to rank `to`; returns when `data` may be changed again.
@@ -157,19 +171,11 @@ impl Communicator {
         }
     }
 
-    /// Carries out `request`, which has no memory yet, on these slices.
-    fn carry_out<T: Element>(
-        &self,
-        mut request: Request,
-        input: Option<&[T]>,
-        output: Option<&mut [T]>,
-    ) -> Result<()> {
-        // SAFETY: the slices are borrowed by the caller of this method, and `run` returns only when the operation has
-        // ended.
-        unsafe {
-            request.input = input.map(|input| Memory::of(input));
-            request.output = output.map(|output| Memory::of_mut(output));
-            self.run(request).map(drop)
-        }
+    /// # Safety
+    /// What the request views stays borrowed until this returns, which is when the operation has ended.
+    #[inline]
+    unsafe fn carry_out(&self, request: Request) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.run(request).map(drop) }
     }
 }

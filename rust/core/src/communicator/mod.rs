@@ -114,13 +114,13 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::start`].
-    pub unsafe fn begin(&self, request: Request) -> Result<Work> {
+    pub unsafe fn begin(&self, mut request: Request) -> Result<Work> {
         if request.stream.is_some() {
             let started = self.devices.submit(request, None)?;
             return Ok(self.on_device(started));
         }
         self.prepare(&request)?;
-        let state = self.group.begin_now(request)?;
+        let state = self.group.begin_now(&mut request)?;
         Ok(self.on_host(state))
     }
 
@@ -132,12 +132,12 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::start`]; the operation has completed when this returns.
-    pub unsafe fn run(&self, request: Request) -> Result<u64> {
+    pub unsafe fn run(&self, mut request: Request) -> Result<u64> {
         if request.stream.is_some() {
             return Ok(self.devices.submit(request, None)?.1.sequence);
         }
         self.prepare(&request)?;
-        self.group.run(request)
+        self.group.run(&mut request)
     }
 
     /// What comes before an operation on the host that the caller drives.

@@ -38,7 +38,8 @@ impl Buffers {
     /// Lets go of the caller's memory.
     #[inline]
     pub(super) fn release(&mut self) {
-        (self.input, self.output) = (Memory::empty(), Memory::empty());
+        self.input.release();
+        self.output.release();
     }
 
     #[inline]

@@ -23,13 +23,13 @@ use crate::fence::contained;
 const YIELDS: u32 = 64;
 
 impl Group {
-    /// Carries a collective out in this thread. Returns its number.
+    /// Carries a collective out in this thread, and empties the request. Returns its number.
     ///
     /// A call that ends after a few looks takes place under the lock at once: nothing is allocated, no clock is read and
     /// no other thread learns of the operation. It becomes one that others can drive as soon as it has to wait for longer,
     /// and from the start where the group has other operations under way.
-    pub(crate) fn run(&self, mut request: Request) -> Result<u64> {
-        match self.carry_out(&mut request)? {
+    pub(crate) fn run(&self, request: &mut Request) -> Result<u64> {
+        match self.carry_out(request)? {
             Carried::Out { sequence, .. } => Ok(sequence),
             Carried::On(work) => {
                 self.wait(&work, None)?;
@@ -52,12 +52,12 @@ impl Group {
             request.input = input.map(|input| Memory::of(input));
             request.output = output.map(|output| Memory::of_mut(output));
         }
-        self.run(request)
+        self.run(&mut request)
     }
 
     /// As [`Group::run`], for a caller who waits for the end piece by piece.
-    pub(crate) fn begin_now(&self, mut request: Request) -> Result<Arc<WorkState>> {
-        Ok(match self.carry_out(&mut request)? {
+    pub(crate) fn begin_now(&self, request: &mut Request) -> Result<Arc<WorkState>> {
+        Ok(match self.carry_out(request)? {
             Carried::Out {
                 collective,
                 sequence,
