@@ -16,9 +16,6 @@ use syn::{Attribute, Item, Meta, Token, UseTree};
 /// How many files a circle may have: what cannot be read without each other.
 const LARGEST_CIRCLE: usize = 3;
 
-/// Circles that are larger still, by the layer that has them: these numbers only go down.
-const LARGER_CIRCLES: [(&str, usize); 2] = [("transport", 8), ("engine", 4)];
-
 #[test]
 fn a_module_uses_only_those_before_it() {
     let code = Code::read();
@@ -83,8 +80,7 @@ fn circles_of_files_are_small() {
             .filter(|to| reached.get(*to).is_some_and(|back| back.contains(from)))
             .map(|module| module.join("::"))
             .collect();
-        let larger = LARGER_CIRCLES.iter().find(|(layer, _)| *layer == from[0]);
-        if circle.len() > larger.map_or(LARGEST_CIRCLE, |(_, files)| *files) {
+        if circle.len() > LARGEST_CIRCLE {
             circles.insert(circle);
         }
     }

@@ -237,10 +237,6 @@ impl Group {
         self.world
     }
 
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
     pub(crate) fn parker(&self) -> &Parker {
         &self.parker
     }

@@ -12,12 +12,13 @@ use crate::error::{Error, Result};
 use crate::fork;
 use crate::threads;
 
+use crate::engine::state::Group;
 use crate::engine::wait::completions::CompletionThreads;
 use crate::engine::wait::progress::Progress;
 
 /// The threads, as a group reaches them.
 pub(crate) struct RuntimeThreads {
-    pub(crate) progress: Arc<Progress>,
+    pub(crate) progress: Arc<Progress<Group>>,
     pub(crate) completions: Arc<CompletionThreads>,
 }
 

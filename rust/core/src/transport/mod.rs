@@ -20,15 +20,17 @@ pub mod local;
 pub mod neighbour;
 pub mod shm;
 pub mod tcp;
+mod terms;
 
 #[cfg(test)]
 mod suite;
 
 use std::os::fd::BorrowedFd;
 
-pub use self::neighbour::{Lending, Loan, Neighbour, Shareable, Terms, Ticket};
+pub use self::neighbour::{Neighbour, Shareable};
 pub(crate) use self::shm::WRITERS_PATIENCE;
 pub use self::shm::{Page, Shared};
+pub use self::terms::{Lending, Loan, Terms, Ticket};
 use crate::error::{Code, Result};
 
 /// What the peer last said, or did, on the control channel.

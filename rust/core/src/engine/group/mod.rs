@@ -4,6 +4,7 @@ pub(crate) mod blocking;
 pub(crate) mod bootstrap;
 pub(crate) mod deadlock;
 pub(crate) mod drive;
+mod driven;
 pub(crate) mod estimate;
 pub(crate) mod for_devices;
 #[cfg(test)]

@@ -9,31 +9,30 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use crate::engine::collective::pair_counts::Outlook;
-use crate::engine::state::Group;
 use crate::engine::wait::backoff::Parker;
+use crate::engine::wait::progress::Driven;
 
 /// The pause between two looks into a group that works.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// The thread's list.
-#[derive(Default)]
-pub(crate) struct IdleGroups {
-    idle_groups: Vec<IdleGroup>,
+pub(crate) struct IdleGroups<G> {
+    idle_groups: Vec<IdleGroup<G>>,
 }
 
 /// A group of the list.
-pub(crate) struct IdleGroup {
+pub(crate) struct IdleGroup<G> {
     number: u32,
-    group: Weak<Group>,
+    group: Weak<G>,
     /// How many operations it had had at the last look.
     seen: u64,
     /// When to look; `None` when something rings first.
     due: Option<Instant>,
 }
 
-impl IdleGroup {
+impl<G> IdleGroup<G> {
     /// The group with this number, to be looked into soon.
-    pub(crate) fn new(number: u32, group: Weak<Group>) -> Self {
+    pub(crate) fn new(number: u32, group: Weak<G>) -> Self {
         Self {
             number,
             group,
@@ -43,8 +42,14 @@ impl IdleGroup {
     }
 }
 
-impl IdleGroups {
-    pub(crate) fn admit(&mut self, newcomers: &mut Vec<IdleGroup>) {
+impl<G: Driven> IdleGroups<G> {
+    pub(crate) fn new() -> Self {
+        Self {
+            idle_groups: Vec::new(),
+        }
+    }
+
+    pub(crate) fn admit(&mut self, newcomers: &mut Vec<IdleGroup<G>>) {
         self.idle_groups.append(newcomers);
     }
 

@@ -11,7 +11,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -20,19 +20,46 @@ use crate::error::Result;
 use crate::transport::endpoint::Lane;
 use crate::types::Rank;
 
-use crate::engine::state::Group;
+use crate::engine::collective::pair_counts::Outlook;
 use crate::engine::wait::backoff::{Backoff, Next, Parker};
 use crate::engine::wait::handover::{Handover, Look};
 use crate::engine::wait::idle_groups::{IdleGroup, IdleGroups};
 
+/// What the thread drives: a group. It has operations, in which callers wait or do not, and links.
+pub(crate) trait Driven: Send + Sync + 'static {
+    /// Its number among those of this process.
+    fn number(&self) -> u32;
+
+    /// Where its links ring.
+    fn parker(&self) -> &Parker;
+
+    /// One turn of the thread, which keeps away while another thread drives.
+    fn drive(&self, look_around: bool) -> Found;
+
+    /// Whether there is nothing more to do for the thread, which is noted then.
+    fn dismiss(&self) -> bool;
+
+    /// Announces on all links that the thread is about to sleep, until `until` at most. True when it must not.
+    fn prepare_sleep(&self, until: &mut Option<Instant>) -> bool;
+
+    /// The thread is awake again.
+    fn finish_sleep(&self);
+
+    /// Reads what has come over a link, and answers if it is a question.
+    fn attend(&self, lane: Lane, peer: Rank);
+
+    /// Looks at what comes from peers without being waited for. `seen`: how many operations there had been the last time.
+    fn look_out(&self, seen: &mut u64) -> Outlook;
+}
+
 /// The process's progress thread, seen from outside.
-pub(crate) struct Progress {
-    handover: Handover<Arc<Group>>,
+pub(crate) struct Progress<G> {
+    handover: Handover<Arc<G>>,
     parker: Parker,
     /// By their numbers, those with links that the thread attends to.
-    attended: Mutex<FxHashMap<u32, Weak<Group>>>,
+    attended: Mutex<FxHashMap<u32, Weak<G>>>,
     /// The groups to look after that the thread has not taken in yet.
-    newcomers: Mutex<Vec<IdleGroup>>,
+    newcomers: Mutex<Vec<IdleGroup<G>>>,
 }
 
 /// What the thread found in a group.
@@ -55,7 +82,7 @@ const NAP: Duration = Duration::from_micros(250);
 /// Naps, since something was last handed over, before the sleep that somebody has to end.
 const NAPS: u32 = 16;
 
-impl Progress {
+impl<G: Driven> Progress<G> {
     pub(crate) fn new() -> Result<Self> {
         Ok(Self {
             handover: Handover::new(),
@@ -67,7 +94,7 @@ impl Progress {
 
     /// Hands a group with operations under way to the thread, which looks at it soon, or `at_once`. The caller holds the
     /// group's lock and has marked it as watched; the group is open, so the thread has not been told to end.
-    pub(crate) fn adopt(&self, group: Arc<Group>, at_once: bool) {
+    pub(crate) fn adopt(&self, group: Arc<G>, at_once: bool) {
         if self.handover.hand_over(group) || at_once {
             self.parker.unpark();
         }
@@ -83,7 +110,7 @@ impl Progress {
         &self,
         questions: BorrowedFd<'_>,
         (number, peer, lane): (u32, Rank, Lane),
-        group: Weak<Group>,
+        group: Weak<G>,
     ) {
         self.attended.lock().insert(number, group);
         let key = (u64::from(number) << 32) | ((peer as u64) << 1) | lane as u64;
@@ -92,7 +119,7 @@ impl Progress {
     }
 
     /// Has the thread look after the group with this number for as long as it is open.
-    pub(crate) fn look_after(&self, number: u32, group: Weak<Group>) {
+    pub(crate) fn look_after(&self, number: u32, group: Weak<G>) {
         self.newcomers.lock().push(IdleGroup::new(number, group));
         self.parker.unpark();
     }
@@ -103,7 +130,7 @@ impl Progress {
     }
 
     /// Something has come over links with these keys.
-    fn hear(&self, keys: Vec<u64>, idle_groups: &mut IdleGroups) {
+    fn hear(&self, keys: Vec<u64>, idle_groups: &mut IdleGroups<G>) {
         for key in keys {
             let number = (key >> 32) as u32;
             if key == Parker::set_key(number) {
@@ -122,7 +149,7 @@ impl Progress {
     }
 
     /// Looks after the groups whose time has come.
-    fn look_out(&self, idle_groups: &mut IdleGroups) {
+    fn look_out(&self, idle_groups: &mut IdleGroups<G>) {
         idle_groups.admit(&mut self.newcomers.lock());
         idle_groups.look_out(&self.parker);
     }
@@ -135,11 +162,11 @@ impl Progress {
 
     /// The thread's work.
     pub(crate) fn run(&self) {
-        let mut groups: Vec<Arc<Group>> = Vec::new();
+        let mut groups: Vec<Arc<G>> = Vec::new();
         let mut backoff = Backoff::of_background();
         let mut naps = 0;
         let mut rounds = 0_u32;
-        let mut idle_groups = IdleGroups::default();
+        let mut idle_groups = IdleGroups::new();
         while self.admit(&mut groups, &mut naps, &mut idle_groups) {
             // Also while one group moves without a pause: the waits of the others may be in vain.
             rounds = rounds.wrapping_add(1);
@@ -181,9 +208,9 @@ impl Progress {
     /// Takes in what was handed over. Sleeps while there is nothing to do; returns false when that is for good.
     fn admit(
         &self,
-        groups: &mut Vec<Arc<Group>>,
+        groups: &mut Vec<Arc<G>>,
         naps: &mut u32,
-        idle_groups: &mut IdleGroups,
+        idle_groups: &mut IdleGroups<G>,
     ) -> bool {
         loop {
             match self.handover.look(groups) {
@@ -204,7 +231,7 @@ impl Progress {
     }
 
     /// Sleeps until something happens to one of the groups that no other thread drives.
-    fn sleep(&self, groups: &mut Vec<Arc<Group>>, idle_groups: &mut IdleGroups) {
+    fn sleep(&self, groups: &mut Vec<Arc<G>>, idle_groups: &mut IdleGroups<G>) {
         groups.retain(|group| !group.dismiss());
         let mut until = idle_groups.next_due();
         let mut ready = groups.is_empty();

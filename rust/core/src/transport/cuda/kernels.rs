@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
-use super::driver::{Device, Function, Module, Stream};
+use super::driver::{Device, Driver, Function, Module, Stream};
 use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
 
@@ -90,7 +90,7 @@ pub fn reduce(
     if count == 0 {
         return Ok(());
     }
-    let function = stream.device().kernels.reduce(stream.device(), dtype, op)?;
+    let function = Loaded::of(stream.device())?.reduce(stream.device(), dtype, op)?;
     let mut out = out;
     let mut from = Sources {
         at: [0; MOST_SOURCES],
@@ -126,12 +126,13 @@ pub fn reduce(
 /// # Errors
 /// `Unsupported` where the kernels cannot be loaded; `System`.
 pub fn prepare(device: &'static Device, dtype: DataType, op: Option<ReduceOp>) -> Result<()> {
-    device.kernels.copy(device)?;
+    let kernels = Loaded::of(device)?;
+    kernels.copy(device)?;
     if let Some(op) = op {
         op.check(dtype)?;
-        device.kernels.reduce(device, dtype, op)?;
+        kernels.reduce(device, dtype, op)?;
         if matches!(op, ReduceOp::PremulSum(_)) {
-            device.kernels.scale(device, dtype)?;
+            kernels.scale(device, dtype)?;
         }
     }
     Ok(())
@@ -139,7 +140,10 @@ pub fn prepare(device: &'static Device, dtype: DataType, op: Option<ReduceOp>) -
 
 /// Whether [`prepare`] has nothing to load.
 pub fn is_prepared(device: &'static Device, dtype: DataType, op: Option<ReduceOp>) -> bool {
-    let is_loaded = |dtype: DataType| device.kernels.modules[place_of(dtype)].get().is_some();
+    let Ok(kernels) = Loaded::of(device) else {
+        return false;
+    };
+    let is_loaded = |dtype: DataType| kernels.modules[place_of(dtype)].get().is_some();
     is_loaded(DataType::UInt8) && (op.is_none() || is_loaded(dtype))
 }
 
@@ -150,9 +154,10 @@ pub fn is_prepared(device: &'static Device, dtype: DataType, op: Option<ReduceOp
 /// # Errors
 /// As [`prepare`].
 pub fn prepare_common(device: &'static Device) -> Result<()> {
+    let kernels = Loaded::of(device)?;
     COMMON
         .into_iter()
-        .try_for_each(|dtype| device.kernels.of(device, dtype).map(drop))
+        .try_for_each(|dtype| kernels.of_type(device, dtype).map(drop))
 }
 
 /// Enqueues `out[i] = input[i] * factor`, rounded once. `out` may be `input`.
@@ -171,7 +176,7 @@ pub fn scale(
     if count == 0 {
         return Ok(());
     }
-    let function = stream.device().kernels.scale(stream.device(), dtype)?;
+    let function = Loaded::of(stream.device())?.scale(stream.device(), dtype)?;
     let (mut out, mut input, mut count, mut factor) = (out, input, count, factor);
     let bytes = count.saturating_mul(dtype.size() as u64);
     let mut parameters: [*mut c_void; 4] = [
@@ -221,7 +226,7 @@ pub fn copy(stream: &Stream, segments: &[Segment]) -> Result<()> {
 }
 
 fn launch_copy(stream: &Stream, part: &mut Segments, number: u32) -> Result<()> {
-    let function = stream.device().kernels.copy(stream.device())?;
+    let function = Loaded::of(stream.device())?.copy(stream.device())?;
     let longest = part
         .at
         .iter()
@@ -254,7 +259,7 @@ fn grid(function: Function, bytes: u64, rows: u32) -> (u32, u32) {
 
 /// The kernels that a device has loaded.
 #[derive(Default)]
-pub(super) struct Loaded {
+struct Loaded {
     modules: [OnceLock<Kernels>; DataType::ALL.len()],
     /// Held by who loads one: a second rank of the process waits for the first, and not for the stream of the first.
     loading: Mutex<()>,
@@ -267,29 +272,39 @@ struct Kernels {
     copy: Option<Function>,
 }
 
+/// Of every device of this process.
+static LOADED: OnceLock<Box<[Loaded]>> = OnceLock::new();
+
 impl Loaded {
+    fn of(device: &Device) -> Result<&'static Self> {
+        let devices = Driver::load()?.devices();
+        let all = LOADED.get_or_init(|| (0..devices).map(|_| Self::default()).collect());
+        all.get(device.number() as usize)
+            .ok_or_else(|| Error::internal(format!("{device:?} is none of {devices} devices")))
+    }
+
     fn reduce(&self, device: &'static Device, dtype: DataType, op: ReduceOp) -> Result<Function> {
         // Its contributions are scaled already.
         let op = match op {
             ReduceOp::PremulSum(_) => ReduceOp::Sum,
             op => op,
         };
-        self.of(device, dtype)?.reduce[usize::from(op.number()) - 1]
+        self.of_type(device, dtype)?.reduce[usize::from(op.number()) - 1]
             .ok_or_else(|| Error::internal(format!("there is no kernel for {op} of {dtype}")))
     }
 
     fn scale(&self, device: &'static Device, dtype: DataType) -> Result<Function> {
-        let scale = self.of(device, dtype)?.scale;
+        let scale = self.of_type(device, dtype)?.scale;
         scale.ok_or_else(|| Error::internal(format!("there is no kernel that scales {dtype}")))
     }
 
     fn copy(&self, device: &'static Device) -> Result<Function> {
-        let copy = self.of(device, DataType::UInt8)?.copy;
+        let copy = self.of_type(device, DataType::UInt8)?.copy;
         copy.ok_or_else(|| Error::internal("there is no kernel that copies"))
     }
 
     /// The kernels of a type. A failure is not kept: memory may be free the next time.
-    fn of(&self, device: &'static Device, dtype: DataType) -> Result<&Kernels> {
+    fn of_type(&self, device: &'static Device, dtype: DataType) -> Result<&Kernels> {
         let place = &self.modules[place_of(dtype)];
         if let Some(kernels) = place.get() {
             return Ok(kernels);

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUuuid};
 
 use super::symbols::{Symbols, numbers};
-use super::{Driver, Event, Failure, MemoryOperation, Pinned, Stream, is_forked};
+use super::{Driver, Failure, is_forked};
 use crate::error::{Error, Result};
 
 /// A device of this process, with its primary context. There is one object per device, for the life of the process.
@@ -22,9 +22,7 @@ pub struct Device {
     multiprocessors: u32,
     capability: (u32, u32),
     /// Whether streams can wait for and write words of host memory; found out when first asked.
-    memory_operations: OnceLock<Result<()>>,
-    /// Modules of kernels, by element type.
-    pub(in crate::transport::cuda) kernels: crate::transport::cuda::kernels::Loaded,
+    pub(super) memory_operations: OnceLock<Result<()>>,
 }
 
 // SAFETY: the raw pointers are handles of the driver, which may be used from any thread.
@@ -88,7 +86,6 @@ impl Device {
             multiprocessors,
             capability,
             memory_operations: OnceLock::new(),
-            kernels: Default::default(),
         })
     }
 
@@ -233,52 +230,6 @@ impl Device {
             }
             _ => None,
         }
-    }
-
-    /// Finds out, by trying, whether this device's streams can write and await words of host memory
-    /// ([`Stream::operate`]). Tried once; it takes some tens of microseconds.
-    ///
-    /// # Errors
-    /// Why not: `Unsupported`, or `System`.
-    pub fn memory_operations(&'static self) -> Result<()> {
-        self.memory_operations
-            .get_or_init(|| self.try_memory_operations())
-            .clone()
-    }
-
-    fn try_memory_operations(&'static self) -> Result<()> {
-        let words = Pinned::private(self, 4096)?;
-        let stream = Stream::create(self)?;
-        let event = Event::new(self)?;
-        let word = words.address();
-        stream.operate(&[
-            MemoryOperation::Write {
-                address: word,
-                value: 3,
-            },
-            MemoryOperation::WaitAny {
-                address: word,
-                mask: 1,
-            },
-            MemoryOperation::WaitAtLeast {
-                address: word,
-                value: 2,
-            },
-            MemoryOperation::Write {
-                address: word + 64,
-                value: 7,
-            },
-        ])?;
-        stream.record(&event)?;
-        event.synchronize()?;
-        let seen = words.word(64).load(std::sync::atomic::Ordering::Acquire);
-        if seen != 7 {
-            return Err(Error::unsupported(format!(
-                "device {} took memory operations and did not carry them out",
-                self.number
-            )));
-        }
-        Ok(())
     }
 }
 

@@ -30,6 +30,7 @@ mod pool;
 mod registered;
 mod stream;
 mod symbols;
+mod trial;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Once, OnceLock};
