@@ -35,7 +35,7 @@ need_all_to_build() {
   local venv=$1
   there c++ || missing+=(g++)
   there "$python" || missing+=(python3 python3-venv)
-  # The tests across hosts skip without it, so nobody is asked for it.
+  # The tests across hosts skip without it, so no user is asked for it.
   ! is_root_on_debian || there ip || missing+=(iproute2)
   if [ ! -x "$venv/bin/python" ] && there "$python"; then
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {

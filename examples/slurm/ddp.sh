@@ -28,7 +28,7 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 MASTER_PORT=$((15000 + SLURM_JOB_ID % 15000))
 export MASTER_ADDR MASTER_PORT
 
-# Anyone who reaches torch's store can join, unless the ranks share a secret: a file that only you can read.
+# Any process that reaches torch's store can join, unless the ranks share a secret: a file that only you can read.
 # export UNISONO_SECRET_FILE=$HOME/job.secret
 # Where nodes have several networks: the interfaces to use, by name (docs/hosts.md).
 # export UNISONO_INTERFACE=ib

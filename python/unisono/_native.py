@@ -41,7 +41,7 @@ def load() -> ModuleType:
         try:
             return _load_file(_PLAIN, path)
         except ImportError:
-            # Arrays need no torch. Whoever asks for the backend hears of it.
+            # Arrays need no torch. A program that asks for the backend gets the error.
             pass
     return importlib.import_module(_PLAIN)
 
@@ -86,7 +86,7 @@ def door(version: str) -> Path | None:
         candidates.append(FOLDER / f"core-torch-{release[1]}.so")
     cached = cache()
     if cached is not None:
-        # Somebody built it because the others did not do.
+        # It was built here because none of the others served this torch.
         candidates.insert(0, cached / f"core-torch-{version}.so")
     return next((path for path in candidates if path.exists()), None)
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs a command among whose programs those for aarch64 are emulated, whoever starts them.
+# Runs a command among whose programs those for aarch64 are emulated, whichever program starts them.
 #
 #   tools/aarch64/emulate.sh COMMAND [ARGUMENT...]
 #
 # PAGE=65536 lets the emulated programs see pages of that size. The kernel hands their files to qemu because a name space
-# of the user's own says so (since Linux 6.7, for which nobody has to be root); where the machine does so already, that is
+# of the user's own says so (since Linux 6.7, for which root is not needed); where the machine does so already, that is
 # what happens. Ends with 3 and one sentence where neither can be.
 set -euo pipefail
 # shellcheck source=environment.sh
@@ -38,7 +38,7 @@ enter() {
   # All users are there under their own numbers, as tests that give files away ask. The numbers can only be told from
   # outside, and only who runs a program after that is root inside.
   local me=$BASHPID
-  # Nobody's child: what becomes of this process knows of none.
+  # No process waits for it: what becomes of this process has no children that it knows of.
   ({
     until [ "$(readlink "/proc/$me/ns/user")" != "$(readlink /proc/self/ns/user)" ]; do sleep 0.01; done
     for map in uid_map gid_map; do awk '{print $1, $1, $3}' "/proc/self/$map" >"/proc/$me/$map"; done

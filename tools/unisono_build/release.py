@@ -61,7 +61,7 @@ def _environment(machine: str, target: Path) -> dict[str, str]:
     here = {str(ROOT): "/unisono", str(target): "/target", str(_cargo_home()): "/cargo"}
     link = str(ROOT / "tools" / "unisono_build" / "old-glibc-cc.sh")
     tools = {f"{tool}_{named}": f"{gnu}{name}" for tool, name in _GNU.items()}
-    # Those of somebody who has them elsewhere, such as tools/aarch64.
+    # Those of a caller that has them elsewhere, such as tools/aarch64.
     tools |= {tool: os.environ[tool] for tool in tools if tool in os.environ}
     flags = " ".join(f"-ffile-prefix-map={path}={name}" for path, name in here.items())
     return {
@@ -139,7 +139,7 @@ def _unresolved(library: Path, torch: Path | None) -> list[str]:
     """Look for symbols that nothing will resolve.
 
     What glibc got after the version linked for stays without a version, and auditwheel takes it for
-    somebody else's. What has none must be the interpreter's, or in torch's libraries.
+    other code's. What has none must be the interpreter's, or in torch's libraries.
     """
     bare = {name for name in _symbols(library, "--undefined-only") if "@" not in name}
     known = set()

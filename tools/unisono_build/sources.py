@@ -70,7 +70,7 @@ def _files(root: Path, tops: tuple[str, ...]) -> Iterable[Path]:
 
 def _tracked(root: Path, tops: tuple[str, ...]) -> list[Path] | None:
     """Return what git tracks below the `tops`; None if this is no checkout, or git is missing."""
-    # Sources that were unpacked inside somebody else's checkout are not part of it.
+    # Sources that were unpacked inside another project's checkout are not part of it.
     if not (root / ".git").exists():
         return None
     try:

@@ -82,7 +82,7 @@ def test_a_receive_from_any_source_goes_on_when_a_rank_leaves(transport):
 
 
 def test_a_rank_with_another_secret_is_kept_out(tmp_path):
-    for rank, secret in enumerate(["the job's secret", "the job's secret", "somebody's guess"]):
+    for rank, secret in enumerate(["the job's secret", "the job's secret", "a stranger's guess"]):
         file = tmp_path / f"secret-{rank}"
         file.write_text(secret)
         file.chmod(0o600)

@@ -38,7 +38,7 @@ impl Scratch {
     pub(crate) fn shared(bytes: usize) -> Option<Self> {
         let block = super::allocate(bytes, Self::ALIGNMENT)?;
         // SAFETY: the heap gave as many bytes of a mapped file, which are never uninitialised, to this value alone. Peers
-        // that they are lent to read them, which whoever writes waits for.
+        // that they are lent to read them, which the writer waits for.
         Some(unsafe { Self::of(block.address, block.bytes, true) })
     }
 

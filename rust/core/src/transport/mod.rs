@@ -190,7 +190,7 @@ pub trait Link: Send {
     /// Asks the peer's process for a sign of life, unless it owes one. [`Link::peer_state`] reads the answer in.
     fn ask(&mut self) {}
 
-    /// The descriptor on which the peer's questions come, where somebody must call [`Link::peer_state`] to answer them
+    /// The descriptor on which the peer's questions come, where a thread must call [`Link::peer_state`] to answer them
     /// also while this side does nothing with the link.
     fn questions(&self) -> Option<BorrowedFd<'_>> {
         None

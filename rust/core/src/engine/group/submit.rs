@@ -332,7 +332,7 @@ impl Group {
         Ok(work)
     }
 
-    /// Sees to it that somebody drives what was just submitted: soon, or `at_once`; `None` when the caller will.
+    /// Sees to it that a thread drives what was just submitted: soon, or `at_once`; `None` when the caller will.
     pub(crate) fn after_submit(&self, core: &mut Core, at_once: Option<bool>) {
         if core.sleeping {
             self.parker.unpark();

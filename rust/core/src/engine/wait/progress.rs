@@ -79,7 +79,7 @@ const ROUNDS_PER_LOOK: u32 = 256;
 /// How long a short operation may wait for the thread; a hundredth of a core's time goes into looking so often.
 const NAP: Duration = Duration::from_micros(250);
 
-/// Naps, since something was last handed over, before the sleep that somebody has to end.
+/// Naps, since something was last handed over, before the sleep that another thread has to end.
 const NAPS: u32 = 16;
 
 impl<G: Driven> Progress<G> {

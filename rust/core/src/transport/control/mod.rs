@@ -57,7 +57,7 @@ pub struct Control {
     asked: Option<Instant>,
     /// This side owes one.
     owes: bool,
-    /// The last position the peer sent and nobody has taken.
+    /// The last position that the peer sent, while it has not been taken.
     position: Option<Position>,
     /// Nothing more will be read: the peer's end closed, failed, or sent what no member sends.
     ended: bool,

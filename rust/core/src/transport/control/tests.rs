@@ -233,7 +233,7 @@ fn a_segment_is_lent_once_the_peer_has_mapped_it() {
     reader.drain();
     assert!(owner.lends(place.segment) && owner.lends(place.segment));
     let peer = reader.peer_heap().unwrap();
-    // SAFETY: nobody writes to the buffer.
+    // SAFETY: no other code writes to the buffer.
     let seen = unsafe { peer.slice(place.segment, place.offset, 4) };
     assert_eq!(seen.unwrap().unwrap(), [1, 2, 3, 4]);
     assert_eq!(peer.len(), 1);

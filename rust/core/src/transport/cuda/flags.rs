@@ -8,7 +8,7 @@
 //!   Set at first.
 //!
 //! All values are constant, so the same commands can be captured in a graph and replayed. A word is set only when it has
-//! been cleared, since whoever sets it has waited for the other word of the pair: `full` is set after `empty` was
+//! been cleared, since the rank that sets it has waited for the other word of the pair: `full` is set after `empty` was
 //! awaited, and `empty` after `full` was.
 //!
 //! A wait ends at [`READY`] or [`ABORT`]. On a failure [`Flags::release`] stores both into every word that this rank

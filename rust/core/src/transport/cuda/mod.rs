@@ -33,7 +33,7 @@
 //! Everything here only enqueues, unless its documentation says otherwise. Addresses of device memory are numbers
 //! (`u64`) that nothing here dereferences: the driver does, when the stream comes to it. Those that belong to a caller's
 //! buffers come from a [`Memory`](crate::buffer::Memory) and a stream from a
-//! [`DeviceStream`](crate::types::DeviceStream), for both of which whoever made the request has vouched (the doors'
+//! [`DeviceStream`](crate::types::DeviceStream), for both of which the maker of the request has vouched (the doors'
 //! unsafe calls say so); all other addresses come from objects of this module.
 
 mod announcements;

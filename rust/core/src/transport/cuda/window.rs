@@ -10,9 +10,9 @@
 //!
 //! To free memory the driver waits until the device is idle, which it is not while a stream of any group waits for a peer;
 //! and so it may do to allocate some. So when the owner and all its users inside the process have dropped a window, its
-//! memory is kept for later ones (of the same size, if it is known that nobody reads it any more: [`Window::set_clean`]) until
+//! memory is kept for later ones (of the same size, if it is known that no rank reads it any more: [`Window::set_clean`]) until
 //! the last window of the process goes. Users in other processes should have unmapped it then ([`Windows::close_peers`]); if
-//! they have not, because somebody died, the driver keeps the memory until they have.
+//! they have not, because a rank died, the driver keeps the memory until they have.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,7 +50,7 @@ struct Allotment {
     memory: DeviceMemory,
     /// The handle, or why the driver gives none.
     export: Result<Handle>,
-    /// Nobody reads or writes it any more.
+    /// No rank reads or writes it any more.
     is_clean: bool,
 }
 

@@ -24,7 +24,7 @@ use crate::threads;
 use crate::transport::handshake::{Answer, Challenged, HELLO_BYTES, PROOF_BYTES, Reply, Stranger};
 use crate::transport::keys::Hex;
 
-/// How often the accepting thread looks for parked streams that nobody came for.
+/// How often the accepting thread looks for parked streams that no group has asked for.
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// The accepting thread.

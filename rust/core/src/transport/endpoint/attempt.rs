@@ -50,7 +50,7 @@ pub(super) enum Reached {
 
 /// Why one way of connecting did not work.
 pub(super) enum Setback {
-    /// Nobody listens at this place.
+    /// No process listens at this place.
     Refused(String),
     /// This way is closed; another may be open.
     Unusable(String),

@@ -178,7 +178,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Lets nobody in any more for `rank` of the group with this id. Its links live on; its gate is not called again once
+    /// Lets no connection in any more for `rank` of the group with this id. Its links live on; its gate is not called again once
     /// calls that have begun are over.
     pub fn unregister(&self, id: &[u8; 16], rank: Rank) {
         let membership = self.shared.groups.lock().remove(&(*id, rank));

@@ -39,7 +39,7 @@ pub(super) struct Patience<'a> {
 pub(super) enum Cut {
     /// The other side closed the connection, or it broke.
     Closed,
-    /// Nobody listens there.
+    /// No process listens there.
     Refused,
     /// The deadline passed.
     TimedOut,

@@ -276,7 +276,7 @@ impl<L: Ledger> Lender<L> {
     pub(super) fn tell_moved(&mut self, number: u64, segment: u32) -> Back {
         let to = self.ledger.moved_to();
         to.store(u64::from(segment), Ordering::Relaxed);
-        // Also releases: whoever sees the number sees the segment, and the payload in it.
+        // Also releases: a peer that sees the number sees the segment, and the payload in it.
         self.ledger.moved().swap(number, Ordering::SeqCst);
         let flag = self.ledger.consumer_asleep();
         Back {
@@ -410,7 +410,7 @@ impl<L: Ledger> Account<L> {
     }
 
     fn tell(&mut self, returned: u64, marked: bool) -> Back {
-        // Also releases: whoever sees the count may write to the memory.
+        // Also releases: a rank that sees the count may write to the memory.
         self.ledger
             .returned()
             .swap(returned << 1 | u64::from(marked), Ordering::SeqCst);

@@ -135,14 +135,14 @@ impl Memory for Arc<Cells> {
 
     unsafe fn write(&self, at: usize, bytes: &[u8]) {
         for (cell, &byte) in self.bytes[at..].iter().zip(bytes) {
-            // SAFETY: loom checks that nobody else looks at the cell meanwhile.
+            // SAFETY: loom checks that no other thread looks at the cell meanwhile.
             cell.with_mut(|cell| unsafe { *cell = byte });
         }
     }
 
     unsafe fn read(&self, at: usize, bytes: &mut [u8]) {
         for (cell, byte) in self.bytes[at..].iter().zip(bytes) {
-            // SAFETY: loom checks that nobody writes the cell meanwhile.
+            // SAFETY: loom checks that no thread writes the cell meanwhile.
             *byte = cell.with(|cell| unsafe { *cell });
         }
     }

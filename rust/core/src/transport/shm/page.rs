@@ -28,7 +28,7 @@ impl Page {
     pub const WORDS: usize = Self::BYTES / 4;
 
     /// # Safety
-    /// `start` is the first byte of such a page of `segment`, and everybody accesses it by atomic words only.
+    /// `start` is the first byte of such a page of `segment`, and all processes access it by atomic words only.
     pub(super) unsafe fn new(segment: Arc<Segment>, start: NonNull<u8>) -> Self {
         Self {
             words: start.cast(),

@@ -150,7 +150,7 @@ mod tests {
         }
         child.wait().unwrap();
         assert!(process.has_ended());
-        // The number is nobody's, or another's.
+        // No process has the number, or another one has.
         assert!(Process::open(child.id() as i32).is_none_or(|other| !other.has_ended()));
     }
 

@@ -241,7 +241,7 @@ impl<M: Memory> Producer<M> {
     #[inline]
     fn publish(&mut self, count: usize, wake: &mut impl FnMut()) {
         self.tail += count as u64;
-        // Release: whoever sees the new tail sees the bytes before it.
+        // Release: a reader that sees the new tail sees the bytes before it.
         self.memory.tail().store(self.tail, Ordering::Release);
         self.memory.fence();
         let flag = self.memory.consumer_asleep();
@@ -422,7 +422,7 @@ impl<M: Memory> Consumer<M> {
             return;
         }
         self.released = self.head;
-        // Release: whoever sees the new head may overwrite what was read before it.
+        // Release: a writer that sees the new head may overwrite what was read before it.
         self.memory.head().store(self.head, Ordering::Release);
         self.memory.fence();
         let flag = self.memory.producer_asleep();

@@ -51,7 +51,7 @@ struct Line(AtomicU64);
 struct Paces([AtomicU64; CLASSES]);
 
 /// The words of one direction: of its ring, slots and loans. Each has one writer in the common case, and the flags are
-/// written only around sleeps, so that looking at them costs nothing while nobody sleeps.
+/// written only around sleeps, so that looking at them costs nothing while neither side sleeps.
 #[repr(C)]
 struct Words {
     tail: Line,

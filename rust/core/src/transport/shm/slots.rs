@@ -6,7 +6,7 @@
 //! comes next. A slot has room for 4 KiB: up to there a message is short enough not to be copied from both ends at once.
 //!
 //! Slots and ring carry one stream of messages. Each post says after how many bytes of the ring it comes
-//! ([`Post::after`]), and is published before any later byte of the ring; so whoever finds bytes in the ring and no
+//! ([`Post::after`]), and is published before any later byte of the ring; so a reader that finds bytes in the ring and no
 //! post, and after that still no post at its place, knows that the bytes come first.
 //!
 //! A post either carries a message or announces one that is *lent* (see `loans`).
@@ -201,7 +201,7 @@ impl<B: Board> Taker<B> {
             return;
         }
         self.released = self.taken;
-        // Also releases: whoever sees the new count may overwrite what was read before it.
+        // Also releases: a writer that sees the new count may overwrite what was read before it.
         self.board.taken().swap(self.taken, Ordering::SeqCst);
         let flag = self.board.producer_asleep();
         if flag.load(Ordering::SeqCst) != 0 && flag.swap(0, Ordering::AcqRel) != 0 {

@@ -178,7 +178,7 @@ impl Sender {
                 Loan::Out => {}
                 Loan::Returned => {
                     let (_, mut kept) = self.loans.remove(index).unwrap();
-                    // Whoever reads it still gets something else.
+                    // A reader that still looks gets something else.
                     kept.fill(0xff);
                     moved = true;
                 }

@@ -139,7 +139,7 @@ impl Sleeper {
             let mut events = Vec::with_capacity(8);
             let events_room = rustix::buffer::spare_capacity(&mut events);
             let count = epoll::wait(&self.0, events_room, Some(&patience)).unwrap();
-            assert!(count > 0, "nobody woke the sleeper");
+            assert!(count > 0, "nothing woke the sleeper");
         }
         link.disarm();
     }

@@ -7,7 +7,7 @@
 //!
 //! The two connections end independently, and the network may show the end of one while bytes or a
 //! farewell are still on their way on the other. So the link's end is reported when both have
-//! ended, or `SETTLE` after the first: whoever sees it can receive all that came before, and a peer
+//! ended, or `SETTLE` after the first: a rank that sees it can receive all that came before, and a peer
 //! that said farewell is not taken for lost. An abort is reported at once.
 
 use std::io::IoSlice;
@@ -150,7 +150,7 @@ impl TcpLink {
 
     fn forged(&self) -> Error {
         let message = format!(
-            "bytes from {} were changed, repeated or left out on the way: somebody on the path alters the connection",
+            "bytes from {} were changed, repeated or left out on the way: an attacker on the path, or a faulty device, alters the connection",
             self.peer
         );
         Error::new(Code::Untrusted, message)
@@ -270,7 +270,7 @@ impl Link for TcpLink {
             return true;
         }
         // Readiness is watched by its edges, and this asks for its level: what an earlier wake-up
-        // announced and nobody has taken since is not slept through.
+        // announced and has not been taken since is not slept through.
         let mut wanted = PollFlags::empty();
         wanted.set(PollFlags::IN, interest.readable && !self.drained);
         let may_send = self.broken.is_none() && !self.leaving;

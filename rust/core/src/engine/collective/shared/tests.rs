@@ -424,7 +424,7 @@ fn an_abort_ends_it_wherever_it_is() {
                     }
                 };
                 assert!(matches!(error.code, Code::Aborted), "{error}");
-                // Nobody writes to it any more.
+                // No peer writes to it any more.
                 data.data().fill(0.0);
                 together.wait();
                 assert!(data.data().iter().all(|&element| element == 0.0));

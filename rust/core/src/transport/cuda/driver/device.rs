@@ -206,7 +206,7 @@ impl Device {
     }
 
     /// Why nothing works on this device any more in this process, once a kernel or a copy has failed and the context is lost
-    /// with it. It may wait for whoever is in the middle of a call of the driver; it may be called while graphs are
+    /// with it. It may wait for another thread that is in the middle of a call of the driver; it may be called while graphs are
     /// captured, since it asks a stream of its own.
     pub fn lost(&self) -> Option<Error> {
         let ask = || {

@@ -10,10 +10,10 @@ use super::{Device, Stream, is_forked};
 use crate::error::Result;
 use crate::types::DeviceStream;
 
-/// Those that nobody has.
+/// Those that are not lent now.
 static SPARE: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
 
-/// A stream of the highest priority that nobody else has until this is dropped. It does not wait for the legacy default
+/// A stream of the highest priority that no other code has until this is dropped. It does not wait for the legacy default
 /// stream, nor that for it.
 #[derive(Debug)]
 pub struct LentStream {
@@ -41,7 +41,7 @@ impl LentStream {
     }
 
     /// As it is named in requests. It means this stream for the life of the process, but after the end of this object
-    /// somebody else's work may be in it.
+    /// the work of other code may be in it.
     pub fn handle(&self) -> DeviceStream {
         self.handle
     }

@@ -52,7 +52,7 @@ pub fn device_of_stream(stream: usize) -> Result<u32> {
     let driver = Driver::load()?;
     let symbols = &driver.symbols;
     let raw: CUstream = ptr::with_exposed_provenance_mut(stream);
-    // To be asked for its context would end a capture. Whoever captures has the device current.
+    // To be asked for its context would end a capture. A thread that captures has the device current.
     let is_asked = stream > PER_THREAD && !is_captured(driver, raw);
     let mut number: c_int = -1;
     let code = match is_asked {

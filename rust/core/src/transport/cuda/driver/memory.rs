@@ -12,7 +12,7 @@ use crate::error::Result;
 /// Bytes of a [`Handle`].
 pub const HANDLE: usize = 64;
 
-/// What another process of the host needs to map memory of this one; bytes without a meaning to anybody but the driver.
+/// What another process of the host needs to map memory of this one; bytes that mean something to the driver alone.
 pub type Handle = [u8; HANDLE];
 
 /// Exported memory is rounded up to this, so that a peer that maps it sees nothing else: the driver's own pages are as
@@ -120,7 +120,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: the address is one that was allocated, and is not used again: whoever used it held this object.
+        // SAFETY: the address is one that was allocated, and is not used again: all code that used it held this object.
         self.device.release("free device memory", |symbols| unsafe {
             (symbols.mem_free)(self.address)
         });
@@ -207,7 +207,7 @@ impl Imported {
 
 impl Drop for Imported {
     fn drop(&mut self) {
-        // SAFETY: the address is one that was mapped, and is not used again: whoever used it held this object.
+        // SAFETY: the address is one that was mapped, and is not used again: all code that used it held this object.
         self.device
             .release("unmap memory of another process", |symbols| unsafe {
                 (symbols.ipc_close_mem_handle)(self.address)

@@ -124,7 +124,7 @@ impl Driver {
     }
 
     /// The device with this number, as this process counts them. The first call for a device retains its primary
-    /// context, which takes a fraction of a second if nobody has used it yet.
+    /// context, which takes a fraction of a second if it has not been used yet.
     ///
     /// # Errors
     /// `InvalidArgument` when there is no such device; `System` when the driver refuses the context (no memory left,

@@ -198,11 +198,11 @@ impl fmt::Debug for Pinned {
 impl Drop for Block {
     fn drop(&mut self) {
         if self.shared {
-            // SAFETY: it came from the heap, and whoever used it held the `Pinned`.
+            // SAFETY: it came from the heap, and all code that used it held the `Pinned`.
             unsafe { heap::free(self.start) };
             return;
         }
-        // SAFETY: this is a mapping that was made for the block, whole; whoever used it held the `Pinned`.
+        // SAFETY: this is a mapping that was made for the block, whole; all code that used it held the `Pinned`.
         let result = unsafe { mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(result.is_ok());
     }

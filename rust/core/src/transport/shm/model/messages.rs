@@ -82,14 +82,14 @@ impl Board for Arc<Desk> {
 
     unsafe fn write(&self, slot: usize, at: usize, bytes: &[u8]) {
         for (cell, &byte) in self.slots[slot].bytes[at..].iter().zip(bytes) {
-            // SAFETY: loom checks that nobody else looks at the cell meanwhile.
+            // SAFETY: loom checks that no other thread looks at the cell meanwhile.
             cell.with_mut(|cell| unsafe { *cell = byte });
         }
     }
 
     unsafe fn lend(&self, slot: usize, length: usize, take: &mut dyn FnMut(&[u8])) {
         let cells = self.slots[slot].bytes[..length].iter();
-        // SAFETY: loom checks that nobody writes the cell meanwhile.
+        // SAFETY: loom checks that no thread writes the cell meanwhile.
         let bytes: Vec<u8> = cells
             .map(|cell| cell.with(|cell| unsafe { *cell }))
             .collect();
@@ -262,7 +262,7 @@ fn loom_who_sleeps_for_a_loan_is_woken_and_may_write() {
                 assert_eq!(take_all(&desk, 1, &post, &back), [9]);
                 let mut account = Account::new(desk);
                 account.borrow();
-                // SAFETY: loom checks that nobody writes it meanwhile.
+                // SAFETY: loom checks that no thread writes it meanwhile.
                 assert_eq!(memory.with(|memory| unsafe { *memory }), 1);
                 assert!(!account.is_revoked());
                 if account.give_back(false).wake {
@@ -286,7 +286,7 @@ fn loom_who_sleeps_for_a_loan_is_woken_and_may_write() {
             }
             producer.disarm();
         }
-        // SAFETY: loom checks that nobody else looks at it meanwhile.
+        // SAFETY: loom checks that no other thread looks at it meanwhile.
         memory.with_mut(|memory| unsafe { *memory = 2 });
         reader.join().unwrap();
     });
@@ -325,7 +325,7 @@ fn loom_nothing_is_written_once_a_revocation_has_waited() {
             move || {
                 let mut writer = Writer::new(desk);
                 if writer.raise() {
-                    // SAFETY: loom checks that nobody else looks at it meanwhile.
+                    // SAFETY: loom checks that no other thread looks at it meanwhile.
                     memory.with_mut(|memory| unsafe { *memory = 2 });
                     writer.lower();
                 }

@@ -365,7 +365,7 @@ fn what_a_stopped_peer_writes_when_it_goes_on_is_lost() {
     assert!(since.elapsed() >= WRITERS_PATIENCE);
     shared.write(0, 10_000).fill(9);
     assert!(memory[..] == [6; 100_000]);
-    // What is not shared any more is not lent either, and serves nobody else.
+    // What is not shared any more is not lent either, and serves no other peer.
     assert_eq!(heap::locate(&memory[19_999], 1), None);
     assert!(heap::locate(&memory[30_000], 1).is_some());
     // Another peer has stopped as well, in what lies beside it on the same page.
