@@ -294,7 +294,7 @@ fn write_from_a_thread(mut to: impl Write + Send + 'static) -> io::Result<Sender
     thread::Builder::new()
         .name("lifeline".to_owned())
         .spawn(move || {
-            // Who does not read has ended, or is about to.
+            // A process that does not read has ended, or is about to.
             let write = |bytes: Vec<u8>| to.write_all(&bytes).and_then(|()| to.flush());
             let _ = receiver.iter().try_for_each(write);
         })?;

@@ -173,7 +173,7 @@ impl Backoff {
     /// Nothing moved; `is_being_read` tells whether all that is waited for is that peers read what is lent to them.
     ///
     /// Then it sleeps soon where cores are few. To the scheduler a thread that yields is one that works, so that two
-    /// readers may share one core while two ranks that wait for them share the other. Who is woken by its reader needs
+    /// readers may share one core while two ranks that wait for them share the other. A rank that is woken by its reader needs
     /// no luck to be back in time.
     pub(crate) fn next_unless(&mut self, is_being_read: impl FnOnce() -> bool) -> Next {
         match self.next() {

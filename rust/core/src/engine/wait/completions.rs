@@ -23,7 +23,7 @@ use crate::engine::work::Completion;
 /// one waits for Python's lock while another thread computes.
 const STUCK_AFTER: Duration = Duration::from_millis(50);
 
-/// How long a thread beside the first one waits for more before it ends: who nests once does it again.
+/// How long a thread beside the first one waits for more before it ends: a completion that nests once does it again.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// Threads at most: more completions that wait for one another than this do wait for ever.

@@ -1,7 +1,7 @@
 //! Where groups are handed to the progress thread, and what keeps it from sleeping past one.
 //!
 //! While the thread has groups it comes to look, and a group is handed over without waking it. Before it sleeps it takes
-//! that back, under the same lock: who hands a group over afterwards is told to ring.
+//! that back, under the same lock: a caller that hands a group over afterwards has to ring.
 
 use std::sync::atomic::Ordering;
 
@@ -83,7 +83,7 @@ impl<G> Handover<G> {
     }
 }
 
-/// The thread and those who hand groups over, under every interleaving that loom can produce.
+/// The thread and the callers that hand groups over, under every interleaving that loom can produce.
 #[cfg(all(test, loom))]
 mod model {
     use loom::sync::Arc;

@@ -8,7 +8,7 @@ use crate::types::Collective;
 /// What it takes to copy a byte into the rank's own window, in copies of a byte that another core has just written.
 const INTO_WINDOW: f64 = 0.5;
 
-/// Bytes of windows that are still in the caches nearest to the cores of those who have read them.
+/// Bytes of windows that are still in the caches nearest to the cores that have read them.
 const NEAR: f64 = (HALVES * CHUNK) as f64;
 
 /// Through windows, chunk by chunk.

@@ -8,7 +8,7 @@
 //! Loading a kernel may wait until the context is idle, which it is not while a stream waits for a peer; where that is another
 //! rank's stream of this process, perhaps one that waits for the rank that loads, it would wait for ever. So all kernels of
 //! a module are loaded with it, those of the types that are used most when the first group forms ([`prepare_common`]), and
-//! the others once per process ([`prepare`]), by who is about to enqueue and after it has waited for what it has under way.
+//! the others once per process ([`prepare`]), by the thread that is about to enqueue, after it has waited for what it has under way.
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::OnceLock;
@@ -261,7 +261,7 @@ fn grid(function: Function, bytes: u64, rows: u32) -> (u32, u32) {
 #[derive(Default)]
 struct Loaded {
     modules: [OnceLock<Kernels>; DataType::ALL.len()],
-    /// Held by who loads one: a second rank of the process waits for the first, and not for the stream of the first.
+    /// Held by the thread that loads one: a second rank of the process waits for the first, and not for the stream of the first.
     loading: Mutex<()>,
 }
 

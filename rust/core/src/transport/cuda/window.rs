@@ -123,7 +123,7 @@ impl Window {
         Ok(window)
     }
 
-    /// All who had mapped it have unmapped it, and no stream will touch it: its memory may serve another window.
+    /// All ranks that had mapped it have unmapped it, and no stream will touch it: its memory may serve another window.
     pub fn set_clean(&self) {
         self.is_clean.store(true, Ordering::Relaxed);
     }

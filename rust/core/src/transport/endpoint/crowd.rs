@@ -40,7 +40,7 @@ pub(super) struct Crowd {
 }
 
 impl Crowd {
-    /// Waits for a free place, showing out the stranger that has had one for longest; who has a recording of a right hello
+    /// Waits for a free place, showing out the stranger that has had one for longest; one that has a recording of a right hello
     /// after the others.
     pub(super) fn wait_for_room(&self, shared: &Shared) {
         let mut guests = self.guests.lock();

@@ -5,7 +5,7 @@
 //! network there is one on loopback, for peers that share it; if all do, it is the only one that stays (`outside.rs`).
 //!
 //! Links are opened when first needed, by whichever side needs one first; when both do at once, the attempt of the lower
-//! rank wins. `membership.rs` keeps who is doing what and decides that in one place, so that both
+//! rank wins. `membership.rs` keeps which rank is doing what and decides that in one place, so that both
 //! sides come to the same single link:
 //!
 //! - a side begins to connect only while it has neither this link nor an accepted attempt of the peer in hand;

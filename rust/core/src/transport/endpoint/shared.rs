@@ -44,7 +44,7 @@ impl Default for Limits {
 }
 
 /// Connections in the handshake at one time: a small part of the descriptors that this process may have, so that those
-/// who stay silent cannot use them up.
+/// that stay silent cannot use them up.
 fn most_simultaneous() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     let descriptors = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);

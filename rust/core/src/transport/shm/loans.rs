@@ -333,7 +333,7 @@ impl<L: Ledger> Writer<L> {
     pub(super) fn raise(&mut self) -> bool {
         self.ledger.writing().swap(1, Ordering::SeqCst);
         self.raised = true;
-        // Who revokes after this has seen the flag.
+        // A lender that revokes after this has seen the flag.
         let allowed = self.ledger.revoked().load(Ordering::SeqCst) == 0;
         if !allowed {
             self.lower();

@@ -82,7 +82,7 @@ struct Lacks {
 
 impl ShmLink {
     /// Makes a segment with two rings of `capacity` bytes (a power of two) and this side's end of
-    /// the link. The descriptor is for the peer, who gets it by `SCM_RIGHTS` before `control`
+    /// the link. The descriptor is for the peer, which gets it by `SCM_RIGHTS` before `control`
     /// carries anything else.
     ///
     /// # Errors
@@ -141,7 +141,7 @@ impl ShmLink {
 
 const NAME: &str = "shared memory";
 
-/// Who made the segment decides which ring is whose.
+/// Which side made the segment decides which ring is whose.
 enum Side {
     Maker,
     Opener,

@@ -35,7 +35,7 @@ impl Moved {
         let mut at = 0;
         for (_, (address, bytes)) in pieces {
             let start: *const u8 = std::ptr::with_exposed_provenance(address);
-            // SAFETY: who lent it leaves it as it is until the loan is back, which it is not.
+            // SAFETY: the lender leaves it as it is until the loan is back, which it is not.
             let piece = unsafe { std::slice::from_raw_parts(start, bytes) };
             window.write(at, bytes).copy_from_slice(piece);
             at += bytes;

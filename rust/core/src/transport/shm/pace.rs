@@ -103,7 +103,7 @@ impl Clock {
         self.paces[class(bytes)]
     }
 
-    /// Whether a receiver who asks for `most` bytes of the ring is to be timed.
+    /// Whether a receiver that asks for `most` bytes of the ring is to be timed.
     #[inline]
     pub(super) fn times(&self, most: usize) -> bool {
         most >= TIMED_FROM || (most == self.streaming.left && most > 0)

@@ -37,7 +37,7 @@ pub(super) const MAX_ALIGN: usize = 16;
 /// so the transfer takes as long as the slower copy, and the first and the last of these.
 const PUBLISHED: usize = 8 << 10;
 
-/// The same where ranks share cores: a consumer who has caught up gives its core away.
+/// The same where ranks share cores: a reader that has caught up yields its core.
 const PUBLISHED_IN_A_CROWD: usize = 32 << 10;
 
 /// How many bytes of a large transfer are taken and released at once.

@@ -1,4 +1,4 @@
-//! What a link says when its peer leaves, is lost or aborts, and that this wakes who sleeps.
+//! What a link says when its peer leaves, is lost or aborts, and that this wakes a sleeper.
 
 use std::thread;
 use std::time::{Duration, Instant};

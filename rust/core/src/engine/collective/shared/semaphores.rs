@@ -2,7 +2,7 @@
 //!
 //! A semaphore is two counts: how often it was set, in a word of the window of the rank that sets it, and how often it
 //! was taken, which the rank that takes it remembers. One that is set for all others at once, as most are, costs one
-//! store, and who waits for it adds what was set for all to what was set for it alone.
+//! store, and the rank that waits for it adds what was set for all to what was set for it alone.
 //!
 //! # Sleeping
 //!
@@ -147,7 +147,7 @@ impl Semaphores {
         self.untold = self.untold.union(to);
     }
 
-    /// Rings for those for whom something has been set and who sleep.
+    /// Rings for the sleeping ranks for which something has been set.
     pub(super) fn wake(&mut self, words: &impl Words, mut ring: impl FnMut(Rank)) {
         let untold = std::mem::take(&mut self.untold);
         if untold.is_empty() {

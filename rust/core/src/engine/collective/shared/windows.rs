@@ -193,7 +193,7 @@ impl Windows {
         self.semaphores.set(&self.panes, semaphore, to);
     }
 
-    /// Wakes those for whom something has been set and who sleep.
+    /// Wakes the sleeping ranks for which something has been set.
     pub(super) fn wake(&mut self, links: &mut LinkTable) {
         self.semaphores.wake(&self.panes, |peer| {
             if let Some(open) = links.open(Lane::Collective, peer) {

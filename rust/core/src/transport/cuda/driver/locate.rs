@@ -1,4 +1,4 @@
-//! On which device memory lies and of which device a stream is, for callers who know an address or a handle alone; and
+//! On which device memory lies and of which device a stream is, for callers that know an address or a handle alone; and
 //! whether a process that has said nothing of devices uses CUDA all the same.
 
 use std::ffi::{CStr, c_int, c_void};

@@ -122,7 +122,7 @@ impl Pinned {
     }
 
     /// Has memory of both kinds ready, so that the next few that are wanted need no call of the driver. To be called
-    /// while nothing that waits for a peer is in a stream, by who has some of it and keeps it.
+    /// while nothing that waits for a peer is in a stream, by a caller that has some of it and keeps it.
     ///
     /// # Errors
     /// As [`Pinned::shared`].

@@ -44,7 +44,7 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
     parts: 0,
 });
 
-/// Held by who makes a slab.
+/// Held by the thread that makes a slab.
 static MAKING: Mutex<()> = Mutex::new(());
 
 struct Pool {

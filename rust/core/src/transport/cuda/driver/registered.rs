@@ -224,7 +224,7 @@ impl Drop for Registered {
             return;
         }
         let leaving = REGISTRATIONS.lock().leave(self.registration, &self._keep);
-        // The driver may wait for the device, and a stream for who registers other pages meanwhile: no lock is held.
+        // The driver may wait for the device, and a stream for a thread that registers other pages meanwhile: no lock is held.
         for first in leaving {
             let place: *mut c_void = ptr::with_exposed_provenance_mut(first);
             // SAFETY: this was registered and has no users; the table keeps the memory mapped.
@@ -280,7 +280,7 @@ mod tests {
         registrations.add(16384, 4096);
         assert!(registrations.leave(4096, &keep).is_empty());
         assert_eq!(Arc::strong_count(&keep), 2);
-        // Who wants it again has it.
+        // A caller that wants it again has it.
         assert_eq!(registrations.share(4096, 4096).unwrap(), Some(4096));
         assert_eq!(Arc::strong_count(&keep), 1);
         assert!(registrations.leave(4096, &keep).is_empty());

@@ -1,4 +1,4 @@
-//! Those who are not members, and members that do not play by the rules.
+//! Processes that are not members, and members that do not play by the rules.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
