@@ -8,7 +8,7 @@
 //
 // `-ffp-contract=off` is not optional: a product and a sum must be rounded apart, as on the device.
 // The crate `unisono-cuda-kernels` (tests/cuda/kernels) does just this and puts the table below
-// into Rust; a program in Rust depends on that crate and needs nothing from here.
+// into Rust; who writes Rust depends on that crate and needs nothing from here.
 //
 // How a kernel is found. `unisono_kernels(&count)` is the table of all entry points of all modules.
 // A module is known by its element type's name, which is the second word of the first line of its
