@@ -6,8 +6,9 @@
 //!
 //! - [`types`], [`buffer`], [`error`], [`config`]: the vocabulary. `buffer` is the only place where a pointer becomes a
 //!   slice; `config` is the one table of settings.
-//! - `sync`, [`fence`], `fork`, `threads`, `rarely`: the words that threads share, and loom's in tests; what a panic becomes,
-//!   whether this process is a forked child, which threads the library has started, and how often a line is logged.
+//! - `sync`, [`fence`], `fork`, `threads`, `processors`, `rarely`: the words that threads share, and loom's in tests; what a panic
+//!   becomes, whether this process is a forked child, which threads the library has started, where they may run, and how
+//!   often a line is logged.
 //! - [`heap`]: memory that peers on the same host work on in place.
 //! - [`plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
 //!   which `plan::check` proves right without a socket.
@@ -73,6 +74,7 @@ mod fork;
 pub mod fuzzing;
 pub mod heap;
 pub mod plan;
+mod processors;
 mod rarely;
 pub mod reduce;
 pub mod rendezvous;

@@ -108,8 +108,3 @@ fn join(thread: Option<JoinHandle<()>>) {
         let _ = thread.join();
     }
 }
-
-/// Cores that this process may use.
-pub(crate) fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-}

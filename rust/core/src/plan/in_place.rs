@@ -68,6 +68,7 @@ fn price(_: Collective, work: &Work, bill: &mut Bill) {
     bill.each += others * 2.0 * bill.costs.loan;
     bill.rounds(1);
     let moved = others * work.bytes / work.world as f64;
+    bill.reaches(2.0 * moved);
     bill.each += moved * (bill.costs.fold * work.widening + bill.costs.copy);
 }
 

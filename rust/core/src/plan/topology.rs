@@ -1,4 +1,9 @@
-//! Where the ranks of a group are: which of them share a host, and how many cores they share there.
+//! Where the ranks of a group are: which of them share a host, which share a memory node of it, and how many cores they
+//! share there.
+//!
+//! A host with several sockets has several memory nodes (NUMA), and all that its cores read of another node's memory goes
+//! through one link between them. A rank is on a node if it is bound to its cores. Nodes count on a host only if all of its
+//! ranks are bound to one: those that are not may run anywhere.
 
 use crate::types::Rank;
 
@@ -7,6 +12,8 @@ use crate::types::Rank;
 pub struct Topology {
     /// The host of each rank: numbers from 0 on, without gaps.
     pub host_of: Vec<usize>,
+    /// The memory node of each rank: numbers from 0 on, without gaps, over all hosts. Where nodes do not count, the host's.
+    pub node_of: Vec<usize>,
     /// Cores that the ranks of one host share.
     pub cores_per_host: usize,
 }
@@ -14,32 +21,46 @@ pub struct Topology {
 impl Topology {
     /// All ranks on one host.
     pub fn one_host(world: usize, cores: usize) -> Self {
-        Self {
-            host_of: vec![0; world],
-            cores_per_host: cores,
-        }
+        Self::of_hosts(vec![0; world], cores)
     }
 
     /// `hosts` hosts with `ranks` consecutive ranks each.
     pub fn even(hosts: usize, ranks: usize, cores: usize) -> Self {
+        Self::of_hosts((0..hosts * ranks).map(|rank| rank / ranks).collect(), cores)
+    }
+
+    /// The ranks of these hosts, which are numbered from 0 on without gaps.
+    pub fn of_hosts(host_of: Vec<usize>, cores: usize) -> Self {
         Self {
-            host_of: (0..hosts * ranks).map(|rank| rank / ranks).collect(),
+            node_of: host_of.clone(),
+            host_of,
             cores_per_host: cores,
         }
     }
 
     /// Ranks are on one host when their labels are equal. Hosts are numbered in the order of their first ranks.
     pub fn from_hosts<T: PartialEq>(labels: &[T], cores: usize) -> Self {
-        let mut known: Vec<&T> = Vec::new();
-        let mut number = |label| {
-            let found = known.iter().position(|other| *other == label);
-            found.unwrap_or_else(|| {
-                known.push(label);
-                known.len() - 1
-            })
+        Self::of_hosts(numbered(labels), cores)
+    }
+
+    /// Ranks are on one host when the first parts of their labels are equal, and on one node of it when the second are, too.
+    /// `None`: the rank is bound to no node.
+    pub fn from_places<T: PartialEq>(labels: &[(T, Option<u16>)], cores: usize) -> Self {
+        let hosts: Vec<&T> = labels.iter().map(|(host, _)| host).collect();
+        let host_of = numbered(&hosts);
+        let is_free = |host: usize| {
+            let mut ranks = labels.iter().zip(&host_of);
+            ranks.any(|((_, node), of)| *of == host && node.is_none())
         };
+        let hosts = host_of.iter().max().map_or(0, |last| last + 1);
+        let free: Vec<bool> = (0..hosts).map(is_free).collect();
+        let nodes = labels.iter().zip(&host_of);
+        let nodes: Vec<_> = nodes
+            .map(|((_, node), host)| (*host, node.filter(|_| !free[*host])))
+            .collect();
         Self {
-            host_of: labels.iter().map(&mut number).collect(),
+            node_of: numbered(&nodes),
+            host_of,
             cores_per_host: cores,
         }
     }
@@ -47,20 +68,27 @@ impl Topology {
     /// The part of it that holds `ranks`, in that order.
     #[must_use]
     pub fn subset(&self, ranks: &[Rank]) -> Self {
-        let hosts: Vec<usize> = ranks.iter().map(|rank| self.host_of[*rank]).collect();
-        Self::from_hosts(&hosts, self.cores_per_host)
+        let of =
+            |numbers: &[usize]| -> Vec<usize> { ranks.iter().map(|rank| numbers[*rank]).collect() };
+        Self {
+            host_of: numbered(&of(&self.host_of)),
+            node_of: numbered(&of(&self.node_of)),
+            cores_per_host: self.cores_per_host,
+        }
     }
 
     /// The ranks of each host in ascending order; hosts by their first ranks.
     pub fn hosts(&self) -> Vec<Vec<Rank>> {
-        let mut hosts: Vec<(usize, Vec<Rank>)> = Vec::new();
-        for (rank, host) in self.host_of.iter().enumerate() {
-            match hosts.iter_mut().find(|(known, _)| known == host) {
-                Some((_, ranks)) => ranks.push(rank),
-                None => hosts.push((*host, vec![rank])),
-            }
+        grouped(&self.host_of)
+    }
+
+    /// What is between ranks that are apart: several hosts or, on one, several memory nodes. The ranks of each of them, as
+    /// [`Topology::hosts`]; one list where all ranks are together.
+    pub fn groups(&self) -> Vec<Vec<Rank>> {
+        match self.spans_hosts() {
+            true => self.hosts(),
+            false => grouped(&self.node_of),
         }
-        hosts.into_iter().map(|(_, ranks)| ranks).collect()
     }
 
     /// How many ranks share `rank`'s host, itself among them.
@@ -74,12 +102,37 @@ impl Topology {
         self.host_of.windows(2).any(|pair| pair[0] != pair[1])
     }
 
-    /// Whether any two ranks are on the same host.
-    pub fn shares_hosts(&self) -> bool {
-        let mut hosts = self.host_of.clone();
-        hosts.sort_unstable();
-        hosts.windows(2).any(|pair| pair[0] == pair[1])
+    /// Whether there are two levels: ranks that are together, on a host or on a memory node of the only one, and such that are
+    /// apart.
+    pub fn has_levels(&self) -> bool {
+        let groups = self.groups();
+        groups.len() > 1 && groups.iter().any(|ranks| ranks.len() > 1)
     }
+}
+
+/// The number of each label: from 0 on, in the order in which the labels are met first.
+fn numbered<T: PartialEq>(labels: &[T]) -> Vec<usize> {
+    let mut known: Vec<&T> = Vec::new();
+    let number = |label| {
+        let found = known.iter().position(|other| *other == label);
+        found.unwrap_or_else(|| {
+            known.push(label);
+            known.len() - 1
+        })
+    };
+    labels.iter().map(number).collect()
+}
+
+/// The ranks of each number in ascending order; numbers by their first ranks.
+fn grouped(numbers: &[usize]) -> Vec<Vec<Rank>> {
+    let mut groups: Vec<(usize, Vec<Rank>)> = Vec::new();
+    for (rank, number) in numbers.iter().enumerate() {
+        match groups.iter_mut().find(|(known, _)| known == number) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => groups.push((*number, vec![rank])),
+        }
+    }
+    groups.into_iter().map(|(_, ranks)| ranks).collect()
 }
 
 #[cfg(test)]
@@ -91,5 +144,29 @@ mod tests {
         let topology = Topology::from_hosts(&["b", "b", "a", "c", "a"], 2);
         assert_eq!(topology.host_of, [0, 0, 1, 2, 1]);
         assert_eq!(topology.subset(&[4, 3, 2]).host_of, [0, 1, 0]);
+        assert_eq!(topology.node_of, topology.host_of);
+    }
+
+    #[test]
+    fn nodes_count_where_all_ranks_are_bound() {
+        let places = [
+            ("a", Some(1)),
+            ("a", Some(0)),
+            ("b", Some(0)),
+            ("a", Some(1)),
+            ("b", None),
+        ];
+        let topology = Topology::from_places(&places, 2);
+        assert_eq!(topology.host_of, [0, 0, 1, 0, 1]);
+        assert_eq!(topology.node_of, [0, 1, 2, 0, 2]);
+        assert_eq!(topology.groups(), topology.hosts(), "hosts come first");
+        let one = topology.subset(&[3, 1, 0]);
+        assert_eq!(
+            (&one.host_of[..], &one.node_of[..]),
+            (&[0; 3][..], &[0, 1, 0][..])
+        );
+        assert_eq!(one.groups(), [vec![0, 2], vec![1]]);
+        assert!(one.has_levels() && !topology.subset(&[1, 0]).has_levels());
+        assert!(!Topology::one_host(4, 2).has_levels());
     }
 }

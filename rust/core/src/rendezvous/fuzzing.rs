@@ -182,6 +182,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         uuid: [1; 16],
         key: [2; 32],
         pid: 7,
+        node: Some(1),
         host: "h".into(),
         hostname: "n".into(),
         address: vec![1, 2],

@@ -27,6 +27,8 @@ pub struct Introduction {
     pub hostname: String,
     /// The process, for messages.
     pub pid: u32,
+    /// The memory node of its host that it is bound to, where there are several.
+    pub node: Option<u16>,
     /// Where the others reach this rank; opaque here, at most 4096 bytes.
     pub address: Vec<u8>,
     /// The settings that must be the same on every rank.
@@ -47,7 +49,7 @@ pub struct Introduction {
 
 impl Introduction {
     /// This process as rank `rank` of `world`, reachable at `address`, with the settings of `config`, on a machine of
-    /// typical costs with one core. It has a new key pair, and no secret.
+    /// typical costs with one core and one memory node. It has a new key pair, and no secret.
     ///
     /// # Errors
     /// `System` when the operating system gives no random bytes.
@@ -59,6 +61,7 @@ impl Introduction {
             host: config.host.clone().unwrap_or_else(host_label),
             hostname: hostname(),
             pid: std::process::id(),
+            node: None,
             address,
             settings: settings
                 .map(|(name, value)| (name.to_owned(), value))
@@ -113,6 +116,7 @@ impl Introduction {
                 uuid: random_bytes()?,
                 key: self.key.public(),
                 pid: self.pid,
+                node: self.node,
                 host: self.host.clone(),
                 hostname: self.hostname.clone(),
                 address: self.address.clone(),
@@ -131,6 +135,7 @@ impl fmt::Debug for Introduction {
             .field("host", &self.host)
             .field("hostname", &self.hostname)
             .field("pid", &self.pid)
+            .field("node", &self.node)
             .field("settings", &self.settings)
             .field("costs", &self.costs)
             .field("version", &self.version)

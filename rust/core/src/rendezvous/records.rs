@@ -8,7 +8,7 @@
 //! record:   magic (4)  flags (1: authenticated)  version  content  [HMAC-SHA256 of all before (32)]
 //! entry:    rank (4)  world (4)  process (16)  member  count (2)  {name  value}
 //! table:    0 (1)  costs (5)  count (4)  {member}
-//! member:   uuid (16)  public key (32)  pid (4)  host  hostname  address
+//! member:   uuid (16)  public key (32)  pid (4)  memory node (2, all ones: none)  host  hostname  address
 //! failure:  1 (1)  code (1)  peer (4, all ones: none)  message
 //! ```
 //!
@@ -32,13 +32,14 @@ const MAX_MESSAGE: usize = 8192;
 /// The most settings of an entry.
 const MAX_SETTINGS: usize = 64;
 /// The smallest member of a table: what a hostile count is checked against.
-const MIN_MEMBER: usize = 16 + 32 + 4 + 3 * 2;
+const MIN_MEMBER: usize = 16 + 32 + 4 + 2 + 3 * 2;
 
 const ENTRY: &[u8; 4] = b"uniE";
 const VERDICT: &[u8; 4] = b"uniV";
 const AUTHENTICATED: u8 = 1;
 const TAG: usize = 32;
 const NO_PEER: u32 = u32::MAX;
+const NO_NODE: u16 = u16::MAX;
 
 /// Distinguishes two processes that claim the same rank.
 pub(super) type Uuid = [u8; 16];
@@ -72,6 +73,8 @@ pub(super) struct Row {
     pub(super) uuid: Uuid,
     pub(super) key: PublicKey,
     pub(super) pid: u32,
+    /// The memory node of its host that the rank is bound to.
+    pub(super) node: Option<u16>,
     pub(super) host: String,
     pub(super) hostname: String,
     pub(super) address: Vec<u8>,
@@ -245,6 +248,7 @@ fn read_row(reader: &mut Reader<'_>) -> Option<Row> {
         uuid: reader.array()?,
         key: reader.array()?,
         pid: reader.u32()?,
+        node: Some(reader.u16()?).filter(|node| *node != NO_NODE),
         host: reader.text(MAX_TEXT)?,
         hostname: reader.text(MAX_TEXT)?,
         address: reader.bytes(MAX_ADDRESS)?.to_vec(),
@@ -255,6 +259,7 @@ fn put_row(to: &mut Vec<u8>, row: &Row) {
     to.extend(row.uuid);
     to.extend(row.key);
     to.extend(row.pid.to_le_bytes());
+    to.extend(row.node.unwrap_or(NO_NODE).to_le_bytes());
     put(to, row.host.as_bytes());
     put(to, row.hostname.as_bytes());
     put(to, &row.address);
@@ -347,11 +352,12 @@ mod tests {
             uuid in any::<Uuid>(),
             key in any::<PublicKey>(),
             pid in any::<u32>(),
+            node in any::<Option<u16>>(),
             host in text(),
             hostname in text(),
             address in prop::collection::vec(any::<u8>(), 0..100),
         ) -> Row {
-            Row { uuid, key, pid, host, hostname, address }
+            Row { uuid, key, pid, node: node.filter(|node| *node != NO_NODE), host, hostname, address }
         }
     }
 

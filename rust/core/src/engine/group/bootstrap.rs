@@ -12,11 +12,11 @@ use crate::error::{Code, Error, Result};
 use crate::fork;
 use crate::plan::cost::Rounded;
 use crate::plan::topology::Topology;
+use crate::processors::{Place, cores, place};
 use crate::rendezvous::launcher;
 use crate::rendezvous::roster::{self, Introduction};
 use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::Store;
-use crate::threads::cores;
 use crate::transport::endpoint::{self, Address, Endpoint, EndpointOptions, Gate, Lane, Verdict};
 use crate::transport::keys::GroupKey;
 use crate::transport::{Link, local};
@@ -54,12 +54,7 @@ impl Group {
             ring_bytes: config.ring_bytes.bytes(),
         })?;
         let address = endpoint.address();
-        let mut me = Introduction::new(rank, world, address.to_bytes(), &config)?;
-        me.secret = secret(store, &config)?;
-        // What rank 0 says of this holds for all, so that all make the same choices.
-        if rank == 0 && world > 1 {
-            me.costs = calibrate::costs().rounded(cores());
-        }
+        let me = introduction(store, (rank, world), address, &config)?;
         let roster = roster::join(store, &me, config.join_timeout.duration())?;
         let mut members = Vec::with_capacity(world);
         for member in &roster.members {
@@ -77,16 +72,13 @@ impl Group {
         }
         let addresses = members.iter().filter_map(|member| member.address.as_ref());
         endpoint.met(addresses);
-        let hosts: Vec<&str> = roster
-            .members
-            .iter()
-            .map(|member| member.host.as_str())
-            .collect();
+        let places = roster.members.iter();
+        let places: Vec<_> = places.map(|member| (&member.host, member.node)).collect();
         let membership = Membership {
             members,
             key: roster.key,
             endpoint: Mutex::new(Some(endpoint)),
-            topology: Topology::from_hosts(&hosts, roster.costs.cores()),
+            topology: Topology::from_places(&places, roster.costs.cores()),
             costs: roster.costs.costs(),
             local_groups: None,
         };
@@ -118,6 +110,16 @@ impl Group {
         config: &Config,
         costs: Rounded,
     ) -> Result<Vec<Arc<Self>>> {
+        Self::local_on(&Topology::one_host(world, costs.cores()), config, costs)
+    }
+
+    /// The same for ranks that are where `topology` has them, as far as plans go.
+    pub(crate) fn local_on(
+        topology: &Topology,
+        config: &Config,
+        costs: Rounded,
+    ) -> Result<Vec<Arc<Self>>> {
+        let world = topology.host_of.len();
         let key = GroupKey::unconnected()?;
         let local_groups = Arc::new(LocalGroups::new());
         let groups = (0..world)
@@ -130,7 +132,7 @@ impl Group {
                     members: (0..world).map(member).collect(),
                     key: key.clone(),
                     endpoint: Mutex::new(None),
-                    topology: Topology::one_host(world, costs.cores()),
+                    topology: topology.clone(),
                     costs: costs.costs(),
                     local_groups: Some(Arc::clone(&local_groups)),
                 };
@@ -327,15 +329,89 @@ impl Gate for Door {
     }
 }
 
+/// What this rank says of itself.
+fn introduction(
+    store: &dyn Store,
+    (rank, world): (Rank, usize),
+    address: &Address,
+    config: &Config,
+) -> Result<Introduction> {
+    let mut me = Introduction::new(rank, world, address.to_bytes(), config)?;
+    me.secret = secret(store, config)?;
+    let Place {
+        node,
+        nodes,
+        caches,
+    } = place();
+    me.node = node;
+    tracing::debug!(
+        rank,
+        cores = cores(),
+        caches,
+        node,
+        nodes,
+        "where this process may run: its cores, the last caches that they have, and its memory node, if it is bound to one"
+    );
+    // What rank 0 says of this holds for all, so that all make the same choices.
+    if rank == 0 && world > 1 {
+        me.costs = calibrate::costs().rounded(cores());
+    }
+    Ok(me)
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::{SocketAddr, TcpStream};
     use std::thread;
 
     use super::*;
+    use crate::plan::cost::Costs;
+    use crate::plan::{Algorithm, Counts, Shape};
     use crate::rendezvous::file_store::FileStore;
     use crate::skips::skipped;
-    use crate::types::ReduceOp;
+    use crate::types::{Collective, ReduceOp};
+
+    /// Two sockets of one host are two levels: by name, and every rank gets the sum.
+    #[test]
+    fn ranks_on_two_memory_nodes_reduce_by_hierarchy() {
+        let topology = Topology {
+            node_of: vec![0, 1, 0, 1, 1],
+            ..Topology::one_host(5, 5)
+        };
+        let mut config = Config::default();
+        config.set("algorithm", "hierarchical").unwrap();
+        let costs = Costs::TYPICAL.rounded(5);
+        let groups = Group::local_on(&topology, &config, costs).unwrap();
+        thread::scope(|scope| {
+            for group in &groups {
+                scope.spawn(|| {
+                    let mut sums = vec![1_i64 << group.rank(); 100_000];
+                    let (op, nothing) = (ReduceOp::Sum, Memory::empty());
+                    let request = Request {
+                        sizes: Sizes::Even(sums.len()),
+                        ..Request::all_reduce(DataType::Int64, op, None, nothing)
+                    };
+                    group
+                        .run_on(request, None, Some(sums.as_mut_slice()))
+                        .unwrap();
+                    assert!(sums.iter().all(|sum| *sum == 31));
+                });
+            }
+        });
+        let shape = Shape {
+            collective: Collective::AllReduce,
+            rank: 0,
+            world: 5,
+            counts: Counts::Even(100_000),
+            root: 0,
+            in_place: true,
+            widen: false,
+        };
+        let choice = groups[0]
+            .membership
+            .choose(&shape, DataType::Int64, config.algorithm);
+        assert_eq!(choice.messages, Algorithm::Hierarchical);
+    }
 
     /// Ranks of which nothing says beforehand that they are on one host.
     #[test]

@@ -48,18 +48,29 @@ pub(in crate::plan) struct Layout {
     pub(in crate::plan) hosts: usize,
     /// Ranks on the host that has fewest.
     pub(in crate::plan) fewest: usize,
+    /// The memory nodes of the only host, if it has several.
+    nodes: Option<Nodes>,
+    /// The hosts are memory nodes of one: what goes across goes through memory.
+    is_one_host: bool,
+}
+
+/// The memory nodes of a host, in numbers.
+#[derive(Clone, Copy, Debug)]
+struct Nodes {
+    number: usize,
+    /// Ranks on the node that has most, and on the one that has fewest.
+    most: usize,
+    fewest: usize,
+    /// The share of the other ranks that are on other nodes, for a rank of the node that has most.
+    apart: f64,
+    /// Links of a ring that leave the node which they leave most.
+    leaving: usize,
 }
 
 impl Layout {
     pub(in crate::plan) fn of(topology: &Topology, world: usize) -> Self {
-        let host_of = &topology.host_of;
-        let hosts = host_of.iter().max().map_or(1, |last| last + 1);
-        let (mut ranks, mut leaves) = (vec![0_usize; hosts], vec![0_usize; hosts]);
-        for (rank, host) in host_of.iter().enumerate() {
-            ranks[*host] += 1;
-            leaves[*host] += usize::from(host_of[(rank + 1) % host_of.len()] != *host);
-        }
-        let runs: usize = leaves.iter().sum();
+        let (ranks, leaves) = count(&topology.host_of);
+        let (hosts, runs) = (ranks.len(), leaves.iter().sum::<usize>());
         Self {
             world,
             beside: ranks.iter().copied().max().unwrap_or(1).max(1),
@@ -69,6 +80,25 @@ impl Layout {
             cores: topology.cores_per_host.max(1),
             hosts,
             fewest: ranks.iter().copied().min().unwrap_or(1).max(1),
+            nodes: (hosts == 1).then(|| Nodes::of(&topology.node_of)).flatten(),
+            is_one_host: false,
+        }
+    }
+
+    /// With the memory nodes of the only host for hosts, if it has several.
+    pub(in crate::plan) fn by_node(self) -> Self {
+        match self.nodes {
+            None => self,
+            Some(nodes) => Self {
+                beside: nodes.most,
+                fewest: nodes.fewest,
+                leaving: nodes.leaving,
+                hosts: nodes.number,
+                cores: (self.cores / nodes.number).max(1),
+                nodes: None,
+                is_one_host: true,
+                ..self
+            },
         }
     }
 
@@ -85,6 +115,31 @@ impl Layout {
     pub(in crate::plan) fn crosses(&self, distance: usize) -> bool {
         self.across() && distance >= self.run
     }
+}
+
+impl Nodes {
+    fn of(node_of: &[usize]) -> Option<Self> {
+        let (ranks, leaves) = count(node_of);
+        let most = ranks.iter().copied().max()?;
+        (ranks.len() > 1).then(|| Self {
+            number: ranks.len(),
+            most,
+            fewest: ranks.iter().copied().min().unwrap_or(1),
+            apart: (node_of.len() - most) as f64 / (node_of.len() - 1) as f64,
+            leaving: leaves.iter().copied().max().unwrap_or(0),
+        })
+    }
+}
+
+/// How many ranks have each number, and how many links of the ring leave them.
+fn count(numbers: &[usize]) -> (Vec<usize>, Vec<usize>) {
+    let all = numbers.iter().max().map_or(1, |last| last + 1);
+    let (mut ranks, mut leaves) = (vec![0_usize; all], vec![0_usize; all]);
+    for (rank, number) in numbers.iter().enumerate() {
+        ranks[*number] += 1;
+        leaves[*number] += usize::from(numbers[(rank + 1) % numbers.len()] != *number);
+    }
+    (ranks, leaves)
 }
 
 /// What taking in a message takes, beside the message itself.
@@ -110,6 +165,8 @@ pub(in crate::plan) struct Bill<'a> {
     pub(in crate::plan) alone: f64,
     /// Bytes through the busiest interface.
     pub(in crate::plan) wire: f64,
+    /// Bytes that leave the busiest memory node of a host.
+    between_nodes: f64,
 }
 
 impl<'a> Bill<'a> {
@@ -127,6 +184,7 @@ impl<'a> Bill<'a> {
             root: 0.0,
             alone: 0.0,
             wire: 0.0,
+            between_nodes: 0.0,
         }
     }
 
@@ -134,7 +192,26 @@ impl<'a> Bill<'a> {
         let shared = (self.each * self.at.beside as f64 + self.root) / self.at.cores as f64;
         let busiest = self.each + self.root;
         let work = if shared > busiest { shared } else { busiest };
-        self.rounds + work + self.alone + self.wire * self.costs.remote_byte
+        let wire = match self.at.is_one_host {
+            true => self.costs.node_byte,
+            false => self.costs.remote_byte,
+        };
+        let sent = self.wire * wire + self.between_nodes * self.costs.node_byte;
+        self.rounds + work + self.alone + sent
+    }
+
+    /// Every rank reads or writes so many bytes of the other ranks' memory, as many of each.
+    pub(in crate::plan) fn reaches(&mut self, bytes: f64) {
+        if let Some(nodes) = self.at.nodes {
+            self.between_nodes += bytes * nodes.apart * nodes.most as f64;
+        }
+    }
+
+    /// The root does, alone.
+    pub(in crate::plan) fn root_reaches(&mut self, bytes: f64) {
+        if let Some(nodes) = self.at.nodes {
+            self.between_nodes += bytes * nodes.apart;
+        }
     }
 
     /// How long a dependent round lasts beside its work.
@@ -144,10 +221,10 @@ impl<'a> Bill<'a> {
         } else {
             self.costs.latency
         };
-        if across {
-            near + self.costs.remote_latency
-        } else {
-            near
+        match (across, self.at.is_one_host) {
+            (true, true) => near + self.costs.latency,
+            (true, false) => near + self.costs.remote_latency,
+            (false, _) => near,
         }
     }
 
@@ -193,17 +270,23 @@ impl<'a> Bill<'a> {
         taken: Taken,
         widening: f64,
     ) {
-        self.each += number
-            * if across {
-                let worked = if taken == Taken::Folded {
-                    bytes * widening * self.costs.fold
-                } else {
-                    0.0
-                };
-                2.0 * self.costs.remote_message + worked
-            } else {
-                self.sending(bytes) + self.taking(bytes, taken, widening)
-            };
+        self.each += number * self.exchanging(across, bytes, taken, widening);
+        if !across {
+            self.reaches(number * bytes);
+        }
+    }
+
+    /// What sending a message of `bytes` and taking one in takes.
+    fn exchanging(&self, across: bool, bytes: f64, taken: Taken, widening: f64) -> f64 {
+        if !across || self.at.is_one_host {
+            return self.sending(bytes) + self.taking(bytes, taken, widening);
+        }
+        let worked = if taken == Taken::Folded {
+            bytes * widening * self.costs.fold
+        } else {
+            0.0
+        };
+        2.0 * self.costs.remote_message + worked
     }
 
     /// Every rank sends `bytes` to every other, in `pieces`.
@@ -247,6 +330,7 @@ impl<'a> Bill<'a> {
         }
         self.root += far as f64 * pieces * remote;
         self.wire += far as f64 * bytes;
+        self.root_reaches(near as f64 * bytes);
     }
 
     /// The root sends `bytes` to every other rank.
@@ -255,6 +339,7 @@ impl<'a> Bill<'a> {
         self.root += near as f64 * self.sending(bytes) + far as f64 * self.costs.remote_message;
         self.each += self.taking(bytes, Taken::Copied, 1.0);
         self.wire += far as f64 * bytes;
+        self.root_reaches(near as f64 * bytes);
     }
 
     /// `hops` from neighbour to neighbour, as far around the ring as that goes. Few of them leave a host.
@@ -274,7 +359,10 @@ impl<'a> Bill<'a> {
         widening: f64,
     ) {
         let alone_on_host = self.at.across() && self.at.run == 1;
-        self.exchanges(number, alone_on_host, bytes, taken, widening);
+        self.each += number * self.exchanging(alone_on_host, bytes, taken, widening);
+        if let Some(nodes) = self.at.nodes {
+            self.between_nodes += number * bytes * nodes.leaving as f64;
+        }
         if self.at.across() && !alone_on_host {
             self.alone += number * self.costs.remote_message;
         }

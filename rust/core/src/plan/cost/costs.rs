@@ -21,6 +21,8 @@ pub struct Costs {
     pub remote_latency: f64,
     /// For a byte through a host's network interface.
     pub remote_byte: f64,
+    /// For a byte through the link between two memory nodes of a host.
+    pub node_byte: f64,
     /// Bytes of the last cache of a host: no time, but beyond it memory sets the pace.
     pub cache: f64,
 }
@@ -157,6 +159,7 @@ impl Costs {
         remote_message: 3e-6,
         remote_latency: 20e-6,
         remote_byte: 1.0 / 1.2e9,
+        node_byte: 1.0 / 40e9,
         cache: 33_554_432.0,
     };
 

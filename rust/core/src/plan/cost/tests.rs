@@ -284,14 +284,8 @@ fn an_algorithm_that_is_asked_for_is_chosen() {
 /// Where ranks share hosts, what crosses between the hosts decides, and hierarchy sends least.
 #[test]
 fn ranks_that_share_hosts_reduce_by_hierarchy() {
-    let round_robin = Topology {
-        host_of: vec![0, 1, 0, 1, 0, 1, 0, 1],
-        cores_per_host: 2,
-    };
-    let uneven = Topology {
-        host_of: vec![0, 0, 0, 1],
-        cores_per_host: 2,
-    };
+    let round_robin = Topology::of_hosts(vec![0, 1, 0, 1, 0, 1, 0, 1], 2);
+    let uneven = Topology::of_hosts(vec![0, 0, 0, 1], 2);
     let topologies = [
         Topology::even(2, 2, 2),
         Topology::even(2, 4, 2),
@@ -312,4 +306,29 @@ fn ranks_that_share_hosts_reduce_by_hierarchy() {
             assert!(is_best, "{topology:?}, {bytes}: {chosen}");
         }
     }
+}
+
+/// On one host with two sockets and a rank on each core, what crosses between them decides in the same way.
+#[test]
+fn ranks_on_two_sockets_cross_between_them_once() {
+    let sockets = |ranks: usize| Topology {
+        node_of: (0..2 * ranks).map(|rank| rank / ranks).collect(),
+        ..Topology::one_host(2 * ranks, 2 * ranks)
+    };
+    let price = |topology: &Topology, algorithm| {
+        let shape = shape(Collective::AllReduce, topology.host_of.len(), 64 << 20);
+        predict(algorithm, &shape, 1, topology, &Costs::TYPICAL)
+    };
+    let (two, one) = (sockets(32), Topology::one_host(64, 64));
+    for algorithm in [Algorithm::TwoShot, Algorithm::Windows] {
+        let more = price(&two, algorithm) - price(&one, algorithm);
+        assert!(more > 0.0, "{algorithm} crosses");
+        let by_levels = price(&two, Algorithm::Hierarchical);
+        assert!(by_levels < price(&two, algorithm), "{algorithm}");
+    }
+    let chosen = |topology: &Topology, bytes| chosen(Collective::AllReduce, topology, bytes);
+    assert_eq!(chosen(&two, 64 << 20), Algorithm::Hierarchical);
+    assert_ne!(chosen(&one, 64 << 20), Algorithm::Hierarchical);
+    // A rank on each socket has none to share its way with.
+    assert_ne!(chosen(&sockets(1), 64 << 20), Algorithm::Hierarchical);
 }

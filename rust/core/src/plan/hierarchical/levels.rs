@@ -24,7 +24,7 @@ pub(super) struct Levels {
 
 impl Levels {
     pub(super) fn of(shape: &Shape, topology: &Topology) -> Self {
-        let mut hosts = topology.hosts();
+        let mut hosts = topology.groups();
         let find = |hosts: &[Vec<Rank>], rank: Rank| {
             let of_host = |ranks: &Vec<Rank>| ranks.iter().position(|other| *other == rank);
             let found = hosts

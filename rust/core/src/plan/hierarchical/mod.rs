@@ -15,8 +15,11 @@
 //! (h hosts; in shares of the longer buffer.) The others have no part here: in gather, scatter and all_to_all each byte
 //! has one reader, and the plans of messages send it there at once.
 //!
+//! On one host with several memory nodes (sockets), to which all ranks are bound, the nodes take the place of hosts: the link
+//! between two of them is shared in the same way. On several hosts the levels are the hosts alone.
+//!
 //! The idea is in Horovod's hierarchical allreduce and in NCCL's trees of rails; the shards that all ranks carry at once
-//! are those of BytePS.
+//! are those of BytePS. Levels inside a host are those of XHC (Katevenis, Ploumidis and Marazakis, 2022).
 //!
 //! # Pieces
 //!
@@ -64,10 +67,7 @@ pub fn serves(shape: &Shape, topology: &Topology) -> bool {
         }
         _ => false,
     };
-    has_counts
-        && shape.world == topology.host_of.len()
-        && topology.spans_hosts()
-        && topology.shares_hosts()
+    has_counts && shape.world == topology.host_of.len() && topology.has_levels()
 }
 
 /// The plan for `shape`, which is [served](serves), in pieces of at most `chunk` elements for each rank across. `inner` makes

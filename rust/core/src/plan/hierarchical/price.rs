@@ -6,6 +6,7 @@ use crate::types::Collective;
 
 /// Puts all that the plan for `collective` does on the bill.
 pub(super) fn price(collective: Collective, work: &Work, bill: &mut Bill) {
+    bill.at = bill.at.by_node();
     match collective {
         Collective::AllReduce => all_reduce(work, bill),
         Collective::Reduce | Collective::Broadcast => along_a_chain(collective, work, bill),

@@ -42,10 +42,7 @@ impl Case {
     }
 
     fn topology(&self) -> Topology {
-        Topology {
-            host_of: self.host_of.clone(),
-            cores_per_host: 2,
-        }
+        Topology::of_hosts(self.host_of.clone(), 2)
     }
 
     fn shapes(&self) -> Vec<Shape<'_>> {
@@ -245,8 +242,25 @@ fn cases() -> impl Strategy<Value = Case> {
 proptest! {
     #[test]
     fn any_hosts_will_do(case in cases()) {
-        prop_assume!(case.topology().spans_hosts() && case.topology().shares_hosts());
+        prop_assume!(case.topology().has_levels());
         case.proved();
+    }
+}
+
+/// Sockets of one host are levels as hosts are.
+#[test]
+fn memory_nodes_of_one_host_have_the_same_plans() {
+    for collective in COLLECTIVES {
+        let case = Case::new(collective, &[0, 1, 0, 1, 1], 30);
+        let nodes = Topology {
+            node_of: case.host_of.clone(),
+            ..Topology::one_host(5, 5)
+        };
+        for (shape, plan) in case.shapes().iter().zip(case.plans()) {
+            assert!(serves(shape, &nodes));
+            let on_nodes = build(shape, case.chunk, &nodes, build_chunked);
+            assert_eq!(on_nodes.expect("a plan").steps, plan.steps, "{collective}");
+        }
     }
 }
 

@@ -151,12 +151,14 @@ proptest! {
         scale in prop::sample::select(vec![1usize, 1000, 1_000_000]),
         measured in any::<[f64; 3]>(),
         cores in 1..=16usize,
+        on_one_host in any::<bool>(),
     ) {
         let [turn, copy, fold] = measured;
         let costs = Costs { turn, copy, fold, ..Costs::TYPICAL }.rounded(cores).costs();
-        let topology = Topology {
-            host_of: (0..request.world).map(|rank| rank / ranks_per_host).collect(),
-            cores_per_host: cores,
+        let hosts: Vec<usize> = (0..request.world).map(|rank| rank / ranks_per_host).collect();
+        let topology = match on_one_host {
+            true => Topology { node_of: hosts, ..Topology::one_host(request.world, cores) },
+            false => Topology::of_hosts(hosts, cores),
         };
         let mut request = request;
         if let AllCounts::Even(count) = &mut request.counts {

@@ -35,9 +35,15 @@ pub(super) fn price(collective: Collective, work: &Work, bill: &mut Bill) {
         bill.alone += whole.min(NEAR) * copy;
     }
     let others = (work.world - 1) as f64;
+    let slice = whole / work.world as f64;
+    match collective {
+        Collective::AllReduce => bill.reaches(2.0 * others * slice),
+        Collective::Reduce => bill.root_reaches(others * whole),
+        Collective::Broadcast => bill.reaches(whole),
+        _ => bill.reaches(others * work.bytes),
+    }
     match collective {
         Collective::AllReduce => {
-            let slice = whole / work.world as f64;
             bill.each += whole * into + others * slice * fold + whole * copy;
         }
         // The root reads all windows while the others fill them.

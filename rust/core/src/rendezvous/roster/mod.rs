@@ -46,6 +46,8 @@ pub struct Member {
     pub hostname: String,
     /// The process, for messages.
     pub pid: u32,
+    /// The memory node of its host that it is bound to, where there are several.
+    pub node: Option<u16>,
     /// Where it is reached.
     pub address: Vec<u8>,
 }
@@ -71,6 +73,7 @@ impl Roster {
             host: row.host,
             hostname: row.hostname,
             pid: row.pid,
+            node: row.node,
             address: row.address,
         });
         Self {
