@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use unisono::error::Code;
-use unisono::{Communicator, PointToPoint, Work};
+use unisono::{Communicator, PointToPoint, Request, Work};
 
 use unisono::types::DataType;
 
-use crate::gpu::stream;
+use crate::gpu::{floats, stream};
 use crate::harness::{Ranks, Test};
-use crate::{LARGE, SMALL, all_reduce, array_of};
+use crate::{LARGE, SMALL, STAGED, all_reduce, array_of};
 
 fn under_way(comm: &Communicator) -> u64 {
     let held = comm.memory();
@@ -58,6 +58,70 @@ fn every_stream_goes_on_after_a_failure() {
         first.synchronize().expect("the stream goes on");
         second.synchronize().expect("the stream goes on");
     });
+}
+
+/// What streams make of a failed group's operations is NaN, on every way: a program that goes on cannot take it for a result.
+#[test]
+fn what_a_dead_peer_should_have_made_is_no_number() {
+    for config in [SMALL, LARGE, STAGED] {
+        let test = Test {
+            config,
+            dies: Some(1),
+            ..Test::new(
+                "trouble::what_a_dead_peer_should_have_made_is_no_number",
+                Ranks::Processes,
+                2,
+            )
+        };
+        test.run(|comm| {
+            let (stream, named) = stream();
+            let arrays: Vec<_> = (0..4).map(|_| array_of(&stream, 1.0, 50_000)).collect();
+            all_reduce(&comm, &arrays[0], named)
+                .expect("started")
+                .wait(None)
+                .expect("a sum");
+            if comm.rank() == 1 {
+                comm.receive_slice(&mut [0_u8], Some(0), 0).expect("a word");
+                // SAFETY: it ends the process, without anything that would tell the others.
+                unsafe { libc::_exit(9) };
+            }
+            // In each a part comes from rank 1, which never does its own.
+            let options = || PointToPoint {
+                stream: Some(named),
+                ..PointToPoint::default()
+            };
+            let sum = all_reduce(&comm, &arrays[1], named).expect("started");
+            let from_root = Request::broadcast(DataType::Float32, 1, arrays[2].memory());
+            // SAFETY: the arrays outlive the stream's work.
+            let (copied, received) = unsafe {
+                let copied = comm.start(from_root.on(named), None).expect("started");
+                let (dtype, memory) = (DataType::Float32, arrays[3].memory());
+                (
+                    copied,
+                    comm.receive(dtype, memory, Some(1), 3, options())
+                        .expect("posted"),
+                )
+            };
+            comm.send_slice(&[1_u8], 1, 0).expect("sent");
+            for work in [sum, copied, received] {
+                let error = work.wait(Some(Duration::from_secs(30))).unwrap_err();
+                assert_eq!(error.peer, Some(1), "{error}");
+            }
+            stream.synchronize().expect("the stream goes on");
+            for (index, array) in arrays.iter().enumerate() {
+                let values = floats(&array.read(&stream));
+                let is_right = |value: &f32| match index {
+                    0 => *value == 2.0,
+                    _ => value.is_nan(),
+                };
+                assert!(
+                    values.iter().all(is_right),
+                    "{config:?}, array {index}: {:?}",
+                    values.first()
+                );
+            }
+        });
+    }
 }
 
 /// The second launch is refused, in the middle of an operation.

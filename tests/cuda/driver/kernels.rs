@@ -4,8 +4,8 @@
 use half::bf16;
 use unisono::buffer::Element;
 use unisono::error::Code;
-use unisono::transport::cuda::driver::{Device, DeviceMemory, Stream};
-use unisono::transport::cuda::kernels::{Segment, copy, prepare, reduce, scale};
+use unisono::transport::cuda::driver::{Device, DeviceMemory, Pinned, Stream};
+use unisono::transport::cuda::kernels::{Guard, Segment, copy, poison, prepare, reduce, scale};
 use unisono::types::{DataType, ReduceOp};
 
 use crate::driver_calls::capture;
@@ -20,6 +20,7 @@ mod clean {
         a_result_may_take_the_place_of_a_contribution
         a_contribution_is_scaled
         pieces_are_copied_in_several_launches
+        nothing_is_made_of_what_is_gone
         the_first_launch_may_be_captured
         what_has_no_meaning_is_refused
     }
@@ -82,7 +83,7 @@ fn every_kernel_there_should_be_is_there() {
                     memory.address(),
                     &[memory.address()],
                     3,
-                    1,
+                    (1, Guard::NONE),
                 )
                 .unwrap();
             }
@@ -105,10 +106,26 @@ fn contributions_are_reduced_in_order() {
     let out = Array::new(&vec![5.0_f32; 10_001]);
     let at = |ranks: [usize; 3]| ranks.map(|rank| inputs[rank].at());
     let sum = (DataType::Float32, ReduceOp::Sum);
-    reduce(&stream, sum, out.at(), &at([0, 1, 2]), 10_001, 3).unwrap();
+    reduce(
+        &stream,
+        sum,
+        out.at(),
+        &at([0, 1, 2]),
+        10_001,
+        (3, Guard::NONE),
+    )
+    .unwrap();
     stream.synchronize().unwrap();
     assert_eq!(out.read::<f32>(), vec![0.0; 10_001]);
-    reduce(&stream, sum, out.at(), &at([0, 2, 1]), 10_000, 3).unwrap();
+    reduce(
+        &stream,
+        sum,
+        out.at(),
+        &at([0, 2, 1]),
+        10_000,
+        (3, Guard::NONE),
+    )
+    .unwrap();
     stream.synchronize().unwrap();
     let seen = out.read::<f32>();
     assert_eq!(seen[..10_000], vec![1.0; 10_000]);
@@ -129,7 +146,7 @@ fn contributions_are_reduced_in_order() {
         out.at(),
         &from,
         77,
-        3,
+        (3, Guard::NONE),
     )
     .unwrap();
     stream.synchronize().unwrap();
@@ -144,7 +161,15 @@ fn contributions_are_reduced_in_order() {
         (ReduceOp::Min, -7),
         (ReduceOp::PremulSum(3.0), 1568),
     ] {
-        reduce(&stream, (DataType::Int64, op), out.at(), &from, 3, 64).unwrap();
+        reduce(
+            &stream,
+            (DataType::Int64, op),
+            out.at(),
+            &from,
+            3,
+            (64, Guard::NONE),
+        )
+        .unwrap();
         stream.synchronize().unwrap();
         assert_eq!(out.read::<i64>(), [expected; 3]);
     }
@@ -160,7 +185,7 @@ fn a_result_may_take_the_place_of_a_contribution() {
         from[1],
         &from,
         1000,
-        2,
+        (2, Guard::NONE),
     )
     .unwrap();
     stream.synchronize().unwrap();
@@ -194,10 +219,51 @@ fn pieces_are_copied_in_several_launches() {
         });
         read += length;
     }
-    copy(&stream, &segments).unwrap();
-    copy(&stream, &[]).unwrap();
+    copy(&stream, &segments, Guard::NONE).unwrap();
+    copy(&stream, &[], Guard::NONE).unwrap();
     stream.synchronize().unwrap();
     assert!(to.read::<u8>() == expected);
+}
+
+/// Where the word is set no source is read: these are no memory.
+fn nothing_is_made_of_what_is_gone() {
+    let stream = Stream::create(device()).unwrap();
+    let word = Pinned::private(device(), 4096).unwrap();
+    let guard = Guard::new(word.address(), DataType::Float32);
+    let source = Array::new(&[1.0_f32; 1000]);
+    let out = Array::new(&[5.0_f32; 1000]);
+    let sum = (DataType::Float32, ReduceOp::Sum);
+    let piece = |from: u64, at: usize| Segment {
+        from,
+        to: out.at() + 4 * at as u64,
+        bytes: 400,
+    };
+    // Not yet.
+    reduce(
+        &stream,
+        sum,
+        out.at(),
+        &[source.at(), source.at()],
+        1000,
+        (1, guard),
+    )
+    .unwrap();
+    copy(&stream, &[piece(source.at(), 0)], guard).unwrap();
+    poison(&stream, &[piece(0, 100)], guard).unwrap();
+    stream.synchronize().unwrap();
+    let values = out.read::<f32>();
+    assert!(values[..100].iter().all(|value| *value == 1.0));
+    assert!(values[100..].iter().all(|value| *value == 2.0));
+
+    word.word(0).store(1, std::sync::atomic::Ordering::Release);
+    let out_of = |at: usize| out.at() + 4 * at as u64;
+    copy(&stream, &[piece(8, 0)], guard).unwrap();
+    poison(&stream, &[piece(8, 100)], guard).unwrap();
+    reduce(&stream, sum, out_of(200), &[8, 16], 100, (1, guard)).unwrap();
+    stream.synchronize().unwrap();
+    let values = out.read::<f32>();
+    assert!(values[..300].iter().all(|value| value.is_nan()));
+    assert!(values[300..].iter().all(|value| *value == 2.0));
 }
 
 fn the_first_launch_may_be_captured() {
@@ -212,7 +278,7 @@ fn the_first_launch_may_be_captured() {
             value.at(),
             &from,
             100,
-            2,
+            (2, Guard::NONE),
         )
         .unwrap();
     });
@@ -225,7 +291,11 @@ fn the_first_launch_may_be_captured() {
 
 fn what_has_no_meaning_is_refused() {
     let stream = Stream::create(device()).unwrap();
-    let code = |what, from: &[u64]| reduce(&stream, what, 0, from, 1, 1).unwrap_err().code;
+    let code = |what, from: &[u64]| {
+        reduce(&stream, what, 0, from, 1, (1, Guard::NONE))
+            .unwrap_err()
+            .code
+    };
     let sum = (DataType::Float32, ReduceOp::Sum);
     assert_eq!(
         code((DataType::Complex64, ReduceOp::Min), &[0]),
@@ -239,7 +309,7 @@ fn what_has_no_meaning_is_refused() {
             .code,
         Code::Unsupported
     );
-    reduce(&stream, sum, 0, &[0], 0, 1).unwrap();
+    reduce(&stream, sum, 0, &[0], 0, (1, Guard::NONE)).unwrap();
 }
 
 fn a_driver_without_a_compiler_says_so() {
@@ -253,7 +323,7 @@ fn a_driver_without_a_compiler_says_so() {
             memory.at(),
             &from,
             1,
-            1,
+            (1, Guard::NONE),
         )
     };
     let error = sum().unwrap_err();

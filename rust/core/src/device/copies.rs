@@ -6,7 +6,7 @@ use crate::engine::Request;
 use crate::error::{Error, Result};
 use crate::plan::{Buffer, Span};
 use crate::transport::cuda::driver::{Device, Stream, check_buffer};
-use crate::transport::cuda::kernels::{self, Segment};
+use crate::transport::cuda::kernels::{self, Guard, Segment};
 
 /// Up to so many copies are enqueued one by one.
 const FEW: usize = 2;
@@ -15,12 +15,29 @@ const FEW: usize = 2;
 const LOOKED_AT: usize = 8;
 
 /// Copies to be enqueued together: none reads or writes what another one writes.
-#[derive(Default)]
 pub(super) struct Copies {
     segments: Vec<Segment>,
+    guard: Guard,
+    /// Some of them read what a peer has written.
+    is_guarded: bool,
 }
 
 impl Copies {
+    /// None yet. Those of what a peer has written look at `guard`.
+    pub(super) fn new(guard: Guard) -> Self {
+        Self {
+            segments: Vec::new(),
+            guard,
+            is_guarded: false,
+        }
+    }
+
+    /// From here on they read what a peer has written, until they are enqueued.
+    pub(super) fn of_peers(&mut self) -> &mut Self {
+        self.is_guarded = true;
+        self
+    }
+
     /// `bytes` bytes from `from` to `to`.
     pub(super) fn push(&mut self, from: u64, to: u64, bytes: usize) {
         if bytes > 0 && from != to {
@@ -58,18 +75,38 @@ impl Copies {
         });
     }
 
+    /// Enqueues them as the driver copies, and looks afterwards whether the group has failed: for what lies in memory of this
+    /// process, and comes from peers.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub(super) fn flush_from_host(&mut self, stream: &Stream) -> Result<()> {
+        for segment in &self.segments {
+            stream.copy(segment.to, segment.from, segment.bytes as usize)?;
+        }
+        let looked = kernels::poison(stream, &self.segments, self.guard);
+        self.segments.clear();
+        looked
+    }
+
     /// Enqueues them.
     ///
     /// # Errors
     /// Those of the driver.
     pub(super) fn flush(&mut self, stream: &Stream) -> Result<()> {
-        if self.segments.len() <= FEW {
+        let is_guarded = std::mem::take(&mut self.is_guarded);
+        // The driver's own copies look at nothing.
+        if self.segments.len() <= FEW && !is_guarded {
             for segment in self.segments.drain(..) {
                 stream.copy(segment.to, segment.from, segment.bytes as usize)?;
             }
             return Ok(());
         }
-        let copied = kernels::copy(stream, &self.segments);
+        let guard = match is_guarded {
+            true => self.guard,
+            false => Guard::NONE,
+        };
+        let copied = kernels::copy(stream, &self.segments, guard);
         self.segments.clear();
         copied
     }

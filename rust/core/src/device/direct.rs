@@ -12,7 +12,7 @@ use crate::plan::windows::{self, Room, Shots};
 use crate::plan::{Buffer, Plan, Shape, Sources, Span, Step};
 use crate::transport::cuda::driver::Stream;
 use crate::transport::cuda::flags::{Batch, Flags, Signal, Spot};
-use crate::transport::cuda::kernels;
+use crate::transport::cuda::kernels::{self, Guard};
 use crate::transport::cuda::window::Windows;
 use crate::types::{Collective, Rank, ReduceOp};
 
@@ -123,7 +123,7 @@ impl Direct {
             ticket,
             stream,
             words,
-            copies: Copies::default(),
+            copies: Copies::new(Guard::new(words.address(Word::Dead), ticket.request.dtype)),
             batch: Some(self.flags.batch()),
         };
         if !ticket.captured {
@@ -354,10 +354,10 @@ impl<'a> Queueing<'a> {
         self.meet()?;
         if let Buffer::Window { rank, half } = dst.buffer {
             let to = self.window(rank.into(), half.into(), dst.offset)?;
-            self.copies.push(from, to, bytes);
+            self.copies.of_peers().push(from, to, bytes);
         } else {
             let (memory, offset) = locate(request, dst)?;
-            self.copies.scatter(from, memory, offset, bytes);
+            self.copies.of_peers().scatter(from, memory, offset, bytes);
         }
         Ok(())
     }
@@ -378,6 +378,7 @@ impl<'a> Queueing<'a> {
         self.copies.flush(self.stream)?;
         self.meet()?;
         let stream = self.stream;
+        let guard = Guard::new(self.words.address(Word::Dead), request.dtype);
         // A launch for every run of the own contribution and of the result.
         let launch = |done: usize, own: Option<u64>, out: u64, bytes: usize| {
             let mut from: Vec<u64> = sources.iter().map(|at| at + done as u64).collect();
@@ -390,7 +391,7 @@ impl<'a> Queueing<'a> {
                 out,
                 &from,
                 (bytes / size) as u64,
-                ticket.world as u32,
+                (ticket.world as u32, guard),
             )
         };
         let with_own = |done: usize, out: u64, bytes: usize| match own {

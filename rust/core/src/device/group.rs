@@ -368,7 +368,11 @@ impl DeviceGroup {
             Collective::Recv,
             (dtype, memory, tag),
             options,
-            |wanted, stream| self.messages.receive(wanted, from, (stream, &self.cpu)),
+            |wanted, stream| {
+                let dead = self.words.address(Word::Dead);
+                self.messages
+                    .receive(wanted, from, (stream, &self.cpu), dead)
+            },
         )
     }
 

@@ -18,6 +18,7 @@ use crate::buffer::Memory;
 use crate::engine::{Group, PointToPoint, WorkState};
 use crate::error::Result;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
+use crate::transport::cuda::kernels::{self, Guard};
 use crate::types::{DataType, Rank};
 
 use super::copies::Copies;
@@ -134,9 +135,11 @@ impl Messages {
     /// None yet. The group has registered memory of its own already, which keeps the pool.
     ///
     /// # Errors
-    /// `System` when the driver registers no memory.
+    /// `System` when the driver registers no memory; `Unsupported` where kernels cannot be loaded.
     pub(super) fn new(device: &'static Device) -> Result<Self> {
         Pinned::stock(device)?;
+        // What a receive enqueues: to load it later may wait for a stream that waits for a peer.
+        kernels::prepare(device, DataType::UInt8, None)?;
         Ok(Self(Mutex::default()))
     }
 
@@ -149,7 +152,7 @@ impl Messages {
         // The lock is not held while anything is enqueued: that may have to wait for room in a stream that waits for
         // the attendant, which takes the lock.
         let buffer = buffer_for(stream.device(), bytes)?;
-        let mut copies = Copies::default();
+        let mut copies = Copies::new(Guard::NONE);
         copies.gather(wanted.memory, 0, bytes, buffer.address());
         copies.flush(stream)?;
         stream.operate(&[
@@ -169,7 +172,7 @@ impl Messages {
         Ok(())
     }
 
-    /// Asks the host for a message and enqueues what puts it into place.
+    /// Asks the host for a message and enqueues what puts it into place; `dead` is where the group's [`Word::Dead`] is.
     ///
     /// # Errors
     /// Those of the driver, and of a receive on the host.
@@ -178,6 +181,7 @@ impl Messages {
         wanted: Wanted,
         from: Option<Rank>,
         (stream, cpu): (&Stream, &Group),
+        dead: u64,
     ) -> Result<()> {
         let bytes = wanted.memory.len();
         let buffer = buffer_for(stream.device(), bytes)?;
@@ -209,10 +213,10 @@ impl Messages {
             address: address + filled as u64,
             mask: 1,
         };
-        let mut copies = Copies::default();
+        let mut copies = Copies::new(Guard::new(dead, wanted.dtype));
         let enqueued = stream.operate(&[wait]).and_then(|()| {
             copies.scatter(address, wanted.memory, 0, bytes);
-            copies.flush(stream)
+            copies.flush_from_host(stream)
         });
         let told = stream.operate(&[write(address, done)]);
         if told.is_err() {

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::plan::Shape;
 use crate::plan::staged::{Chunk, Part, Place, chunks, is_known, nothing};
 use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
+use crate::transport::cuda::kernels::Guard;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 use super::copies::{Copies, locate};
@@ -189,7 +190,7 @@ impl Staged {
     ) -> Result<()> {
         let size = request.dtype.size();
         let slot = self.slots.address() + offset(counter) as u64;
-        let mut copies = Copies::default();
+        let mut copies = Copies::new(Guard::NONE);
         for (span, at) in &chunk.puts {
             let (memory, offset) = locate(request, *span)?;
             copies.gather(memory, offset, span.len * size, slot + (at * size) as u64);
@@ -211,12 +212,12 @@ impl Staged {
         }])?;
         let size = request.dtype.size();
         let slot = self.slots.address() + offset(counter) as u64;
-        let mut copies = Copies::default();
+        let mut copies = Copies::new(Guard::new(words.address(Word::Dead), request.dtype));
         for (at, span) in &chunk.gets {
             let (memory, offset) = locate(request, *span)?;
             copies.scatter(slot + (at * size) as u64, memory, offset, span.len * size);
         }
-        copies.flush(stream)
+        copies.flush_from_host(stream)
     }
 
     /// The attendant's turn: starts what has been filled, and notes what has ended. Returns whether there was anything,

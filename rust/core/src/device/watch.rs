@@ -109,6 +109,8 @@ impl DeviceGroup {
 
     /// Lets streams pass whatever they wait for.
     pub(super) fn release(&self) {
+        // First of all: no kernel of a stream that passes reads what a peer that is gone had mapped, nor makes a result of it.
+        self.words.store(Word::Dead, 1);
         match self.way.read().as_deref() {
             Some(Way::Direct(direct)) => {
                 // Before anything that streams do when they are let pass.

@@ -22,6 +22,8 @@ pub(super) enum Word {
     Filled,
     /// The number of the last chunk that the host is done with.
     Finished,
+    /// Not 0 once the group has failed: kernels look at it before they read what a peer has written. The host alone writes it.
+    Dead,
     /// The number under which the collective was captured that the stream is carrying out as part of a graph, 0 when it is
     /// in none. The stream alone writes it.
     Replayed,

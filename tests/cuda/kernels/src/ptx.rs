@@ -112,7 +112,13 @@ fn every_module_is_for_any_driver_of_cuda_12_and_any_gpu_since_pascal() {
 fn every_reduction_moves_vectors_and_keeps_to_its_registers() {
     for dtype in DataType::ALL {
         let ptx = module(dtype);
-        for forbidden in [".local", ".shared", "bar.", "atom.", "red.", "call"] {
+        // One barrier by which a block learns of a failure is all that its threads have to do with each other.
+        let ptx = ptx
+            .replace("bar.red.or.pred", "")
+            .replace("barrier.red.or.pred", "");
+        for forbidden in [
+            ".local", ".shared", "bar.", "barrier.", "atom.", "red.", "call",
+        ] {
             assert!(
                 !ptx.contains(forbidden),
                 "{dtype}: {forbidden} is in the module"
@@ -122,8 +128,13 @@ fn every_reduction_moves_vectors_and_keeps_to_its_registers() {
             let what = format!("{} of {dtype}", entry.name);
             let loads = entry.body.matches("ld.global.v4.u32").count();
             let contributions = if entry.name == "unisono_scale" { 1 } else { 2 };
-            assert!(loads >= contributions, "{what}: {loads} vector loads");
-            assert!(entry.body.contains("st.global.v4.u32"), "{what}");
+            // One moves nothing: it looks after a failure.
+            let moves = entry.name != "unisono_poison";
+            assert!(
+                !moves || loads >= contributions,
+                "{what}: {loads} vector loads"
+            );
+            assert!(!moves || entry.body.contains("st.global.v4.u32"), "{what}");
             let generic = |line: &&str| line.contains("\tld.u") || line.contains("\tst.u");
             let generic: Vec<_> = entry.body.lines().filter(generic).collect();
             assert!(generic.is_empty(), "{what}: {generic:?}");

@@ -257,12 +257,13 @@ fn check(op: ReduceOp, dtype: DataType, case: Case, random: &mut Random) {
         *address = range.start;
     }
     let kernel = find(dtype.name(), &format!("unisono_reduce_{op}")).expect(&what);
-    let parameters: [&[u8]; 5] = [
+    let parameters: [&[u8]; 6] = [
         &to.start.to_ne_bytes(),
         &addresses.map(usize::to_ne_bytes).concat(),
         &(case.sources as u32).to_ne_bytes(),
         &(case.count as u64).to_ne_bytes(),
         &case.divisor.to_ne_bytes(),
+        &0_usize.to_ne_bytes(),
     ];
     let shape = ([case.grid, 1, 1], case.block);
     let faults = launch(kernel, &parameters, shape, read, vec![to]);
@@ -286,7 +287,7 @@ fn every_operator_of_every_type_has_a_kernel_and_no_other_has() {
     let mut expected: Vec<_> = reductions()
         .map(|(op, dtype)| (dtype.name(), format!("unisono_reduce_{op}")))
         .chain(DataType::ALL.map(|dtype| (dtype.name(), "unisono_scale".to_owned())))
-        .chain([("uint8", "unisono_copy".to_owned())])
+        .chain(["unisono_copy", "unisono_poison"].map(|name| ("uint8", name.to_owned())))
         .collect();
     let mut present: Vec<_> = kernels()
         .iter()
@@ -458,6 +459,74 @@ fn small_floats_round_as_the_reference_does() {
     }
 }
 
+/// Of a failed group nothing is read: the sources are no memory.
+#[test]
+fn what_cannot_be_made_is_no_number() {
+    for (op, dtype) in reductions() {
+        let what = format!("{op} of {dtype}");
+        let mut word = Shifted::new(0, &1_u32.to_ne_bytes());
+        let mut out = Shifted::new(dtype.size(), &vec![1; 33 * dtype.size()]);
+        let (dead, to) = (word.range(), out.range());
+        let kernel = find(dtype.name(), &format!("unisono_reduce_{op}")).expect(&what);
+        let parameters: [&[u8]; 6] = [
+            &to.start.to_ne_bytes(),
+            &[64_usize; 64].map(usize::to_ne_bytes).concat(),
+            &2_u32.to_ne_bytes(),
+            &33_u64.to_ne_bytes(),
+            &2_u32.to_ne_bytes(),
+            &dead.start.to_ne_bytes(),
+        ];
+        let faults = launch(kernel, &parameters, ([2, 1, 1], 5), vec![dead], vec![to]);
+        assert!(faults.is_empty(), "{what}: {faults:?}");
+        let element: &[u8] = match dtype {
+            DataType::Float16 => &0x7e00_u16.to_ne_bytes(),
+            DataType::BFloat16 => &0x7fc0_u16.to_ne_bytes(),
+            DataType::Float32 | DataType::Complex64 => &f32::NAN.to_ne_bytes(),
+            DataType::Float64 | DataType::Complex128 => &f64::NAN.to_ne_bytes(),
+            DataType::Float8E4M3 | DataType::Float8E5M2 => &[0x7f],
+            _ => &[0],
+        };
+        let expected = element.repeat(33 * dtype.size() / element.len());
+        assert_eq!(out.bytes(), expected, "{what}");
+    }
+}
+
+#[test]
+fn copies_of_a_failed_group_become_the_pattern() {
+    let pattern = 0x0807_0605_0403_0201_u64;
+    for (name, set) in [
+        ("unisono_copy", 1_u32),
+        ("unisono_poison", 1),
+        ("unisono_poison", 0),
+    ] {
+        let kernel = find("uint8", name).unwrap();
+        let mut word = Shifted::new(4, &set.to_ne_bytes());
+        let mut to = Shifted::new(3, &[9; 21]);
+        let (dead, written) = (word.range(), to.range());
+        let mut segments = [[0; 24]; 64];
+        segments[0].copy_from_slice(&[64, written.start, 21].map(usize::to_ne_bytes).concat());
+        let parameters: [&[u8]; 4] = [
+            &segments.concat(),
+            &1_u32.to_ne_bytes(),
+            &dead.start.to_ne_bytes(),
+            &pattern.to_ne_bytes(),
+        ];
+        let faults = launch(
+            kernel,
+            &parameters,
+            ([2, 1, 1], 7),
+            vec![dead],
+            vec![written],
+        );
+        assert!(faults.is_empty(), "{name}: {faults:?}");
+        let expected: Vec<u8> = match set {
+            0 => vec![9; 21],
+            _ => (1..=8).cycle().take(21).collect(),
+        };
+        assert_eq!(to.bytes(), expected, "{name}");
+    }
+}
+
 #[test]
 fn copies_move_every_byte_and_no_other() {
     let mut random = Random(6);
@@ -485,7 +554,12 @@ fn copies_move_every_byte_and_no_other() {
             segment.copy_from_slice(&words.map(usize::to_ne_bytes).concat());
         }
         for rows in [1, 3, 64] {
-            let parameters: [&[u8]; 2] = [&segments.concat(), &(count as u32).to_ne_bytes()];
+            let parameters: [&[u8]; 4] = [
+                &segments.concat(),
+                &(count as u32).to_ne_bytes(),
+                &0_usize.to_ne_bytes(),
+                &0_u64.to_ne_bytes(),
+            ];
             let shape = ([2, rows, 1], 7);
             let faults = launch(kernel, &parameters, shape, read.clone(), written.clone());
             assert!(faults.is_empty(), "{faults:?}");

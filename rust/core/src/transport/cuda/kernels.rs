@@ -52,6 +52,34 @@ pub struct Segment {
     pub bytes: u64,
 }
 
+/// What kernels look at before they read what a peer has written: once the group has failed that may be no memory any more,
+/// and is no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guard {
+    /// A word of registered host memory, as the device knows it, that is not 0 once the group has failed. 0 for none.
+    pub dead: u64,
+    /// The bytes, again and again, that are copied in the place of others then.
+    pub poison: u64,
+}
+
+impl Guard {
+    /// Nothing is looked at.
+    pub const NONE: Self = Self { dead: 0, poison: 0 };
+
+    /// Results of `dtype` become NaN, or zero where it has none, when the word at `dead` is set.
+    pub fn new(dead: u64, dtype: DataType) -> Self {
+        let poison = match dtype {
+            DataType::Float16 => 0x7e00_7e00_7e00_7e00,
+            DataType::BFloat16 => 0x7fc0_7fc0_7fc0_7fc0,
+            DataType::Float32 | DataType::Complex64 => 0x7fc0_0000_7fc0_0000,
+            DataType::Float64 | DataType::Complex128 => 0x7ff8_0000_0000_0000,
+            DataType::Float8E4M3 | DataType::Float8E5M2 => 0x7f7f_7f7f_7f7f_7f7f,
+            _ => 0,
+        };
+        Self { dead, poison }
+    }
+}
+
 /// The kernels' second parameter: where the contributions lie.
 #[repr(C)]
 struct Sources {
@@ -67,7 +95,7 @@ struct Segments {
 /// Enqueues `out[i] = sources[0][i] op sources[1][i] op ...` for `count` elements, in that order, so that ranks that
 /// give the same sources in the same order get the same bits. The small floats accumulate in float32 and are rounded
 /// once. `out` may be one of the sources. `divisor` is what `avg` divides by; the others ignore it. `premul_sum` is a
-/// sum here: each contribution has been scaled before ([`scale`]).
+/// sum here: each contribution has been scaled before ([`scale`]). Where the group has failed `out` becomes what `guard` says.
 ///
 /// # Errors
 /// `Unsupported` for an operator without meaning for the type, and where the kernels cannot be loaded; `InvalidArgument`
@@ -78,7 +106,7 @@ pub fn reduce(
     out: u64,
     sources: &[u64],
     count: u64,
-    divisor: u32,
+    (divisor, guard): (u32, Guard),
 ) -> Result<()> {
     op.check(dtype)?;
     if sources.is_empty() || sources.len() > MOST_SOURCES {
@@ -98,17 +126,18 @@ pub fn reduce(
     from.at[..sources.len()].copy_from_slice(sources);
     let mut number = sources.len() as u32;
     let mut count = count;
-    let mut divisor = divisor;
+    let (mut divisor, mut dead) = (divisor, guard.dead);
     let bytes = count.saturating_mul(dtype.size() as u64);
-    let mut parameters: [*mut c_void; 5] = [
+    let mut parameters: [*mut c_void; 6] = [
         (&raw mut out).cast(),
         (&raw mut from).cast(),
         (&raw mut number).cast(),
         (&raw mut count).cast(),
         (&raw mut divisor).cast(),
+        (&raw mut dead).cast(),
     ];
     let sources = sources.len();
-    // SAFETY: the kernel takes (void*, Sources, unsigned, unsigned long long, unsigned); that the addresses are of
+    // SAFETY: the kernel takes (void*, Sources, unsigned, unsigned long long, unsigned, const unsigned*); that the addresses are of
     // memory as long as `count` elements is what the stream's work rests on (see `transport::cuda`).
     unsafe {
         stream.launch(
@@ -196,11 +225,32 @@ pub fn scale(
     }
 }
 
-/// Enqueues copies of all `segments`, in as few launches as they need. The pieces may be of any length and alignment.
+/// Enqueues copies of all `segments`, in as few launches as they need. The pieces may be of any length and alignment. Where the
+/// group has failed they become what `guard` says.
 ///
 /// # Errors
 /// `Unsupported` where the kernels cannot be loaded; `System`.
-pub fn copy(stream: &Stream, segments: &[Segment]) -> Result<()> {
+pub fn copy(stream: &Stream, segments: &[Segment], guard: Guard) -> Result<()> {
+    let function = Loaded::of(stream.device())?.copy(stream.device())?;
+    for_all(stream, (function, "copy"), segments, guard)
+}
+
+/// Enqueues that what `segments` say has been copied becomes what `guard` says where the group has failed.
+///
+/// # Errors
+/// As [`copy`].
+pub fn poison(stream: &Stream, segments: &[Segment], guard: Guard) -> Result<()> {
+    let function = Loaded::of(stream.device())?.poison(stream.device())?;
+    for_all(stream, (function, "look after"), segments, guard)
+}
+
+/// Launches a kernel that takes segments, as often as they need.
+fn for_all(
+    stream: &Stream,
+    what: (Function, &str),
+    segments: &[Segment],
+    guard: Guard,
+) -> Result<()> {
     let mut segments = segments
         .iter()
         .filter(|segment| segment.bytes > 0 && segment.from != segment.to);
@@ -221,27 +271,36 @@ pub fn copy(stream: &Stream, segments: &[Segment]) -> Result<()> {
         if number == 0 {
             return Ok(());
         }
-        launch_copy(stream, &mut part, number)?;
+        launch(stream, what, (&mut part, number), guard)?;
     }
 }
 
-fn launch_copy(stream: &Stream, part: &mut Segments, number: u32) -> Result<()> {
-    let function = Loaded::of(stream.device())?.copy(stream.device())?;
+fn launch(
+    stream: &Stream,
+    (function, verb): (Function, &str),
+    (part, number): (&mut Segments, u32),
+    guard: Guard,
+) -> Result<()> {
     let longest = part
         .at
         .iter()
         .map(|segment| segment.bytes)
         .max()
         .unwrap_or(0);
-    let mut number = number;
-    let mut parameters: [*mut c_void; 2] = [ptr_to(part), (&raw mut number).cast()];
-    // SAFETY: the kernel takes (Segments, unsigned); as in `reduce`.
+    let (mut number, mut guard) = (number, guard);
+    let mut parameters: [*mut c_void; 4] = [
+        ptr_to(part),
+        (&raw mut number).cast(),
+        (&raw mut guard.dead).cast(),
+        (&raw mut guard.poison).cast(),
+    ];
+    // SAFETY: both kernels take (Segments, unsigned, const unsigned*, unsigned long long); as in `reduce`.
     unsafe {
         stream.launch(
             function,
             (grid(function, longest, number), THREADS),
             &mut parameters,
-            format_args!("copy {number} pieces of up to {longest} bytes"),
+            format_args!("{verb} {number} pieces of up to {longest} bytes"),
         )
     }
 }
@@ -270,6 +329,7 @@ struct Kernels {
     reduce: [Option<Function>; ReduceOp::ALL.len()],
     scale: Option<Function>,
     copy: Option<Function>,
+    poison: Option<Function>,
 }
 
 /// Of every device of this process.
@@ -301,6 +361,11 @@ impl Loaded {
     fn copy(&self, device: &'static Device) -> Result<Function> {
         let copy = self.of_type(device, DataType::UInt8)?.copy;
         copy.ok_or_else(|| Error::internal("there is no kernel that copies"))
+    }
+
+    fn poison(&self, device: &'static Device) -> Result<Function> {
+        let poison = self.of_type(device, DataType::UInt8)?.poison;
+        poison.ok_or_else(|| Error::internal("there is no kernel that looks after copies"))
     }
 
     /// The kernels of a type. A failure is not kept: memory may be free the next time.
@@ -345,6 +410,7 @@ impl Kernels {
                 "unisono_scale",
             )?,
             copy: find(dtype == DataType::UInt8, "unisono_copy")?,
+            poison: find(dtype == DataType::UInt8, "unisono_poison")?,
         })
     }
 }

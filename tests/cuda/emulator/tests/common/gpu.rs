@@ -162,12 +162,14 @@ pub(crate) fn launch_sum(
     let mut at = [0_u64; 64];
     at[..sources.len()].copy_from_slice(sources);
     let (mut out, mut number, mut count, mut divisor) = (out, sources.len() as u32, count, 1_u32);
-    let mut parameters: [*mut c_void; 5] = [
+    let mut dead = 0_u64;
+    let mut parameters: [*mut c_void; 6] = [
         (&raw mut out).cast(),
         (&raw mut at).cast(),
         (&raw mut number).cast(),
         (&raw mut count).cast(),
         (&raw mut divisor).cast(),
+        (&raw mut dead).cast(),
     ];
     cu!(cuLaunchKernel(
         function,

@@ -11,17 +11,26 @@
 // contributions begin at a multiple of 16 bytes, or equally far after one.
 //
 //   unisono_reduce_OP(void* out, Sources in, unsigned sources, unsigned long long count,
-//                     unsigned divisor)
+//                     unsigned divisor, const unsigned* dead)
 //     out[i] = finish(in.at[0][i] OP in.at[1][i] OP …), in this order, for 1 to 64 sources. Small
 //     floats are accumulated in float32 and rounded once. `avg` divides by `divisor`, the number of
 //     ranks, which is not 0; all others ignore it. The operators, as `ReduceOp::check` allows them:
 //     sum avg prod min max band bor bxor land lor lxor.
 //   unisono_scale(void* out, const void* in, unsigned long long count, double factor)
 //     out[i] = in[i] * factor, as `reduce::scale` has it: what a rank puts for premul_sum.
-//   unisono_copy(Segments segments, unsigned count)
+//   unisono_copy(Segments segments, unsigned count, const unsigned* dead,
+//                unsigned long long poison)
 //     Copies `count` runs of bytes, at most 64. A row of the grid (blockIdx.y) does one run, then
 //     the one that is as many further as there are rows. Runs may have any addresses, but not
 //     overlap. In the module of uint8 alone.
+//   unisono_poison(Segments segments, unsigned count, const unsigned* dead,
+//                  unsigned long long poison)
+//     Does what `unisono_copy` does where the group has failed, and nothing else; `from` is not
+//     looked at. For what the driver has copied. In the module of uint8 alone.
+//
+// `dead` is a word of the host's memory, or null. Where it is not 0 the group has failed, and what
+// the contributions lie in may be no memory any more: nothing is read, and the result is NaN, or
+// zero for types that have none; of a copy, the bytes of `poison` again and again.
 #include "loops.cuh"
 
 #ifdef __CUDACC__
@@ -37,7 +46,9 @@
 // Whatever follows the rule is what it is made of.
 #define UNISONO_REDUCE(OPERATOR, RULE, ...)                                          \
   UNISONO_KERNEL(unisono_reduce_##OPERATOR, void* out, Sources in, unsigned sources, \
-                 unsigned long long count, [[maybe_unused]] unsigned divisor) {      \
+                 unsigned long long count, [[maybe_unused]] unsigned divisor,        \
+                 const unsigned* dead) {                                             \
+    if (is_set(dead)) return poison<Element>(out, count);                            \
     reduce<RULE>(out, Several{in, sources}, count, ##__VA_ARGS__);                   \
   }
 
@@ -108,10 +119,24 @@ UNISONO_KERNEL(unisono_scale, void* out, const void* in, unsigned long long coun
 
 #if UNISONO_DTYPE == 11  // uint8
 
-UNISONO_KERNEL(unisono_copy, Segments segments, unsigned count) {
+UNISONO_KERNEL(unisono_copy, Segments segments, unsigned count, const unsigned* dead,
+               unsigned long long poison) {
+  const bool is_dead = is_set(dead);
   for (unsigned row = blockIdx.y; row < count; row += gridDim.y) {
     const Segment& segment = segments.at[row];
+    if (is_dead) {
+      repeat(static_cast<char*>(segment.to), poison, segment.bytes);
+      continue;
+    }
     copy(static_cast<char*>(segment.to), static_cast<const char*>(segment.from), segment.bytes);
+  }
+}
+
+UNISONO_KERNEL(unisono_poison, Segments segments, unsigned count, const unsigned* dead,
+               unsigned long long poison) {
+  if (!is_set(dead)) return;
+  for (unsigned row = blockIdx.y; row < count; row += gridDim.y) {
+    repeat(static_cast<char*>(segments.at[row].to), poison, segments.at[row].bytes);
   }
 }
 

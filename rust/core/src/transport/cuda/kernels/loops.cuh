@@ -177,6 +177,21 @@ UNISONO_DEVICE void reduce(void* out, const Inputs& in, u64 count, Value... valu
                        [=](u64 n) { return split.element(n) * size; });
 }
 
+// out[i] = what a result is that could not be made, for `count` elements.
+template <class Element>
+UNISONO_DEVICE void poison(void* out, u64 count) {
+  UNISONO_ROLLED
+  for (u64 i = thread(); i < count; i += threads()) {
+    store(static_cast<Element*>(out) + i, Poison<Element>::value());
+  }
+}
+
+// The bytes of `pattern`, the lowest first, again and again, for `bytes` bytes.
+UNISONO_DEVICE void repeat(char* to, u64 pattern, u64 bytes) {
+  UNISONO_ROLLED
+  for (u64 i = thread(); i < bytes; i += threads()) store(to + i, char(pattern >> (i % 8 * 8)));
+}
+
 // `count` units, several under way at a time.
 template <class Unit>
 UNISONO_DEVICE void copy_units(char* to, const char* from, u64 count) {

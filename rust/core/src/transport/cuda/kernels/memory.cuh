@@ -36,6 +36,16 @@ UNISONO_DEVICE void store(Vector* at, Vector v) {
                : "memory");
 }
 
+// Whether a word of the host's memory is set; false where there is none. A block reads it once, for
+// each read crosses the bus: its first thread does, and the others learn of it.
+UNISONO_DEVICE bool is_set(const u32* word) {
+  u32 value = 0;
+  if (word != nullptr && threadIdx.x == 0) {
+    asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(value) : "l"(word));
+  }
+  return __syncthreads_or(value != 0) != 0;
+}
+
 #else
 
 // As host.hpp says.
@@ -48,6 +58,9 @@ inline Unit load_unit(const Unit* at) {
 template <class Unit>
 inline void store_unit(Unit* at, Unit unit) {
   if (void* here = translated(at, sizeof unit, true)) memcpy(here, &unit, sizeof unit);
+}
+inline bool is_set(const u32* word) {
+  return word != nullptr && load_unit(word) != 0;
 }
 template <class Number>
 inline Number load(const Number* at) {

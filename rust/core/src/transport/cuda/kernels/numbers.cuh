@@ -234,6 +234,30 @@ struct Narrow<Float8E5M2> {
   }
 };
 
+// What a result is that could not be made: NaN, or zero where there is none.
+template <class Element>
+struct Poison {
+  UNISONO_DEVICE static Element value() { return Element{}; }
+};
+#define UNISONO_POISON(TYPE, ...)                               \
+  template <>                                                   \
+  struct Poison<TYPE> {                                         \
+    UNISONO_DEVICE static TYPE value() { return __VA_ARGS__; }  \
+  };
+UNISONO_POISON(Float16, Float16{0x7e00})
+UNISONO_POISON(BFloat16, BFloat16{0x7fc0})
+UNISONO_POISON(float, bits<float>(0x7fc00000u))
+UNISONO_POISON(double, bits<double>(u64(0x7ff8000000000000)))
+UNISONO_POISON(Float8E4M3, Float8E4M3{0x7f})
+UNISONO_POISON(Float8E5M2, Float8E5M2{0x7f})
+#undef UNISONO_POISON
+template <class Part>
+struct Poison<Complex<Part>> {
+  UNISONO_DEVICE static Complex<Part> value() {
+    return {Poison<Part>::value(), Poison<Part>::value()};
+  }
+};
+
 // Whether it is anything but zero; NaN is.
 template <class Element>
 UNISONO_DEVICE bool truth(Element element) {
