@@ -138,6 +138,13 @@ test-cuda: $(if $(with_setup),setup) ## Run the tests that need a GPU, skipped w
 	@gpus=$$(nvidia-smi -L 2>/dev/null) && echo "$$gpus" || echo "nvidia-smi finds no GPU here"
 	$(if $(with_setup),$(PY),$(PYTHON)) -m pytest -q -rs $(installed) tests/cuda/with_gpu $(TEST)
 
+# Two ranks; of each kind one. What the emulated driver tests as well is left to `make test-cuda`.
+override quick_cuda := (test_torch_cuda and (same_bits or orders or captured or goes_on or exchanges or dies or ddp) \
+	or test_arrays and (every_operation or given)) and not 1- and not 4- and not 8- and not 1] and not 4] and not 8]
+.PHONY: test-cuda-quick
+test-cuda-quick: ## Run those of them that tell most, with two ranks on one GPU: some minutes
+	@$(MAKE) --no-print-directory test-cuda TEST='-W default -k "$(quick_cuda)" $(TEST)'
+
 .PHONY: conformance
 conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter of them)
 	$(PY) tests/conformance/run.py --shard $(SHARD)

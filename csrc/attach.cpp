@@ -214,7 +214,7 @@ void close_all() noexcept {
     if (!handle) continue;
     handle->observers.wait_for_all(deadline);
     handle->observers.silence();
-    handle->group->close();
+    handle->close();
   }
   // Completions may run Python callbacks; after this the interpreter may go.
   drain_completions(std::chrono::seconds(5));

@@ -147,7 +147,7 @@ class Backend final : public c10d::Backend {
                          const c10d::ReduceOp& op) const;
 
   // Leaves the group: what is still under way here fails. Idempotent.
-  void close() { handle_->group->close(); }
+  void close() { handle_->close(); }
 
  private:
   // How a call appears to c10d and its profiler.

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <string>
@@ -121,9 +122,17 @@ inline std::exception_ptr exception(const Status& status) {
   }
 }
 
+// When an error of unisono's was last raised in this process.
+inline std::atomic<std::chrono::steady_clock::rep> last_raised = 0;
+
+[[noreturn]] inline void raise(const std::exception_ptr& error) {
+  last_raised = std::chrono::steady_clock::now().time_since_epoch().count();
+  std::rethrow_exception(error);
+}
+
 // Throws unless `status` is success.
 inline void raise(const Status& status) {
-  if (status.code != 0) std::rethrow_exception(exception(status));
+  if (status.code != 0) raise(exception(status));
 }
 
 inline rust::Str str(const std::string& text) {

@@ -61,7 +61,7 @@ Backend::WorkPointer Backend::launch_on_device(Label label, std::vector<Job> job
     if (i > 0) break;
     passage.part(nullptr);
     work->give_up();
-    std::rethrow_exception(error);
+    raise(error);
   }
   complete(*work, inputs);
   return started(work, mode.async);
@@ -89,7 +89,7 @@ Backend::WorkPointer Backend::exchange_on_device(Label label, Job job, const at:
     const auto error = exception(begun.status);
     passage.part(error);
     passage.part(nullptr);
-    std::rethrow_exception(error);
+    raise(error);
   }
   work->attach(std::move(begun.operation));
   complete(*work, {tensor});

@@ -3,6 +3,10 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Logging.h>
+#include <cstdlib>
+#include <string>
+#include <system_error>
+#include <thread>
 
 #include "convert.hpp"
 
@@ -11,6 +15,28 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using WeakStorages = std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>;
+
+// How long a program may take to call something that raises the error of a group that failed, once
+// that has been reported. And how long before the report it may have been raised already: a call may
+// be under way for some seconds more, until its stream has been let pass.
+constexpr std::chrono::seconds kPatience(5);
+constexpr std::chrono::seconds kBefore(30);
+
+// Ends the process after that, unless an error of unisono's has been raised: what streams go on with
+// is no result, and a program that has not heard of it would use it. What ProcessGroupNCCL does by
+// default, and at once.
+void end_unless_raised(std::string cause) {
+  const auto failed = Clock::now();
+  std::thread([cause = std::move(cause), failed] {
+    std::this_thread::sleep_until(failed + kPatience);
+    const Clock::time_point raised{Clock::duration(last_raised.load())};
+    if (raised > failed - kBefore) return;
+    LOG(ERROR) << cause << "; in " << kPatience.count()
+               << " s no call has raised this, so the process ends before it uses what its streams "
+                  "hold (UNISONO_DEVICE_FAILURE=raise lets it go on)";
+    std::abort();
+  }).detach();
+}
 
 WeakStorages storages_of(const Tensors& tensors) {
   WeakStorages storages;
@@ -22,15 +48,20 @@ WeakStorages storages_of(const Tensors& tensors) {
 }  // namespace
 
 void Handle::report(const std::exception_ptr& error) {
-  const auto code = static_cast<Code>(group->error().code);
-  // An abort, by this rank or another, needs no report, nor does a refusal.
-  if (code == Code::Success || code == Code::Aborted || reported_.exchange(true)) return;
+  // What this process ended itself needs no report, nor does a refusal.
+  if (left_ || group->error().code == 0 || reported_.exchange(true)) return;
   try {
     std::rethrow_exception(error);
   } catch (const c10::Error& failure) {
-    LOG(ERROR) << failure.what_without_backtrace()
-               << " (streams go on, with outputs that are not specified; the next call of this "
-                  "group, or wait(), raises this error)";
+    const std::string cause = failure.what_without_backtrace();
+    LOG(ERROR) << cause
+               << " (streams go on, with NaN or zeros for results; the next call of this group, or "
+                  "wait(), raises this error)";
+    try {
+      if (ends_) end_unless_raised(cause);
+    } catch (const std::system_error&) {
+      // No thread can be had: it stays with the log.
+    }
   } catch (...) {
   }
 }
@@ -248,13 +279,13 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
       raise(operation->wait(std::max<int64_t>(left.count(), 0)));
     }
   }
-  if (auto error = exception()) std::rethrow_exception(error);
+  if (auto error = exception()) raise(error);
   synchronize();
   return true;
 }
 
 void DeviceWork::abort() {
-  passage_->handle().group->abort("Work.abort() was called");
+  passage_->handle().abort("Work.abort() was called");
 }
 
 DeviceWork::FuturePointer DeviceWork::getFuture() {

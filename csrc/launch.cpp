@@ -53,7 +53,7 @@ Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const T
       if (ran.status.code != 0) error = exception(ran.status);
     }
     work->settle(error);
-    if (error) std::rethrow_exception(error);
+    if (error) raise(error);
     return work;
   }
   // One more than there are operations: the work must not end before all are attached to it.
@@ -68,7 +68,7 @@ Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const T
     const auto error = exception(begun.status);
     for (size_t left = i; left < jobs.size(); ++left) work->part(error);
     work->part(nullptr);
-    if (i == 0) std::rethrow_exception(error);
+    if (i == 0) raise(error);
     return started(std::move(work), mode.async);
   }
   work->part(nullptr);
@@ -119,7 +119,7 @@ Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, in
   if (begun.status.code != 0) {
     const auto error = exception(begun.status);
     work->settle(error);
-    std::rethrow_exception(error);
+    raise(error);
   }
   work->attach(std::move(begun.operation));
   work->part(nullptr);

@@ -44,7 +44,7 @@ c10d::ErrorType Backend::getError() {
 
 void Backend::abort() {
   handle_->observers.aborting();
-  handle_->group->abort("the process group was aborted");
+  handle_->abort("the process group was aborted");
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& /*store*/,

@@ -86,7 +86,7 @@ Backend::WorkPointer Backend::allreduce_sparse(Tensors& tensors,
     error = std::current_exception();
   }
   work->settle(error);
-  if (error && !opts.asyncOp) std::rethrow_exception(error);
+  if (error && !opts.asyncOp) raise(error);
   return work;
 }
 

@@ -196,12 +196,12 @@ bool Work::wait(std::chrono::milliseconds timeout) {
     }
     settle(std::move(error));
   }
-  if (auto error = exception()) std::rethrow_exception(error);
+  if (auto error = exception()) raise(error);
   return true;
 }
 
 void Work::abort() {
-  handle_->group->abort("Work.abort() was called");
+  handle_->abort("Work.abort() was called");
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {

@@ -23,7 +23,18 @@ namespace unisono {
 
 // The core's group and its observers, shared by a backend and the works that outlive it.
 struct Handle {
-  explicit Handle(rust::Box<Group> group) : group(std::move(group)) {}
+  explicit Handle(rust::Box<Group> joined)
+      : group(std::move(joined)), ends_(group->ends_on_device_failure()) {}
+
+  // Ends the group by this process's own wish: what fails of it then needs no report.
+  void abort(const char* reason) const {
+    left_ = true;
+    group->abort(reason);
+  }
+  void close() const {
+    left_ = true;
+    group->close();
+  }
 
   // For good: a graph may use them whenever it is run.
   void retain(std::vector<Kept> kept) {
@@ -43,13 +54,16 @@ struct Handle {
   }
 
   // Logs once that a call on device memory has failed, even if the program never looks: the host
-  // does not wait for such a call, and what comes after it in a stream reads its outputs.
+  // does not wait for such a call, and what comes after it in a stream reads its outputs. Ends the
+  // process if the program has not heard of it soon, and the setting says so.
   void report(const std::exception_ptr& error);
 
   const rust::Box<Group> group;
   Observers observers;
 
  private:
+  const bool ends_;
+  mutable std::atomic<bool> left_ = false;
   std::atomic<bool> reported_ = false;
   std::atomic<size_t> on_device_ = 0;
   std::mutex mutex_;

@@ -43,6 +43,7 @@ _MODULES = {
 # What ranks say first, to a store and to each other.
 _WIRE = (
     *("engine/message/frame.rs", "engine/collective/header.rs", "transport/handshake/mod.rs"),
+    *("transport/shm/segment.rs", "transport/endpoint/address.rs", "rendezvous/unique_id.rs"),
     *("rendezvous/file_store/format.rs", "rendezvous/records.rs", "rendezvous/tcp/wire.rs"),
 )
 

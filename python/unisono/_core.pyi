@@ -135,6 +135,7 @@ class Options:
         heap_bytes: int | str | None = None,
         eager_bytes: int | str | None = None,
         window_bytes: int | str | None = None,
+        device_failure: Literal["end", "raise"] | None = None,
         spin_us: int | str | None = None,
         threads: int | str | None = None,
         secret_file: str | PathLike[str] | None = None,

@@ -13,6 +13,7 @@ use std::fs;
 use std::mem::{offset_of, size_of};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use unisono::error::Code;
 use unisono::types::{DataType, ReduceOp};
@@ -47,8 +48,14 @@ fn compile(name: &str, source: &str, preprocess: bool) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
-/// What the header declares, each with single spaces: without comments, macros and what it includes.
-fn declarations() -> Vec<String> {
+/// What the header declares, each with single spaces: without comments, macros and what it includes. Preprocessed once, for
+/// all tests.
+fn declarations() -> &'static [String] {
+    static DECLARATIONS: LazyLock<Vec<String>> = LazyLock::new(preprocessed);
+    &DECLARATIONS
+}
+
+fn preprocessed() -> Vec<String> {
     let mark = "int the_header_begins_here;";
     let source =
         format!("#include <stddef.h>\n#include <stdint.h>\n{mark}\n#include <unisono.h>\n");
@@ -255,7 +262,7 @@ fn functions_are_those_of_the_header() {
 
 #[test]
 fn numbers_are_those_of_the_header() {
-    assert_eq!(header_values(&declarations()), rust_values());
+    assert_eq!(header_values(declarations()), rust_values());
     let version: Vec<&str> = env!("CARGO_PKG_VERSION").split('.').collect();
     let mut source = String::from("#include <unisono.h>\n");
     for (name, number) in ["MAJOR", "MINOR", "PATCH"].iter().zip(version) {
@@ -302,7 +309,7 @@ fn structs_are_those_of_the_header() {
         .iter()
         .map(|(name, layout)| (*name, names(layout)))
         .collect();
-    let of_header: BTreeMap<&str, Vec<&str>> = header_fields(&declarations)
+    let of_header: BTreeMap<&str, Vec<&str>> = header_fields(declarations)
         .into_iter()
         .map(|(name, fields)| (name, fields.into_iter().map(name_of).collect()))
         .collect();
@@ -341,7 +348,7 @@ fn abi() -> BTreeSet<String> {
             facts.insert(format!("offsetof {name}.{field} = {offset}"));
         }
     }
-    for (name, fields) in header_fields(&declarations) {
+    for (name, fields) in header_fields(declarations) {
         facts.extend(fields.iter().map(|field| format!("field {name}: {field}")));
     }
     facts

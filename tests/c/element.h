@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unisono.h>
 
-enum { DTYPES = 17, OPS = 12, LARGEST_ELEMENT = 16 };
+enum { DTYPES = 17, LARGEST_ELEMENT = 16 };
 
 static const struct {
   const char* name;
@@ -25,9 +25,11 @@ static const struct {
     {"uint16", 2, 0, 0, 'u'},      {"uint32", 4, 0, 0, 'u'},    {"uint64", 8, 0, 0, 'u'},
     {"bool", 1, 0, 0, 'b'},        {"complex64", 8, 0, 0, 'c'}, {"complex128", 16, 0, 0, 'c'}};
 
-static const char* const OP_NAMES[OPS + 1] = {"none", "sum",  "avg",       "prod", "min",
+static const char* const OP_NAMES[] = {"none", "sum",  "avg",       "prod", "min",
                                               "max",  "band", "bor",       "bxor", "land",
                                               "lor",  "lxor", "premul_sum"};
+
+enum { OPS = sizeof OP_NAMES / sizeof *OP_NAMES - 1 };
 
 /* A number, with a part that only complex ones have. */
 struct number {

@@ -18,7 +18,8 @@ from cuda_arrays import InterfaceArray, cuda
 
 import unisono
 
-SLACK = 2 << 20
+# A driver keeps tables of pages, pools of events and room for commands in steps of 2 MiB.
+SLACK = 16 << 20
 # What is given back soon after a group has been closed has been given back then.
 SOON = 5.0
 

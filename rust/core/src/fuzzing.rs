@@ -176,14 +176,42 @@ mod tests {
     /// `cargo test -p unisono --lib fuzzing -- --ignored` after a format has changed.
     #[test]
     #[ignore = "run by hand after a change of a format: it writes the seeds in fuzz/corpus anew"]
-    #[expect(clippy::too_many_lines, reason = "one seed after the other")]
     fn write_seeds() {
+        for (target, name, bytes) in seeds() {
+            let path = folder().join("corpus").join(target);
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::write(path.join(name), bytes).unwrap();
+        }
+    }
+
+    /// A seed of an old format is refused at its first bytes, and teaches nothing. What is drawn at random differs each time.
+    #[test]
+    fn the_seeds_are_of_these_formats() {
+        const DRAWN: [&str; 3] = ["handshake", "store_hello", "unique_id"];
+        let old: Vec<_> = seeds()
+            .into_iter()
+            .filter(|(target, ..)| !DRAWN.contains(&target.as_str()))
+            .filter(|(target, name, bytes)| {
+                let path = folder().join("corpus").join(target).join(name);
+                std::fs::read(path).ok().as_ref() != Some(bytes)
+            })
+            .map(|(target, name, _)| format!("{target}/{name}"))
+            .collect();
+        assert!(
+            old.is_empty(),
+            "write the seeds anew, as the module says: {old:?}"
+        );
+    }
+
+    /// Every seed: its target, its name, its bytes.
+    #[expect(clippy::too_many_lines, reason = "one seed after the other")]
+    fn seeds() -> Vec<(String, String, Vec<u8>)> {
+        use crate::transport::handshake::Purpose;
         use crate::transport::{Notice, POSITION_BYTES};
 
-        let write = |target: &str, name: &str, bytes: &[u8]| {
-            let folder = folder().join("corpus").join(target);
-            std::fs::create_dir_all(&folder).unwrap();
-            std::fs::write(folder.join(name), bytes).unwrap();
+        let mut all = Vec::new();
+        let mut write = |target: &str, name: &str, bytes: &[u8]| {
+            all.push((target.to_owned(), name.to_owned(), bytes.to_vec()));
         };
         let mut every = Vec::new();
         let notice = Notice {
@@ -249,7 +277,7 @@ mod tests {
         for (name, bytes) in crate::transport::shm::fuzzing::seeds() {
             write("description", &name, &bytes);
         }
-        for purpose in 0..4 {
+        for purpose in 0..=Purpose::ALL.len() as u8 {
             write("request", &format!("purpose-{purpose}"), &[purpose; 18]);
         }
         for (target, name, bytes) in crate::rendezvous::fuzzing::seeds() {
@@ -263,5 +291,6 @@ mod tests {
         for (index, address) in Address::samples().iter().enumerate() {
             write("address", &format!("sample-{index}"), &address.to_bytes());
         }
+        all
     }
 }

@@ -21,8 +21,9 @@ pub(crate) struct Place {
     /// The memory node that all of its cores belong to, on a machine that has several; `None` where they belong to more, or
     /// the system does not tell.
     pub(crate) node: Option<u16>,
-    /// How many memory nodes the machine has.
+    /// How many memory nodes the machine has, and cores in all of them.
     pub(crate) nodes: usize,
+    pub(crate) cores: usize,
     /// How many caches of the last level its cores have between them; 0 where the system does not tell. Cores that share none
     /// take three times as long to pass a line on.
     pub(crate) caches: usize,
@@ -59,6 +60,7 @@ fn place_in(sys: &Path, allowed: &BTreeSet<usize>) -> Place {
     Place {
         node: node.map(|(number, _)| *number),
         nodes: nodes.len(),
+        cores: nodes.iter().map(|(_, cores)| cores.len()).sum(),
         caches: caches.len(),
     }
 }
@@ -162,6 +164,7 @@ mod tests {
         let expected = |node, caches| Place {
             node,
             nodes: 2,
+            cores: 8,
             caches,
         };
         assert_eq!(place(&[0, 1]), expected(Some(0), 1));
@@ -174,6 +177,7 @@ mod tests {
             Place {
                 node: None,
                 nodes: 0,
+                cores: 0,
                 caches: 0
             }
         );

@@ -157,90 +157,65 @@ impl fmt::Display for DataType {
     }
 }
 
-/// How the contributions of the ranks are combined, element by element.
-///
-/// The factor of `PremulSum` multiplies this rank's contribution before the sum.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ReduceOp {
+macro_rules! operators {
+    ($($(#[doc = $doc:literal])+ $name:ident $(($factor:ty = $one:literal))? = $number:literal $text:literal,)+) => {
+        /// How the contributions of the ranks are combined, element by element.
+        ///
+        /// The factor of `PremulSum` multiplies this rank's contribution before the sum.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub enum ReduceOp {
+            $($(#[doc = $doc])+ $name $(($factor))?,)+
+        }
+
+        impl ReduceOp {
+            /// Every operator (with factor 1 for `PremulSum`), in the order of their numbers.
+            pub const ALL: [Self; [$($number),+].len()] = [$(Self::$name $(($one))?),+];
+
+            /// The operator's number on the wire, from 1; 0 stands for "no operator".
+            pub const fn number(self) -> u8 {
+                match self {
+                    $(Self::$name { .. } => $number,)+
+                }
+            }
+
+            /// The name users know it by (`sum`).
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name { .. } => $text,)+
+                }
+            }
+        }
+    };
+}
+
+operators! {
     /// Sum.
-    Sum,
+    Sum = 1 "sum",
     /// Sum divided by the number of ranks (integers round toward zero).
-    Avg,
+    Avg = 2 "avg",
     /// Product.
-    Prod,
+    Prod = 3 "prod",
     /// Minimum; NaN wins.
-    Min,
+    Min = 4 "min",
     /// Maximum; NaN wins.
-    Max,
+    Max = 5 "max",
     /// Bitwise and (integers and bool).
-    Band,
+    Band = 6 "band",
     /// Bitwise or (integers and bool).
-    Bor,
+    Bor = 7 "bor",
     /// Bitwise exclusive or (integers and bool).
-    Bxor,
+    Bxor = 8 "bxor",
     /// Logical and: 1 where every contribution is non-zero, else 0.
-    Land,
+    Land = 9 "land",
     /// Logical or: 1 where any contribution is non-zero, else 0.
-    Lor,
+    Lor = 10 "lor",
     /// Logical exclusive or: 1 where an odd number of contributions is non-zero, else 0.
-    Lxor,
+    Lxor = 11 "lxor",
     /// Sum of each contribution times its rank's factor.
-    PremulSum(f64),
+    PremulSum(f64 = 1.0) = 12 "premul_sum",
 }
 
 impl ReduceOp {
-    /// Every operator (with factor 1 for `PremulSum`), in the order of their numbers.
-    pub const ALL: [Self; 12] = [
-        Self::Sum,
-        Self::Avg,
-        Self::Prod,
-        Self::Min,
-        Self::Max,
-        Self::Band,
-        Self::Bor,
-        Self::Bxor,
-        Self::Land,
-        Self::Lor,
-        Self::Lxor,
-        Self::PremulSum(1.0),
-    ];
-
-    /// The operator's number on the wire, from 1; 0 stands for "no operator".
-    pub const fn number(self) -> u8 {
-        match self {
-            Self::Sum => 1,
-            Self::Avg => 2,
-            Self::Prod => 3,
-            Self::Min => 4,
-            Self::Max => 5,
-            Self::Band => 6,
-            Self::Bor => 7,
-            Self::Bxor => 8,
-            Self::Land => 9,
-            Self::Lor => 10,
-            Self::Lxor => 11,
-            Self::PremulSum(_) => 12,
-        }
-    }
-
-    /// The name users know it by (`sum`).
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Avg => "avg",
-            Self::Prod => "prod",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::Band => "band",
-            Self::Bor => "bor",
-            Self::Bxor => "bxor",
-            Self::Land => "land",
-            Self::Lor => "lor",
-            Self::Lxor => "lxor",
-            Self::PremulSum(_) => "premul_sum",
-        }
-    }
-
     /// The name of the operator with this wire number (`none` for 0 and unknown numbers).
     pub fn name_of(number: u8) -> &'static str {
         match usize::from(number)

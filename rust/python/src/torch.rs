@@ -10,7 +10,7 @@ use std::time::Duration;
 use cxx::UniquePtr;
 use pyo3::prelude::*;
 use unisono::buffer::Memory;
-use unisono::config::Config;
+use unisono::config::{Config, DeviceFailure};
 use unisono::cuda::LentStream;
 use unisono::error::{Code, Error, Result};
 use unisono::fence::guard;
@@ -255,6 +255,11 @@ impl Group {
     fn sequence(&self) -> u64 {
         self.guard(|communicator| Ok(communicator.sequence()))
             .unwrap_or(0)
+    }
+
+    fn ends_on_device_failure(&self) -> bool {
+        let setting = self.guard(|communicator| Ok(communicator.config().device_failure));
+        setting.is_ok_and(|setting| setting == DeviceFailure::End)
     }
 
     fn error(&self) -> ffi::Status {

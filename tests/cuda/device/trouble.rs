@@ -124,12 +124,12 @@ fn what_a_dead_peer_should_have_made_is_no_number() {
     }
 }
 
-/// The second launch is refused, in the middle of an operation.
+/// The second launch of the second operation is refused, in its middle.
 #[test]
 fn an_operation_that_cannot_be_enqueued_fails_the_group() {
     let test = Test {
         config: LARGE,
-        driver: &[("FAIL", "cuLaunchKernel:2=701")],
+        driver: &[("FAIL", "cuLaunchKernel:4=701")],
         ..Test::new(
             "trouble::an_operation_that_cannot_be_enqueued_fails_the_group",
             Ranks::Processes,

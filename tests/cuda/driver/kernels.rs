@@ -4,8 +4,9 @@
 use half::bf16;
 use unisono::buffer::Element;
 use unisono::error::Code;
+use unisono::error::Result;
 use unisono::transport::cuda::driver::{Device, DeviceMemory, Pinned, Stream};
-use unisono::transport::cuda::kernels::{Guard, Segment, copy, poison, prepare, reduce, scale};
+use unisono::transport::cuda::kernels::{self, Guard, Segment, copy, poison, prepare, scale};
 use unisono::types::{DataType, ReduceOp};
 
 use crate::driver_calls::capture;
@@ -71,6 +72,18 @@ impl Array {
     }
 }
 
+/// A reduction of a group that lives.
+fn reduce(
+    stream: &Stream,
+    what: (DataType, ReduceOp),
+    out: u64,
+    sources: &[u64],
+    count: u64,
+    divisor: u32,
+) -> Result<()> {
+    kernels::reduce(stream, what, out, sources, count, (divisor, Guard::NONE))
+}
+
 fn every_kernel_there_should_be_is_there() {
     let stream = Stream::create(device()).unwrap();
     let memory = DeviceMemory::allocate(device(), 1024).unwrap();
@@ -83,7 +96,7 @@ fn every_kernel_there_should_be_is_there() {
                     memory.address(),
                     &[memory.address()],
                     3,
-                    (1, Guard::NONE),
+                    1,
                 )
                 .unwrap();
             }
@@ -106,26 +119,10 @@ fn contributions_are_reduced_in_order() {
     let out = Array::new(&vec![5.0_f32; 10_001]);
     let at = |ranks: [usize; 3]| ranks.map(|rank| inputs[rank].at());
     let sum = (DataType::Float32, ReduceOp::Sum);
-    reduce(
-        &stream,
-        sum,
-        out.at(),
-        &at([0, 1, 2]),
-        10_001,
-        (3, Guard::NONE),
-    )
-    .unwrap();
+    reduce(&stream, sum, out.at(), &at([0, 1, 2]), 10_001, 3).unwrap();
     stream.synchronize().unwrap();
     assert_eq!(out.read::<f32>(), vec![0.0; 10_001]);
-    reduce(
-        &stream,
-        sum,
-        out.at(),
-        &at([0, 2, 1]),
-        10_000,
-        (3, Guard::NONE),
-    )
-    .unwrap();
+    reduce(&stream, sum, out.at(), &at([0, 2, 1]), 10_000, 3).unwrap();
     stream.synchronize().unwrap();
     let seen = out.read::<f32>();
     assert_eq!(seen[..10_000], vec![1.0; 10_000]);
@@ -146,7 +143,7 @@ fn contributions_are_reduced_in_order() {
         out.at(),
         &from,
         77,
-        (3, Guard::NONE),
+        3,
     )
     .unwrap();
     stream.synchronize().unwrap();
@@ -161,15 +158,7 @@ fn contributions_are_reduced_in_order() {
         (ReduceOp::Min, -7),
         (ReduceOp::PremulSum(3.0), 1568),
     ] {
-        reduce(
-            &stream,
-            (DataType::Int64, op),
-            out.at(),
-            &from,
-            3,
-            (64, Guard::NONE),
-        )
-        .unwrap();
+        reduce(&stream, (DataType::Int64, op), out.at(), &from, 3, 64).unwrap();
         stream.synchronize().unwrap();
         assert_eq!(out.read::<i64>(), [expected; 3]);
     }
@@ -185,7 +174,7 @@ fn a_result_may_take_the_place_of_a_contribution() {
         from[1],
         &from,
         1000,
-        (2, Guard::NONE),
+        2,
     )
     .unwrap();
     stream.synchronize().unwrap();
@@ -239,7 +228,7 @@ fn nothing_is_made_of_what_is_gone() {
         bytes: 400,
     };
     // Not yet.
-    reduce(
+    kernels::reduce(
         &stream,
         sum,
         out.at(),
@@ -259,7 +248,7 @@ fn nothing_is_made_of_what_is_gone() {
     let out_of = |at: usize| out.at() + 4 * at as u64;
     copy(&stream, &[piece(8, 0)], guard).unwrap();
     poison(&stream, &[piece(8, 100)], guard).unwrap();
-    reduce(&stream, sum, out_of(200), &[8, 16], 100, (1, guard)).unwrap();
+    kernels::reduce(&stream, sum, out_of(200), &[8, 16], 100, (1, guard)).unwrap();
     stream.synchronize().unwrap();
     let values = out.read::<f32>();
     assert!(values[..300].iter().all(|value| value.is_nan()));
@@ -278,7 +267,7 @@ fn the_first_launch_may_be_captured() {
             value.at(),
             &from,
             100,
-            (2, Guard::NONE),
+            2,
         )
         .unwrap();
     });
@@ -291,11 +280,7 @@ fn the_first_launch_may_be_captured() {
 
 fn what_has_no_meaning_is_refused() {
     let stream = Stream::create(device()).unwrap();
-    let code = |what, from: &[u64]| {
-        reduce(&stream, what, 0, from, 1, (1, Guard::NONE))
-            .unwrap_err()
-            .code
-    };
+    let code = |what, from: &[u64]| reduce(&stream, what, 0, from, 1, 1).unwrap_err().code;
     let sum = (DataType::Float32, ReduceOp::Sum);
     assert_eq!(
         code((DataType::Complex64, ReduceOp::Min), &[0]),
@@ -309,7 +294,7 @@ fn what_has_no_meaning_is_refused() {
             .code,
         Code::Unsupported
     );
-    reduce(&stream, sum, 0, &[0], 0, (1, Guard::NONE)).unwrap();
+    reduce(&stream, sum, 0, &[0], 0, 1).unwrap();
 }
 
 fn a_driver_without_a_compiler_says_so() {
@@ -323,7 +308,7 @@ fn a_driver_without_a_compiler_says_so() {
             memory.at(),
             &from,
             1,
-            (1, Guard::NONE),
+            1,
         )
     };
     let error = sum().unwrap_err();

@@ -254,6 +254,21 @@ def rank_orders_streams() -> None:
         check(seen, expected, round_number)
 
 
+def test_reduces_more_elements_than_2_to_the_31(run: Any) -> None:
+    run(2, f"{__name__}:rank_reduces_very_many", torch=True, timeout=240)
+
+
+def rank_reduces_very_many() -> None:
+    """Counts and offsets do not fit 32 bits."""
+    rank, _, device = start()
+    count = 2**31 + 3
+    if torch.cuda.mem_get_info(device)[0] < 4 * count:
+        pytest.skip("the device has too little memory")
+    reduced = torch.full((count,), rank + 1, dtype=torch.uint8, device=device)
+    dist.all_reduce(reduced)
+    assert [int(reduced.min()), int(reduced.max())] == [3, 3]
+
+
 def test_the_host_goes_on(run: Any) -> None:
     run(2, f"{__name__}:rank_goes_on", torch=True)
 

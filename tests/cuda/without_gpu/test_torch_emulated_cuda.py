@@ -6,6 +6,7 @@ What ranks run is in ``torch_cuda_ranks``. ``tests/cuda/with_gpu`` has the tests
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,25 @@ def test_a_peer_that_dies_leaves_no_stream_waiting(way: dict[str, str]) -> None:
         assert result.ok, result.report()
         assert "rank 2" in result.value, result.value
         # A program that never checks the work still has it in the log.
-        assert result.output.count("streams go on, with outputs that are not specified") == 1
+        assert result.output.count("streams go on, with NaN or zeros for results") == 1
+
+
+def test_a_program_that_does_not_look_ends(emulated: dict[str, str]) -> None:
+    results = run(2, "looks_away", emulated, "end", check=False)
+    assert results[0].returncode == -signal.SIGABRT, results[0].report()
+    assert "so the process ends before it uses what its streams hold" in results[0].output
+
+
+def test_a_program_that_has_heard_of_it_goes_on(emulated: dict[str, str]) -> None:
+    results = run(2, "looks_once", emulated, check=False)
+    assert results[0].ok, results[0].report()
+    assert "rank 1" in results[0].value
+
+
+def test_a_program_may_go_on_with_nan(emulated: dict[str, str]) -> None:
+    results = run(2, "looks_away", emulated, "raise", check=False)
+    assert results[0].ok, results[0].report()
+    assert results[0].value == "nan and nan"
 
 
 def test_carries_what_asked_for_gloo(way: dict[str, str]) -> None:

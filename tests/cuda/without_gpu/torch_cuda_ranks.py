@@ -659,6 +659,50 @@ def loses_a_peer() -> str:
     return str(raised.value)
 
 
+def looks_once() -> str:
+    """A peer dies, the next call raises, and the program has other things to do."""
+    rank, _ = start(first_call=False)
+    reduced = tensor(data(rank, 1000))
+    dist.all_reduce(reduced)
+    dist.barrier()
+    if rank == 1:
+        os._exit(0)
+    work = dist.all_reduce(reduced, async_op=True)
+    deadline = time.monotonic() + 30
+    while True:
+        assert time.monotonic() < deadline
+        try:
+            dist.all_reduce(reduced)
+        except dist.DistNetworkError as error:
+            raised = str(error)
+            break
+        time.sleep(0.01)
+    torch.ops.emulated.synchronize(0)
+    time.sleep(12)
+    del work
+    return raised
+
+
+def looks_away(device_failure: str) -> str:
+    """A peer dies, and the program calls nothing that would raise the error."""
+    os.environ["UNISONO_DEVICE_FAILURE"] = device_failure
+    rank, _ = start(first_call=False)
+    reduced, gathered = tensor(data(rank, 1000)), [empty(10), empty(10)]
+    dist.all_reduce(reduced)
+    dist.barrier()
+    if rank == 1:
+        os._exit(0)
+    works = [
+        dist.all_reduce(reduced, async_op=True),
+        dist.all_gather(gathered, tensor(data(rank, 10)), async_op=True),
+    ]
+    torch.ops.emulated.synchronize(0)
+    time.sleep(8)
+    del works
+    values = reduced.cpu(), gathered[1].cpu()
+    return " and ".join("nan" if bool(value.isnan().all()) else str(value) for value in values)
+
+
 def has_no_driver(backend: str = "unisono") -> str:
     """Without the driver the CPU works as ever, and a CUDA tensor gets a reason."""
     rank, world = start(first_call=False, backend=backend)

@@ -76,6 +76,11 @@ impl Communicator {
         }
     }
 
+    /// The settings that it was made with.
+    pub fn config(&self) -> &Config {
+        &self.group.config
+    }
+
     /// This process's number in the group.
     pub fn rank(&self) -> Rank {
         self.group.rank()

@@ -17,7 +17,8 @@ use sha2::{Digest, Sha256};
 pub(crate) use self::environment::LAUNCH_SECRET;
 use self::values::Value;
 pub use self::values::{
-    Bytes, LendBytes, LogLevel, PeerTimeout, RingBytes, Switch, Threads, Timeout, TransportChoice,
+    Bytes, DeviceFailure, LendBytes, LogLevel, PeerTimeout, RingBytes, Switch, Threads, Timeout,
+    TransportChoice,
 };
 use crate::error::{Error, Result};
 use crate::types::Algorithm;
@@ -120,6 +121,8 @@ settings! {
         "A send up to this size leaves at once; a larger one waits until its receive is posted.";
     window_bytes: Bytes, "UNISONO_WINDOW_BYTES", "16M", "bytes, such as 16M; 0 for none", true,
         "Collectives on a GPU go through twice this much of its memory per rank; with 0 they go through the host's.";
+    device_failure: DeviceFailure, "UNISONO_DEVICE_FAILURE", "end", "end or raise", false,
+        "A torch process whose group has failed on a GPU ends if 5 seconds later no call has raised the error; with raise it goes on.";
     spin_us: Option<u64>, "UNISONO_SPIN_US", "auto", "auto, or microseconds", false,
         "A wait spins this long before it sleeps: more lowers latency, and burns a core that others may need.";
     threads: Threads, "UNISONO_THREADS", "1", "1 to 64", true,

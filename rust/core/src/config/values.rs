@@ -172,75 +172,69 @@ impl Value for RingBytes {
     }
 }
 
-/// Which transports may be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TransportChoice {
-    /// Shared memory inside a host, TCP between hosts.
-    Auto,
-    /// Shared memory alone: all ranks must be on one host.
-    Shm,
-    /// TCP alone, also inside a host.
-    Tcp,
-}
-
-impl Value for TransportChoice {
-    fn parse(text: &str) -> Option<Self> {
-        Some(match text {
-            "auto" => Self::Auto,
-            "shm" => Self::Shm,
-            "tcp" => Self::Tcp,
-            _ => return None,
-        })
-    }
-
-    fn show(&self) -> String {
-        match self {
-            Self::Auto => "auto",
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
+/// A setting that is one of some words.
+macro_rules! choice {
+    (
+        $(#[doc = $about:literal])+ $choice:ident
+        $($(#[doc = $doc:literal])+ $name:ident = $text:literal,)+
+    ) => {
+        $(#[doc = $about])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $choice {
+            $($(#[doc = $doc])+ $name,)+
         }
-        .to_owned()
-    }
+
+        impl Value for $choice {
+            fn parse(text: &str) -> Option<Self> {
+                match text {
+                    $($text => Some(Self::$name),)+
+                    _ => None,
+                }
+            }
+
+            fn show(&self) -> String {
+                match self {
+                    $(Self::$name => $text.to_owned(),)+
+                }
+            }
+        }
+    };
 }
 
-/// What is written to standard error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogLevel {
+choice! {
+    /// Which transports may be used.
+    TransportChoice
+    /// Shared memory inside a host, TCP between hosts.
+    Auto = "auto",
+    /// Shared memory alone: all ranks must be on one host.
+    Shm = "shm",
+    /// TCP alone, also inside a host.
+    Tcp = "tcp",
+}
+
+choice! {
+    /// What becomes of a torch process whose group has failed on a device.
+    DeviceFailure
+    /// It ends, unless the error has been raised in it soon.
+    End = "end",
+    /// It goes on, until something raises the error.
+    Raise = "raise",
+}
+
+choice! {
+    /// What is written to standard error.
+    LogLevel
     /// Nothing.
-    Off,
+    Off = "off",
     /// A service of this process that can no longer do its part.
-    Error,
+    Error = "error",
     /// And what a user would want to know but did not ask for: shared memory that cannot be used, a stranger that was
     /// refused.
-    Warn,
+    Warn = "warn",
     /// And choices: the interface, the store.
-    Info,
+    Info = "info",
     /// And every link.
-    Debug,
-}
-
-impl Value for LogLevel {
-    fn parse(text: &str) -> Option<Self> {
-        Some(match text {
-            "off" => Self::Off,
-            "error" => Self::Error,
-            "warn" => Self::Warn,
-            "info" => Self::Info,
-            "debug" => Self::Debug,
-            _ => return None,
-        })
-    }
-
-    fn show(&self) -> String {
-        match self {
-            Self::Off => "off",
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-        }
-        .to_owned()
-    }
+    Debug = "debug",
 }
 
 impl Value for Algorithm {

@@ -18,12 +18,12 @@ const LOOKED_AT: usize = 8;
 pub(super) struct Copies {
     segments: Vec<Segment>,
     guard: Guard,
-    /// Some of them read what a peer has written.
+    /// Some of them have to do with peers.
     is_guarded: bool,
 }
 
 impl Copies {
-    /// None yet. Those of what a peer has written look at `guard`.
+    /// None yet. Those that have to do with peers look at `guard`.
     pub(super) fn new(guard: Guard) -> Self {
         Self {
             segments: Vec::new(),
@@ -32,8 +32,9 @@ impl Copies {
         }
     }
 
-    /// From here on they read what a peer has written, until they are enqueued.
-    pub(super) fn of_peers(&mut self) -> &mut Self {
+    /// From here on they read what a peer has written, or write what one reads, until they are enqueued: all of that looks at
+    /// the guard.
+    pub(super) fn guarded(&mut self) -> &mut Self {
         self.is_guarded = true;
         self
     }
@@ -81,6 +82,9 @@ impl Copies {
     /// # Errors
     /// Those of the driver.
     pub(super) fn flush_from_host(&mut self, stream: &Stream) -> Result<()> {
+        if self.segments.len() > FEW {
+            return self.guarded().flush(stream);
+        }
         for segment in &self.segments {
             stream.copy(segment.to, segment.from, segment.bytes as usize)?;
         }

@@ -12,7 +12,7 @@ use crate::plan::windows::{self, Room, Shots};
 use crate::plan::{Buffer, Plan, Shape, Sources, Span, Step};
 use crate::transport::cuda::driver::Stream;
 use crate::transport::cuda::flags::{Batch, Flags, Signal, Spot};
-use crate::transport::cuda::kernels::{self, Guard};
+use crate::transport::cuda::kernels::{self, Guard, Segment};
 use crate::transport::cuda::window::Windows;
 use crate::types::{Collective, Rank, ReduceOp};
 
@@ -306,7 +306,8 @@ impl<'a> Queueing<'a> {
         let bytes = src.len * request.dtype.size();
         self.meet()?;
         let Some(factor) = self.factor() else {
-            self.copies.gather(memory, offset, bytes, to);
+            // A rank that has failed may write where a peer still reads, which is to see it.
+            self.copies.guarded().gather(memory, offset, bytes, to);
             return Ok(());
         };
         let (stream, size) = (self.stream, request.dtype.size());
@@ -320,7 +321,18 @@ impl<'a> Queueing<'a> {
                 count,
                 factor,
             )
-        })
+        })?;
+        let scaled = Segment {
+            from: 0,
+            to,
+            bytes: bytes as u64,
+        };
+        kernels::poison(stream, &[scaled], self.guard())
+    }
+
+    /// What kernels that have to do with peers look at.
+    fn guard(&self) -> Guard {
+        Guard::new(self.words.address(Word::Dead), self.ticket.request.dtype)
     }
 
     fn keep(&mut self, src: Span, dst: Span) -> Result<()> {
@@ -354,10 +366,10 @@ impl<'a> Queueing<'a> {
         self.meet()?;
         if let Buffer::Window { rank, half } = dst.buffer {
             let to = self.window(rank.into(), half.into(), dst.offset)?;
-            self.copies.of_peers().push(from, to, bytes);
+            self.copies.guarded().push(from, to, bytes);
         } else {
             let (memory, offset) = locate(request, dst)?;
-            self.copies.of_peers().scatter(from, memory, offset, bytes);
+            self.copies.guarded().scatter(from, memory, offset, bytes);
         }
         Ok(())
     }
@@ -378,7 +390,7 @@ impl<'a> Queueing<'a> {
         self.copies.flush(self.stream)?;
         self.meet()?;
         let stream = self.stream;
-        let guard = Guard::new(self.words.address(Word::Dead), request.dtype);
+        let guard = self.guard();
         // A launch for every run of the own contribution and of the result.
         let launch = |done: usize, own: Option<u64>, out: u64, bytes: usize| {
             let mut from: Vec<u64> = sources.iter().map(|at| at + done as u64).collect();

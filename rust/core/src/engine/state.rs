@@ -36,6 +36,10 @@ use crate::engine::threads::{RuntimeThreads, ThreadsGuard};
 use crate::engine::wait::backoff::{Backoff, Parker};
 use crate::engine::work::WorkState;
 
+/// How long a group that closes waits for what it has sent to arrive: as long as a peer may take to hear of the farewell and
+/// to stop sending.
+const LINGER: Duration = Duration::from_millis(250);
+
 /// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
 pub(crate) const LARGE: usize = 1 << 20;
 
@@ -413,7 +417,7 @@ impl Group {
                 open.link.send_farewell();
             }
         }
-        core.links = LinkTable::new(self.world);
+        let links = std::mem::replace(&mut core.links, LinkTable::new(self.world));
         core.shared = SharedMemory::default();
         // A message that came in part, and for which no receive was posted.
         core.matching.clear();
@@ -421,6 +425,9 @@ impl Group {
         // The progress thread may hold the group still.
         self.parker.unpark();
         self.staff.progress.forget(self.number);
+        if self.failure.get().is_none() {
+            linger(links);
+        }
         let endpoint = self.membership.endpoint.lock().take();
         let stay = self.stay.lock().take();
         drop((endpoint, stay));
@@ -500,6 +507,19 @@ impl Core {
             self.plans.return_scratch(scratch);
         }
         Some(spare)
+    }
+}
+
+/// Keeps links over which farewell has been said until what was sent has arrived, for [`LINGER`] at most.
+fn linger(mut links: LinkTable) {
+    let until = Instant::now() + LINGER;
+    // All of them each time: what comes is discarded meanwhile.
+    let mut are_delivered = || {
+        let links = links.iter_open();
+        links.fold(true, |all, (_, _, open)| open.link.is_delivered() && all)
+    };
+    while !are_delivered() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

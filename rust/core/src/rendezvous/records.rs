@@ -7,7 +7,7 @@
 //! ```text
 //! record:   magic (4)  flags (1: authenticated)  version  content  [HMAC-SHA256 of all before (32)]
 //! entry:    rank (4)  world (4)  process (16)  member  count (2)  {name  value}
-//! table:    0 (1)  costs (5)  count (4)  {member}
+//! table:    0 (1)  costs (6)  count (4)  {member}
 //! member:   uuid (16)  public key (32)  pid (4)  memory node (2, all ones: none)  host  hostname  address
 //! failure:  1 (1)  code (1)  peer (4, all ones: none)  message
 //! ```

@@ -181,6 +181,17 @@ pub trait Link: Send {
     /// for the peer. Called once, before the link is dropped in good order.
     fn send_farewell(&mut self);
 
+    /// Whether the peer has said farewell: it reads nothing more. Looks at the control channel, so it is not for the hot path.
+    fn has_left(&mut self) -> bool {
+        false
+    }
+
+    /// After [`Link::send_farewell`]: whether the peer, or its system, has all that was sent. What still comes is discarded.
+    /// Where a link is dropped before, and more comes, what has not arrived may be lost.
+    fn is_delivered(&mut self) -> bool {
+        true
+    }
+
     /// Tells the peer on the control channel what this side is in.
     fn send_position(&mut self, position: &Position);
 

@@ -203,6 +203,7 @@ pub(super) mod ffi {
         fn set_timeout(self: &Group, timeout_ms: u64);
         fn sequence(self: &Group) -> u64;
         fn error(self: &Group) -> Status;
+        fn ends_on_device_failure(self: &Group) -> bool;
         fn memory(self: &Group) -> Vec<Usage>;
         fn abort(self: &Group, reason: &str);
         fn close(self: &Group);

@@ -341,6 +341,7 @@ fn introduction(
     let Place {
         node,
         nodes,
+        cores: of_all,
         caches,
     } = place();
     me.node = node;
@@ -354,7 +355,12 @@ fn introduction(
     );
     // What rank 0 says of this holds for all, so that all make the same choices.
     if rank == 0 && world > 1 {
-        me.costs = calibrate::costs().rounded(cores());
+        // Where ranks are bound to nodes, they share the cores of all nodes.
+        let shared = match node {
+            Some(_) => of_all.max(cores()),
+            None => cores(),
+        };
+        me.costs = calibrate::costs().rounded(shared);
     }
     Ok(me)
 }

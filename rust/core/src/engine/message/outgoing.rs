@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::frame::{Frame, HEADER, declined};
+use super::frame::{Frame, HEADER, Kind, declined};
 use crate::buffer::Memory;
 use crate::engine::links::{PeerLink, Runs};
 use crate::engine::work::WorkState;
@@ -67,6 +67,12 @@ impl Outgoing {
     /// A frame alone.
     pub(crate) fn control(frame: Frame) -> Self {
         Self::new(frame, Memory::empty())
+    }
+
+    /// Whether it gives back room for unasked-for messages.
+    pub(crate) fn is_credit(&self) -> bool {
+        self.work.is_none()
+            && Frame::decode(&self.header, 0).is_ok_and(|frame| frame.kind == Kind::Credit)
     }
 
     fn new(frame: Frame, payload: Memory) -> Self {

@@ -156,6 +156,12 @@ impl Matching {
         let mut moved = self.look_at_loans(rank, &mut open.link, finished)?;
         let peer = &mut self.peers[rank];
         while let Some(frame) = peer.outgoing.front_mut() {
+            if frame.sent == 0 && frame.is_credit() && open.link.has_left() {
+                // To a peer that is closing its socket it could cost what that one has sent before. Nor does it read
+                // what an encrypted link still owes it.
+                peer.outgoing.pop_front();
+                continue;
+            }
             let before = frame.sent;
             let sent = frame.advance(&mut open.link)?;
             moved |= frame.sent != before || sent != Sent::NotNow;

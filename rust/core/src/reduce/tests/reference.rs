@@ -230,7 +230,9 @@ fn combine_floats(op: ReduceOp, a: f64, b: f64) -> f64 {
         ReduceOp::Min | ReduceOp::Max if nan => f64::NAN,
         ReduceOp::Min if b < a => b,
         ReduceOp::Max if b > a => b,
-        _ => a,
+        ReduceOp::Min | ReduceOp::Max => a,
+        ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor => panic!("no bits in floats"),
+        ReduceOp::Land | ReduceOp::Lor | ReduceOp::Lxor => panic!("truth is counted"),
     }
 }
 
@@ -242,7 +244,8 @@ fn combine_ints(op: ReduceOp, a: i128, b: i128) -> i128 {
         ReduceOp::Band => a & b,
         ReduceOp::Bor => a | b,
         ReduceOp::Bxor => a ^ b,
-        _ => a + b,
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => a + b,
+        ReduceOp::Land | ReduceOp::Lor | ReduceOp::Lxor => panic!("truth is counted"),
     }
 }
 

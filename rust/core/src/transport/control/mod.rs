@@ -176,6 +176,11 @@ impl Control {
         self.state.clone()
     }
 
+    /// Whether the peer has said farewell, as far as has been read.
+    pub fn has_left(&self) -> bool {
+        self.state == PeerState::Left
+    }
+
     /// Whether the last [`Control::drain`] learned something that [`Control::peer_state`] has not
     /// told yet.
     pub fn has_news(&self) -> bool {

@@ -31,15 +31,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::announcements::{self, HEAD, Stated};
 use super::driver::{Device, MemoryOperation, Registered, Stream};
 use crate::error::{Error, Result};
-use crate::transport::Page;
+use crate::transport::{MESSAGE_HEADER, Page};
 use crate::types::Rank;
 
 /// The value of a flag that is set.
 pub const READY: u32 = 1;
 /// The bit that ends a wait without what was waited for.
 pub const ABORT: u32 = 2;
-/// Bytes of an announcement.
-pub const ANNOUNCEMENT: usize = 40;
+/// Bytes of an announcement: what goes before a message on the host says the same.
+pub const ANNOUNCEMENT: usize = MESSAGE_HEADER;
 
 const STRIDE: usize = 16;
 const MARKS: usize = 256;

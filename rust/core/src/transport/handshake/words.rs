@@ -71,13 +71,13 @@ pub enum Purpose {
 }
 
 impl Purpose {
+    /// All there are, in the order of their numbers.
+    pub(crate) const ALL: [Self; 3] = [Self::SharedMemory, Self::TcpData, Self::TcpControl];
+
     pub(in crate::transport) fn from_number(number: u8) -> Option<Self> {
-        match number {
-            1 => Some(Self::SharedMemory),
-            2 => Some(Self::TcpData),
-            3 => Some(Self::TcpControl),
-            _ => None,
-        }
+        Self::ALL
+            .into_iter()
+            .find(|purpose| *purpose as u8 == number)
     }
 }
 

@@ -21,6 +21,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg
 use socket2::SockRef;
 
 use super::keepalive;
+use super::unsent::unacknowledged;
 use crate::error::{Code, Error, Result};
 use crate::fork;
 use crate::transport::cipher::{Cipher, Failure, RECORD, Sealed};
@@ -358,6 +359,27 @@ impl Link for TcpLink {
         // while. Failing to say so costs the peer the time to settle.
         self.leaving = true;
         let _ = self.data.shutdown(Shutdown::Write);
+    }
+
+    fn has_left(&mut self) -> bool {
+        self.control.drain();
+        self.control.has_left()
+    }
+
+    fn is_delivered(&mut self) -> bool {
+        // A socket that is closed while something unread is there, or to which something comes afterwards, resets the
+        // connection: what it had not sent by then is lost.
+        let (mut unread, mut discarded) = ([0; 4096], 0);
+        while !self.drained {
+            match self.receive(&mut unread) {
+                Ok(0) => break,
+                Ok(_) if discarded > FAIR => return false,
+                Ok(count) => discarded += count,
+                Err(_) => return true,
+            }
+        }
+        // The end of the stream counts as one, and is acknowledged late.
+        self.drained || unacknowledged(self.data.as_fd()) <= 1
     }
 
     fn send_position(&mut self, position: &Position) {

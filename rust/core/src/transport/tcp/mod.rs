@@ -2,5 +2,6 @@
 
 pub(super) mod keepalive;
 pub mod link;
+mod unsent;
 
 pub use link::TcpLink;
