@@ -17,14 +17,14 @@ using Clock = std::chrono::steady_clock;
 using WeakStorages = std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>;
 
 // How long a program may take to call something that raises the error of a group that failed, once
-// that has been reported. And how long before the report it may have been raised already: a call may
-// be under way for some seconds more, until its stream has been let pass.
+// that has been reported. And how long before the report it may have been raised already: a call
+// may be under way for some seconds more, until its stream has been let pass.
 constexpr std::chrono::seconds kPatience(5);
 constexpr std::chrono::seconds kBefore(30);
 
-// Ends the process after that, unless an error of unisono's has been raised: what streams go on with
-// is no result, and a program that has not heard of it would use it. What ProcessGroupNCCL does by
-// default, and at once.
+// Ends the process after that, unless an error of unisono's has been raised: what streams go on
+// with is no result, and a program that has not heard of it would use it. What ProcessGroupNCCL
+// does by default, and at once.
 void end_unless_raised(std::string cause) {
   const auto failed = Clock::now();
   std::thread([cause = std::move(cause), failed] {

@@ -250,8 +250,8 @@ typedef enum unisono_log_level {
 typedef void (*unisono_log_function)(void* context, unisono_log_level level, const char* message);
 
 /**
- * Chooses what receives the log of what unisono chose and met with, from now on and for the whole process.
- * Without this call standard error is told, up to the level that the setting "log" says.
+ * Chooses what receives the log of what unisono chose and met with, from now on and for the whole
+ * process. Without this call standard error is told, up to the level that the setting "log" says.
  *
  * \param function  gets the lines; NULL for standard error. When this call returns, the function it
  *                  replaces is not called any more.

@@ -25,9 +25,8 @@ static const struct {
     {"uint16", 2, 0, 0, 'u'},      {"uint32", 4, 0, 0, 'u'},    {"uint64", 8, 0, 0, 'u'},
     {"bool", 1, 0, 0, 'b'},        {"complex64", 8, 0, 0, 'c'}, {"complex128", 16, 0, 0, 'c'}};
 
-static const char* const OP_NAMES[] = {"none", "sum",  "avg",       "prod", "min",
-                                              "max",  "band", "bor",       "bxor", "land",
-                                              "lor",  "lxor", "premul_sum"};
+static const char* const OP_NAMES[] = {"none", "sum",  "avg",  "prod", "min",  "max",       "band",
+                                       "bor",  "bxor", "land", "lor",  "lxor", "premul_sum"};
 
 enum { OPS = sizeof OP_NAMES / sizeof *OP_NAMES - 1 };
 

@@ -239,10 +239,10 @@ template <class Element>
 struct Poison {
   UNISONO_DEVICE static Element value() { return Element{}; }
 };
-#define UNISONO_POISON(TYPE, ...)                               \
-  template <>                                                   \
-  struct Poison<TYPE> {                                         \
-    UNISONO_DEVICE static TYPE value() { return __VA_ARGS__; }  \
+#define UNISONO_POISON(TYPE, ...)                              \
+  template <>                                                  \
+  struct Poison<TYPE> {                                        \
+    UNISONO_DEVICE static TYPE value() { return __VA_ARGS__; } \
   };
 UNISONO_POISON(Float16, Float16{0x7e00})
 UNISONO_POISON(BFloat16, BFloat16{0x7fc0})
