@@ -34,7 +34,7 @@
 //! | By which transport is a peer reached? | the table in `transport/endpoint/transports/mod.rs` |
 //! | What goes over a connection first? | `transport/handshake/`, by `transport/endpoint/attempt.rs` and `accept.rs` |
 //! | What goes before the bytes of a message? | `engine/collective/header.rs`, `engine/message/frame.rs` |
-//! | What happens when a rank dies? | noticed in `engine/group/drive.rs` (`look_around`) and `liveness.rs`, ended in `engine/state.rs` (`fail_with`) |
+//! | What happens when a rank dies? | noticed in `engine/group/drive.rs` (`look_around`) and `liveness.rs`, ended in `engine/group/end.rs` (`fail_with`) |
 //! | How do ranks that wait for each other find out? | `engine/group/deadlock.rs` |
 //!
 //! `UNISONO_LOG=debug` prints these choices as they are made.

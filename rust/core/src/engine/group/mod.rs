@@ -5,6 +5,7 @@ pub(crate) mod bootstrap;
 pub(crate) mod deadlock;
 pub(crate) mod drive;
 mod driven;
+pub(crate) mod end;
 pub(crate) mod estimate;
 pub(crate) mod for_devices;
 #[cfg(test)]

@@ -121,23 +121,16 @@ UNISONO_KERNEL(unisono_scale, void* out, const void* in, unsigned long long coun
 
 UNISONO_KERNEL(unisono_copy, Segments segments, unsigned count, const unsigned* dead,
                unsigned long long poison) {
-  const bool is_dead = is_set(dead);
+  if (is_set(dead)) return repeat_all(segments, count, poison);
   for (unsigned row = blockIdx.y; row < count; row += gridDim.y) {
     const Segment& segment = segments.at[row];
-    if (is_dead) {
-      repeat(static_cast<char*>(segment.to), poison, segment.bytes);
-      continue;
-    }
     copy(static_cast<char*>(segment.to), static_cast<const char*>(segment.from), segment.bytes);
   }
 }
 
 UNISONO_KERNEL(unisono_poison, Segments segments, unsigned count, const unsigned* dead,
                unsigned long long poison) {
-  if (!is_set(dead)) return;
-  for (unsigned row = blockIdx.y; row < count; row += gridDim.y) {
-    repeat(static_cast<char*>(segments.at[row].to), poison, segments.at[row].bytes);
-  }
+  if (is_set(dead)) repeat_all(segments, count, poison);
 }
 
 #endif

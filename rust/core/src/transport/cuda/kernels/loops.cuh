@@ -192,6 +192,14 @@ UNISONO_DEVICE void repeat(char* to, u64 pattern, u64 bytes) {
   for (u64 i = thread(); i < bytes; i += threads()) store(to + i, char(pattern >> (i % 8 * 8)));
 }
 
+// The same for `count` runs, each by a row of the grid.
+UNISONO_DEVICE void repeat_all(const Segments& segments, u32 count, u64 pattern) {
+  UNISONO_ROLLED
+  for (u32 row = blockIdx.y; row < count; row += gridDim.y) {
+    repeat(static_cast<char*>(segments.at[row].to), pattern, segments.at[row].bytes);
+  }
+}
+
 // `count` units, several under way at a time.
 template <class Unit>
 UNISONO_DEVICE void copy_units(char* to, const char* from, u64 count) {

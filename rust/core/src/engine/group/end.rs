@@ -1,0 +1,133 @@
+//! The end of a group: by a failure, which ends every operation on every rank, or in good order.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::error::{Code, Error};
+use crate::fence::contained;
+use crate::fork;
+use crate::transport::{Notice, WRITERS_PATIENCE};
+
+use crate::engine::collective::shared::SharedMemory;
+use crate::engine::links::LinkTable;
+use crate::engine::reports::notice;
+use crate::engine::state::{Core, Group};
+
+/// How long a group that closes waits for what it has sent to arrive: as long as a peer may take to hear of the farewell and
+/// to stop sending.
+const LINGER: Duration = Duration::from_millis(250);
+
+impl Group {
+    /// The group has failed: every operation fails with the first cause, and the other ranks get a notice.
+    pub(crate) fn fail(&self, core: &mut Core, error: Error) {
+        let notice = notice(&error, self.rank);
+        self.fail_with(core, error, &notice);
+    }
+
+    /// As [`Group::fail`], passing on another rank's notice.
+    pub(crate) fn fail_with(&self, core: &mut Core, error: Error, notice: &Notice) {
+        if self.failure.set((error.clone(), notice.clone())).is_err() {
+            return;
+        }
+        tracing::info!(rank = self.rank, error = %error, "the group has failed");
+        // First of all: it revokes what is lent, before the memory of the operations can be used for anything else. A
+        // link that panics keeps neither the others from it nor the operations from their end.
+        for (_, _, open) in core.links.iter_open() {
+            let _ = contained(|| open.link.send_abort(notice));
+        }
+        let until = Instant::now() + WRITERS_PATIENCE;
+        for (_, _, open) in core.links.iter_open() {
+            let _ = contained(|| open.link.as_neighbour(|peer| peer.await_writer(until)));
+        }
+        // Each operation's error names the operation itself.
+        let each = Error {
+            operation: None,
+            ..error
+        };
+        for operation in core.operations.drain(..) {
+            core.finished.push((operation.work, Err(each.clone())));
+        }
+        for work in core.matching.clear() {
+            core.finished.push((work, Err(each.clone())));
+        }
+        // Links that are new hear of it as they are read.
+        let _ = contained(|| self.read_mail(core));
+        self.settle(core);
+        self.parker.unpark();
+    }
+
+    /// Ends every operation on every rank.
+    pub(crate) fn abort(&self, reason: &str) {
+        if fork::check().is_err() {
+            // The connections are the parent's, which goes on.
+            return;
+        }
+        let error = Error::new(
+            Code::Aborted,
+            format!("rank {} aborted the group: {reason}", self.rank),
+        );
+        self.fail(&mut self.core.lock(), error);
+    }
+
+    /// Leaves in good order. Threads that worked for this group alone end soon after; this does not wait for them.
+    pub(crate) fn close(&self) {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if fork::check().is_err() {
+            return;
+        }
+        if let Some(endpoint) = self.membership.endpoint() {
+            endpoint.unregister(&self.membership.key.id(), self.rank);
+        }
+        let mut core = self.core.lock();
+        if core.has_unfinished() {
+            self.abort_on_close(&mut core);
+        }
+        self.read_mail(&mut core);
+        if self.failure.get().is_none() {
+            for (_, _, open) in core.links.iter_open() {
+                open.link.send_farewell();
+            }
+        }
+        let links = std::mem::replace(&mut core.links, LinkTable::new(self.world));
+        core.shared = SharedMemory::default();
+        // A message that came in part, and for which no receive was posted.
+        core.matching.clear();
+        drop(core);
+        // The progress thread may hold the group still.
+        self.parker.unpark();
+        self.staff.progress.forget(self.number);
+        if self.failure.get().is_none() {
+            linger(links);
+        }
+        let endpoint = self.membership.endpoint.lock().take();
+        let stay = self.stay.lock().take();
+        drop((endpoint, stay));
+    }
+
+    fn abort_on_close(&self, core: &mut Core) {
+        let waits = self.describe_waits(core);
+        let error = Error::new(
+            Code::Aborted,
+            format!(
+                "rank {} closed its communicator while operations were under way: {waits}",
+                self.rank
+            ),
+        );
+        self.fail(core, error);
+    }
+}
+
+/// Keeps links over which farewell has been said until what was sent has arrived, for [`LINGER`] at most.
+fn linger(mut links: LinkTable) {
+    let until = Instant::now() + LINGER;
+    // All of them each time: what comes is discarded meanwhile.
+    let mut are_delivered = || {
+        let links = links.iter_open();
+        links.fold(true, |all, (_, _, open)| open.link.is_delivered() && all)
+    };
+    while !are_delivered() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
