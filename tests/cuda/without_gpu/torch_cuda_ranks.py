@@ -627,6 +627,19 @@ def is_captured() -> None:
 # Trouble
 
 
+def leave(before: dict[str, int]) -> None:
+    """End the group, and wait until what a dead peer may have had under way is given back.
+
+    A process that ends earlier leaves that to the driver.
+    """
+    dist.destroy_process_group()
+    deadline = time.monotonic() + 30
+    for kind in ("registrations", "allocations"):
+        while statistics()[kind] > before[kind]:
+            assert time.monotonic() < deadline, (kind, before, statistics())
+            time.sleep(0.01)
+
+
 def loses_a_peer() -> str:
     """A peer dies while a call waits for it: the stream goes on, and later calls raise."""
     rank, world = start(first_call=False)
@@ -649,24 +662,8 @@ def loses_a_peer() -> str:
         dist.all_reduce(reduced)
     assert not work.is_success()
     del work
-    dist.destroy_process_group()
-    # unisono waits for what a dead peer may have had under way. A process that ends earlier leaves
-    # that to the driver.
-    for kind in ("registrations", "allocations"):
-        while statistics()[kind] > before[kind]:
-            assert time.monotonic() < deadline, (kind, before, statistics())
-            time.sleep(0.01)
+    leave(before)
     return str(raised.value)
-
-
-def leave(before: dict[str, int]) -> None:
-    """End the group, and wait until what a dead peer may have had under way is given back."""
-    dist.destroy_process_group()
-    deadline = time.monotonic() + 30
-    for kind in ("registrations", "allocations"):
-        while statistics()[kind] > before[kind]:
-            assert time.monotonic() < deadline, (kind, before, statistics())
-            time.sleep(0.01)
 
 
 def looks_once() -> str:
