@@ -3,6 +3,7 @@
     sudo .venv/bin/python benchmarks/network.py                       in about five minutes
     sudo .venv/bin/python benchmarks/network.py --hosts 4,4 --sizes 1M,16M,64M --rate 1000
     sudo .venv/bin/python benchmarks/network.py --hosts 2,2 --numbering round-robin --rate 0
+    sudo .venv/bin/python benchmarks/network.py --collectives all_reduce,all_reduce_int8 --algorithms none
 
 A job of unisono chooses its algorithms by itself, one job for each of --algorithms uses that alone
 (UNISONO_ALGORITHM), and one job holds the groups of torch with gloo and with unisono. They
@@ -39,6 +40,8 @@ SHARES = {
     # Bytes that the busiest host must send or receive, for h hosts and r ranks on the largest, in
     # those of a rank's longer buffer.
     "all_reduce": lambda h, _: 2 * (h - 1) / h,
+    # Of float32, although a quarter of the bytes is sent.
+    "all_reduce_int8": lambda h, _: 2 * (h - 1) / h,
     "all_gather": lambda h, _: (h - 1) / h,
     "reduce_scatter": lambda h, _: (h - 1) / h,
     "broadcast": lambda _, __: 1.0,

@@ -142,6 +142,7 @@ class Backend final : public c10d::Backend {
 
   // For the operators (operators.cpp): a job in host memory, carried out in the calling thread.
   void carry_out(const Job& job) const;
+  void all_reduce_int8(const at::Tensor& tensor, bool average) const;
   Job all_gather_job(const at::Tensor& output, const at::Tensor& input) const;
   Job reduce_scatter_job(const at::Tensor& output, const at::Tensor& input,
                          const c10d::ReduceOp& op) const;
@@ -174,8 +175,9 @@ class Backend final : public c10d::Backend {
                                Tensors results, Mode mode);
   WorkPointer exchange_on_device(Label label, Job job, const at::Tensor& tensor, int64_t peer,
                                  int tag);
-  // Blocks until what this rank has put into the streams of its devices has ended.
-  void drain(const c10d::BarrierOptions& opts);
+  // The devices that are named and there.
+  std::vector<at::Device> devices_of(const c10d::BarrierOptions& opts) const;
+  WorkPointer barrier_on_device(at::Device device, const c10d::BarrierOptions& opts);
   WorkPointer exchange(Label label, const at::Tensor& tensor, int64_t peer, int tag);
   // What becomes of the calls of this thread.
   enum class Window { None, Batch, Estimate };
@@ -213,6 +215,10 @@ class Backend final : public c10d::Backend {
 
   Streams streams_;
   std::atomic<bool> timed_ = false;
+
+  // A byte of each device, which asynchronous barriers reduce.
+  std::mutex tokens_mutex_;
+  std::unordered_map<at::Device, at::Tensor> tokens_;
 
   // How often each list of ranks under each name has been split off.
   std::unordered_map<std::string, int> splits_;

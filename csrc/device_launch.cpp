@@ -1,6 +1,7 @@
 // How a backend carries out calls on device memory: each is put into a stream.
 #include <c10/core/StreamGuard.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -96,11 +97,14 @@ Backend::WorkPointer Backend::exchange_on_device(Label label, Job job, const at:
   return started(work, true);
 }
 
-void Backend::drain(const c10d::BarrierOptions& opts) {
+std::vector<at::Device> Backend::devices_of(const c10d::BarrierOptions& opts) const {
   std::vector<at::Device> devices;
   // A program may name a device on a host without one; there is nothing to be drained then.
   const auto add = [&](std::optional<at::Device> device) {
-    if (device && is_there(*device)) devices.push_back(*device);
+    if (!device || !is_there(*device)) return;
+    if (std::find(devices.begin(), devices.end(), *device) == devices.end()) {
+      devices.push_back(*device);
+    }
   };
   add(getBoundDeviceId());
   add(opts.device);
@@ -109,7 +113,21 @@ void Backend::drain(const c10d::BarrierOptions& opts) {
     if (index < 0 || index > most) continue;
     add(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)));
   }
-  streams_.drain(devices);
+  return devices;
+}
+
+Backend::WorkPointer Backend::barrier_on_device(at::Device device,
+                                                const c10d::BarrierOptions& opts) {
+  Tensors token;
+  {
+    std::lock_guard lock(tokens_mutex_);
+    at::Tensor& found = tokens_[device];
+    // What is in it does not matter.
+    if (!found.defined()) found = at::empty({1}, at::TensorOptions(device).dtype(at::kByte));
+    token.push_back(found);
+  }
+  return launch({c10d::OpType::BARRIER, "unisono:barrier"},
+                all_reduce_jobs(token, c10d::ReduceOp::MAX), token, {}, {true, opts.timeout});
 }
 
 void Backend::shutdown() {

@@ -272,11 +272,13 @@ void DeviceWork::synchronize() {
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
-  if (timeout != kNoTimeout && !captured_) {
-    const auto deadline = Clock::now() + timeout;
+  const bool limited = timeout != kNoTimeout;
+  // Whoever waits for a barrier waits on the host, as with NCCL.
+  if ((limited || retrieveOpType() == c10d::OpType::BARRIER) && !captured_) {
+    const auto deadline = Clock::now() + (limited ? timeout : std::chrono::milliseconds(0));
     for (const auto& operation : operations_) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-      raise(operation->wait(std::max<int64_t>(left.count(), 0)));
+      raise(operation->wait(limited ? std::max<int64_t>(left.count(), 0) : -1));
     }
   }
   if (auto error = exception()) raise(error);

@@ -84,6 +84,12 @@ void Backend::carry_out(const Job& job) const {
   for (const auto& [to, from] : job.kept().copies) to.copy_(from);
 }
 
+void Backend::all_reduce_int8(const at::Tensor& tensor, bool average) const {
+  const rust::Slice<float> values{tensor.mutable_data_ptr<float>(),
+                                  static_cast<size_t>(tensor.numel())};
+  raise(handle_->group->all_reduce_int8(values, average));
+}
+
 Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, int64_t peer,
                                        int tag) {
   if (tag < 0) wrong_value("tag", c10::str(tag, " is negative"));
@@ -142,7 +148,13 @@ Backend::WorkPointer Backend::recvAnysource(Tensors& tensors, int tag) {
 }
 
 Backend::WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
-  if (window() != Window::Estimate) drain(opts);
+  if (window() != Window::Estimate) {
+    const auto devices = devices_of(opts);
+    // What the caller does not wait for takes place on the device that it has named, in the order of
+    // streams: all ranks name one or none. Otherwise it is the host's, and has to wait for devices.
+    if (opts.asyncOp && !devices.empty()) return barrier_on_device(devices.front(), opts);
+    streams_.drain(devices);
+  }
   return launch({OpType::BARRIER, "unisono:barrier"}, Job(Collective::Barrier), {}, {},
                 {opts.asyncOp, opts.timeout});
 }

@@ -80,6 +80,21 @@ void all_reduce_in_place(const at::Tensor& tensor, string_view group, string_vie
   wait(served.by->allreduce(tensors, options));
 }
 
+// float32 between hosts in 8 bits, as the core's `all_reduce_int8` says.
+void all_reduce_int8_in_place(const at::Tensor& tensor, string_view group, string_view op) {
+  if (op != "sum" && op != "avg") {
+    wrong_value("op", c10::str("\"", op, "\" is not made of 8 bits; sum and avg are"));
+  }
+  if (!tensor.is_cpu() || tensor.scalar_type() != at::kFloat || !tensor.is_contiguous()) {
+    wrong_value("tensor", c10::str("it is ", tensor.toString(),
+                                   tensor.is_contiguous() ? "" : " and not contiguous",
+                                   "; contiguous float32 on the CPU is sent in 8 bits"));
+  }
+  const Served served = unisono::served(group, tensor);
+  if (!served.directly) return all_reduce_in_place(tensor, group, op);
+  served.directly->all_reduce_int8(tensor, op == "avg");
+}
+
 at::Tensor all_reduce(const at::Tensor& tensor, string_view group, string_view op) {
   const Served served = unisono::served(group, tensor);
   auto result = at::empty_like(tensor, at::MemoryFormat::Contiguous);
@@ -174,6 +189,8 @@ int64_t ranks(string_view group) {
 }
 
 void all_reduce_in_place(const at::Tensor&, string_view, string_view) {}
+
+void all_reduce_int8_in_place(const at::Tensor&, string_view, string_view) {}
 
 void broadcast_in_place(const at::Tensor&, string_view, int64_t) {}
 
@@ -355,6 +372,15 @@ void all_reduce_in_place(const at::Tensor& tensor, string_view group, string_vie
   note_write(tensor);
 }
 
+void all_reduce_int8_in_place(const at::Tensor& tensor, string_view group, string_view op) {
+  refuse_gradient(tensor, "all_reduce");
+  static const auto handle =
+      operator_of<void(const at::Tensor&, string_view, string_view)>("unisono::all_reduce_int8_");
+  const at::AutoDispatchBelowADInplaceOrView below;
+  handle.call(tensor, group, op);
+  note_write(tensor);
+}
+
 void broadcast_in_place(const at::Tensor& tensor, string_view group, int64_t src) {
   refuse_gradient(tensor, "broadcast");
   static const auto handle =
@@ -367,14 +393,15 @@ void broadcast_in_place(const at::Tensor& tensor, string_view group, int64_t src
 }  // namespace derivatives
 
 // For each kind of tensor its functions, which have the same names.
-#define UNISONO_IMPLEMENT(library, functions)                      \
-  do {                                                             \
-    (library).impl("all_reduce", functions::all_reduce);           \
-    (library).impl("all_reduce_", functions::all_reduce_in_place); \
-    (library).impl("all_gather", functions::all_gather);           \
-    (library).impl("reduce_scatter", functions::reduce_scatter);   \
-    (library).impl("broadcast", functions::broadcast);             \
-    (library).impl("broadcast_", functions::broadcast_in_place);   \
+#define UNISONO_IMPLEMENT(library, functions)                                \
+  do {                                                                       \
+    (library).impl("all_reduce", functions::all_reduce);                     \
+    (library).impl("all_reduce_", functions::all_reduce_in_place);           \
+    (library).impl("all_reduce_int8_", functions::all_reduce_int8_in_place); \
+    (library).impl("all_gather", functions::all_gather);                     \
+    (library).impl("reduce_scatter", functions::reduce_scatter);             \
+    (library).impl("broadcast", functions::broadcast);                       \
+    (library).impl("broadcast_", functions::broadcast_in_place);             \
   } while (false)
 
 }  // namespace
@@ -382,6 +409,7 @@ void broadcast_in_place(const at::Tensor& tensor, string_view group, int64_t src
 void define_operators(torch::Library& library) {
   library.def("all_reduce(Tensor tensor, str group, str op='sum') -> Tensor");
   library.def("all_reduce_(Tensor(a!) tensor, str group, str op='sum') -> ()");
+  library.def("all_reduce_int8_(Tensor(a!) tensor, str group, str op='sum') -> ()");
   library.def("all_gather(Tensor tensor, str group) -> Tensor");
   library.def("reduce_scatter(Tensor tensor, str group, str op='sum') -> Tensor");
   library.def("broadcast(Tensor tensor, str group, int src) -> Tensor");

@@ -97,6 +97,25 @@ class AllReduce(Collective):
         return right
 
 
+class AllReduceInt8(AllReduce):
+    """`torch.ops.unisono.all_reduce_int8_`: float32 that travels between hosts in 8 bits."""
+
+    def call(self, group: dist.ProcessGroup) -> None:
+        if dist.get_backend(group) != "unisono" or self.dtype != torch.float32:
+            raise RuntimeError(f"{dist.get_backend(group)} does not support {self.dtype} in 8 bits")
+        torch.ops.unisono.all_reduce_int8_(self.tensor, group.group_name)
+
+    def check(self, group: dist.ProcessGroup) -> bool:
+        steps = torch.arange(self.count, dtype=self.dtype) % 64
+        torch.add(steps, self.rank, out=self.tensor)
+        self.call(group)
+        expected = self.world * steps + self.world * (self.world - 1) / 2
+        most = self.world * (63 + self.world)
+        right = bool(((self.tensor - expected).abs() <= most / 100).all())
+        self.tensor.zero_()
+        return right
+
+
 class Broadcast(Collective):
     def __init__(self, size: int, rank: int, world: int) -> None:
         super().__init__(size, rank, world)
@@ -191,6 +210,7 @@ class PingPong(Collective):
 
 COLLECTIVES: dict[str, type[Collective]] = {
     "all_reduce": AllReduce,
+    "all_reduce_int8": AllReduceInt8,
     "broadcast": Broadcast,
     "all_gather": AllGather,
     "reduce_scatter": ReduceScatter,

@@ -244,6 +244,7 @@ class Communicator:
         timeout: _Seconds | None = None,
         stream: _Stream | None = None,
     ) -> Work[_W]: ...
+    def all_reduce_int8(self, array: _W, op: ReduceOp | str = "sum") -> _W: ...
     @overload
     def reduce(
         self,

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from unisono._torch_hooks import int8_hook
     from unisono._torch_options import Options
 
-__all__ = ["Options", "create_backend", "register", "replace_gloo"]
+__all__ = ["Options", "create_backend", "int8_hook", "register", "replace_gloo"]
 
 # Where the driver of NVIDIA's GPUs shows itself: on a host, in a subsystem for Linux, on a Jetson.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
@@ -30,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from unisono._torch_options import Options
 
         return Options
+    if name == "int8_hook":
+        from unisono._torch_hooks import int8_hook
+
+        return int8_hook
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

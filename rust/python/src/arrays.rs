@@ -68,6 +68,28 @@ pub(crate) struct Array<'py> {
     kind: Kind,
 }
 
+/// The numbers of an array, which it keeps.
+pub(crate) struct Floats {
+    start: *mut f32,
+    count: usize,
+    _keep: Py<PyAny>,
+}
+
+// SAFETY: it owns a share of what owns the memory, which belongs to no thread.
+unsafe impl Send for Floats {}
+
+impl Floats {
+    /// # Safety
+    /// No other code uses the array meanwhile.
+    pub(crate) unsafe fn slice(&mut self) -> &mut [f32] {
+        if self.count == 0 {
+            return &mut [];
+        }
+        // SAFETY: `floats` has found so many aligned numbers, which live as long as `self`; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.count) }
+    }
+}
+
 /// Where an array comes from, which says how another one like it is made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -272,6 +294,28 @@ impl<'py> Array<'py> {
     pub(crate) unsafe fn memory(&self) -> Memory {
         // SAFETY: the caller's promise; the layout is the owner's description of memory that it owns.
         unsafe { Memory::from_raw_parts(self.layout.start, self.bytes()) }
+    }
+
+    /// The array as numbers of float32, for a thread that may outlive the call.
+    ///
+    /// # Errors
+    /// `UnsupportedError` for another type, a CUDA device, or memory that is not aligned.
+    pub(crate) fn floats(&self) -> PyResult<Floats> {
+        let start: *mut f32 = self.layout.start.cast();
+        let reason = if self.kind == Kind::Device {
+            "is on a CUDA device, and must be in the memory of the host"
+        } else if self.dtype() != DataType::Float32 {
+            "must be of float32"
+        } else if self.count() > 0 && !start.is_aligned() {
+            "does not begin at a multiple of 4 bytes; pass a copy"
+        } else {
+            return Ok(Floats {
+                start,
+                count: self.count(),
+                _keep: self.keep(),
+            });
+        };
+        Err(self.argument.unsupported(self.object.py(), reason))
     }
 
     /// What must live for as long as the memory is used.

@@ -248,6 +248,10 @@ impl Group {
         }))
     }
 
+    fn all_reduce_int8(&self, values: &mut [f32], average: bool) -> ffi::Status {
+        outcome(self.guard(|communicator| communicator.all_reduce_int8(values, average)))
+    }
+
     fn set_timeout(&self, timeout_ms: u64) {
         self.quietly(|communicator| communicator.set_timeout(Duration::from_millis(timeout_ms)));
     }

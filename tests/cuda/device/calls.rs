@@ -278,3 +278,53 @@ fn streams_of_several_threads_keep_the_order() {
         assert_all(&b, &own, 48.0);
     });
 }
+
+/// Every word that a stream writes makes it wait for all that it did before, and every call of the driver takes the host's
+/// time: there are as few as can be.
+#[test]
+fn a_call_takes_few_writes_and_few_calls_of_the_driver() {
+    const TIMES: u64 = 8;
+    for world in [2, 4] {
+        let test = Test {
+            config: LARGE,
+            ..Test::new(
+                "calls::a_call_takes_few_writes_and_few_calls_of_the_driver",
+                Ranks::Processes,
+                world,
+            )
+        };
+        test.run(|comm| {
+            let (own, named) = stream();
+            let array = array_of(&own, 1.0, 2);
+            all_reduce(&comm, &array, named)
+                .expect("started")
+                .wait(None)
+                .expect("the ranks have met");
+            let peers = comm.world_size() as u64 - 1;
+            let counted = |named, most| {
+                let counts = || ["calls_made", "words_written", "words_awaited"].map(reported);
+                let before = counts();
+                let mut work = None;
+                for _ in 0..TIMES {
+                    work = Some(all_reduce(&comm, &array, named).expect("started"));
+                }
+                let calls = reported("calls_made") - before[0];
+                work.expect("one").wait(None).expect("a sum");
+                let [_, written, awaited] = counts();
+                // Both ways: what the window holds can be read, and has been; each is told, and cleared. And the end.
+                assert_eq!(written - before[1], TIMES * (4 * peers + 1));
+                assert_eq!(awaited - before[2], TIMES * 2 * peers);
+                assert_eq!(calls, TIMES * most);
+            };
+            // Two calls that make the context current and not; whether it is captured; what memory it is, at both ends; three batches
+            // of words and two kernels. Of a stream that is not a default one, its context and its number, too.
+            counted(named, 12);
+            // The first of them waits for the last on the other stream.
+            all_reduce(&comm, &array, LEGACY)
+                .expect("started")
+                .wait(None)
+                .expect("a sum");
+            counted(LEGACY, 10);
+        });
+    }
+}

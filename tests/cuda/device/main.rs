@@ -6,6 +6,7 @@ mod cases;
 mod gpu;
 mod graph;
 mod harness;
+mod messages;
 mod replay;
 #[path = "../../../rust/core/src/skips.rs"]
 mod skips;
@@ -17,11 +18,12 @@ use unisono::buffer::Memory;
 use unisono::error::{Code, Error};
 use unisono::transport::cuda::driver::{DeviceMemory, Stream};
 use unisono::types::{Collective, DataType, DeviceStream, ReduceOp};
-use unisono::{Communicator, PointToPoint, Request, Sizes, Work};
+use unisono::{Communicator, Request, Sizes, Work};
 
 use cases::{Case, all};
 use gpu::{Array, bytes_of, floats, stream, stream_of};
 use harness::{Ranks, Test};
+use messages::message;
 use skips::skipped;
 
 /// Windows so small that most operations take several chunks, and two shots are taken.
@@ -153,8 +155,10 @@ fn every_collective_between_devices() {
     for (ranks, access) in [
         (Ranks::Local, "yes"),
         (Ranks::Local, "no"),
+        (Ranks::Local, "upwards"),
         (Ranks::Processes, "yes"),
         (Ranks::Processes, "no"),
+        (Ranks::Processes, "upwards"),
     ] {
         let driver = [("DEVICES", "2"), ("PEER_ACCESS", access)];
         let test = Test {
@@ -391,65 +395,6 @@ fn groups_share_a_device_in_any_order() {
         assert_all(&a, &first, 19_683.0);
         assert_all(&b, &second, 19_683.0);
     });
-}
-
-/// One message, started on a stream.
-fn message(
-    comm: &Communicator,
-    array: &Array,
-    (peer, tag): (Option<usize>, u64),
-    named: DeviceStream,
-    sends: bool,
-) -> Work {
-    let options = PointToPoint {
-        stream: Some(named),
-        ..PointToPoint::default()
-    };
-    let (dtype, memory) = (DataType::Float32, array.memory());
-    // SAFETY: every caller keeps the array until the stream has got past the operation.
-    unsafe {
-        match peer {
-            Some(to) if sends => comm.send(dtype, memory, to, tag, options),
-            from => comm.receive(dtype, memory, from, tag, options),
-        }
-    }
-    .expect("started")
-}
-
-#[test]
-fn messages_meet_by_rank_and_tag() {
-    for ranks in [Ranks::Local, Ranks::Processes] {
-        let test = Test {
-            config: LARGE,
-            driver: &[("RANDOM_DELAY", "200")],
-            ..Test::new("messages_meet_by_rank_and_tag", ranks, 3)
-        };
-        test.run(|comm| {
-            let (stream, named) = stream();
-            let (back, named_back) = gpu::stream();
-            let (rank, world) = (comm.rank(), comm.world_size());
-            let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
-            for count in [0, 1, 5000, 300_000] {
-                let first = array_of(&stream, rank as f32, count);
-                let second = array_of(&stream, rank as f32 + 10.0, 3);
-                let got_first = array_of(&back, -1.0, count);
-                let got_second = array_of(&back, -1.0, 3);
-                // To make them the driver may wait for the streams of the others.
-                comm.barrier().expect("barrier");
-                // The second message overtakes by its tag, the first comes from any rank.
-                message(&comm, &first, (Some(next), 1), named, true);
-                message(&comm, &second, (Some(next), 2), named, true);
-                let two = message(&comm, &got_second, (Some(previous), 2), named_back, false);
-                let one = message(&comm, &got_first, (None, 1), named_back, false);
-                one.wait(None).expect("a message");
-                two.wait(None).expect("a message");
-                assert_eq!(one.source(), Some(previous));
-                assert_all(&got_first, &back, previous as f32);
-                assert_all(&got_second, &back, previous as f32 + 10.0);
-                comm.barrier().expect("barrier");
-            }
-        });
-    }
 }
 
 #[test]

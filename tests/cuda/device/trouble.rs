@@ -1,11 +1,12 @@
 //! What the driver refuses, what happens at the same time, and a context that is lost.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use unisono::error::Code;
-use unisono::{Communicator, PointToPoint, Request, Work};
-
+use unisono::transport::cuda::driver::{MemoryOperation, Pinned};
 use unisono::types::DataType;
+use unisono::{Communicator, PointToPoint, Request, Work};
 
 use crate::gpu::{floats, stream};
 use crate::harness::{Ranks, Test};
@@ -258,5 +259,60 @@ fn a_context_that_is_lost_is_noticed() {
         let error = work.wait(Some(Duration::from_secs(30))).unwrap_err();
         assert_eq!(error.code, Code::System, "{error}");
         assert!(error.message.contains("ILLEGAL_ADDRESS"), "{error}");
+    });
+}
+
+/// A rank whose stream is held up by its own work blames no other rank, and the others blame it.
+#[test]
+fn a_stream_that_is_held_up_by_its_own_work_is_told_from_one_that_waits() {
+    let test = Test {
+        config: SMALL,
+        ..Test::new(
+            "trouble::a_stream_that_is_held_up_by_its_own_work_is_told_from_one_that_waits",
+            Ranks::Processes,
+            3,
+        )
+    };
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let gate = Pinned::private(stream.device(), 4096).expect("a word");
+        let brief = || Some(Duration::from_millis(200));
+        // In one shot, and in two, where the others have contributed and wait for results.
+        for count in [10, 100_000] {
+            let array = array_of(&stream, 1.0, count);
+            all_reduce(&comm, &array, named)
+                .expect("started")
+                .wait(None)
+                .expect("the ranks have met");
+            comm.barrier().expect("barrier");
+            gate.word(0).store(0, Ordering::Release);
+            if comm.rank() == 0 {
+                let held = MemoryOperation::WaitAny {
+                    address: gate.address(),
+                    mask: 1,
+                };
+                stream.operate(&[held]).expect("held");
+            }
+            let work = all_reduce(&comm, &array, named).expect("started");
+            let error = work.wait(brief()).unwrap_err();
+            let words = match comm.rank() {
+                0 => "this rank's stream has not come to it yet",
+                _ => "waits for rank 0",
+            };
+            assert!(
+                error.message.replace(&work.name(), "it").contains(words),
+                "{count}: {error}"
+            );
+            match comm.rank() {
+                // A barrier would wait for the device.
+                0 => (1..3).for_each(|peer| {
+                    let told = comm.receive_slice(&mut [0_u8], Some(peer), 0);
+                    told.expect("a word");
+                }),
+                _ => comm.send_slice(&[0_u8], 0, 0).expect("a word"),
+            }
+            gate.word(0).store(1, Ordering::Release);
+            work.wait(None).expect("a sum");
+        }
     });
 }

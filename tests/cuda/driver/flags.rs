@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use unisono::transport::cuda::driver::{Device, DeviceMemory, Pinned, Stream};
-use unisono::transport::cuda::flags::{ANNOUNCEMENT, Announced, Flags, Signal, Spot};
+use unisono::transport::cuda::flags::{ANNOUNCEMENT, Announced, Flags, Receipt, Signal, Spot};
 use unisono::transport::{Neighbour, Page, local};
 
 use crate::driver_calls::capture;
@@ -18,6 +18,7 @@ mod clean {
         streams_meet_in_both_halves { RANDOM_DELAY: "300", HOST_POINTERS: "separate" }
         captured_meetings_are_replayed { RANDOM_DELAY: "100" }
         missing_ranks_are_named_and_all_waits_are_released
+        a_wait_leaves_its_receipt
         announcements_are_read_in_time
         both_meetings_are_apart
         a_stranger_is_an_error
@@ -70,7 +71,7 @@ fn round(
     let half = 4 * (n % 2) as u64;
     flags
         .batch()
-        .wait(Signal::Empty, spot(n), others(rank, size))
+        .wait(Signal::Empty, spot(n), others(rank, size), Receipt::NONE)
         .submit(stream)
         .unwrap();
     stream
@@ -79,7 +80,7 @@ fn round(
     flags
         .batch()
         .tell(Signal::Full, spot(n), others(rank, size))
-        .wait(Signal::Full, spot(n), others(rank, size))
+        .wait(Signal::Full, spot(n), others(rank, size), Receipt::NONE)
         .submit(stream)
         .unwrap();
     for (peer, window) in windows.iter().enumerate() {
@@ -181,14 +182,14 @@ fn missing_ranks_are_named_and_all_waits_are_released() {
         flags[rank]
             .batch()
             .tell(Signal::Full, spot(0), others(rank, SIZE))
-            .wait(Signal::Full, spot(0), others(rank, SIZE))
+            .wait(Signal::Full, spot(0), others(rank, SIZE), Receipt::NONE)
             .submit(&streams[rank])
             .unwrap();
         // A later operation waits, too.
         flags[rank]
             .batch()
-            .wait(Signal::Full, spot(1), others(rank, SIZE))
-            .wait(Signal::Full, spot(0), others(rank, SIZE))
+            .wait(Signal::Full, spot(1), others(rank, SIZE), Receipt::NONE)
+            .wait(Signal::Full, spot(0), others(rank, SIZE), Receipt::NONE)
             .submit(&streams[rank])
             .unwrap();
     }
@@ -204,6 +205,34 @@ fn missing_ranks_are_named_and_all_waits_are_released() {
             flags[rank].release();
             streams[rank].is_idle().unwrap()
         });
+    }
+}
+
+/// What a stream leaves in a word tells the waits apart, also where their numbers go round.
+fn a_wait_leaves_its_receipt() {
+    let flags = ranks(2);
+    let stream = Stream::create(device()).unwrap();
+    for first in [1, 7, (1 << 30) - 1, u32::MAX] {
+        for (number, peer) in [(first, 1), (first.wrapping_add(2), 0)] {
+            let rank = 1 - peer;
+            let batch = flags[peer].batch();
+            let told = batch.tell(Signal::Full, spot(0), [rank]);
+            told.submit(&stream).unwrap();
+            let batch = flags[rank].batch();
+            let receipt = Receipt::new(number);
+            let waited = batch.wait(Signal::Full, spot(0), [peer], receipt);
+            waited.submit(&stream).unwrap();
+            stream.synchronize().unwrap();
+            for (from, until, is_there) in
+                [(0, 1, true), (0, 5, true), (1, 5, false), (0, 0, false)]
+            {
+                let waits = number.wrapping_add(from)..number.wrapping_add(until);
+                let has = flags[rank].has_waited(Signal::Full, spot(0), [peer], &waits);
+                assert_eq!(has, is_there, "{number}: {waits:?}");
+                let missing = flags[rank].missing_before(Signal::Full, spot(0), [peer], &waits);
+                assert_eq!(missing.is_empty(), is_there);
+            }
+        }
     }
 }
 
@@ -274,7 +303,7 @@ fn both_meetings_are_apart() {
     for (signal, spot, (from, to)) in set() {
         flags[to]
             .batch()
-            .wait(signal, spot, [from])
+            .wait(signal, spot, [from], Receipt::NONE)
             .submit(&stream)
             .unwrap();
     }
@@ -291,7 +320,7 @@ fn both_meetings_are_apart() {
         assert!(set() == [(signal, spot, (from, to))]);
         flags[to]
             .batch()
-            .wait(signal, spot, [from])
+            .wait(signal, spot, [from], Receipt::NONE)
             .submit(&stream)
             .unwrap();
         stream.synchronize().unwrap();

@@ -407,7 +407,8 @@ def exchanges_messages() -> None:
 
 
 def waits_on_the_host() -> None:
-    """barrier() waits for the device, wait() with a limit too, and so does the end of a group."""
+    """barrier() waits for the device, wait() with a limit too, and so does the end of a group; an
+    asynchronous barrier does not, but who waits for it."""
     rank, world = start()
     opened = False
 
@@ -428,6 +429,19 @@ def waits_on_the_host() -> None:
             assert opened
             assert torch.ops.emulated.is_idle(0)
             opener.join()
+        check(late, summed(world, 1000), "before the barrier")
+
+    # One that the caller does not wait for takes its place in the stream.
+    late = empty(1000)
+    with cuda.stream():
+        with cuda.shut_gate() as gate:
+            torch.ops.emulated.upload(late, data(rank, 1000))
+            dist.all_reduce(late)
+            work = dist.barrier(async_op=True, device_ids=[0])
+            assert not work.is_completed()
+            torch.ops.emulated.open(gate)
+        work.wait()
+        assert work.is_completed()
         check(late, summed(world, 1000), "before the barrier")
 
     reduced = tensor(data(rank, 1000))

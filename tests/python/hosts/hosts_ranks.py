@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 from failure_ranks import HEAD_START, Ending, ending, reduce_for_ever, signal_oneself
 
 import unisono
@@ -64,6 +66,32 @@ def everything() -> Links:
         messages(comm, count)
         comm.barrier()
     found = links()
+    comm.barrier()
+    return found
+
+
+def sums_in_8_bits() -> dict[int, str]:
+    """float32 that travels in 8 bits, against NumPy; the results' bits, by how many there are."""
+    comm = unisono.init()
+    rank, world = comm.rank, comm.size
+    found = {}
+    for count in COUNTS:
+        inputs = [contribution(other, count).astype(np.float32) for other in range(world)]
+        values = inputs[rank].copy()
+        assert comm.all_reduce_int8(values) is values
+        # One half of a step for the other host's sum, and one for the result.
+        most = (world // 2 + world) * 1000 / 254
+        np.testing.assert_allclose(values, sum(inputs), rtol=0, atol=1.01 * most)
+        found[count] = hashlib.sha256(values.tobytes()).hexdigest()
+    average = comm.all_reduce_int8(np.full((3, 5), rank, np.float32), "avg")
+    np.testing.assert_allclose(average, (world - 1) / 2, rtol=1e-2)
+    for bad, op, words in [
+        (np.zeros(4), "sum", "float32"),
+        (np.zeros(4, np.float32), "max", "sum and avg"),
+        (np.zeros(17, np.uint8)[1:].view(np.float32), "sum", "multiple of 4 bytes"),
+    ]:
+        with pytest.raises(unisono.UnsupportedError, match=words):
+            comm.all_reduce_int8(bad, op)
     comm.barrier()
     return found
 

@@ -59,6 +59,12 @@ def test_labels_tell_which_ranks_share_a_host():
         check_links(run(net, "everything", env=lambda rank: {"UNISONO_HOST": f"node{rank // 2}"}))
 
 
+def test_sums_in_8_bits_are_near_and_the_same_everywhere():
+    with hosts() as net:
+        results = run(net, "sums_in_8_bits")
+    assert len({str(result.value) for result in results}) == 1, results
+
+
 def test_without_labels_the_network_namespace_tells():
     with hosts() as net:
         results = run(net, "everything")

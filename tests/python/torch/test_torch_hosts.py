@@ -44,6 +44,17 @@ def test_ddp_trains_as_one_process_does_and_goes_in_two_levels(host_of):
     assert "messages=hierarchical" in results[0].output, results[0].report()
 
 
+@pytest.mark.parametrize("host_of", [[0, 0, 1, 1], [0, 1, 1]], ids=str)
+def test_ddp_trains_with_gradients_in_8_bits(host_of):
+    with hosts() as net:
+        results = run(net, "torch_hosts_ranks:ddp_in_8_bits", host_of=host_of)
+    for result in results:
+        for dtype, difference in result.value.items():
+            limit = 0.1 if "bfloat16" in dtype else 0.03
+            # The rounding shows, and does not matter.
+            assert 0 < difference < limit, (dtype, result)
+
+
 @pytest.mark.parametrize("host_of", [[0, 0, 1, 1], [0, 1, 0, 1]], ids=str)
 def test_sharded_training_between_hosts(host_of):
     with hosts() as net:

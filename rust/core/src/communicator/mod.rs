@@ -1,5 +1,6 @@
 //! The group and its collectives: what the three doors call.
 
+mod int8;
 mod messages;
 mod work;
 
@@ -31,6 +32,7 @@ use crate::types::{Collective, Rank};
 pub struct Communicator {
     group: Own<Arc<Group>>,
     devices: Own<Devices>,
+    levels: Own<int8::Levels>,
 }
 
 impl Communicator {
@@ -72,6 +74,7 @@ impl Communicator {
     fn new(group: Arc<Group>) -> Self {
         Self {
             devices: Own::new(Devices::new(&group)),
+            levels: Own::new(int8::Levels::default()),
             group: Own::new(group),
         }
     }
@@ -267,6 +270,7 @@ impl Communicator {
     /// Ends every operation on every rank with an error that gives `reason`.
     pub fn abort(&self, reason: &str) {
         self.devices.abort(reason);
+        self.levels.end(|level| level.abort(reason));
         self.group.abort(reason);
     }
 
@@ -284,6 +288,7 @@ impl Communicator {
     /// the others. Idempotent.
     pub fn close(&self) {
         self.devices.close();
+        self.levels.end(Self::close);
         self.group.close();
     }
 

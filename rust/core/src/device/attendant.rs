@@ -90,6 +90,11 @@ pub(super) fn attend(group: Arc<DeviceGroup>) -> Result<()> {
     Ok(())
 }
 
+/// The groups that there are.
+pub(super) fn groups() -> Vec<Arc<DeviceGroup>> {
+    ATTENDANT.state.lock().groups.clone()
+}
+
 /// There is something new to look at, soon enough when it next looks.
 pub(super) fn wake() {
     rouse(Level::Asleep);

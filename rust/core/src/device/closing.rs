@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLockReadGuard;
+
 use crate::error::{Code, Error, Result};
 use crate::plan::signals::Peers;
 use crate::transport::cuda::driver::{Device, DeviceMemory};
@@ -14,6 +16,7 @@ use crate::types::Rank;
 use super::attendant::{self, Found};
 use super::disposal::dispose;
 use super::state::{DeviceGroup, GRACE, HERE, Way, pause};
+use super::stillness;
 
 /// How long a window that is closed is kept for peers that have not unmapped it.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -24,11 +27,14 @@ const READING: Duration = Duration::from_secs(60);
 const ALLOCATION: usize = 2 << 20;
 
 /// A call that puts something into a stream.
-pub(super) struct Call<'a>(&'a DeviceGroup);
+pub(super) struct Call<'a> {
+    group: &'a DeviceGroup,
+    _entered: RwLockReadGuard<'static, ()>,
+}
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        self.0.board.lock().calls -= 1;
+        self.group.board.lock().calls -= 1;
     }
 }
 
@@ -77,6 +83,7 @@ impl DeviceGroup {
     /// # Errors
     /// `InvalidArgument` when it has been closed.
     pub(super) fn come_in(&self) -> Result<Call<'_>> {
+        let entered = stillness::enter();
         let mut board = self.board.lock();
         if board.is_closing {
             drop(board);
@@ -84,7 +91,10 @@ impl DeviceGroup {
             return Err(Error::invalid("this communicator has been closed"));
         }
         board.calls += 1;
-        Ok(Call(self))
+        Ok(Call {
+            group: self,
+            _entered: entered,
+        })
     }
 
     /// Takes down what is closed, once no stream of this rank uses it.

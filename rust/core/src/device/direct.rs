@@ -11,7 +11,7 @@ use crate::plan::signals::{HALVES, Semaphore};
 use crate::plan::windows::{self, Room, Shots};
 use crate::plan::{Buffer, Plan, Shape, Sources, Span, Step};
 use crate::transport::cuda::driver::Stream;
-use crate::transport::cuda::flags::{Batch, Flags, Signal, Spot};
+use crate::transport::cuda::flags::{Batch, Flags, Receipt, Signal, Spot};
 use crate::transport::cuda::kernels::{self, Guard, Segment};
 use crate::transport::cuda::window::Windows;
 use crate::types::{Collective, Rank, ReduceOp};
@@ -51,6 +51,8 @@ pub(super) struct Ticket<'a> {
     pub(super) world: usize,
     /// The last operation's number, unless that is known to have been on the same stream.
     pub(super) after: Option<u64>,
+    /// The number of the wait that its first step would be.
+    pub(super) first_wait: u32,
     /// It becomes part of a graph: it may be carried out many times, so that all it writes are constants.
     pub(super) captured: bool,
 }
@@ -126,17 +128,10 @@ impl Direct {
             copies: Copies::new(Guard::new(words.address(Word::Dead), ticket.request.dtype)),
             batch: Some(self.flags.batch()),
         };
-        if !ticket.captured {
-            queue.batch(|batch| {
-                let batch = match ticket.after {
-                    Some(number) => {
-                        batch.wait_at_least(words.address(Word::Ordered), number as u32)
-                    }
-                    None => batch,
-                };
-                batch.write(words.address(Word::Begun), ticket.number as u32)
-            })?;
-        } else if ticket.world > 1 {
+        if let Some(number) = ticket.after.filter(|_| !ticket.captured) {
+            queue.batch(|batch| batch.wait_at_least(words.address(Word::Done), number as u32))?;
+        }
+        if ticket.captured && ticket.world > 1 {
             queue.batch(|batch| {
                 batch
                     .write(words.address(Word::Step), PASSED)
@@ -147,11 +142,7 @@ impl Direct {
             queue.step(index, step)?;
         }
         if !ticket.captured {
-            queue.batch(|batch| {
-                batch
-                    .write(words.address(Word::Done), ticket.number as u32)
-                    .write(words.address(Word::Ordered), ticket.number as u32)
-            })?;
+            queue.batch(|batch| batch.write(words.address(Word::Done), ticket.number as u32))?;
         } else if ticket.world > 1 {
             queue.batch(|batch| batch.write(words.address(Word::Replayed), 0))?;
         }
@@ -159,7 +150,7 @@ impl Direct {
         queue.copies.flush(stream)
     }
 
-    /// The ranks that the stream waits for at `step` of a plan, and in words for what.
+    /// The ranks that the stream waits for at `step` of a captured plan, and in words for what.
     pub(super) fn missing(&self, step: &Step, number: u64) -> (Vec<Rank>, &'static str) {
         let Step::Wait {
             half, what, from, ..
@@ -168,12 +159,64 @@ impl Direct {
             return (Vec::new(), "");
         };
         let (signal, spot) = flag_of(half, number, what);
-        let what = match what {
-            Semaphore::Empty => "to have read what an earlier operation left",
-            Semaphore::Contributions => "to contribute",
-            Semaphore::Results => "to finish its part",
-        };
-        (self.flags.missing(signal, spot, from.iter()), what)
+        (self.flags.missing(signal, spot, from.iter()), purpose(what))
+    }
+
+    /// Where a stream is in operation number `number`, which it has not got past, as its words say.
+    pub(super) fn progress(&self, plan: &Plan, number: u64, first_wait: u32) -> Progress {
+        let end = first_wait.wrapping_add(plan.steps.len() as u32);
+        let mut has_begun = false;
+        for (index, step) in plan.steps.iter().enumerate() {
+            let Step::Wait {
+                half,
+                what,
+                from,
+                take,
+            } = *step
+            else {
+                continue;
+            };
+            let (signal, spot) = flag_of(half, number, what);
+            // Words are used again within an operation, so that a later wait may have left its own.
+            let waits = first_wait.wrapping_add(index as u32)..end;
+            let missing = self.flags.missing_before(signal, spot, from.iter(), &waits);
+            if !missing.is_empty() {
+                return Progress::WaitsFor(missing, purpose(what));
+            }
+            let takes = take.iter().next().is_some();
+            let has_waited = self.flags.has_waited(signal, spot, take.iter(), &waits);
+            match (takes && !has_waited, has_begun) {
+                // None is missing, and it has not come there.
+                (true, true) => return Progress::Works,
+                (true, false) => return Progress::Before,
+                _ => has_begun |= has_waited,
+            }
+        }
+        match has_begun {
+            true => Progress::Works,
+            false => Progress::Unknown,
+        }
+    }
+}
+
+/// How far a stream is in an operation.
+pub(super) enum Progress {
+    /// Its words do not tell: it waits for nothing that it clears.
+    Unknown,
+    /// It has not come to it.
+    Before,
+    /// At a wait for these ranks, or before it; in words, for what.
+    WaitsFor(Vec<Rank>, &'static str),
+    /// It waits for none.
+    Works,
+}
+
+/// For what a semaphore is awaited.
+fn purpose(what: Semaphore) -> &'static str {
+    match what {
+        Semaphore::Empty => "to have read what an earlier operation left",
+        Semaphore::Contributions => "to contribute",
+        Semaphore::Results => "to finish its part",
     }
 }
 
@@ -223,16 +266,19 @@ impl<'a> Queueing<'a> {
         Ok(())
     }
 
-    /// Notes the step at which the stream waits, while `wait` is carried out. An operation that is not part of a graph has
-    /// words of its own to say that it waits no more.
-    fn waiting(&mut self, index: usize, wait: impl FnOnce(Batch<'a>) -> Batch<'a>) -> Result<()> {
+    /// Has `wait` leave a receipt. As part of a graph it cannot: there the stream notes the step at which it waits.
+    fn waiting(
+        &mut self,
+        index: usize,
+        wait: impl FnOnce(Batch<'a>, Receipt) -> Batch<'a>,
+    ) -> Result<()> {
         let step = self.words.address(Word::Step);
-        let captured = self.ticket.captured;
-        self.batch(|batch| {
-            let batch = wait(batch.write(step, index as u32));
-            match captured {
-                true => batch.write(step, PASSED),
-                false => batch,
+        let ticket = self.ticket;
+        self.batch(|batch| match ticket.captured {
+            true => wait(batch.write(step, index as u32), Receipt::NONE).write(step, PASSED),
+            false => {
+                let number = ticket.first_wait.wrapping_add(index as u32);
+                wait(batch, Receipt::new(number))
             }
         })
     }
@@ -248,8 +294,8 @@ impl<'a> Queueing<'a> {
             } => {
                 let (signal, spot) = flag_of(half, number, what);
                 let rest = from.iter().filter(move |peer| !take.contains(*peer));
-                self.waiting(index, |batch| {
-                    let batch = batch.wait(signal, spot, take.iter());
+                self.waiting(index, |batch, receipt| {
+                    let batch = batch.wait(signal, spot, take.iter(), receipt);
                     batch.look(signal, spot, rest)
                 })
             }

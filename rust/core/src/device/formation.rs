@@ -66,10 +66,7 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
         ))
     })?;
     warn_of_a_crowd(device);
-    if let Err(error) = kernels::prepare_common(device) {
-        // The operation that needs them says so, where it can be refused.
-        tracing::debug!(rank, "{}", error.message);
-    }
+    load_kernels(device, cpu)?;
     if world == 1 {
         return Ok(Way::Direct(Direct {
             flags: Flags::new(device, rank, vec![None])?,
@@ -91,6 +88,28 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
         Ok(()) => Ok(Way::Staged(staged)),
         Err(refusal) => Err(Error::new(Code::System, refusal.to_string())),
     }
+}
+
+/// Loads the common kernels: on one rank of each host first, for which the driver compiles what it has not kept from
+/// earlier, and then on the others, which find that.
+fn load_kernels(device: &'static Device, cpu: &Group) -> Result<()> {
+    let load = || {
+        if let Err(error) = kernels::prepare_common(device) {
+            // The operation that needs them says so, where it can be refused.
+            tracing::debug!(rank = cpu.rank(), "{}", error.message);
+        }
+    };
+    let is_first = cpu.is_first_of_host();
+    if is_first {
+        load();
+    }
+    if cpu.world() > 1 {
+        gather(cpu, &[0])?;
+    }
+    if !is_first {
+        load();
+    }
+    Ok(())
 }
 
 /// Logs why collectives go through host memory, and returns it. For ranks of one host, which lose much of their speed

@@ -20,12 +20,13 @@ use crate::transport::cuda::kernels;
 use crate::types::{Collective, DataType, Rank};
 
 use super::attendant;
+use super::bounce::make_room;
 use super::copies::check_memory;
-use super::direct::{Direct, Plans, Ticket};
+use super::direct::{Direct, Ticket};
 use super::formation::form;
 use super::messages::{Messages, Wanted};
 use super::staged::Staged;
-use super::state::{DeviceGroup, HERE, Pending, Rest, Way, pause};
+use super::state::{DeviceGroup, HERE, Pending, Queue, Rest, Way, pause};
 use super::words::{Word, Words};
 
 /// A collective that is being enqueued.
@@ -51,6 +52,7 @@ impl Turn<'_> {
             stream: self.identity,
             print: self.request.fingerprint(self.number, algorithm),
             plan: None,
+            first_wait: 0,
             unheard: Peers::none(),
         }
     }
@@ -110,19 +112,19 @@ impl DeviceGroup {
             .ok_or_else(|| Error::internal("an operation on a device without a stream"))?;
         request.check(self.parent.rank(), self.parent.world())?;
         let _call = self.come_in()?;
-        let stream = Stream::of(named)?;
+        let entered = self.device.enter()?;
+        let (stream, captured) = Stream::of_now(named)?;
         let way = self.prepare(&request)?;
         let timeout = request.timeout.unwrap_or_else(|| self.parent.timeout());
         let mut queue = self.queue.lock();
         self.check_alive()?;
-        let captured = stream.is_capturing()?;
         let number = queue.number + 1;
         let is_awaited = completion.is_some();
         let work = WorkState::new(request.collective, number, timeout, completion);
         let work = Arc::new(work);
         let identity = match captured {
             true => None,
-            false => stream.identity(),
+            false => stream.identity_outside_captures(),
         };
         let is_same = identity.is_some() && identity == queue.stream;
         let turn = Turn {
@@ -136,10 +138,11 @@ impl DeviceGroup {
             timeout,
         };
         let enqueued = match &*way {
-            Way::Direct(direct) => self.enqueue_direct(direct, &turn, &mut queue.plans)?,
+            Way::Direct(direct) => self.enqueue_direct(direct, &turn, &mut queue)?,
             Way::Staged(_) if captured => return Err(uncapturable(&way)),
             Way::Staged(staged) => self.enqueue_staged(staged, &turn)?,
         };
+        drop(entered);
         queue.number = number;
         if let Err(error) = enqueued {
             // The others wait for what is missing.
@@ -189,14 +192,18 @@ impl DeviceGroup {
         &self,
         direct: &Direct,
         turn: &Turn<'_>,
-        plans: &mut Plans,
+        queue: &mut Queue,
     ) -> Result<Result<()>> {
         let (rank, world) = (self.parent.rank(), self.parent.world());
         let (request, number) = (turn.request, turn.number);
-        let plan = direct.plan(request, &request.shape(rank, world), plans)?;
+        let plan = direct.plan(request, &request.shape(rank, world), &mut queue.plans)?;
         self.refuse_shared_stream(turn.identity)?;
+        // From 1: words that nothing has been left in are 0.
+        let first_wait = queue.steps.wrapping_add(1);
+        queue.steps = queue.steps.wrapping_add(plan.steps.len() as u32);
         let pending = Pending {
             plan: Some(Arc::clone(&plan)),
+            first_wait,
             unheard: Peers::others(rank, world),
             ..turn.pending(1)
         };
@@ -212,6 +219,7 @@ impl DeviceGroup {
             rank,
             world,
             after: turn.after,
+            first_wait,
             captured: turn.captured,
         };
         Ok(direct.enqueue(&ticket, turn.stream, &self.words))
@@ -246,11 +254,11 @@ impl DeviceGroup {
     /// Takes back a collective whose commands are in the stream in part, after the group has failed. Where the stream can
     /// no longer say that it has got past them, it is let pass for a while.
     fn take_back(&self, number: u64, stream: &Stream) {
-        let ends = [Word::Done, Word::Ordered].map(|word| MemoryOperation::Write {
-            address: self.words.address(word),
+        let end = MemoryOperation::Write {
+            address: self.words.address(Word::Done),
             value: number as u32,
-        });
-        let is_told = stream.operate(&ends).is_ok();
+        };
+        let is_told = stream.operate(&[end]).is_ok();
         let mut board = self.board.lock();
         board.pending.retain(|pending| pending.number != number);
         if !is_told {
@@ -289,12 +297,10 @@ impl DeviceGroup {
 
     /// Whether an operation is under way in this stream.
     fn waits_in(&self, stream: StreamIdentity) -> bool {
-        self.settle();
         let board = self.board.lock();
-        board
-            .pending
-            .iter()
-            .any(|pending| pending.stream == Some(stream))
+        board.pending.iter().any(|pending| {
+            pending.stream == Some(stream) && !self.words.has_passed(Word::Done, pending.number)
+        })
     }
 
     /// The way, found now if it has not been.
@@ -392,12 +398,17 @@ impl DeviceGroup {
                 memory.len()
             )));
         }
-        let _call = self.come_in()?;
-        let stream = Stream::of(named)?;
+        let entered = self.device.enter()?;
+        let (stream, captured) = Stream::of_now(named)?;
         check_memory(self.device, memory, "buffer")?;
         self.device.memory_operations()?;
         self.check_alive()?;
-        if stream.is_capturing()? {
+        if !captured {
+            make_room(self.device, memory.len());
+        }
+        let _call = self.come_in()?;
+        self.check_alive()?;
+        if captured {
             return Err(Error::unsupported(format!(
                 "{collective} cannot be captured in a graph: messages of device memory go through the host"
             )));
@@ -412,7 +423,9 @@ impl DeviceGroup {
             timeout,
             work: Arc::clone(&work),
         };
-        if let Err(error) = enqueue(wanted, &stream) {
+        let enqueued = enqueue(wanted, &stream);
+        drop(entered);
+        if let Err(error) = enqueued {
             // A receive that the host knows of would take another one's message.
             if error.code.is_fatal() || self.messages.has(&work) {
                 self.fail(error.clone());

@@ -4,12 +4,9 @@
 //! A send copies its buffer out on the stream, and then the host sends it: the stream does not wait for the peer. A receive
 //! is known to the host at once; the stream waits for it and copies it in.
 //!
-//! The memory between comes from the process's pool ([`Pinned`]), which has some when the first group forms and grows
-//! when more is under way at once: only then the driver registers memory in the middle of things, for which it may wait
-//! until the device is idle.
+//! [`BounceBuffer`] is the memory between.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -17,14 +14,12 @@ use parking_lot::Mutex;
 use crate::buffer::Memory;
 use crate::engine::{Group, PointToPoint, WorkState};
 use crate::error::Result;
-use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
+use crate::transport::cuda::driver::{Device, Pinned, Stream};
 use crate::transport::cuda::kernels::{self, Guard};
 use crate::types::{DataType, Rank};
 
-use super::copies::Copies;
-
-/// Words after a buffer's bytes.
-const WORDS: usize = 256;
+use super::attendant;
+use super::bounce::BounceBuffer;
 
 /// The messages of a group that are under way.
 pub(super) struct Messages(Mutex<Vec<Message>>);
@@ -47,19 +42,9 @@ struct Message {
     dtype: DataType,
     tag: u64,
     timeout: Duration,
-    bytes: usize,
-    buffer: Pinned,
+    buffer: BounceBuffer,
     /// A stream holds a part of it, and will not say when it has got past that.
     is_torn: bool,
-}
-
-/// A word of a buffer.
-#[derive(Clone, Copy)]
-enum Mark {
-    /// The buffer holds the message: by the stream that sends, by the host that receives.
-    Filled,
-    /// The stream has no use for it any more.
-    Done,
 }
 
 /// One message, as it was asked for.
@@ -75,26 +60,32 @@ pub(super) struct Wanted<'a> {
 pub(super) type Ended = (Arc<WorkState>, Result<()>);
 
 impl Message {
-    fn place(&self, mark: Mark) -> usize {
-        place(&self.buffer, mark)
-    }
-
-    fn is(&self, mark: Mark) -> bool {
-        self.buffer.word(self.place(mark)).load(Ordering::Acquire) != 0
-    }
-
-    fn set(&self, mark: Mark) {
-        self.buffer
-            .word(self.place(mark))
-            .store(1, Ordering::Release);
-    }
-
     /// Its buffer is for others now, unless a stream may still use it.
     fn let_go(self) {
         match self.is_torn {
             true => std::mem::forget(self.buffer),
             false => self.buffer.give_back(),
         }
+    }
+
+    /// Gives the stream what the host has received, once it has ended: all of it, if that is nothing. Returns whether anything
+    /// moved.
+    fn deliver(&mut self, is_received: bool) -> bool {
+        let Side::Receive { posted } = &self.side else {
+            return false;
+        };
+        if let Some(source) = posted.source() {
+            self.work.set_source(source);
+        }
+        match is_received {
+            true => self.buffer.put(),
+            false => self.buffer.skip(),
+        }
+    }
+
+    /// Whether the stream is past it, or will not say so.
+    fn is_passed(&self) -> bool {
+        self.is_torn || self.buffer.is_passed()
     }
 
     /// How the host's part has ended.
@@ -107,28 +98,6 @@ impl Message {
             Side::Receive { posted } => posted.result().cloned(),
         }
     }
-}
-
-fn place(buffer: &Pinned, mark: Mark) -> usize {
-    buffer.bytes() - WORDS + 128 * mark as usize
-}
-
-fn write(buffer: u64, place: usize) -> MemoryOperation {
-    MemoryOperation::Write {
-        address: buffer + place as u64,
-        value: 1,
-    }
-}
-
-/// A buffer whose words are zero.
-fn buffer_for(device: &'static Device, bytes: usize) -> Result<Pinned> {
-    let buffer = Pinned::shared(device, bytes + WORDS)?;
-    for mark in [Mark::Filled, Mark::Done] {
-        buffer
-            .word(place(&buffer, mark))
-            .store(0, Ordering::Release);
-    }
-    Ok(buffer)
 }
 
 impl Messages {
@@ -148,28 +117,27 @@ impl Messages {
     /// # Errors
     /// Those of the driver.
     pub(super) fn send(&self, wanted: Wanted, to: Rank, stream: &Stream) -> Result<()> {
-        let bytes = wanted.memory.len();
-        // The lock is not held while anything is enqueued: that may have to wait for room in a stream that waits for
-        // the attendant, which takes the lock.
-        let buffer = buffer_for(stream.device(), bytes)?;
-        let mut copies = Copies::new(Guard::NONE);
-        copies.gather(wanted.memory, 0, bytes, buffer.address());
-        copies.flush(stream)?;
-        stream.operate(&[
-            write(buffer.address(), place(&buffer, Mark::Filled)),
-            write(buffer.address(), place(&buffer, Mark::Done)),
-        ])?;
+        let buffer = BounceBuffer::new(stream.device(), wanted.memory.len())?;
+        let cut = buffer.cut();
+        // Before it is enqueued, since the stream waits for the host; and without the lock then: to enqueue may have to wait for
+        // room in the stream, and the stream for the attendant, which takes the lock.
+        let work = Arc::clone(&wanted.work);
         self.0.lock().push(Message {
             work: wanted.work,
             side: Side::Send { to, posted: None },
             dtype: wanted.dtype,
             tag: wanted.tag,
             timeout: wanted.timeout,
-            bytes,
             buffer,
             is_torn: false,
         });
-        Ok(())
+        // In the middle of being enqueued, too, the stream may wait for the host.
+        attendant::hurry();
+        let enqueued = cut.enqueue_send(wanted.memory, stream);
+        if enqueued.is_err() {
+            self.take_back(&work);
+        }
+        enqueued
     }
 
     /// Asks the host for a message and enqueues what puts it into place; `dead` is where the group's [`Word::Dead`] is.
@@ -183,44 +151,41 @@ impl Messages {
         (stream, cpu): (&Stream, &Group),
         dead: u64,
     ) -> Result<()> {
-        let bytes = wanted.memory.len();
-        let buffer = buffer_for(stream.device(), bytes)?;
+        let buffer = BounceBuffer::new(stream.device(), wanted.memory.len())?;
+        let cut = buffer.cut();
         let options = PointToPoint {
             timeout: Some(wanted.timeout),
             ..PointToPoint::default()
         };
-        let address = buffer.address();
-        let (filled, done) = (place(&buffer, Mark::Filled), place(&buffer, Mark::Done));
+        let work = Arc::clone(&wanted.work);
         {
             // In one piece, so that receives are posted in the order in which they are listed.
             let mut under_way = self.0.lock();
-            // SAFETY: the message keeps the buffer until the receive has ended, and the stream waits for that.
-            let view = unsafe { buffer.view(0, bytes) };
-            let posted = cpu.receive(wanted.dtype, view, (from, wanted.tag), options)?;
+            // SAFETY: the message keeps the buffer until the receive has ended, and moves nothing of it before.
+            let view = unsafe { buffer.view() };
+            let posted = match cpu.receive(wanted.dtype, view, (from, wanted.tag), options) {
+                Ok(posted) => posted,
+                Err(refusal) => {
+                    buffer.give_back();
+                    return Err(refusal);
+                }
+            };
             under_way.push(Message {
                 work: wanted.work,
                 side: Side::Receive { posted },
                 dtype: wanted.dtype,
                 tag: wanted.tag,
                 timeout: wanted.timeout,
-                bytes,
                 buffer,
                 is_torn: false,
             });
         }
-        // The buffer stays until the stream has said that it is done with it.
-        let wait = MemoryOperation::WaitAny {
-            address: address + filled as u64,
-            mask: 1,
-        };
-        let mut copies = Copies::new(Guard::new(dead, wanted.dtype));
-        let enqueued = stream.operate(&[wait]).and_then(|()| {
-            copies.scatter(address, wanted.memory, 0, bytes);
-            copies.flush_from_host(stream)
-        });
-        let told = stream.operate(&[write(address, done)]);
+        attendant::hurry();
+        // The buffer stays until the stream has said that it is past it.
+        let guard = Guard::new(dead, wanted.dtype);
+        let (enqueued, told) = cut.enqueue_receive(wanted.memory, (stream, guard));
         if told.is_err() {
-            self.give_up(address);
+            self.give_up(&work);
         }
         enqueued.and(told)
     }
@@ -233,14 +198,24 @@ impl Messages {
             .any(|message| Arc::ptr_eq(&message.work, work))
     }
 
-    /// No stream will say that it is done with the message at `address`.
-    fn give_up(&self, address: u64) {
+    /// No stream will say that it is past a message.
+    fn give_up(&self, work: &Arc<WorkState>) {
         let mut under_way = self.0.lock();
         let mut messages = under_way.iter_mut();
-        if let Some(message) = messages.find(|message| message.buffer.address() == address) {
+        if let Some(message) = messages.find(|message| Arc::ptr_eq(&message.work, work)) {
             message.is_torn = true;
-            message.set(Mark::Filled);
-            message.set(Mark::Done);
+            message.buffer.release();
+        }
+    }
+
+    /// Forgets a send of which a stream holds a part, and lets the stream pass that.
+    fn take_back(&self, work: &Arc<WorkState>) {
+        let mut under_way = self.0.lock();
+        let mut messages = under_way.iter();
+        if let Some(at) = messages.position(|message| Arc::ptr_eq(&message.work, work)) {
+            let message = under_way.remove(at);
+            message.buffer.release();
+            std::mem::forget(message.buffer);
         }
     }
 
@@ -253,29 +228,20 @@ impl Messages {
         let mut moved = false;
         for at in 0..under_way.len() {
             moved |= post(&mut under_way, at, cpu)?;
-            let message = &under_way[at];
+            let message = &mut under_way[at];
             let Some(result) = message.result() else {
                 continue;
             };
             match result {
                 Err(error) if error.code.is_fatal() => return Err(error),
-                _ => {}
-            }
-            if let Side::Receive { posted } = &message.side
-                && !message.is(Mark::Filled)
-            {
-                if let Some(source) = posted.source() {
-                    message.work.set_source(source);
-                }
-                message.set(Mark::Filled);
-                moved = true;
+                result => moved |= message.deliver(result.is_ok()),
             }
         }
         let mut at = 0;
         while at < under_way.len() {
             let message = &under_way[at];
             if let Some(result) = message.result()
-                && message.is(Mark::Done)
+                && message.is_passed()
             {
                 let message = under_way.remove(at);
                 ended.push((Arc::clone(&message.work), result));
@@ -291,7 +257,7 @@ impl Messages {
     /// Lets streams pass, after a failure.
     pub(super) fn release(&self) {
         for message in &*self.0.lock() {
-            message.set(Mark::Filled);
+            message.buffer.release();
         }
     }
 
@@ -302,7 +268,7 @@ impl Messages {
         while at < under_way.len() {
             let message = &under_way[at];
             let unposted = matches!(message.side, Side::Send { posted: None, .. });
-            let is_over = message.is(Mark::Done) && (unposted || message.result().is_some());
+            let is_over = message.is_passed() && (unposted || message.result().is_some());
             if is_over || all {
                 let message = under_way.remove(at);
                 ended.push(Arc::clone(&message.work));
@@ -329,18 +295,20 @@ impl Messages {
     /// Bytes of host memory.
     pub(super) fn bytes(&self) -> usize {
         let under_way = self.0.lock();
-        under_way.iter().map(|message| message.buffer.bytes()).sum()
+        let buffers = under_way.iter().map(|message| &message.buffer);
+        buffers.map(BounceBuffer::bytes).sum()
     }
 }
 
-/// Has the host send a message that the stream has filled in, after those before it to the same rank and tag.
+/// Takes what a stream has filled of a send, and has the host send it when that is all, after those before it to the same
+/// rank and tag. Returns whether anything moved.
 fn post(messages: &mut [Message], at: usize, cpu: &Group) -> Result<bool> {
     let (before, rest) = messages.split_at_mut(at);
     let message = &mut rest[0];
-    let filled = message.is(Mark::Filled);
     let Side::Send { to, posted } = &mut message.side else {
         return Ok(false);
     };
+    let moved = message.buffer.take();
     let (to, tag) = (*to, message.tag);
     let is_before = |other: &Message| {
         let Side::Send {
@@ -352,15 +320,16 @@ fn post(messages: &mut [Message], at: usize, cpu: &Group) -> Result<bool> {
         };
         other_to == to && other.tag == tag
     };
-    if posted.is_some() || !filled || before.iter().any(is_before) {
-        return Ok(false);
+    let is_filled = message.buffer.is_filled();
+    if posted.is_some() || !is_filled || before.iter().any(is_before) {
+        return Ok(moved);
     }
     let options = PointToPoint {
         timeout: Some(message.timeout),
         ..PointToPoint::default()
     };
-    // SAFETY: the message keeps the buffer until the send has ended, and the stream has filled it.
-    let view = unsafe { message.buffer.view(0, message.bytes) };
+    // SAFETY: the message keeps the buffer until the send has ended, and it has been filled.
+    let view = unsafe { message.buffer.view() };
     match cpu.send(message.dtype, view, (to, tag), options) {
         Err(error) if error.code.is_fatal() => return Err(error),
         sent => *posted = Some(sent),

@@ -10,6 +10,7 @@
 //! that share a device need a stream each.
 
 mod attendant;
+mod bounce;
 mod closing;
 mod copies;
 mod direct;
@@ -21,6 +22,7 @@ mod messages;
 mod replay;
 mod staged;
 mod state;
+mod stillness;
 mod watch;
 mod words;
 

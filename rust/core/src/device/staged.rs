@@ -18,6 +18,7 @@ use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
 use crate::transport::cuda::kernels::Guard;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
+use super::attendant;
 use super::copies::{Copies, locate};
 use super::words::{Word, Words, is_at_least};
 
@@ -129,10 +130,12 @@ impl Staged {
         (number, after, timeout): (u64, Option<u64>, Duration),
     ) -> Result<()> {
         let first = self.accept(&cut, request, timeout);
+        // In the middle of being enqueued, too, the stream may wait for the host.
+        attendant::hurry();
         let mut begin = Vec::new();
         if let Some(after) = after {
             begin.push(MemoryOperation::WaitAtLeast {
-                address: words.address(Word::Ordered),
+                address: words.address(Word::Done),
                 value: after as u32,
             });
         }
@@ -150,10 +153,7 @@ impl Staged {
             let counter = first.wrapping_add(index as u32);
             self.empty(counter, &cut.chunks[index], request, (stream, words))?;
         }
-        stream.operate(&[
-            write(words, Word::Done, number as u32),
-            write(words, Word::Ordered, number as u32),
-        ])
+        stream.operate(&[write(words, Word::Done, number as u32)])
     }
 
     /// The number of its first chunk.

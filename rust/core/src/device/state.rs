@@ -56,6 +56,8 @@ pub(super) struct Queue {
     /// Its stream, if that is known.
     pub(super) stream: Option<StreamIdentity>,
     pub(super) plans: Plans,
+    /// Steps of all plans so far, by which their waits are numbered.
+    pub(super) steps: u32,
 }
 
 /// What is under way.
@@ -84,6 +86,8 @@ pub(super) struct Pending {
     pub(super) print: Fingerprint,
     /// Of the direct way.
     pub(super) plan: Option<Arc<Plan>>,
+    /// The number of the wait that the plan's first step would be.
+    pub(super) first_wait: u32,
     /// Peers whose announcement has not been compared.
     pub(super) unheard: Peers,
 }

@@ -13,7 +13,7 @@ use crate::transport::cuda::flags::{Announced, Mark};
 use crate::types::Rank;
 
 use super::attendant::{self, Found};
-use super::direct::Direct;
+use super::direct::{Direct, Progress};
 use super::disposal::dispose;
 use super::messages::Ended;
 use super::state::{DeviceGroup, GRACE, Pending, Way};
@@ -120,13 +120,9 @@ impl DeviceGroup {
             Some(Way::Staged(staged)) => staged.release(&self.words),
             None => {}
         }
+        // Streams go on in order also now, so that the end of the last is the end of all. None waits for one that is torn: a
+        // group that has failed takes nothing more.
         self.messages.release();
-        let board = self.board.lock();
-        if board.is_torn {
-            // No stream will set it. Otherwise streams go on in order also now, so that the end of the last is the end
-            // of all.
-            self.words.store(Word::Ordered, board.last as u32);
-        }
     }
 
     /// Whether the attendant is needed.
@@ -153,6 +149,11 @@ impl DeviceGroup {
             }
         };
         for (work, result) in ended {
+            // What another thread has ended meanwhile let the stream pass.
+            let result = match self.failure.get() {
+                Some((error, _)) => result.and(Err(error.clone())),
+                None => result,
+            };
             self.parent.end(&work, result);
         }
         let found = found.unwrap_or_else(|error| {
@@ -351,21 +352,24 @@ impl DeviceGroup {
             };
         };
         let name = front.work.name();
-        if !self.words.has_passed(Word::Begun, front.number) {
-            let text = format!(
-                "this rank's stream has not come to {name} yet: work that was enqueued before it is still under way"
-            );
-            return (text, None);
-        }
         let way = self.way.read();
         let (Some(Way::Direct(direct)), Some(plan)) = (way.as_deref(), &front.plan) else {
-            return (format!("{name}: {}", self.cpu.waits()), None);
+            return match self.words.has_passed(Word::Begun, front.number) {
+                true => (format!("{name}: {}", self.cpu.waits()), None),
+                false => (not_there(&name), None),
+            };
         };
-        let at = self.words.load(Word::Step) as usize;
-        let (missing, what) = self.missing_at(direct, plan, (at, front.number));
-        if missing.is_empty() {
-            return (format!("{name} is being carried out on the device"), None);
-        }
+        let (missing, what) = match direct.progress(plan, front.number, front.first_wait) {
+            Progress::WaitsFor(missing, what) => (missing, what),
+            Progress::Works => {
+                return (format!("{name} is being carried out on the device"), None);
+            }
+            Progress::Before => return (not_there(&name), None),
+            Progress::Unknown => {
+                let text = "it, or work that was enqueued before it, is still under way";
+                return (format!("{name} has not ended on the device: {text}"), None);
+            }
+        };
         let described = missing.iter().map(|&peer| {
             let state = match direct.flags.announced(peer, front.number - 1) {
                 Announced::NotYet => "has not called it",
@@ -390,4 +394,10 @@ impl DeviceGroup {
             None => (Vec::new(), ""),
         }
     }
+}
+
+fn not_there(name: &str) -> String {
+    format!(
+        "this rank's stream has not come to {name} yet: work that was enqueued before it is still under way"
+    )
 }

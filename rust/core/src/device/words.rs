@@ -10,13 +10,11 @@ use super::disposal::dispose;
 /// A word of a group's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
-    /// The number of the last operation that the stream has got past. The stream alone writes it.
+    /// The number of the last operation that the stream has got past. Streams alone write it, and wait for it.
     Done,
-    /// The same, for streams to wait for; the host writes it in place of a stream that cannot.
-    Ordered,
-    /// The number of the operation that the stream has come to.
+    /// The number of the operation that the stream has come to, of those that go the staged way.
     Begun,
-    /// The step of its plan at which the stream waits.
+    /// The step of its plan at which a stream that carries out a graph waits.
     Step,
     /// The number of the last chunk that the stream has put into its slot.
     Filled,

@@ -11,7 +11,9 @@ use crate::config::Config;
 use crate::engine::work::PointToPoint;
 use crate::error::{Code, Result};
 use crate::transport::endpoint::Lane;
-use crate::transport::{Interest, Link, Notice, POSITION_BYTES, PeerState, Position};
+use crate::transport::{
+    ControlChannel, Interest, Link, Notice, POSITION_BYTES, PeerState, Position,
+};
 use crate::types::{DataType, ReduceOp};
 
 use crate::engine::collective::header::{Fingerprint, HEADER, Told};
@@ -254,6 +256,16 @@ impl Link for Tape {
         Vec::new()
     }
 
+    fn memory(&self) -> usize {
+        0
+    }
+
+    fn describe(&self) -> String {
+        "a tape".into()
+    }
+}
+
+impl ControlChannel for Tape {
     fn peer_state(&mut self) -> PeerState {
         PeerState::Present
     }
@@ -266,14 +278,6 @@ impl Link for Tape {
 
     fn take_position(&mut self) -> Option<Position> {
         None
-    }
-
-    fn memory(&self) -> usize {
-        0
-    }
-
-    fn describe(&self) -> String {
-        "a tape".into()
     }
 }
 

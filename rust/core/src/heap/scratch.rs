@@ -4,6 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use crate::buffer::Memory;
+use crate::error::{Error, Result};
 
 /// Memory that an operation owns while it runs, aligned to a cache line.
 #[derive(Debug)]
@@ -40,6 +41,27 @@ impl Scratch {
         // SAFETY: the heap gave as many bytes of a mapped file, which are never uninitialised, to this value alone. Peers
         // that they are lent to read them, which the writer waits for.
         Some(unsafe { Self::of(block.address, block.bytes, true) })
+    }
+
+    /// At least `bytes` bytes, in the shared heap if there is room.
+    ///
+    /// # Errors
+    /// `System` where there is no such memory.
+    pub(crate) fn for_message(bytes: usize) -> Result<Self> {
+        if let Some(shared) = Self::shared(bytes) {
+            return Ok(shared);
+        }
+        let layout = Self::layout(bytes);
+        // SAFETY: as in `new`.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) });
+        let start = start.ok_or_else(|| {
+            Error::system(
+                format_args!("allocate {bytes} bytes"),
+                rustix::io::Errno::NOMEM,
+            )
+        })?;
+        // SAFETY: as in `new`.
+        Ok(unsafe { Self::of(start, layout.size(), false) })
     }
 
     /// # Safety

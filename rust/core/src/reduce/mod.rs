@@ -28,6 +28,7 @@
 mod cache;
 mod copy;
 mod divide;
+pub(crate) mod int8;
 mod many;
 mod ops;
 mod simd;

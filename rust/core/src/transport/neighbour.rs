@@ -38,7 +38,7 @@ pub trait Neighbour {
 
     /// Sends a message by its header and the place of its payload, `(address, bytes)` piece by piece. The memory must
     /// stay as it is until [`Neighbour::loan`] says that it is back, or
-    /// [`send_abort`](super::Link::send_abort) or the end of the link has revoked it.
+    /// [`send_abort`](super::ControlChannel::send_abort) or the end of the link has revoked it.
     fn try_lend(
         &mut self,
         header: &[u8; MESSAGE_HEADER],
@@ -69,7 +69,7 @@ pub trait Neighbour {
     /// Gives back what the peer shares.
     fn give_back(&mut self);
 
-    /// After [`send_abort`](super::Link::send_abort): returns when the peer is not in the middle of writing to what is
+    /// After [`send_abort`](super::ControlChannel::send_abort): returns when the peer is not in the middle of writing to what is
     /// shared with it. It will not begin again. Where the peer has stopped in the middle that is waited for `until` then,
     /// and the heap takes the memory away from it.
     fn await_writer(&mut self, until: Instant);

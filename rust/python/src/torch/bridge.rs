@@ -200,6 +200,7 @@ pub(super) mod ffi {
             completion: UniquePtr<Completion>,
         ) -> Started;
         fn monitored_barrier(self: &Group, timeout_ms: u64, report_all: bool) -> Status;
+        fn all_reduce_int8(self: &Group, values: &mut [f32], average: bool) -> Status;
         fn set_timeout(self: &Group, timeout_ms: u64);
         fn sequence(self: &Group) -> u64;
         fn error(self: &Group) -> Status;

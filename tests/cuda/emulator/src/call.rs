@@ -126,13 +126,10 @@ fn allow(name: &'static str) -> Outcome {
     if UNSAFE_IN_CAPTURE.contains(&name) {
         capture::refuse_unsafe()?;
     }
-    if settings().always_synchronize
-        && MAY_SYNCHRONIZE.contains(&name)
-        && let Some(context) = context::top()
-    {
-        context.synchronize()?;
+    match context::top() {
+        Some(context) if MAY_SYNCHRONIZE.contains(&name) => context.may_synchronize(),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Initializes the driver.

@@ -11,7 +11,7 @@ use crate::abi::{Device, Handle};
 use crate::handles::Handles;
 use crate::memory;
 use crate::point::Point;
-use crate::settings::settings;
+use crate::settings::{Synchronize, settings};
 use crate::status::{Outcome, Status};
 use crate::stream::{Kind, Stream};
 
@@ -27,6 +27,8 @@ pub(crate) struct Context {
     legacy: OnceLock<Arc<Stream>>,
     streams: Mutex<Vec<Weak<Stream>>>,
     peers: Mutex<HashSet<usize>>,
+    /// Streams that wait for a word.
+    waiting: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -55,6 +57,7 @@ impl Context {
             legacy: OnceLock::new(),
             streams: Mutex::new(Vec::new()),
             peers: Mutex::new(HashSet::new()),
+            waiting: AtomicUsize::new(0),
         }
     }
 
@@ -118,6 +121,26 @@ impl Context {
         self.check()
     }
 
+    /// In a call that may wait for the device: does so, or not, or refuses it where that would be a wait for a word.
+    ///
+    /// # Errors
+    /// `NOT_PERMITTED` when it is refused; what has broken the context.
+    pub(crate) fn may_synchronize(self: &Arc<Self>) -> Outcome {
+        match settings().synchronize {
+            Synchronize::Usual => Ok(()),
+            Synchronize::Always => self.synchronize(),
+            Synchronize::Refuse if self.waiting.load(Ordering::Acquire) == 0 => Ok(()),
+            Synchronize::Refuse => Err(Status::NOT_PERMITTED),
+        }
+    }
+
+    /// Runs `wait`, in which a stream waits for a word.
+    pub(crate) fn while_waiting(&self, wait: impl FnOnce()) {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        wait();
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+
     /// Whether kernels and copies of this context may touch memory of that device.
     pub(crate) fn reaches(&self, device: usize) -> bool {
         device == self.device || self.peers.lock().contains(&device)
@@ -131,7 +154,7 @@ impl Context {
         if device == self.device {
             return Err(Status::INVALID_DEVICE);
         }
-        if !settings().peer_access {
+        if !settings().peer_access.lets(self.device, device) {
             return Err(Status::PEER_ACCESS_UNSUPPORTED);
         }
         if self.peers.lock().insert(device) {

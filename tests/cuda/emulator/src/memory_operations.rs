@@ -1,6 +1,6 @@
 //! Stream memory operations: a stream writes a word, or waits until a word is what it should be.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
 
 use crate::abi::{
@@ -96,6 +96,18 @@ fn check(address: u64, wide: bool) -> Outcome {
     }
 }
 
+/// Words that streams have written and awaited so far.
+static WRITES: AtomicUsize = AtomicUsize::new(0);
+static WAITS: AtomicUsize = AtomicUsize::new(0);
+
+/// How many words streams have written, and awaited.
+pub(crate) fn counts() -> (usize, usize) {
+    (
+        WRITES.load(Ordering::Relaxed),
+        WAITS.load(Ordering::Relaxed),
+    )
+}
+
 /// Does them one after the other.
 pub(crate) fn execute(context: &Context, operations: &[MemoryOperation]) -> Outcome {
     for operation in operations {
@@ -106,6 +118,7 @@ pub(crate) fn execute(context: &Context, operations: &[MemoryOperation]) -> Outc
                 value,
                 wide,
             } => {
+                WRITES.fetch_add(1, Ordering::Relaxed);
                 faults::delay("write");
                 faults::occur("write")?;
                 Word::at(context, address, wide)?.write(value);
@@ -116,9 +129,11 @@ pub(crate) fn execute(context: &Context, operations: &[MemoryOperation]) -> Outc
                 wide,
                 test,
             } => {
+                WAITS.fetch_add(1, Ordering::Relaxed);
                 faults::delay("wait");
                 faults::occur("wait")?;
-                wait(context, &Word::at(context, address, wide)?, value, test);
+                let word = Word::at(context, address, wide)?;
+                context.while_waiting(|| wait(context, &word, value, test));
             }
         }
     }

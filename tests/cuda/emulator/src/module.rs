@@ -182,10 +182,10 @@ pub(crate) fn function_attribute(handle: Handle, attribute: u32) -> Outcome<i32>
 impl Function {
     /// Loads it if it is not, for which the driver may wait until the context is idle.
     fn load(&self) -> Outcome {
-        if !self.loaded.swap(true, Ordering::AcqRel) && settings().always_synchronize {
-            self.module.context.synchronize()?;
+        match self.loaded.swap(true, Ordering::AcqRel) {
+            true => Ok(()),
+            false => self.module.context.may_synchronize(),
         }
-        Ok(())
     }
 }
 

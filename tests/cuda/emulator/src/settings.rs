@@ -18,11 +18,42 @@ pub(crate) enum Ipc {
     RefuseImport,
 }
 
+/// Which devices reach each other's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerAccess {
+    Both,
+    Neither,
+    /// A device reaches those of a higher number.
+    Upwards,
+}
+
+impl PeerAccess {
+    /// Whether a device may reach another one.
+    pub(crate) fn lets(self, device: usize, peer: usize) -> bool {
+        match self {
+            Self::Both => true,
+            Self::Neither => false,
+            Self::Upwards => device < peer,
+        }
+    }
+}
+
+/// What calls that may wait for the device do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Synchronize {
+    /// They do not wait.
+    Usual,
+    /// They wait.
+    Always,
+    /// They fail beside a stream that waits for a word.
+    Refuse,
+}
+
 /// The settings of this process, read once.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) devices: usize,
-    pub(crate) peer_access: bool,
+    pub(crate) peer_access: PeerAccess,
     /// Bytes of memory of one device.
     pub(crate) memory: usize,
     pub(crate) version: i32,
@@ -31,8 +62,8 @@ pub(crate) struct Settings {
     pub(crate) memory_operations: bool,
     /// Whether registered host memory has a device address of its own.
     pub(crate) separate_host_pointers: bool,
-    /// Whether calls that may wait for the device do.
-    pub(crate) always_synchronize: bool,
+    /// What calls that may wait for the device do.
+    pub(crate) synchronize: Synchronize,
     /// Whether freed addresses are given out again at once.
     pub(crate) reuse: bool,
     /// What new device memory holds.
@@ -40,6 +71,8 @@ pub(crate) struct Settings {
     pub(crate) full_grid: bool,
     /// Hardware queues that the streams share; `None`: each stream its own.
     pub(crate) connections: Option<usize>,
+    /// Operations that a queue holds; a call waits for room.
+    pub(crate) depth: usize,
     /// Microseconds before each operation or call of a name.
     pub(crate) delays: HashMap<String, u64>,
     /// At most so many microseconds before each operation.
@@ -54,18 +87,19 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             devices: 1,
-            peer_access: true,
+            peer_access: PeerAccess::Both,
             memory: 16 << 30,
             version: 12080,
             stub: false,
             ipc: Ipc::Works,
             memory_operations: true,
             separate_host_pointers: false,
-            always_synchronize: false,
+            synchronize: Synchronize::Usual,
             reuse: false,
             fill: None,
             full_grid: false,
             connections: None,
+            depth: 1000,
             delays: HashMap::new(),
             random_delay: 0,
             seed: 0,
@@ -105,7 +139,16 @@ impl Settings {
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
             "DEVICES" => self.devices = number(value)?,
-            "PEER_ACCESS" => self.peer_access = choice(value, &[("yes", true), ("no", false)])?,
+            "PEER_ACCESS" => {
+                self.peer_access = choice(
+                    value,
+                    &[
+                        ("yes", PeerAccess::Both),
+                        ("no", PeerAccess::Neither),
+                        ("upwards", PeerAccess::Upwards),
+                    ],
+                )?;
+            }
             "MEMORY" => self.memory = number::<usize>(value)? << 20,
             "VERSION" => self.version = number(value)?,
             "STUB" => self.stub = choice(value, &[("yes", true), ("no", false)])?,
@@ -127,12 +170,20 @@ impl Settings {
                     choice(value, &[("same", false), ("separate", true)])?;
             }
             "SYNCHRONIZE" => {
-                self.always_synchronize = choice(value, &[("usual", false), ("always", true)])?;
+                self.synchronize = choice(
+                    value,
+                    &[
+                        ("usual", Synchronize::Usual),
+                        ("always", Synchronize::Always),
+                        ("refuse", Synchronize::Refuse),
+                    ],
+                )?;
             }
             "REUSE" => self.reuse = choice(value, &[("yes", true), ("no", false)])?,
             "FILL" => self.fill = Some(number(value)?),
             "GRID" => self.full_grid = choice(value, &[("small", false), ("full", true)])?,
             "CONNECTIONS" => self.connections = Some(number::<usize>(value)?.max(1)),
+            "DEPTH" => self.depth = number::<usize>(value)?.max(1),
             "DELAY" => {
                 for part in value.split(',').filter(|part| !part.is_empty()) {
                     let (name, time) = part.split_once(':').ok_or("want name:microseconds")?;

@@ -6,11 +6,12 @@ use std::fmt::Write as _;
 use crate::abi::Out;
 use crate::memory::{self, Kind};
 use crate::settings::settings;
-use crate::{call, context, event, graph, module, stream};
+use crate::{call, context, event, graph, memory_operations, module, stream};
 
 /// The report as JSON: what is alive, what was done.
 pub(crate) fn report() -> String {
     let (graphs, executables) = graph::counts();
+    let (written, awaited) = memory_operations::counts();
     let devices = 0..context::visible_devices().len();
     let bytes: usize = devices.map(memory::in_use).sum();
     let errors = context::all().iter().map(|context| context.error()).max();
@@ -26,6 +27,9 @@ pub(crate) fn report() -> String {
         ("contexts", context::kept()),
         ("streams", stream::count()),
         ("unfinished_operations", stream::unfinished() as usize),
+        ("calls_made", call::counts().values().sum::<u64>() as usize),
+        ("words_written", written),
+        ("words_awaited", awaited),
         ("events", event::count()),
         ("modules", module::count()),
         ("graphs", graphs),

@@ -52,6 +52,7 @@ struct Queue {
     number: u64,
     state: Mutex<State>,
     changed: Condvar,
+    room: Condvar,
     started: OnceLock<()>,
 }
 
@@ -100,6 +101,7 @@ impl Stream {
             return Ok(Point::passed());
         }
         capture::refuse_implicit(self)?;
+        self.queue.await_room();
         let order = self.context.submission.lock();
         let mut before: Vec<Arc<Point>> = match self.kind {
             Kind::NonBlocking => Vec::new(),
@@ -166,6 +168,7 @@ impl Queue {
                 streams,
             }),
             changed: Condvar::new(),
+            room: Condvar::new(),
             started: OnceLock::new(),
         })
     }
@@ -203,6 +206,14 @@ impl Queue {
         });
     }
 
+    /// Waits until there is room for another item.
+    fn await_room(&self) {
+        let mut state = self.state.lock();
+        while state.items.len() >= settings().depth {
+            self.room.wait(&mut state);
+        }
+    }
+
     /// Works off items until no more can be put in.
     fn work(self: Arc<Self>) {
         let mut pauses = Pauses::new(self.number);
@@ -225,6 +236,7 @@ impl Queue {
         let mut state = self.state.lock();
         loop {
             if let Some(item) = state.items.pop_front() {
+                self.room.notify_all();
                 return Some(item);
             }
             if state.streams == 0 {

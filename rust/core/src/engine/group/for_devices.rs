@@ -89,6 +89,17 @@ impl Group {
         !self.membership.topology.spans_hosts()
     }
 
+    /// The host of each rank, as numbers from 0 in the order of their first ranks.
+    pub(crate) fn host_of(&self) -> &[usize] {
+        &self.membership.topology.host_of
+    }
+
+    /// Whether no lower rank is on this one's host.
+    pub(crate) fn is_first_of_host(&self) -> bool {
+        let hosts = &self.membership.topology.host_of;
+        !hosts[..self.rank].contains(&hosts[self.rank])
+    }
+
     /// The settings it was made with.
     pub(crate) fn config(&self) -> &Config {
         &self.config

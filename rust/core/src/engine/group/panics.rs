@@ -34,7 +34,9 @@ mod tests {
     use crate::engine::Request;
     use crate::error::{Code, Result};
     use crate::transport::endpoint::Lane;
-    use crate::transport::{Interest, Link, MESSAGE_HEADER, Notice, PeerState, Position};
+    use crate::transport::{
+        ControlChannel, Interest, Link, MESSAGE_HEADER, Notice, PeerState, Position,
+    };
     use crate::types::{DataType, ReduceOp};
 
     /// Where a link panics.
@@ -112,6 +114,16 @@ mod tests {
             Vec::new()
         }
 
+        fn memory(&self) -> usize {
+            0
+        }
+
+        fn describe(&self) -> String {
+            "a faulty link".into()
+        }
+    }
+
+    impl ControlChannel for Faulty {
         fn peer_state(&mut self) -> PeerState {
             self.reach(At::State);
             PeerState::Present
@@ -127,14 +139,6 @@ mod tests {
 
         fn take_position(&mut self) -> Option<Position> {
             None
-        }
-
-        fn memory(&self) -> usize {
-            0
-        }
-
-        fn describe(&self) -> String {
-            "a faulty link".into()
         }
     }
 

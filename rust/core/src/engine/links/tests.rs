@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use super::*;
-use crate::transport::{Page, Position};
+use crate::transport::{ControlChannel, Page, Position};
 
 /// A link on which everything fails that can.
 struct Broken;
@@ -59,6 +59,16 @@ impl Link for Broken {
         Vec::new()
     }
 
+    fn memory(&self) -> usize {
+        0
+    }
+
+    fn describe(&self) -> String {
+        "broken".to_owned()
+    }
+}
+
+impl ControlChannel for Broken {
     fn peer_state(&mut self) -> PeerState {
         PeerState::Present
     }
@@ -71,14 +81,6 @@ impl Link for Broken {
 
     fn take_position(&mut self) -> Option<Position> {
         None
-    }
-
-    fn memory(&self) -> usize {
-        0
-    }
-
-    fn describe(&self) -> String {
-        "broken".to_owned()
     }
 }
 

@@ -7,9 +7,13 @@
 //! - `empty`: set by the reader when it has read; awaited and cleared by the owner, before it puts something there again.
 //!   Set at first.
 //!
-//! All values are constant, so the same commands can be captured in a graph and replayed. A word is set only when it has
+//! What sets and awaits them is constant, so the same commands can be captured in a graph and replayed. A word is set only when it has
 //! been cleared, since the rank that sets it has waited for the other word of the pair: `full` is set after `empty` was
 //! awaited, and `empty` after `full` was.
+//!
+//! What clears a word says which wait it was ([`Receipt`]), so that the host sees from the words alone how far its stream has
+//! come. Nothing else is written for that, since each write makes the stream wait for all that it did before. In graphs,
+//! which write constants, it says nothing.
 //!
 //! A wait ends at [`READY`] or [`ABORT`]. On a failure [`Flags::release`] stores both into every word that this rank
 //! waits for; a stream that passes clears the word it waited for, but not those that it comes to later, so it is called
@@ -26,6 +30,7 @@
 //! An announcement is what a rank says of an operation before it enqueues it: its number, and [`ANNOUNCEMENT`] bytes that
 //! the two sides compare. The host writes and reads it.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::announcements::{self, HEAD, Stated};
@@ -69,6 +74,28 @@ pub struct Spot {
     /// 0, or 1 for the second meeting of a two-shot reduction.
     pub meeting: usize,
 }
+
+/// What a stream leaves in a word that it has awaited: the number of the wait, modulo 2^30.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receipt(u32);
+
+impl Receipt {
+    /// Of a wait that is carried out more than once.
+    pub const NONE: Self = Self(0);
+
+    /// Of wait number `number`.
+    pub fn new(number: u32) -> Self {
+        Self(number << 2)
+    }
+
+    /// Whether a word holds one of `numbers`, which go on from the largest with 0.
+    fn is_of(word: u32, numbers: &Range<u32>) -> bool {
+        let length = numbers.end.wrapping_sub(numbers.start);
+        (word >> 2).wrapping_sub(numbers.start) & (u32::MAX >> 2) < length
+    }
+}
+
+const _: () = assert!(READY | ABORT == 3);
 
 /// What a peer has announced of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,18 +211,44 @@ impl Flags {
         spot: Spot,
         peers: impl IntoIterator<Item = Rank>,
     ) -> Vec<Rank> {
-        peers
-            .into_iter()
-            .filter(|&peer| {
-                self.pairs
-                    .get(peer)
-                    .and_then(Option::as_ref)
-                    .is_some_and(|pair| {
-                        let word = pair.word(pair.awaited(signal, spot));
-                        word.load(Ordering::Acquire) & READY == 0
-                    })
-            })
-            .collect()
+        self.missing_before(signal, spot, peers, &(0..0))
+    }
+
+    /// As [`Flags::missing`], without those whose word one of the waits of these numbers has cleared.
+    pub fn missing_before(
+        &self,
+        signal: Signal,
+        spot: Spot,
+        peers: impl IntoIterator<Item = Rank>,
+        waits: &Range<u32>,
+    ) -> Vec<Rank> {
+        let is_missing = |&peer: &Rank| {
+            let word = self.awaited(signal, spot, peer);
+            word.is_some_and(|word| word & READY == 0 && !Receipt::is_of(word, waits))
+        };
+        peers.into_iter().filter(is_missing).collect()
+    }
+
+    /// Whether one of the waits of these numbers has cleared the word of one of `peers`.
+    pub fn has_waited(
+        &self,
+        signal: Signal,
+        spot: Spot,
+        peers: impl IntoIterator<Item = Rank>,
+        waits: &Range<u32>,
+    ) -> bool {
+        let is_cleared = |peer| {
+            let word = self.awaited(signal, spot, peer);
+            word.is_some_and(|word| word & READY == 0 && Receipt::is_of(word, waits))
+        };
+        peers.into_iter().any(is_cleared)
+    }
+
+    /// The word by which a peer tells this rank.
+    fn awaited(&self, signal: Signal, spot: Spot, peer: Rank) -> Option<u32> {
+        let pair = self.pairs.get(peer)?.as_ref()?;
+        let word = pair.word(pair.awaited(signal, spot));
+        Some(word.load(Ordering::Acquire))
     }
 
     /// Tells `peers` what operation number `number` (from 0, without gaps) is here, before it is enqueued. The last 16 can
@@ -258,13 +311,16 @@ impl Batch<'_> {
         signal: Signal,
         spot: Spot,
         peers: impl IntoIterator<Item = Rank>,
+        receipt: Receipt,
     ) -> Self {
         let waits = self.operations.len();
         self = self.look(signal, spot, peers);
         for at in waits..self.operations.len() {
             if let MemoryOperation::WaitAny { address, .. } = self.operations[at] {
-                self.operations
-                    .push(MemoryOperation::Write { address, value: 0 });
+                self.operations.push(MemoryOperation::Write {
+                    address,
+                    value: receipt.0,
+                });
             }
         }
         self

@@ -41,7 +41,9 @@ pub use self::segment::{MAX_CAPACITY, MIN_CAPACITY};
 pub use self::shared::Shared;
 use self::slots::{Poster, Taker};
 use super::control::{Control, Frame};
-use super::{Interest, Link, MESSAGE_HEADER, Neighbour, Notice, PeerState, Position};
+use super::{
+    ControlChannel, Interest, Link, MESSAGE_HEADER, Neighbour, Notice, PeerState, Position,
+};
 use crate::error::{Code, Error, Result};
 use crate::fork::Home;
 use crate::reduce::copy_hinted;
@@ -327,6 +329,16 @@ impl Link for ShmLink {
         fds.into_iter().flatten().collect()
     }
 
+    fn memory(&self) -> usize {
+        2 * self.producer.capacity()
+    }
+
+    fn describe(&self) -> String {
+        self.name.to_owned()
+    }
+}
+
+impl ControlChannel for ShmLink {
     fn peer_state(&mut self) -> PeerState {
         let process = self.borrower.peer.as_ref();
         let state = match process.and_then(|process| process.pidfd()) {
@@ -361,14 +373,6 @@ impl Link for ShmLink {
 
     fn take_position(&mut self) -> Option<Position> {
         self.control.take_position()
-    }
-
-    fn memory(&self) -> usize {
-        2 * self.producer.capacity()
-    }
-
-    fn describe(&self) -> String {
-        self.name.to_owned()
     }
 }
 

@@ -26,7 +26,9 @@ use crate::error::{Code, Error, Result};
 use crate::fork;
 use crate::transport::cipher::{Cipher, Failure, RECORD, Sealed};
 use crate::transport::control::{Control, Frame, describe};
-use crate::transport::{Interest, Link, MESSAGE_HEADER, Notice, PeerState, Position};
+use crate::transport::{
+    ControlChannel, Interest, Link, MESSAGE_HEADER, Notice, PeerState, Position,
+};
 
 /// How long the end of one connection waits for the end of the other.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -59,7 +61,7 @@ pub struct TcpLink {
     host_limit: Option<u32>,
     /// When the first of the two connections was seen to have ended.
     ending_since: Option<Instant>,
-    /// Whether something was seen that [`Link::peer_state`] has not told yet. While an end settles
+    /// Whether something was seen that [`ControlChannel::peer_state`] has not told yet. While an end settles
     /// this keeps the caller from sleeping, since no descriptor announces that the time is up.
     news: bool,
 }
@@ -285,6 +287,19 @@ impl Link for TcpLink {
         vec![self.data.as_fd(), self.control.fd()]
     }
 
+    fn memory(&self) -> usize {
+        self.buffer.memory.len() + self.sealed.as_ref().map_or(0, |sealed| sealed.memory())
+    }
+
+    fn describe(&self) -> String {
+        match self.sealed {
+            None => format!("tcp {}", self.peer),
+            Some(_) => format!("encrypted tcp {}", self.peer),
+        }
+    }
+}
+
+impl ControlChannel for TcpLink {
     fn peer_state(&mut self) -> PeerState {
         self.news = false;
         let said = self.control.peer_state();
@@ -388,17 +403,6 @@ impl Link for TcpLink {
 
     fn take_position(&mut self) -> Option<Position> {
         self.control.take_position()
-    }
-
-    fn memory(&self) -> usize {
-        self.buffer.memory.len() + self.sealed.as_ref().map_or(0, |sealed| sealed.memory())
-    }
-
-    fn describe(&self) -> String {
-        match self.sealed {
-            None => format!("tcp {}", self.peer),
-            Some(_) => format!("encrypted tcp {}", self.peer),
-        }
     }
 }
 

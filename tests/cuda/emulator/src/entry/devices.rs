@@ -102,17 +102,19 @@ driver_functions! {
 
     /// Whether one device can reach another's memory.
     fn cuDeviceCanAccessPeer(can: Out<c_int>, device: Device, peer: Device) {
-        let different = index_of(device)? != index_of(peer)?;
-        can.set((different && settings().peer_access).into())
+        let (device, peer) = (index_of(device)?, index_of(peer)?);
+        can.set((device != peer && settings().peer_access.lets(device, peer)).into())
     }
 
     /// An attribute of two devices: access, native atomics.
     fn cuDeviceGetP2PAttribute(value: Out<c_int>, attribute: c_uint, device: Device, peer: Device) {
-        if index_of(device)? == index_of(peer)? {
+        let (device, peer) = (index_of(device)?, index_of(peer)?);
+        if device == peer {
             return Err(Status::INVALID_DEVICE);
         }
+        let is_let = settings().peer_access.lets(device, peer);
         match attribute {
-            1..=4 => value.set((attribute != 1 && settings().peer_access).into()),
+            1..=4 => value.set((attribute != 1 && is_let).into()),
             _ => Err(Status::INVALID_VALUE),
         }
     }

@@ -1,5 +1,6 @@
 //! A device: its primary context, and what it can do.
 
+use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr;
@@ -114,20 +115,27 @@ impl Device {
         self.capability
     }
 
-    /// Makes the device's context the calling thread's current one until the guard goes.
+    /// Makes the device's context the calling thread's current one until the guard goes. Inside another guard of the same
+    /// device it calls nothing. While it lives, the thread runs none of the user's code, which may change what is current.
     ///
     /// # Errors
     /// `System` when the driver has shut down or the context is lost.
-    pub(in crate::transport::cuda) fn enter(&self) -> Result<Entered> {
+    pub(crate) fn enter(&self) -> Result<Entered> {
         self.try_enter()
             .map_err(|failure| failure.while_doing(format_args!("use device {}", self.number)))
     }
 
     pub(super) fn try_enter(&self) -> Result<Entered, Failure> {
-        // SAFETY: the context is retained for ever; pushing it changes only the thread's stack of contexts.
-        Failure::check(unsafe { (self.driver.symbols.ctx_push_current)(self.context) })?;
+        let before = ENTERED.get();
+        let is_current = before == Some(self.number);
+        if !is_current {
+            // SAFETY: the context is retained for ever; pushing it changes only the thread's stack of contexts.
+            Failure::check(unsafe { (self.driver.symbols.ctx_push_current)(self.context) })?;
+            ENTERED.set(Some(self.number));
+        }
         Ok(Entered {
-            driver: self.driver,
+            pushed: (!is_current).then_some(self.driver),
+            before,
             _thread: PhantomData,
         })
     }
@@ -246,19 +254,31 @@ fn attribute_of(symbols: &Symbols, raw: CUdevice, attribute: u32) -> Result<u32,
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
+thread_local! {
+    /// The device whose context a guard of this thread has made current.
+    static ENTERED: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
 /// The device's context is current for this thread; dropping it brings back the one before.
-pub(in crate::transport::cuda) struct Entered {
-    driver: &'static Driver,
+pub(crate) struct Entered {
+    /// The driver that pushed it, unless it was current already.
+    pushed: Option<&'static Driver>,
+    /// As [`ENTERED`] was.
+    before: Option<u32>,
     /// The stack of contexts belongs to the thread.
     _thread: PhantomData<*mut ()>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
+        let Some(driver) = self.pushed else {
+            return;
+        };
+        ENTERED.set(self.before);
         let mut context = ptr::null_mut();
         // SAFETY: it takes what `enter` pushed: guards of a thread go in the reverse order of their making, as they
         // are only ever held by a block. A failure (the driver has shut down) leaves nothing to mend.
-        let _ = unsafe { (self.driver.symbols.ctx_pop_current)(&mut context) };
+        let _ = unsafe { (driver.symbols.ctx_pop_current)(&mut context) };
     }
 }
 

@@ -108,6 +108,17 @@ impl Pinned {
         Ok(Self { part })
     }
 
+    /// As [`Pinned::shared`], of what has been registered before: calls nothing of the driver. `None` where that is too little.
+    pub fn shared_at_once(device: &'static Device, bytes: usize) -> Option<Self> {
+        let part = Part::of_what_is_there(device, Kind::Shared, bytes)?;
+        Some(Self { part })
+    }
+
+    /// The most bytes that [`Pinned::shared_at_once`] has now.
+    pub fn most_at_once(device: &Device) -> usize {
+        Part::longest(device, Kind::Shared)
+    }
+
     /// At least `bytes` bytes that no other process sees, zero at first.
     ///
     /// # Errors

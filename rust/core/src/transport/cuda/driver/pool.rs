@@ -124,7 +124,25 @@ impl Part {
         Ok(part)
     }
 
-    /// A part of a slab that is there.
+    /// Bytes of the longest part of a device's pool that can be had without a call of the driver.
+    pub(super) fn longest(device: &Device, kind: Kind) -> usize {
+        let pool = POOL.lock();
+        let slabs = pool.slabs.iter();
+        let slabs = slabs.filter(|kept| kept.is_of(device, kind));
+        let gaps = slabs.flat_map(|kept| &kept.gaps.0);
+        gaps.map(ExactSizeIterator::len).max().unwrap_or(0)
+    }
+
+    /// A part of a slab that is there, of at least `bytes` bytes.
+    pub(super) fn of_what_is_there(
+        device: &'static Device,
+        kind: Kind,
+        bytes: usize,
+    ) -> Option<Self> {
+        Self::find(device, kind, bytes.max(1).checked_next_multiple_of(GRAIN)?)
+    }
+
+    /// A part of a slab that is there; `bytes` is a multiple of [`GRAIN`].
     fn find(device: &'static Device, kind: Kind, bytes: usize) -> Option<Self> {
         let mut pool = POOL.lock();
         let slabs = pool.slabs.iter_mut();

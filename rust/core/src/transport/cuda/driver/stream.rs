@@ -88,31 +88,50 @@ impl Stream {
     /// or to another context than the device's primary one, or is none as far as the driver can tell. A stream that is being
     /// captured is not asked.
     pub fn of(stream: DeviceStream) -> Result<Self> {
-        let device = Driver::load()?.device(stream.device)?;
-        let raw: CUstream = ptr::with_exposed_provenance_mut(stream.stream);
-        let found = Self {
-            device,
-            raw,
-            own: false,
-        };
-        // The driver ends a capture when its stream is asked for the context; the capture belongs to the caller.
-        if stream.stream > PER_THREAD && !found.is_capturing()? {
-            check_context(device, raw)?;
+        match stream.stream > PER_THREAD {
+            true => Self::of_now(stream).map(|(found, _)| found),
+            false => Self::named(stream),
         }
-        Ok(found)
+    }
+
+    /// As [`Stream::of`], and whether the stream is being captured now: [`Stream::is_capturing`].
+    ///
+    /// # Errors
+    /// As [`Stream::of`] and [`Stream::is_capturing`].
+    pub fn of_now(stream: DeviceStream) -> Result<(Self, bool)> {
+        let found = Self::named(stream)?;
+        let is_captured = found.is_capturing()?;
+        // The driver ends a capture when its stream is asked for the context; the capture belongs to the caller.
+        if stream.stream > PER_THREAD && !is_captured {
+            check_context(found.device, found.raw)?;
+        }
+        Ok((found, is_captured))
+    }
+
+    fn named(stream: DeviceStream) -> Result<Self> {
+        Ok(Self {
+            device: Driver::load()?.device(stream.device)?,
+            raw: ptr::with_exposed_provenance_mut(stream.stream),
+            own: false,
+        })
     }
 
     /// Which stream it is; for the per-thread default stream, which one it is in the calling thread. `None`, which is
     /// like no other, where the driver cannot tell: while it is being captured (to be asked would end that), and of drivers
     /// that number no streams.
     pub fn identity(&self) -> Option<StreamIdentity> {
+        match self.raw.addr() > LEGACY && self.is_capturing().ok()? {
+            true => None,
+            false => self.identity_outside_captures(),
+        }
+    }
+
+    /// As [`Stream::identity`], of a stream that is known not to be captured.
+    pub fn identity_outside_captures(&self) -> Option<StreamIdentity> {
         if self.raw.addr() <= LEGACY {
             return Some(StreamIdentity::Legacy(self.device.number()));
         }
         let ask = self.device.driver.symbols.stream_get_id?;
-        if self.is_capturing().ok()? {
-            return None;
-        }
         let mut number = 0;
         // SAFETY: it stores a number; the stream is alive.
         self.call("ask which stream one is", |_| unsafe {

@@ -1,0 +1,323 @@
+//! How the bytes of a message pass between a stream and the host: through registered memory, at once where there is room for
+//! all of them, and in pieces where there is not.
+//!
+//! Memory is not registered for a message while anything is under way: the driver may then wait until the device is idle, which
+//! it is not while a stream waits for a peer, and the peer may wait for the very message. So a message takes a part of what
+//! is registered already, and leaves room for others: half of the longest part there is at most when all of it fits, an
+//! eighth otherwise. In that eighth two pieces take turns, and the host copies each from or to ordinary memory of the
+//! whole message. So a stream that sends waits for the host, never for the peer. Pieces are few, however long a message is: a
+//! stream takes a thousand commands or so before a call waits for room in it, and one that receives waits for a peer.
+//!
+//! Two words count the pieces that each side has moved:
+//!
+//! | | the stream | the host |
+//! |---|---|---|
+//! | a send | fills a place when the host has emptied it | empties a place when the stream has filled it |
+//! | a receive | empties a place when the host has filled it | fills a place, once it has the message, when the stream has emptied it |
+//!
+//! A message that fits has one piece, which the host sends from where it is, or receives into it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::buffer::Memory;
+use crate::error::Result;
+use crate::heap::Scratch;
+use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
+use crate::transport::cuda::kernels::Guard;
+
+use super::copies::Copies;
+use super::stillness::still;
+
+/// Bytes of the words, after those of the message.
+const WORDS: usize = 256;
+/// Pieces that take turns.
+const TURNS: usize = 2;
+/// Bytes of a piece, unless there were more than [`MOST_PIECES`].
+const SMALLEST: usize = 4096;
+const LARGEST: usize = 1 << 20;
+/// The most pieces of a message: of a receive each is three commands.
+const MOST_PIECES: usize = 128;
+/// The longest message that is not cut, where there is room.
+const LONGEST: usize = 64 << 20;
+
+/// A message's way between a stream and the host.
+pub(super) struct BounceBuffer {
+    window: Pinned,
+    cut: Cut,
+    /// The whole message, where it has several pieces.
+    whole: Option<Scratch>,
+    /// Pieces that the host has moved.
+    moved: u32,
+}
+
+/// How a message is cut, and where its stream finds the pieces and the words.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    window: u64,
+    words: u64,
+    bytes: usize,
+    /// Of a piece.
+    piece: usize,
+    pieces: u32,
+}
+
+/// A word: how many pieces a side has moved.
+#[derive(Clone, Copy)]
+enum Count {
+    Stream,
+    Host,
+}
+
+/// Has memory registered for messages of `bytes` bytes, if the driver is known to wait for no peer then.
+pub(super) fn make_room(device: &'static Device, bytes: usize) {
+    let wanted = wanted(bytes);
+    if wanted <= Pinned::most_at_once(device) / 2 {
+        return;
+    }
+    let Some(_still) = still() else {
+        return;
+    };
+    // Few different lengths, so that messages that grow do not need ever more.
+    match Pinned::shared(device, (2 * wanted).next_power_of_two()) {
+        Ok(room) => room.give_back(),
+        Err(error) => tracing::debug!("a message of {bytes} bytes goes in small pieces: {error}"),
+    }
+}
+
+/// Bytes that a message takes where there is room.
+fn wanted(bytes: usize) -> usize {
+    match bytes <= LONGEST {
+        true => bytes + WORDS,
+        false => TURNS * LARGEST.max(least(bytes)) + WORDS,
+    }
+}
+
+/// Bytes of a piece of which there are not too many.
+fn least(bytes: usize) -> usize {
+    let least = bytes.div_ceil(MOST_PIECES);
+    least.next_multiple_of(SMALLEST).max(SMALLEST)
+}
+
+impl BounceBuffer {
+    /// A buffer for a message of `bytes` bytes. Registers memory only where so many messages are under way that none is left for
+    /// even two small pieces.
+    ///
+    /// # Errors
+    /// `System` where there is no memory.
+    pub(super) fn new(device: &'static Device, bytes: usize) -> Result<Self> {
+        let room = Pinned::most_at_once(device);
+        let wanted = wanted(bytes);
+        if bytes <= LONGEST
+            && wanted <= room / 2
+            && let Some(window) = Pinned::shared_at_once(device, wanted)
+        {
+            return Self::over(window, bytes, bytes);
+        }
+        let usual = 1 << (room / (8 * TURNS)).clamp(SMALLEST, LARGEST).ilog2();
+        let mut piece = least(bytes).max(usual);
+        loop {
+            let taken = bytes.min(TURNS * piece) + WORDS;
+            if let Some(window) = Pinned::shared_at_once(device, taken) {
+                return Self::over(window, bytes, piece);
+            }
+            if piece / 2 < least(bytes) {
+                return Self::over(Pinned::shared(device, taken)?, bytes, piece);
+            }
+            piece /= 2;
+        }
+    }
+
+    fn over(window: Pinned, bytes: usize, piece: usize) -> Result<Self> {
+        let pieces = bytes.div_ceil(piece.max(1)).max(1) as u32;
+        let whole = match pieces {
+            1 => None,
+            _ => Some(Scratch::for_message(bytes)?),
+        };
+        let buffer = Self {
+            cut: Cut {
+                window: window.address(),
+                words: window.address() + (window.bytes() - WORDS) as u64,
+                bytes,
+                piece,
+                pieces,
+            },
+            window,
+            whole,
+            moved: 0,
+        };
+        buffer.store(Count::Stream, 0);
+        buffer.store(Count::Host, 0);
+        Ok(buffer)
+    }
+
+    /// What its stream needs to know.
+    pub(super) fn cut(&self) -> Cut {
+        self.cut
+    }
+
+    /// Bytes of registered memory.
+    pub(super) fn bytes(&self) -> usize {
+        self.window.bytes()
+    }
+
+    fn word(&self, count: Count) -> &AtomicU32 {
+        let words = self.window.bytes() - WORDS;
+        self.window.word(words + place_of(count))
+    }
+
+    fn load(&self, count: Count) -> u32 {
+        self.word(count).load(Ordering::Acquire)
+    }
+
+    fn store(&self, count: Count, pieces: u32) {
+        self.word(count).store(pieces, Ordering::Release);
+    }
+
+    /// The message as the host sends or receives it.
+    ///
+    /// # Safety
+    /// Until the operation has ended, `self` lives; it sends once [`BounceBuffer::is_filled`], and no host moves pieces of what it
+    /// receives before it has ended.
+    pub(super) unsafe fn view(&self) -> Memory {
+        let Some(whole) = &self.whole else {
+            // SAFETY: as the caller promises: a stream that sends has written all, one that receives waits for the host's
+            // count.
+            return unsafe { self.window.view(0, self.cut.bytes) };
+        };
+        let (start, _) = whole.memory().place(0, self.cut.bytes);
+        // SAFETY: the bytes are the scratch's, which lives as long as `self`; the rest is the caller's promise.
+        unsafe {
+            Memory::from_raw_parts(std::ptr::with_exposed_provenance_mut(start), self.cut.bytes)
+        }
+    }
+
+    /// Takes the pieces of a send that the stream has moved. Returns whether there was one.
+    pub(super) fn take(&mut self) -> bool {
+        let there = self.load(Count::Stream);
+        let before = self.moved;
+        while self.moved < there {
+            if let Some(whole) = &mut self.whole {
+                let (place, first, bytes) = self.cut.piece(self.moved);
+                // SAFETY: the stream has written the piece, and waits for the count before it writes there again.
+                let from = unsafe { self.window.view(place, bytes) };
+                whole
+                    .write(first, bytes)
+                    .copy_from_slice(from.read(0, bytes));
+            }
+            self.moved += 1;
+            self.store(Count::Host, self.moved);
+        }
+        self.moved > before
+    }
+
+    /// Whether the whole of a send is with the host.
+    pub(super) fn is_filled(&self) -> bool {
+        self.moved == self.cut.pieces
+    }
+
+    /// Gives the stream the pieces of a receive for which there is a place. Returns whether there was one.
+    pub(super) fn put(&mut self) -> bool {
+        let until = self.load(Count::Stream).saturating_add(TURNS as u32);
+        let before = self.moved;
+        while self.moved < until.min(self.cut.pieces) {
+            if let Some(whole) = &self.whole {
+                let (place, first, bytes) = self.cut.piece(self.moved);
+                // SAFETY: the stream has read what was there before, and waits for the count before it reads this.
+                let mut to = unsafe { self.window.view(place, bytes) };
+                to.write(0, bytes)
+                    .copy_from_slice(whole.memory().read(first, bytes));
+            }
+            self.moved += 1;
+            self.store(Count::Host, self.moved);
+        }
+        self.moved > before
+    }
+
+    /// There is nothing to give the stream. Returns whether that is news.
+    pub(super) fn skip(&mut self) -> bool {
+        self.release();
+        std::mem::replace(&mut self.moved, self.cut.pieces) < self.cut.pieces
+    }
+
+    /// Lets the stream pass, whatever is there.
+    pub(super) fn release(&self) {
+        self.store(Count::Host, self.cut.pieces);
+    }
+
+    /// Whether the stream is past the message.
+    pub(super) fn is_passed(&self) -> bool {
+        self.load(Count::Stream) == self.cut.pieces
+    }
+
+    /// Its memory is for others now.
+    pub(super) fn give_back(self) {
+        self.window.give_back();
+    }
+}
+
+fn place_of(count: Count) -> usize {
+    128 * count as usize
+}
+
+impl Cut {
+    /// A piece's place in the window, its first byte in the message, and its length.
+    fn piece(&self, index: u32) -> (usize, usize, usize) {
+        let first = index as usize * self.piece;
+        let place = index as usize % TURNS * self.piece;
+        (place, first, self.piece.min(self.bytes - first))
+    }
+
+    fn awaits_host(&self, pieces: u32) -> MemoryOperation {
+        MemoryOperation::WaitAtLeast {
+            address: self.words + place_of(Count::Host) as u64,
+            value: pieces,
+        }
+    }
+
+    fn counts(&self, pieces: u32) -> MemoryOperation {
+        MemoryOperation::Write {
+            address: self.words + place_of(Count::Stream) as u64,
+            value: pieces,
+        }
+    }
+
+    /// Enqueues what takes a message out of `memory`.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub(super) fn enqueue_send(&self, memory: &Memory, stream: &Stream) -> Result<()> {
+        let mut copies = Copies::new(Guard::NONE);
+        for index in 0..self.pieces {
+            let before = (index + 1).saturating_sub(TURNS as u32);
+            // One call for the count of the last piece and the wait for the next.
+            let mut operations = Vec::with_capacity(2);
+            operations.extend((index > 0).then(|| self.counts(index)));
+            operations.extend((before > 0).then(|| self.awaits_host(before)));
+            stream.operate(&operations)?;
+            let (place, first, bytes) = self.piece(index);
+            copies.gather(memory, first, bytes, self.window + place as u64);
+            copies.flush(stream)?;
+        }
+        stream.operate(&[self.counts(self.pieces)])
+    }
+
+    /// Enqueues what puts a message into `memory`, or what `guard` says. Returns how the last count went, too: without it the
+    /// stream does not say that it is past the message.
+    pub(super) fn enqueue_receive(
+        &self,
+        memory: &Memory,
+        (stream, guard): (&Stream, Guard),
+    ) -> (Result<()>, Result<()>) {
+        let mut copies = Copies::new(guard);
+        let put = (0..self.pieces).try_for_each(|index| {
+            let mut operations = Vec::with_capacity(2);
+            operations.extend((index > 0).then(|| self.counts(index)));
+            operations.push(self.awaits_host(index + 1));
+            stream.operate(&operations)?;
+            let (place, first, bytes) = self.piece(index);
+            copies.scatter(self.window + place as u64, memory, first, bytes);
+            copies.flush_from_host(stream)
+        });
+        (put, stream.operate(&[self.counts(self.pieces)]))
+    }
+}
