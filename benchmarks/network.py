@@ -3,7 +3,7 @@
     sudo .venv/bin/python benchmarks/network.py                       in about five minutes
     sudo .venv/bin/python benchmarks/network.py --hosts 4,4 --sizes 1M,16M,64M --rate 1000
     sudo .venv/bin/python benchmarks/network.py --hosts 2,2 --numbering round-robin --rate 0
-    sudo .venv/bin/python benchmarks/network.py --collectives all_reduce,all_reduce_int8 --algorithms none
+    sudo .venv/bin/python benchmarks/network.py --algorithms none --collectives all_reduce_int8
 
 A job of unisono chooses its algorithms by itself, one job for each of --algorithms uses that alone
 (UNISONO_ALGORITHM), and one job holds the groups of torch with gloo and with unisono. They

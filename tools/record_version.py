@@ -25,7 +25,7 @@ _HOROVOD = "horovod/torch"
 # The public modules: whose ``__all__`` counts, and where its names are defined.
 _MODULES = {
     "unisono": ("__init__.py", ("_core.pyi", "errors.py")),
-    "unisono.torch": ("torch.py", ("torch.py", "_torch_options.py")),
+    "unisono.torch": ("torch.py", ("torch.py", "_torch_hooks.py", "_torch_options.py")),
     "unisono.horovod.torch": (
         f"{_HOROVOD}/__init__.py",
         tuple(

@@ -1,6 +1,7 @@
-"""Communication hooks for ``DistributedDataParallel.register_comm_hook``."""
+"""Communication hooks for ``DistributedDataParallel.register_comm_hook``.
 
-from __future__ import annotations
+torch compares their annotations with its classes: they must not become strings.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +60,7 @@ def int8_hook(
             torch.ops.unisono.all_reduce_int8_(values, group.group_name, "avg")
             if values is not buffer:
                 buffer.copy_(values)
-        except Exception as error:  # noqa: BLE001 -- whoever waits for the future gets it
+        except Exception as error:
             future.set_exception(error)
         else:
             future.set_result(buffer)

@@ -407,8 +407,10 @@ def exchanges_messages() -> None:
 
 
 def waits_on_the_host() -> None:
-    """barrier() waits for the device, wait() with a limit too, and so does the end of a group; an
-    asynchronous barrier does not, but who waits for it."""
+    """barrier() waits for the device, wait() with a limit too, and so does the end of a group.
+
+    A barrier that is asynchronous does not, but a wait for it does.
+    """
     rank, world = start()
     opened = False
 

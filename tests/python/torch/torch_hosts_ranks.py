@@ -35,9 +35,7 @@ def agreed(weights: list[torch.Tensor]) -> list[torch.Tensor]:
     return weights
 
 
-def train(
-    model: nn.Module, rows: slice, dtype: torch.dtype = torch.float64
-) -> list[torch.Tensor]:
+def train(model: nn.Module, rows: slice, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for batch in batches(dist.get_world_size()):
         mine = batch[rows].to(dtype)

@@ -7,19 +7,25 @@
 //! 3. It codes its part of the sum and gives it to the others; all of them, and it, take what is coded for the result.
 //! 4. Inside a host the shards are gathered.
 //!
+//! Long calls do so piece after piece, with the network busy while ranks of a host exchange other pieces.
+//!
 //! So all ranks have the same bits, since all decode the same bytes, and each number is rounded once for every other host and
 //! once as a sum. Hosts with different numbers of ranks leave out the parts inside a host: then all ranks do what is between hosts.
 
+use std::collections::VecDeque;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
-use super::Communicator;
+use super::{Communicator, Work};
 use crate::buffer::Memory;
 use crate::engine::{Request, Sizes};
 use crate::error::Result;
 use crate::reduce::int8::{BLOCK, add_decoded, coded_bytes, decode, encode};
 use crate::types::{DataType, Rank, ReduceOp};
+
+/// Numbers that are on their way together.
+const PIECE: usize = 1 << 20;
 
 /// The groups of a communicator that take part, made when they are first needed.
 #[derive(Debug, Default)]
@@ -117,9 +123,32 @@ impl Level {
         self.inside.iter().chain([&self.between])
     }
 
+    /// Piece after piece, so that what is between hosts goes on while ranks of a host exchange the pieces before and after.
     fn all_reduce(&self, values: &mut [f32], ranks: Option<f32>) -> Result<()> {
+        let mut pieces: Vec<&mut [f32]> = values.chunks_mut(PIECE).collect();
+        let mut contributed = VecDeque::new();
+        let mut summed = VecDeque::new();
+        for at in 0..pieces.len() + 2 {
+            if at >= 2 {
+                let (first, sums): (usize, Sums<'_>) = summed.pop_front().expect("two turns ago");
+                self.gather_inside(sums.finish()?, pieces[first])?;
+            }
+            if at < pieces.len() {
+                let shard = self.scatter_inside(pieces[at])?;
+                contributed.push_back((at, Contribution::send(&self.between, shard)?));
+            }
+            if at >= 1 && at <= pieces.len() {
+                let (first, contribution) = contributed.pop_front().expect("the turn before");
+                summed.push_back((first, contribution.add(ranks)?));
+            }
+        }
+        Ok(())
+    }
+
+    /// This rank's shard of the sum over its host.
+    fn scatter_inside(&self, values: &[f32]) -> Result<Vec<f32>> {
         let Some(inside) = &self.inside else {
-            return self.across(values, ranks);
+            return Ok(values.to_vec());
         };
         let counts = shares(values.len(), inside.world_size());
         let mut shard = vec![0.0_f32; counts[inside.rank()]];
@@ -127,78 +156,164 @@ impl Level {
         let (dtype, sizes) = (DataType::Float32, Sizes::PerRank(counts));
         let request = Request {
             input: None,
-            ..Request::reduce_scatter(dtype, ReduceOp::Sum, nothing(), nothing(), sizes.clone())
+            ..Request::reduce_scatter(dtype, ReduceOp::Sum, nothing(), nothing(), sizes)
         };
         inside
             .group
-            .run_on(request, Some(&*values), Some(&mut shard[..]))?;
-        self.across(&mut shard, ranks)?;
-        let request = Request::all_gather(dtype, None, nothing(), sizes);
-        let gathered = inside.group.run_on(request, Some(&shard[..]), Some(values));
-        gathered.map(drop)
+            .run_on(request, Some(values), Some(&mut shard[..]))?;
+        Ok(shard)
     }
 
-    /// What is between hosts: of a shard, or of all.
-    fn across(&self, shard: &mut [f32], ranks: Option<f32>) -> Result<()> {
-        let between = &self.between;
+    fn gather_inside(&self, shard: Vec<f32>, values: &mut [f32]) -> Result<()> {
+        let Some(inside) = &self.inside else {
+            values.copy_from_slice(&shard);
+            return Ok(());
+        };
+        let sizes = Sizes::PerRank(shares(values.len(), inside.world_size()));
+        let request = Request::all_gather(DataType::Float32, None, Memory::empty(), sizes);
+        inside
+            .group
+            .run_on(request, Some(&shard[..]), Some(values))
+            .map(drop)
+    }
+}
+
+/// A shard whose parts are on their way to the ranks that add them up.
+struct Contribution<'a> {
+    shard: Vec<f32>,
+    counts: Vec<usize>,
+    exchange: Flight<'a>,
+}
+
+/// A shard whose sums are on their way to all.
+struct Sums<'a> {
+    shard: Vec<f32>,
+    counts: Vec<usize>,
+    gathering: Flight<'a>,
+}
+
+impl<'a> Contribution<'a> {
+    fn send(between: &'a Communicator, shard: Vec<f32>) -> Result<Self> {
         let (own, world) = (between.rank(), between.world_size());
         let counts = shares(shard.len(), world);
-        let bytes: Vec<usize> = counts.iter().map(|&count| coded_bytes(count)).collect();
-        let to = |peer: Rank, bytes: usize| if peer == own { 0 } else { bytes };
-        let send: Vec<usize> = (0..world).map(|peer| to(peer, bytes[peer])).collect();
-        let recv: Vec<usize> = (0..world).map(|peer| to(peer, bytes[own])).collect();
-
-        let mut coded = vec![0_u8; bytes.iter().sum()];
-        let (mut out, mut first) = (&mut coded[..send.iter().sum()], 0);
+        let bytes = |rank: Rank, peer: Rank| match peer == own {
+            true => 0,
+            false => coded_bytes(counts[rank]),
+        };
+        let send: Vec<usize> = (0..world).map(|peer| bytes(peer, peer)).collect();
+        let recv: Vec<usize> = (0..world).map(|peer| bytes(own, peer)).collect();
+        let mut coded = vec![0_u8; send.iter().sum()];
+        let (mut values, mut rest) = (&shard[..], &mut coded[..]);
         for peer in 0..world {
-            let part = &shard[first..first + counts[peer]];
-            first += counts[peer];
+            let (part, after) = values.split_at(counts[peer]);
+            values = after;
+            let (place, after) = rest.split_at_mut(send[peer]);
+            rest = after;
             if peer != own {
-                let (place, rest) = out.split_at_mut(send[peer]);
                 encode(part, place);
-                out = rest;
             }
         }
-        let mut received = vec![0_u8; recv.iter().sum()];
-        let sent = &coded[..send.iter().sum()];
+        let received = vec![0_u8; recv.iter().sum()];
         let nothing = Memory::empty;
         let sizes = Sizes::PerPair { send, recv };
-        let request = Request {
-            input: None,
-            ..Request::all_to_all(DataType::UInt8, nothing(), nothing(), sizes)
-        };
-        between
-            .group
-            .run_on(request, Some(sent), Some(&mut received[..]))?;
+        let request = Request::all_to_all(DataType::UInt8, nothing(), nothing(), sizes);
+        Ok(Self {
+            shard,
+            counts,
+            exchange: Flight::start(between, request, coded, received)?,
+        })
+    }
 
-        let before: usize = counts[..own].iter().sum();
-        let part = &mut shard[before..before + counts[own]];
-        if bytes[own] > 0 {
-            for contribution in received.chunks_exact(bytes[own]) {
-                add_decoded(contribution, part);
-            }
+    /// Adds what the others have for this rank's part, and sends the sums out.
+    fn add(self, ranks: Option<f32>) -> Result<Sums<'a>> {
+        let between = self.exchange.comm;
+        let (counts, mut shard) = (self.counts, self.shard);
+        let own = between.rank();
+        let received = self.exchange.land()?;
+        let first: usize = counts[..own].iter().sum();
+        let part = &mut shard[first..first + counts[own]];
+        let mut coded = vec![0_u8; coded_bytes(part.len())];
+        for contribution in received.chunks_exact(coded.len().max(1)) {
+            add_decoded(contribution, part);
         }
         if let Some(ranks) = ranks {
             part.iter_mut().for_each(|value| *value /= ranks);
         }
-        let mut mine = vec![0_u8; bytes[own]];
-        encode(part, &mut mine);
-        let request = Request::all_gather(
-            DataType::UInt8,
-            None,
-            nothing(),
-            Sizes::PerRank(bytes.clone()),
-        );
-        between
-            .group
-            .run_on(request, Some(&mine[..]), Some(&mut coded[..]))?;
-        let (mut coded, mut values) = (&coded[..], shard);
-        for (bytes, count) in bytes.into_iter().zip(counts) {
-            let (part, rest) = values.split_at_mut(count);
-            decode(&coded[..bytes], part);
-            (coded, values) = (&coded[bytes..], rest);
+        encode(part, &mut coded);
+        let bytes: Vec<usize> = counts.iter().map(|count| coded_bytes(*count)).collect();
+        let all = vec![0_u8; bytes.iter().sum()];
+        let sizes = Sizes::PerRank(bytes);
+        let request = Request::all_gather(DataType::UInt8, None, Memory::empty(), sizes);
+        Ok(Sums {
+            shard,
+            counts,
+            gathering: Flight::start(between, request, coded, all)?,
+        })
+    }
+}
+
+impl Sums<'_> {
+    /// The shard, the same on all ranks that have it.
+    fn finish(self) -> Result<Vec<f32>> {
+        let mut shard = self.shard;
+        let coded = self.gathering.land()?;
+        let (mut coded, mut values) = (&coded[..], &mut shard[..]);
+        for count in self.counts {
+            let (part, after) = values.split_at_mut(count);
+            values = after;
+            let (codes, after) = coded.split_at(coded_bytes(count));
+            coded = after;
+            decode(codes, part);
         }
-        Ok(())
+        Ok(shard)
+    }
+}
+
+/// A collective that is under way, with its memory.
+struct Flight<'a> {
+    comm: &'a Communicator,
+    work: Work,
+    _input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+impl<'a> Flight<'a> {
+    fn start(
+        comm: &'a Communicator,
+        mut request: Request,
+        input: Vec<u8>,
+        mut output: Vec<u8>,
+    ) -> Result<Self> {
+        // SAFETY: both vectors go into the result, which is not dropped before the operation has ended; moving them does not
+        // move what they hold, and nothing touches that meanwhile.
+        let work = unsafe {
+            request.input = Some(Memory::of(&input));
+            request.output = Some(Memory::of_mut(&mut output));
+            comm.start(request, None)?
+        };
+        Ok(Self {
+            comm,
+            work,
+            _input: input,
+            output,
+        })
+    }
+
+    /// What it has made.
+    fn land(mut self) -> Result<Vec<u8>> {
+        self.work.wait(None)?;
+        Ok(std::mem::take(&mut self.output))
+    }
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        if !self.work.is_done() {
+            // Another part of the call has failed, on this rank; the others wait for what does not come.
+            self.comm
+                .abort("another part of an all_reduce_int8 has failed");
+            let _ = self.work.wait(None);
+        }
     }
 }
 
@@ -262,14 +377,16 @@ mod tests {
         ] {
             let results = Mutex::new(Vec::new());
             on_hosts(hosts, |comm| {
-                for (count, average) in [(1, false), (1000, true), (4 * BLOCK, false), (0, true)] {
+                let counts = [1, 1000, 4 * BLOCK, 0, 3 * PIECE + 77];
+                for (at, count) in counts.into_iter().enumerate() {
+                    let average = at % 2 == 1;
                     let mut values = contribution(comm.rank(), count);
                     comm.all_reduce_int8(&mut values, average).unwrap();
                     results.lock().push((count, average, values));
                 }
             });
             let results = results.into_inner();
-            assert_eq!(results.len(), 4 * hosts.len());
+            assert_eq!(results.len(), 5 * hosts.len());
             for (count, average, values) in &results {
                 let (_, _, first) = results.iter().find(|one| one.0 == *count).unwrap();
                 assert!(

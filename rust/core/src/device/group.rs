@@ -159,9 +159,9 @@ impl DeviceGroup {
         }
         drop(queue);
         self.parent.keep_record(&work);
-        match (&*way, is_awaited) {
-            (Way::Direct(_), false) => attendant::wake(),
-            _ => attendant::hurry(),
+        match is_awaited || matches!(*way, Way::Staged(_)) {
+            true => attendant::hurry(),
+            false => attendant::wake(),
         }
         Ok(work)
     }

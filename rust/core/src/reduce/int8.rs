@@ -60,8 +60,12 @@ impl Body for Encode<'_> {
             let magnitudes = values.iter().map(|value| value.to_bits() & (u32::MAX >> 1));
             let largest = f32::from_bits(magnitudes.fold(0, u32::max));
             let reciprocal = 127.0 / largest;
+            let mut scale = largest / 127.0;
+            if (127.0 * scale).is_infinite() {
+                scale = scale.next_down();
+            }
             let (scale, factor) = match (largest.is_finite(), reciprocal.is_finite()) {
-                (true, true) => (largest / 127.0, reciprocal),
+                (true, true) => (scale, reciprocal),
                 (true, false) => (0.0, 0.0),
                 (false, _) => (f32::NAN, 0.0),
             };

@@ -49,6 +49,24 @@ pub(crate) enum Synchronize {
     Refuse,
 }
 
+const PEER_ACCESSES: [(&str, PeerAccess); 3] = [
+    ("yes", PeerAccess::Both),
+    ("no", PeerAccess::Neither),
+    ("upwards", PeerAccess::Upwards),
+];
+
+const IPCS: [(&str, Ipc); 3] = [
+    ("yes", Ipc::Works),
+    ("refuse-export", Ipc::RefuseExport),
+    ("refuse-import", Ipc::RefuseImport),
+];
+
+const SYNCHRONIZATIONS: [(&str, Synchronize); 3] = [
+    ("usual", Synchronize::Usual),
+    ("always", Synchronize::Always),
+    ("refuse", Synchronize::Refuse),
+];
+
 /// The settings of this process, read once.
 #[derive(Debug)]
 pub(crate) struct Settings {
@@ -139,29 +157,11 @@ impl Settings {
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
             "DEVICES" => self.devices = number(value)?,
-            "PEER_ACCESS" => {
-                self.peer_access = choice(
-                    value,
-                    &[
-                        ("yes", PeerAccess::Both),
-                        ("no", PeerAccess::Neither),
-                        ("upwards", PeerAccess::Upwards),
-                    ],
-                )?;
-            }
+            "PEER_ACCESS" => self.peer_access = choice(value, &PEER_ACCESSES)?,
             "MEMORY" => self.memory = number::<usize>(value)? << 20,
             "VERSION" => self.version = number(value)?,
             "STUB" => self.stub = choice(value, &[("yes", true), ("no", false)])?,
-            "IPC" => {
-                self.ipc = choice(
-                    value,
-                    &[
-                        ("yes", Ipc::Works),
-                        ("refuse-export", Ipc::RefuseExport),
-                        ("refuse-import", Ipc::RefuseImport),
-                    ],
-                )?;
-            }
+            "IPC" => self.ipc = choice(value, &IPCS)?,
             "MEMORY_OPERATIONS" => {
                 self.memory_operations = choice(value, &[("yes", true), ("no", false)])?;
             }
@@ -169,16 +169,7 @@ impl Settings {
                 self.separate_host_pointers =
                     choice(value, &[("same", false), ("separate", true)])?;
             }
-            "SYNCHRONIZE" => {
-                self.synchronize = choice(
-                    value,
-                    &[
-                        ("usual", Synchronize::Usual),
-                        ("always", Synchronize::Always),
-                        ("refuse", Synchronize::Refuse),
-                    ],
-                )?;
-            }
+            "SYNCHRONIZE" => self.synchronize = choice(value, &SYNCHRONIZATIONS)?,
             "REUSE" => self.reuse = choice(value, &[("yes", true), ("no", false)])?,
             "FILL" => self.fill = Some(number(value)?),
             "GRID" => self.full_grid = choice(value, &[("small", false), ("full", true)])?,
