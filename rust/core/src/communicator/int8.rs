@@ -126,55 +126,80 @@ impl Level {
     /// Piece after piece, so that what is between hosts goes on while ranks of a host exchange the pieces before and after.
     fn all_reduce(&self, values: &mut [f32], ranks: Option<f32>) -> Result<()> {
         let mut pieces: Vec<&mut [f32]> = values.chunks_mut(PIECE).collect();
-        let mut contributed = VecDeque::new();
-        let mut summed = VecDeque::new();
+        let (mut contributed, mut summed) = (VecDeque::new(), VecDeque::new());
+        let mut spare = Spare {
+            is_single: pieces.len() == 1,
+            ..Spare::default()
+        };
         for at in 0..pieces.len() + 2 {
             if at >= 2 {
                 let (first, sums): (usize, Sums<'_>) = summed.pop_front().expect("two turns ago");
-                self.gather_inside(sums.finish()?, pieces[first])?;
+                let shard = sums.finish(&mut spare)?;
+                self.gather_inside(&shard, pieces[first])?;
+                spare.floats.push(shard);
             }
             if at < pieces.len() {
-                let shard = self.scatter_inside(pieces[at])?;
-                contributed.push_back((at, Contribution::send(&self.between, shard)?));
+                let mut shard = spare.floats.pop().unwrap_or_default();
+                self.scatter_inside(pieces[at], &mut shard)?;
+                let contribution = Contribution::send(&self.between, shard, &mut spare)?;
+                contributed.push_back((at, contribution));
             }
             if at >= 1 && at <= pieces.len() {
                 let (first, contribution) = contributed.pop_front().expect("the turn before");
-                summed.push_back((first, contribution.add(ranks)?));
+                summed.push_back((first, contribution.add(ranks, &mut spare)?));
             }
         }
         Ok(())
     }
 
-    /// This rank's shard of the sum over its host.
-    fn scatter_inside(&self, values: &[f32]) -> Result<Vec<f32>> {
+    /// `shard` becomes this rank's shard of the sum over its host.
+    fn scatter_inside(&self, values: &[f32], shard: &mut Vec<f32>) -> Result<()> {
         let Some(inside) = &self.inside else {
-            return Ok(values.to_vec());
+            shard.clear();
+            shard.extend_from_slice(values);
+            return Ok(());
         };
         let counts = shares(values.len(), inside.world_size());
-        let mut shard = vec![0.0_f32; counts[inside.rank()]];
+        shard.resize(counts[inside.rank()], 0.0);
         let nothing = Memory::empty;
         let (dtype, sizes) = (DataType::Float32, Sizes::PerRank(counts));
         let request = Request {
             input: None,
             ..Request::reduce_scatter(dtype, ReduceOp::Sum, nothing(), nothing(), sizes)
         };
-        inside
+        let ran = inside
             .group
-            .run_on(request, Some(values), Some(&mut shard[..]))?;
-        Ok(shard)
+            .run_on(request, Some(values), Some(&mut shard[..]));
+        ran.map(drop)
     }
 
-    fn gather_inside(&self, shard: Vec<f32>, values: &mut [f32]) -> Result<()> {
+    fn gather_inside(&self, shard: &[f32], values: &mut [f32]) -> Result<()> {
         let Some(inside) = &self.inside else {
-            values.copy_from_slice(&shard);
+            values.copy_from_slice(shard);
             return Ok(());
         };
         let sizes = Sizes::PerRank(shares(values.len(), inside.world_size()));
         let request = Request::all_gather(DataType::Float32, None, Memory::empty(), sizes);
-        inside
-            .group
-            .run_on(request, Some(&shard[..]), Some(values))
-            .map(drop)
+        let ran = inside.group.run_on(request, Some(shard), Some(values));
+        ran.map(drop)
+    }
+}
+
+/// Memory of pieces that have ended, for those to come: what is new costs a fault for every page.
+#[derive(Default)]
+struct Spare {
+    floats: Vec<Vec<f32>>,
+    bytes: Vec<Vec<u8>>,
+    /// There is one piece: nothing else is done while it is on its way.
+    is_single: bool,
+}
+
+impl Spare {
+    /// So many bytes, with whatever is in them.
+    fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = self.bytes.pop().unwrap_or_default();
+        bytes.resize(count, 0);
+        bytes
     }
 }
 
@@ -193,7 +218,7 @@ struct Sums<'a> {
 }
 
 impl<'a> Contribution<'a> {
-    fn send(between: &'a Communicator, shard: Vec<f32>) -> Result<Self> {
+    fn send(between: &'a Communicator, shard: Vec<f32>, spare: &mut Spare) -> Result<Self> {
         let (own, world) = (between.rank(), between.world_size());
         let counts = shares(shard.len(), world);
         let bytes = |rank: Rank, peer: Rank| match peer == own {
@@ -202,7 +227,7 @@ impl<'a> Contribution<'a> {
         };
         let send: Vec<usize> = (0..world).map(|peer| bytes(peer, peer)).collect();
         let recv: Vec<usize> = (0..world).map(|peer| bytes(own, peer)).collect();
-        let mut coded = vec![0_u8; send.iter().sum()];
+        let mut coded = spare.bytes(send.iter().sum());
         let (mut values, mut rest) = (&shard[..], &mut coded[..]);
         for peer in 0..world {
             let (part, after) = values.split_at(counts[peer]);
@@ -213,26 +238,26 @@ impl<'a> Contribution<'a> {
                 encode(part, place);
             }
         }
-        let received = vec![0_u8; recv.iter().sum()];
+        let received = spare.bytes(recv.iter().sum());
         let nothing = Memory::empty;
         let sizes = Sizes::PerPair { send, recv };
         let request = Request::all_to_all(DataType::UInt8, nothing(), nothing(), sizes);
         Ok(Self {
             shard,
             counts,
-            exchange: Flight::start(between, request, coded, received)?,
+            exchange: Flight::start(between, request, (coded, received), spare)?,
         })
     }
 
     /// Adds what the others have for this rank's part, and sends the sums out.
-    fn add(self, ranks: Option<f32>) -> Result<Sums<'a>> {
+    fn add(self, ranks: Option<f32>, spare: &mut Spare) -> Result<Sums<'a>> {
         let between = self.exchange.comm;
         let (counts, mut shard) = (self.counts, self.shard);
         let own = between.rank();
-        let received = self.exchange.land()?;
+        let received = self.exchange.land(spare)?;
         let first: usize = counts[..own].iter().sum();
         let part = &mut shard[first..first + counts[own]];
-        let mut coded = vec![0_u8; coded_bytes(part.len())];
+        let mut coded = spare.bytes(coded_bytes(part.len()));
         for contribution in received.chunks_exact(coded.len().max(1)) {
             add_decoded(contribution, part);
         }
@@ -241,23 +266,24 @@ impl<'a> Contribution<'a> {
         }
         encode(part, &mut coded);
         let bytes: Vec<usize> = counts.iter().map(|count| coded_bytes(*count)).collect();
-        let all = vec![0_u8; bytes.iter().sum()];
+        let all = spare.bytes(bytes.iter().sum());
+        spare.bytes.push(received);
         let sizes = Sizes::PerRank(bytes);
         let request = Request::all_gather(DataType::UInt8, None, Memory::empty(), sizes);
         Ok(Sums {
             shard,
             counts,
-            gathering: Flight::start(between, request, coded, all)?,
+            gathering: Flight::start(between, request, (coded, all), spare)?,
         })
     }
 }
 
 impl Sums<'_> {
     /// The shard, the same on all ranks that have it.
-    fn finish(self) -> Result<Vec<f32>> {
+    fn finish(self, spare: &mut Spare) -> Result<Vec<f32>> {
         let mut shard = self.shard;
-        let coded = self.gathering.land()?;
-        let (mut coded, mut values) = (&coded[..], &mut shard[..]);
+        let gathered = self.gathering.land(spare)?;
+        let (mut coded, mut values) = (&gathered[..], &mut shard[..]);
         for count in self.counts {
             let (part, after) = values.split_at_mut(count);
             values = after;
@@ -265,6 +291,7 @@ impl Sums<'_> {
             coded = after;
             decode(codes, part);
         }
+        spare.bytes.push(gathered);
         Ok(shard)
     }
 }
@@ -273,7 +300,7 @@ impl Sums<'_> {
 struct Flight<'a> {
     comm: &'a Communicator,
     work: Work,
-    _input: Vec<u8>,
+    input: Vec<u8>,
     output: Vec<u8>,
 }
 
@@ -281,27 +308,32 @@ impl<'a> Flight<'a> {
     fn start(
         comm: &'a Communicator,
         mut request: Request,
-        input: Vec<u8>,
-        mut output: Vec<u8>,
+        (input, mut output): (Vec<u8>, Vec<u8>),
+        spare: &Spare,
     ) -> Result<Self> {
         // SAFETY: both vectors go into the result, which is not dropped before the operation has ended; moving them does not
         // move what they hold, and nothing touches that meanwhile.
         let work = unsafe {
             request.input = Some(Memory::of(&input));
             request.output = Some(Memory::of_mut(&mut output));
-            comm.start(request, None)?
+            match spare.is_single {
+                // This thread waits for it, and so drives it.
+                true => comm.begin(request)?,
+                false => comm.start(request, None)?,
+            }
         };
         Ok(Self {
             comm,
             work,
-            _input: input,
+            input,
             output,
         })
     }
 
     /// What it has made.
-    fn land(mut self) -> Result<Vec<u8>> {
+    fn land(mut self, spare: &mut Spare) -> Result<Vec<u8>> {
         self.work.wait(None)?;
+        spare.bytes.push(std::mem::take(&mut self.input));
         Ok(std::mem::take(&mut self.output))
     }
 }

@@ -12,6 +12,8 @@ use super::simd::{Body, Tier};
 pub(crate) const BLOCK: usize = 128;
 /// Bytes of a scale.
 const SCALE: usize = 4;
+/// From 2^23 to 2^24 floats are whole numbers, and their bits count them.
+const WHOLE: f32 = 12_582_912.0;
 
 /// Bytes that `count` numbers take.
 pub(crate) fn coded_bytes(count: usize) -> usize {
@@ -72,8 +74,9 @@ impl Body for Encode<'_> {
             let (head, codes) = coded.split_at_mut(SCALE);
             head.copy_from_slice(&scale.to_le_bytes());
             for (code, value) in codes.iter_mut().zip(values) {
-                // At most 127 and one rounding, and 0 for a NaN.
-                *code = ((value * factor).round_ties_even() as i32 as i8).cast_unsigned();
+                // The product is at most 127 and one rounding. The sum is rounded to a whole number, to even where two are as
+                // near, whose low byte is the product's.
+                *code = (value * factor + WHOLE).to_bits() as u8;
             }
         }
     }
