@@ -175,8 +175,8 @@ class Backend final : public c10d::Backend {
                                Tensors results, Mode mode);
   WorkPointer exchange_on_device(Label label, Job job, const at::Tensor& tensor, int64_t peer,
                                  int tag);
-  // The devices that are named and there.
-  std::vector<at::Device> devices_of(const c10d::BarrierOptions& opts) const;
+  // Blocks until what this rank has put into the streams of its devices has ended.
+  void drain(const c10d::BarrierOptions& opts);
   WorkPointer barrier_on_device(at::Device device, const c10d::BarrierOptions& opts);
   WorkPointer exchange(Label label, const at::Tensor& tensor, int64_t peer, int tag);
   // What becomes of the calls of this thread.
@@ -216,9 +216,9 @@ class Backend final : public c10d::Backend {
   Streams streams_;
   std::atomic<bool> timed_ = false;
 
-  // A byte of each device, which asynchronous barriers reduce.
-  std::mutex tokens_mutex_;
-  std::unordered_map<at::Device, at::Tensor> tokens_;
+  // A byte of the device that the group is bound to, which barriers reduce.
+  std::mutex token_mutex_;
+  at::Tensor token_;
 
   // How often each list of ranks under each name has been split off.
   std::unordered_map<std::string, int> splits_;

@@ -1,7 +1,6 @@
 // How a backend carries out calls on device memory: each is put into a stream.
 #include <c10/core/StreamGuard.h>
 
-#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -97,14 +96,11 @@ Backend::WorkPointer Backend::exchange_on_device(Label label, Job job, const at:
   return started(work, true);
 }
 
-std::vector<at::Device> Backend::devices_of(const c10d::BarrierOptions& opts) const {
+void Backend::drain(const c10d::BarrierOptions& opts) {
   std::vector<at::Device> devices;
   // A program may name a device on a host without one; there is nothing to be drained then.
   const auto add = [&](std::optional<at::Device> device) {
-    if (!device || !is_there(*device)) return;
-    if (std::find(devices.begin(), devices.end(), *device) == devices.end()) {
-      devices.push_back(*device);
-    }
+    if (device && is_there(*device)) devices.push_back(*device);
   };
   add(getBoundDeviceId());
   add(opts.device);
@@ -113,21 +109,22 @@ std::vector<at::Device> Backend::devices_of(const c10d::BarrierOptions& opts) co
     if (index < 0 || index > most) continue;
     add(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)));
   }
-  return devices;
+  streams_.drain(devices);
 }
 
 Backend::WorkPointer Backend::barrier_on_device(at::Device device,
                                                 const c10d::BarrierOptions& opts) {
   Tensors token;
   {
-    std::lock_guard lock(tokens_mutex_);
-    at::Tensor& found = tokens_[device];
+    std::lock_guard lock(token_mutex_);
     // What is in it does not matter.
-    if (!found.defined()) found = at::empty({1}, at::TensorOptions(device).dtype(at::kByte));
-    token.push_back(found);
+    if (!token_.defined()) token_ = at::empty({1}, at::TensorOptions(device).dtype(at::kByte));
+    token.push_back(token_);
   }
-  return launch({c10d::OpType::BARRIER, "unisono:barrier"},
-                all_reduce_jobs(token, c10d::ReduceOp::MAX), token, {}, {true, opts.timeout});
+  auto work = launch({c10d::OpType::BARRIER, "unisono:barrier"},
+                     all_reduce_jobs(token, c10d::ReduceOp::MAX), token, {}, {true, opts.timeout});
+  if (!opts.asyncOp && work) work->wait();
+  return work;
 }
 
 void Backend::shutdown() {

@@ -148,14 +148,12 @@ Backend::WorkPointer Backend::recvAnysource(Tensors& tensors, int tag) {
 }
 
 Backend::WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
-  if (window() != Window::Estimate) {
-    const auto devices = devices_of(opts);
-    // What the caller does not wait for takes place on the device that it has named, in the order
-    // of streams: all ranks name one or none. Otherwise it is the host's, and has to wait for
-    // devices.
-    if (opts.asyncOp && !devices.empty()) return barrier_on_device(devices.front(), opts);
-    streams_.drain(devices);
-  }
+  const bool estimates = window() == Window::Estimate;
+  if (!opts.asyncOp && !estimates) drain(opts);
+  // Where all ranks have bound the group to a device, they meet there, in the order of streams.
+  const auto bound = getBoundDeviceId();
+  if (bound && is_there(*bound) && !estimates) return barrier_on_device(*bound, opts);
+  if (opts.asyncOp && !estimates) drain(opts);
   return launch({OpType::BARRIER, "unisono:barrier"}, Job(Collective::Barrier), {}, {},
                 {opts.asyncOp, opts.timeout});
 }

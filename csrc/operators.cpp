@@ -85,10 +85,11 @@ void all_reduce_int8_in_place(const at::Tensor& tensor, string_view group, strin
   if (op != "sum" && op != "avg") {
     wrong_value("op", c10::str("\"", op, "\" is not made of 8 bits; sum and avg are"));
   }
-  if (!tensor.is_cpu() || tensor.scalar_type() != at::kFloat || !tensor.is_contiguous()) {
+  const bool fits = tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
+  if (!fits || reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % alignof(float) != 0) {
     wrong_value("tensor", c10::str("it is ", tensor.toString(),
                                    tensor.is_contiguous() ? "" : " and not contiguous",
-                                   "; contiguous float32 on the CPU is sent in 8 bits"));
+                                   "; contiguous and aligned float32 on the CPU is sent in 8 bits"));
   }
   const Served served = unisono::served(group, tensor);
   if (!served.directly) return all_reduce_in_place(tensor, group, op);

@@ -3,6 +3,7 @@
 torch compares their annotations with its classes: they must not become strings.
 """
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# One thread for each group, so that its buckets come in one order on all ranks.
-_threads: dict[str, ThreadPoolExecutor] = {}
+# For each group one thread, so that its buckets come in one order on all ranks; and how many of its
+# buckets are under way.
+_threads: dict[Any, ThreadPoolExecutor] = {}
+_under_way: dict[Any, int] = {}
 _lock = threading.Lock()
 
 
@@ -24,15 +27,16 @@ def int8_hook(
     in float32; between hosts 128 neighbours share a scale, which is the largest magnitude among
     them, and each becomes one of 255 multiples of 1/127 of it. With ``h`` hosts an average of ``n``
     ranks is off by at most 1/254 of the largest magnitude among its neighbours: once for each of
-    ``h - 1`` hosts' sums, divided by ``n``, and once for the average. All ranks get the same bits.
-    What is not finite makes its 128 neighbours NaN.
+    ``h - 1`` hosts' sums, divided by ``n``, and once for the average. Where hosts have different
+    numbers of ranks nothing is summed inside them, and the contributions of ``n - 1`` ranks are
+    rounded. All ranks get the same bits. What is not finite makes its 128 neighbours NaN.
 
     Parameters
     ----------
     state
         The process group, of unisono; None for the default one.
     bucket
-        What DDP gives: gradients on the CPU, of any float type.
+        What DDP gives: gradients on the CPU, of any real float type.
 
     Returns
     -------
@@ -42,15 +46,15 @@ def int8_hook(
     Raises
     ------
     ValueError
-        The gradients are not on the CPU.
+        The gradients are not on the CPU, or complex.
     """
     group = state if state is not None else dist.group.WORLD
     assert group is not None, "DDP has a group"
     buffer = bucket.buffer()
-    if not buffer.is_cpu:
+    if not buffer.is_cpu or not buffer.is_floating_point():
         raise ValueError(
-            f"unisono.torch.int8_hook is for gradients on the CPU, these are on {buffer.device}: "
-            "leave the hook out, or use torch's own bf16_compress_hook"
+            f"unisono.torch.int8_hook is for real gradients on the CPU, these are {buffer.dtype} on "
+            f"{buffer.device}: leave the hook out, or use torch's own bf16_compress_hook"
         )
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
@@ -64,13 +68,40 @@ def int8_hook(
             future.set_exception(error)
         else:
             future.set_result(buffer)
+        finally:
+            with _lock:
+                _under_way[group] -= 1
 
-    _thread_of(group).submit(average)
-    return future
-
-
-def _thread_of(group: Any) -> ThreadPoolExecutor:
     with _lock:
-        if group.group_name not in _threads:
-            _threads[group.group_name] = ThreadPoolExecutor(1, "unisono-int8")
-        return _threads[group.group_name]
+        if not _threads:
+            threading.Thread(target=_abort_at_the_end, name="unisono-end", daemon=True).start()
+        if group not in _threads:
+            _threads[group] = ThreadPoolExecutor(1, "unisono-int8")
+        _under_way[group] = _under_way.get(group, 0) + 1
+        _threads[group].submit(average)
+    # An exception becomes one of the future only where a callback raises it.
+    return future.then(lambda done: done.wait())
+
+
+def _abort_at_the_end() -> None:
+    """End what is under way when the main thread has ended.
+
+    The interpreter waits for the threads of pools before it calls what is registered with
+    ``atexit``, and so for peers that do not come when this process has failed.
+    """
+    threading.main_thread().join()
+    with _lock:
+        waiting = [group for group, number in _under_way.items() if number]
+    for group in waiting:
+        group._get_backend(torch.device("cpu")).abort()
+
+
+def _forget() -> None:
+    """Forget the parent's threads, in a forked child."""
+    global _lock  # noqa: PLW0603 -- a thread of the parent may hold the one that is there
+    _lock = threading.Lock()
+    _threads.clear()
+    _under_way.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -6,6 +6,7 @@
 )]
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use pyo3::prelude::*;
 use unisono::error::Error;
@@ -97,8 +98,10 @@ impl Communicator {
     /// Inside a host they are summed in float32. Between hosts 128 neighbours share a scale, which is the
     /// largest magnitude among them, and each becomes one of 255 multiples of 1/127 of it. With ``h``
     /// hosts a result is off by at most 1/254 of the largest magnitude among its neighbours, in each of
-    /// ``h - 1`` hosts' sums and in the result. All ranks get the same bits. What is not finite makes its
-    /// 128 neighbours NaN. Ranks that are all on one host exchange float32.
+    /// ``h - 1`` hosts' sums and in the result; where hosts have different numbers of ranks, in the
+    /// contributions of all ranks but one. All ranks get the same bits. What is not finite makes its 128
+    /// neighbours NaN, and neighbours that are all below 2**-121 become zero. Ranks that are all on one
+    /// host exchange float32.
     ///
     /// Parameters
     /// ----------
@@ -138,8 +141,11 @@ impl Communicator {
         };
         let mut floats = given.floats()?;
         let shared = Arc::clone(&self.shared);
+        let (ended, end) = channel::<()>();
         let run = move || {
-            // SAFETY: the caller sees to it that no other code uses the array.
+            // Dropped when nothing touches the array any more.
+            let _ended = ended;
+            // SAFETY: the caller sees to it that no other code uses the array, and gets it back only after the end.
             let values = unsafe { floats.slice() };
             shared
                 .comm
@@ -147,6 +153,7 @@ impl Communicator {
         };
         elsewhere(py, run, || {
             self.core().abort("interrupted in all_reduce_int8");
+            py.detach(|| end.recv()).unwrap_err();
         })?;
         Ok(array.clone().unbind())
     }

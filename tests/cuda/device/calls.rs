@@ -316,8 +316,9 @@ fn a_call_takes_few_writes_and_few_calls_of_the_driver() {
                 assert_eq!(awaited - before[2], TIMES * 2 * peers);
                 assert_eq!(calls, TIMES * most);
             };
-            // Two calls that make the context current and not; whether it is captured; what memory it is, at both ends; three batches
-            // of words and two kernels. Of a stream that is not a default one, its context and its number, too.
+            // Two calls that make the context current and not; whether it is captured; what memory it is, at both ends;
+            // three batches of words and two kernels. Of a stream that is not a default one, its context and its number,
+            // too.
             counted(named, 12);
             // The first of them waits for the last on the other stream.
             all_reduce(&comm, &array, LEGACY)

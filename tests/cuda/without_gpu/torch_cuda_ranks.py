@@ -407,10 +407,7 @@ def exchanges_messages() -> None:
 
 
 def waits_on_the_host() -> None:
-    """barrier() waits for the device, wait() with a limit too, and so does the end of a group.
-
-    A barrier that is asynchronous does not, but a wait for it does.
-    """
+    """barrier() waits for the device, wait() with a limit too, and so does the end of a group."""
     rank, world = start()
     opened = False
 
@@ -431,19 +428,6 @@ def waits_on_the_host() -> None:
             assert opened
             assert torch.ops.emulated.is_idle(0)
             opener.join()
-        check(late, summed(world, 1000), "before the barrier")
-
-    # One that the caller does not wait for takes its place in the stream.
-    late = empty(1000)
-    with cuda.stream():
-        with cuda.shut_gate() as gate:
-            torch.ops.emulated.upload(late, data(rank, 1000))
-            dist.all_reduce(late)
-            work = dist.barrier(async_op=True, device_ids=[0])
-            assert not work.is_completed()
-            torch.ops.emulated.open(gate)
-        work.wait()
-        assert work.is_completed()
         check(late, summed(world, 1000), "before the barrier")
 
     reduced = tensor(data(rank, 1000))
@@ -580,6 +564,28 @@ def count_calls(module: object, name: str, *users: object) -> list[str]:
     for user in (module, *users):
         setattr(user, name, counting)
     return calls
+
+
+def meets_on_its_device() -> None:
+    """A group that is bound to a device: its asynchronous barrier does not block the host."""
+    rank, world = start(device_id=DEVICE)
+    late = empty(1000)
+    for waits in (True, rank == 0):
+        with cuda.stream():
+            with cuda.shut_gate() as gate:
+                torch.ops.emulated.upload(late, data(rank, 1000))
+                dist.all_reduce(late)
+                if waits:
+                    work = dist.barrier(async_op=True)
+                    assert not work.is_completed()
+                torch.ops.emulated.open(gate)
+            # A barrier that blocks meets those that do not.
+            if waits:
+                work.wait()
+                assert work.is_completed()
+            else:
+                dist.barrier()
+            check(late, summed(world, 1000), "before the barrier")
 
 
 def makes_groups() -> None:

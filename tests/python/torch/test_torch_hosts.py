@@ -16,7 +16,9 @@ pytestmark = pytest.mark.skipif(TROUBLE is not None, reason=f"{TROUBLE}")
 SHARDING = ["hsdp_trains", "hsdp_mixes_precision_and_factors", "sharded_data_and_tensor_parallel"]
 
 
-def run(net: Hosts, target: str, *args: Any, host_of: list[int], **more: str) -> list[RankResult]:
+def run(
+    net: Hosts, target: str, *args: Any, host_of: list[int], check: bool = True, **more: str
+) -> list[RankResult]:
     def variables(rank: int) -> dict[str, str]:
         here = host_of[rank]
         return {
@@ -31,7 +33,9 @@ def run(net: Hosts, target: str, *args: Any, host_of: list[int], **more: str) ->
         return net.enter(host_of[rank])
 
     world = len(host_of)
-    return run_ranks(world, target, *args, torch=True, timeout=120, env=variables, prefix=enter)
+    return run_ranks(
+        world, target, *args, torch=True, timeout=120, env=variables, check=check, prefix=enter
+    )
 
 
 @pytest.mark.parametrize("host_of", [[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]], ids=str)
@@ -53,6 +57,25 @@ def test_ddp_trains_with_gradients_in_8_bits(host_of):
             # Weights of bfloat16 are coarse themselves. The rounding shows, and does not matter.
             limit = 0.5 if "bfloat16" in dtype else 0.03
             assert 0 < difference < limit, (dtype, result)
+
+
+@pytest.mark.parametrize("host_of", [[0, 0], [0, 1]], ids=str)
+def test_the_hook_of_8_bits_has_groups_of_its_own(host_of):
+    target = "torch_hosts_ranks:ddp_in_8_bits_beside_the_map_of_unused_parameters"
+    with hosts() as net:
+        run(net, target, host_of=host_of)
+
+
+def test_every_rank_hears_of_a_death_while_gradients_travel_in_8_bits():
+    with hosts() as net:
+        results = run(
+            net, "torch_hosts_ranks:death_in_8_bits", host_of=[0, 0, 1, 1], check=False
+        )
+    for result in results[:-1]:
+        message, seconds = result.value
+        assert "rank 3" in message, result
+        assert "unisono" in message, result
+        assert seconds < 20, result
 
 
 @pytest.mark.parametrize("host_of", [[0, 0, 1, 1], [0, 1, 0, 1]], ids=str)

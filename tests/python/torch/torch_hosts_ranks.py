@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -79,6 +83,35 @@ def ddp_in_8_bits() -> dict[str, float]:
         found[str(dtype)] = difference(trained, alone) / difference(alone, start)
     refuses()
     return found
+
+
+def ddp_in_8_bits_beside_the_map_of_unused_parameters() -> None:
+    """DDP sums that map in its group, from another thread than the hook's."""
+    dist.init_process_group("unisono")
+    rank = dist.get_rank()
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.5, find_unused_parameters=True)
+    model.register_comm_hook(None, unisono.torch.int8_hook)
+    for _ in range(5):
+        agreed(train(model, slice(rank * ROWS, (rank + 1) * ROWS)))
+
+
+def death_in_8_bits() -> tuple[str, float]:
+    """What the others hear when the last rank is killed, and after how many seconds."""
+    dist.init_process_group("unisono")
+    rank = dist.get_rank()
+    rows = slice(rank * ROWS, (rank + 1) * ROWS)
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.5)
+    model.register_comm_hook(None, unisono.torch.int8_hook)
+    train(model, rows)
+    dist.barrier()
+    if rank == dist.get_world_size() - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begun = time.monotonic()
+    try:
+        train(model, rows)
+    except RuntimeError as error:
+        return str(error), time.monotonic() - begun
+    return "nothing", 0.0
 
 
 def refuses() -> None:

@@ -270,8 +270,10 @@ impl Communicator {
     /// Ends every operation on every rank with an error that gives `reason`.
     pub fn abort(&self, reason: &str) {
         self.devices.abort(reason);
-        self.levels.end(|level| level.abort(reason));
+        self.levels.each().for_each(|level| level.abort(reason));
         self.group.abort(reason);
+        // Those that were made meanwhile, too.
+        self.levels.each().for_each(|level| level.abort(reason));
     }
 
     /// Waits for the operations that are under way on devices, in their streams. Call it before closing, unless those
@@ -288,13 +290,19 @@ impl Communicator {
     /// the others. Idempotent.
     pub fn close(&self) {
         self.devices.close();
-        self.levels.end(Self::close);
+        self.levels.each().for_each(Self::close);
         self.group.close();
+        self.levels.each().for_each(Self::close);
     }
 
     /// What this rank was last in, one line per operation, oldest first: for reports.
     pub fn recent_operations(&self) -> Vec<String> {
-        self.group.recent_operations()
+        let levels = self.levels.each().flat_map(Self::recent_operations);
+        self.group
+            .recent_operations()
+            .into_iter()
+            .chain(levels)
+            .collect()
     }
 }
 

@@ -5,8 +5,8 @@
 //! it is not while a stream waits for a peer, and the peer may wait for the very message. So a message takes a part of what
 //! is registered already, and leaves room for others: half of the longest part there is at most when all of it fits, an
 //! eighth otherwise. In that eighth two pieces take turns, and the host copies each from or to ordinary memory of the
-//! whole message. So a stream that sends waits for the host, never for the peer. Pieces are few, however long a message is: a
-//! stream takes a thousand commands or so before a call waits for room in it, and one that receives waits for a peer.
+//! whole message. So a stream that sends waits for the host, never for the peer. The pieces of a receive are few, however long
+//! it is: a stream takes a thousand commands or so before a call waits for room in it, and that stream waits for a peer.
 //!
 //! Two words count the pieces that each side has moved:
 //!
@@ -35,8 +35,8 @@ const TURNS: usize = 2;
 /// Bytes of a piece, unless there were more than [`MOST_PIECES`].
 const SMALLEST: usize = 4096;
 const LARGEST: usize = 1 << 20;
-/// The most pieces of a message: of a receive each is three commands.
-const MOST_PIECES: usize = 128;
+/// The most pieces of a receive: each is three commands, and they wait for the peer.
+const MOST_PIECES: usize = 256;
 /// The longest message that is not cut, where there is room.
 const LONGEST: usize = 64 << 20;
 
@@ -48,6 +48,15 @@ pub(super) struct BounceBuffer {
     whole: Option<Scratch>,
     /// Pieces that the host has moved.
     moved: u32,
+}
+
+/// Which way a message goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// From the device. The stream waits for the host alone.
+    Out,
+    /// To the device.
+    In,
 }
 
 /// How a message is cut, and where its stream finds the pieces and the words.
@@ -78,7 +87,8 @@ pub(super) fn make_room(device: &'static Device, bytes: usize) {
         return;
     };
     // Few different lengths, so that messages that grow do not need ever more.
-    match Pinned::shared(device, (2 * wanted).next_power_of_two()) {
+    let room = 2 * (wanted - WORDS).next_power_of_two() + 2 * SMALLEST;
+    match Pinned::shared(device, room) {
         Ok(room) => room.give_back(),
         Err(error) => tracing::debug!("a message of {bytes} bytes goes in small pieces: {error}"),
     }
@@ -99,12 +109,11 @@ fn least(bytes: usize) -> usize {
 }
 
 impl BounceBuffer {
-    /// A buffer for a message of `bytes` bytes. Registers memory only where so many messages are under way that none is left for
-    /// even two small pieces.
+    /// A buffer for a message of `bytes` bytes. Registers memory only where none is left for two pieces that are small enough.
     ///
     /// # Errors
     /// `System` where there is no memory.
-    pub(super) fn new(device: &'static Device, bytes: usize) -> Result<Self> {
+    pub(super) fn new(device: &'static Device, bytes: usize, way: Way) -> Result<Self> {
         let room = Pinned::most_at_once(device);
         let wanted = wanted(bytes);
         if bytes <= LONGEST
@@ -113,14 +122,18 @@ impl BounceBuffer {
         {
             return Self::over(window, bytes, bytes);
         }
+        let least = match way {
+            Way::Out => SMALLEST,
+            Way::In => least(bytes),
+        };
         let usual = 1 << (room / (8 * TURNS)).clamp(SMALLEST, LARGEST).ilog2();
-        let mut piece = least(bytes).max(usual);
+        let mut piece = least.max(usual);
         loop {
             let taken = bytes.min(TURNS * piece) + WORDS;
             if let Some(window) = Pinned::shared_at_once(device, taken) {
                 return Self::over(window, bytes, piece);
             }
-            if piece / 2 < least(bytes) {
+            if piece / 2 < least {
                 return Self::over(Pinned::shared(device, taken)?, bytes, piece);
             }
             piece /= 2;
@@ -131,7 +144,13 @@ impl BounceBuffer {
         let pieces = bytes.div_ceil(piece.max(1)).max(1) as u32;
         let whole = match pieces {
             1 => None,
-            _ => Some(Scratch::for_message(bytes)?),
+            _ => match Scratch::for_message(bytes) {
+                Ok(whole) => Some(whole),
+                Err(error) => {
+                    window.give_back();
+                    return Err(error);
+                }
+            },
         };
         let buffer = Self {
             cut: Cut {

@@ -19,7 +19,7 @@ use crate::transport::cuda::kernels::{self, Guard};
 use crate::types::{DataType, Rank};
 
 use super::attendant;
-use super::bounce::BounceBuffer;
+use super::bounce::{BounceBuffer, Way};
 
 /// The messages of a group that are under way.
 pub(super) struct Messages(Mutex<Vec<Message>>);
@@ -117,7 +117,7 @@ impl Messages {
     /// # Errors
     /// Those of the driver.
     pub(super) fn send(&self, wanted: Wanted, to: Rank, stream: &Stream) -> Result<()> {
-        let buffer = BounceBuffer::new(stream.device(), wanted.memory.len())?;
+        let buffer = BounceBuffer::new(stream.device(), wanted.memory.len(), Way::Out)?;
         let cut = buffer.cut();
         // Before it is enqueued, since the stream waits for the host; and without the lock then: to enqueue may have to wait for
         // room in the stream, and the stream for the attendant, which takes the lock.
@@ -151,7 +151,7 @@ impl Messages {
         (stream, cpu): (&Stream, &Group),
         dead: u64,
     ) -> Result<()> {
-        let buffer = BounceBuffer::new(stream.device(), wanted.memory.len())?;
+        let buffer = BounceBuffer::new(stream.device(), wanted.memory.len(), Way::In)?;
         let cut = buffer.cut();
         let options = PointToPoint {
             timeout: Some(wanted.timeout),

@@ -151,7 +151,10 @@ impl DeviceGroup {
         for (work, result) in ended {
             // What another thread has ended meanwhile let the stream pass.
             let result = match self.failure.get() {
-                Some((error, _)) => result.and(Err(error.clone())),
+                Some((error, _)) => result.and(Err(Error {
+                    operation: None,
+                    ..error.clone()
+                })),
                 None => result,
             };
             self.parent.end(&work, result);

@@ -2,7 +2,7 @@
 //!
 //! A number becomes the nearest multiple of its block's scale, so it is off by at most 1/254 of the largest magnitude
 //! in its block. A block with a NaN or an infinity in it becomes NaN as a whole: what is not finite stays so. Blocks of
-//! magnitudes below 2^-119, whose reciprocal float32 does not have, become zero.
+//! magnitudes below 2^-121, by which 127 cannot be divided in float32, become zero.
 //!
 //! Coded, a block is its scale and then a byte for each number; the last block may be shorter.
 

@@ -62,8 +62,8 @@ pub trait ControlChannel {
         false
     }
 
-    /// After [`ControlChannel::send_farewell`]: whether the peer, or its system, has all that was sent. What still comes is discarded.
-    /// Where a link is dropped before, and more comes, what has not arrived may be lost.
+    /// After [`ControlChannel::send_farewell`]: whether the peer, or its system, has all that was sent. What still comes is
+    /// discarded. Where a link is dropped before, and more comes, what has not arrived may be lost.
     fn is_delivered(&mut self) -> bool {
         true
     }

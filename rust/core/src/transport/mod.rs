@@ -1,9 +1,9 @@
 //! Links: one ordered, reliable, two-way byte stream between two ranks of a group, and what carries it.
 //!
-//! A link never blocks and never interprets the bytes it carries. Beside the stream it has a *control channel*
-//! that is never behind data ([`ControlChannel`]): it carries the peer's farewell, abort notice and position, and ends when the
-//! peer's process ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`]. What only a peer
-//! on the same host can do, read and write memory where it lies, is a trait beside it, [`Neighbour`].
+//! A link never blocks and never interprets the bytes it carries. Beside the stream it has a *control channel* that is
+//! never behind data ([`ControlChannel`]): it carries the peer's farewell, abort notice and position, and ends when the
+//! peer's process ends. Three transports implement it: [`local`] (inside a process), [`shm`] (inside a host) and [`tcp`].
+//! What only a peer on the same host can do, read and write memory where it lies, is a trait beside it, [`Neighbour`].
 //!
 //! [`cuda`] is no link: it is what operations on device memory are made of, between ranks whose links tell of each
 //! other's end.

@@ -7,9 +7,9 @@
 //! - `empty`: set by the reader when it has read; awaited and cleared by the owner, before it puts something there again.
 //!   Set at first.
 //!
-//! What sets and awaits them is constant, so the same commands can be captured in a graph and replayed. A word is set only when it has
-//! been cleared, since the rank that sets it has waited for the other word of the pair: `full` is set after `empty` was
-//! awaited, and `empty` after `full` was.
+//! What sets and awaits them is constant, so the same commands can be captured in a graph and replayed. A word is set only
+//! when it has been cleared, since the rank that sets it has waited for the other word of the pair: `full` is set after
+//! `empty` was awaited, and `empty` after `full` was.
 //!
 //! What clears a word says which wait it was ([`Receipt`]), so that the host sees from the words alone how far its stream has
 //! come. Nothing else is written for that, since each write makes the stream wait for all that it did before. In graphs,

@@ -19,14 +19,14 @@
 //! - Where ranks use groups in different orders, or share a process and so a context (one rank's call then waits for
 //!   another rank's stream, which may wait for the first rank), it may not.
 //!
-//! So what can be had in advance is, when the first group of the process on a device forms, and what has been had is kept as
-//! long as there is a group: registered memory ([`driver::Pinned`], [`driver::Registered`]), the memory of windows
+//! So what can be had in advance is, when the first group of the process on a device forms, and what has been had is kept
+//! as long as there is a group: registered memory ([`driver::Pinned`], [`driver::Registered`]), the memory of windows
 //! ([`window`]), kernels ([`kernels`]). What is left: forming a group may wait for all that is under way (ranks form their
 //! groups in the same order); a type's kernels when first used, if they are not common; and when a group goes, the peers'
-//! windows are unmapped at once, because their owners wait for that. No stream and no call waits for the thread that does it; other threads could be held up only in a
-//! driver that keeps its locks while it waits. Room for messages is made while no stream of the process waits for a peer, and calls
-//! wait until it is made; where it runs out beside streams that wait, messages go in pieces, and only where even a small
-//! piece has no place memory is registered all the same.
+//! windows are unmapped at once, because their owners wait for that. No stream and no call waits for the thread that does
+//! it; other threads could be held up only in a driver that keeps its locks while it waits. Room for messages is made while
+//! no stream of the process waits for a peer, and calls wait until it is made; where it runs out beside streams that wait,
+//! messages go in pieces, and only where those have no place memory is registered all the same.
 //!
 //! All calls that set something up are made in relaxed capture mode: they are no part of what some thread may be
 //! capturing, and would otherwise be refused and spoil it.

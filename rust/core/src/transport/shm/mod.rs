@@ -377,9 +377,9 @@ impl ControlChannel for ShmLink {
 }
 
 impl ShmLink {
-    /// The pidfd of the peer's process, which becomes readable when that ends, also where other processes keep its sockets open. `None` where
-    /// the peer is in this process, or cannot be named here. All links to one process have the same descriptor, which is
-    /// closed with the last of them.
+    /// The pidfd of the peer's process, which becomes readable when that ends, also where other processes keep its sockets
+    /// open. `None` where the peer is in this process, or cannot be named here. All links to one process have the same
+    /// descriptor, which is closed with the last of them.
     fn peer_pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.borrower.peer.as_ref()?.pidfd()
     }
