@@ -167,7 +167,7 @@ impl Level {
 
     /// Piece after piece, so that what is between hosts goes on while ranks of a host exchange the pieces before and after.
     fn all_reduce(&self, comm: &Communicator, values: &mut [f32], call: Call) -> Result<()> {
-        let place = (self, comm);
+        let place: Place<'_> = (self, comm);
         if self.is_one_host {
             return self.in_full(place, values, call);
         }
@@ -176,11 +176,32 @@ impl Level {
             true => vec![&mut []],
             false => values.chunks_mut(PIECE).collect(),
         };
-        let (mut contributed, mut summed) = (VecDeque::new(), VecDeque::new());
+        let mut under_way = UnderWay::default();
+        let result = self.piece_by_piece(place, &mut pieces, call, &mut under_way);
+        if let Err(error) = &result
+            && error.code.is_fatal()
+        {
+            // Before what is under way is dropped, so that all ranks hear of this cause.
+            self.fail(error);
+        }
+        result
+    }
+
+    fn piece_by_piece<'a>(
+        &'a self,
+        place: Place<'a>,
+        pieces: &mut [&mut [f32]],
+        call: Call,
+        under_way: &mut UnderWay<'a>,
+    ) -> Result<()> {
+        let UnderWay {
+            contributed,
+            summed,
+        } = under_way;
         let mut spare = Spare::new(pieces.len());
         for at in 0..pieces.len() + 2 {
             if at >= 2 {
-                let (first, sums): (usize, Sums<'_>) = summed.pop_front().expect("two turns ago");
+                let (first, sums) = summed.pop_front().expect("two turns ago");
                 let shard = sums.finish(&mut spare)?;
                 self.gather_inside(place, &shard, pieces[first])?;
                 spare.keep(shard);
@@ -239,6 +260,13 @@ impl Level {
         let request = Request::all_gather(DataType::Float32, None, Memory::empty(), sizes);
         run(place, inside, request, Some(shard), values)
     }
+}
+
+/// Pieces that are on their way between hosts, by their numbers.
+#[derive(Default)]
+struct UnderWay<'a> {
+    contributed: VecDeque<(usize, Contribution<'a>)>,
+    summed: VecDeque<(usize, Sums<'a>)>,
 }
 
 /// Where a call takes place: the groups, and the communicator that they are of.
