@@ -87,9 +87,10 @@ void all_reduce_int8_in_place(const at::Tensor& tensor, string_view group, strin
   }
   const bool fits = tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
   if (!fits || reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % alignof(float) != 0) {
-    wrong_value("tensor", c10::str("it is ", tensor.toString(),
-                                   tensor.is_contiguous() ? "" : " and not contiguous",
-                                   "; contiguous and aligned float32 on the CPU is sent in 8 bits"));
+    wrong_value(
+        "tensor",
+        c10::str("it is ", tensor.toString(), tensor.is_contiguous() ? "" : " and not contiguous",
+                 "; contiguous and aligned float32 on the CPU is sent in 8 bits"));
   }
   const Served served = unisono::served(group, tensor);
   if (!served.directly) return all_reduce_in_place(tensor, group, op);

@@ -102,7 +102,7 @@ def test_a_process_without_the_secret_of_a_launch_is_kept_out(tmp_path):
     program = tmp_path / "meet.py"
     program.write_text(MEET)
     launch = [*doors()["python"], "-n", "2", str(program), "1", "1"]
-    done = run(launch, env={"UNISONO_JOIN_TIMEOUT": "2"})
+    done = run(launch, env={"UNISONO_JOIN_TIMEOUT": "5"})
     assert done.code != 0
     errors = "\n".join(done.err)
     assert "another secret" in errors, errors

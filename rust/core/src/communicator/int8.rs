@@ -155,8 +155,7 @@ impl Level {
 
     /// Ends all groups, here and by and by on every rank.
     fn fail(&self, error: &Error) {
-        self.parts()
-            .for_each(|part| part.comm.group.fail_of(error.clone()));
+        self.parts().for_each(|part| part.fail(error));
     }
 
     /// Why a call cannot go on, although the group that it waits in may not have heard yet.
@@ -281,10 +280,27 @@ impl Part {
         })
     }
 
-    /// An error of this group, with the ranks' numbers in the communicator.
+    /// An error of this group, with the number that its peer has in the communicator.
     fn renumber(&self, mut error: Error) -> Error {
-        error.peer = error.peer.and_then(|peer| self.ranks.get(peer).copied());
+        let Some(peer) = error.peer else {
+            return error;
+        };
+        error.peer = self.ranks.get(peer).copied();
+        if let Some(known) = error.peer.filter(|known| *known != peer) {
+            error.message.push_str(&format!(
+                "; rank {peer} of the ranks {:?}, which exchange this, is rank {known}",
+                self.ranks
+            ));
+        }
         error
+    }
+
+    /// Ends the group because of an error of another one, which numbers its ranks differently.
+    fn fail(&self, error: &Error) {
+        self.comm.group.fail_of(Error {
+            peer: None,
+            ..error.clone()
+        });
     }
 }
 

@@ -277,7 +277,7 @@ impl<'a> Waiting<'a> {
                 return waited.map_err(|error| self.part.renumber(error));
             }
             if let Some(error) = level.error(comm) {
-                self.part.comm.group.fail_of(error.clone());
+                self.part.fail(&error);
                 let _ = self.work.wait(None);
                 return Err(error);
             }
