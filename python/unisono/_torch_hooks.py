@@ -53,7 +53,7 @@ def int8_hook(
     buffer = bucket.buffer()
     if not buffer.is_cpu or not buffer.is_floating_point():
         raise ValueError(
-            f"unisono.torch.int8_hook is for real gradients on the CPU, these are {buffer.dtype} on "
+            f"unisono.torch.int8_hook takes real gradients on the CPU, these are {buffer.dtype} on "
             f"{buffer.device}: leave the hook out, or use torch's own bf16_compress_hook"
         )
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()

@@ -85,6 +85,7 @@ def test_mixes_devices(way: dict[str, str]) -> None:
 def test_makes_groups(way: dict[str, str]) -> None:
     run(4, "makes_groups", way)
 
+
 def test_meets_on_its_device(way: dict[str, str]) -> None:
     run(2, "meets_on_its_device", way)
 

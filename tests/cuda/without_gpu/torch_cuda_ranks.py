@@ -569,9 +569,9 @@ def count_calls(module: object, name: str, *users: object) -> list[str]:
 def meets_on_its_device() -> None:
     """A group that is bound to a device: its asynchronous barrier does not block the host."""
     rank, world = start(device_id=DEVICE)
-    late = empty(1000)
     for waits in (True, rank == 0):
         with cuda.stream():
+            late = empty(1000)
             with cuda.shut_gate() as gate:
                 torch.ops.emulated.upload(late, data(rank, 1000))
                 dist.all_reduce(late)

@@ -68,9 +68,7 @@ def test_the_hook_of_8_bits_has_groups_of_its_own(host_of):
 
 def test_every_rank_hears_of_a_death_while_gradients_travel_in_8_bits():
     with hosts() as net:
-        results = run(
-            net, "torch_hosts_ranks:death_in_8_bits", host_of=[0, 0, 1, 1], check=False
-        )
+        results = run(net, "torch_hosts_ranks:death_in_8_bits", host_of=[0, 0, 1, 1], check=False)
     for result in results[:-1]:
         message, seconds = result.value
         assert "rank 3" in message, result
