@@ -26,7 +26,6 @@ use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
 use crate::transport::cuda::kernels::Guard;
 
 use super::copies::Copies;
-use super::stillness::still;
 
 /// Bytes of the words, after those of the message.
 const WORDS: usize = 256;
@@ -77,15 +76,14 @@ enum Count {
     Host,
 }
 
-/// Has memory registered for messages of `bytes` bytes, if the driver is known to wait for no peer then.
+/// Whether a message of `bytes` bytes would take more than it may of what is registered.
+pub(super) fn lacks_room(device: &Device, bytes: usize) -> bool {
+    wanted(bytes) > Pinned::most_at_once(device) / 2
+}
+
+/// Has memory registered for messages of `bytes` bytes. To be called while the driver waits for no peer.
 pub(super) fn make_room(device: &'static Device, bytes: usize) {
     let wanted = wanted(bytes);
-    if wanted <= Pinned::most_at_once(device) / 2 {
-        return;
-    }
-    let Some(_still) = still() else {
-        return;
-    };
     // Few different lengths, so that messages that grow do not need ever more.
     let room = 2 * (wanted - WORDS).next_power_of_two() + 2 * SMALLEST;
     match Pinned::shared(device, room) {

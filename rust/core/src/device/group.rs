@@ -20,13 +20,14 @@ use crate::transport::cuda::kernels;
 use crate::types::{Collective, DataType, Rank};
 
 use super::attendant;
-use super::bounce::make_room;
+use super::bounce::{lacks_room, make_room};
 use super::copies::check_memory;
 use super::direct::{Direct, Ticket};
 use super::formation::form;
 use super::messages::{Messages, Wanted};
 use super::staged::Staged;
 use super::state::{DeviceGroup, HERE, Pending, Queue, Rest, Way, pause};
+use super::stillness::still;
 use super::words::{Word, Words};
 
 /// A collective that is being enqueued.
@@ -232,7 +233,7 @@ impl DeviceGroup {
         self.put_up(turn.pending(0));
         let target = (turn.stream, &self.words);
         let order = (turn.number, turn.after, turn.timeout);
-        Ok(staged.enqueue(cut, turn.request, target, order))
+        Ok(staged.enqueue(cut, turn.request, target, order, attendant::hurry))
     }
 
     /// From now on it may be carried out at any time, and the host does not know of it before.
@@ -352,7 +353,7 @@ impl DeviceGroup {
             Collective::Send,
             (dtype, memory, tag),
             options,
-            |wanted, stream| self.messages.send(wanted, to, stream),
+            |wanted, stream| self.messages.send(wanted, to, stream, attendant::hurry),
         )
     }
 
@@ -377,7 +378,7 @@ impl DeviceGroup {
             |wanted, stream| {
                 let dead = self.words.address(Word::Dead);
                 self.messages
-                    .receive(wanted, from, (stream, &self.cpu), dead)
+                    .receive(wanted, from, (stream, &self.cpu), (dead, attendant::hurry))
             },
         )
     }
@@ -403,7 +404,10 @@ impl DeviceGroup {
         check_memory(self.device, memory, "buffer")?;
         self.device.memory_operations()?;
         self.check_alive()?;
-        if !captured {
+        if !captured
+            && lacks_room(self.device, memory.len())
+            && let Some(_still) = still()
+        {
             make_room(self.device, memory.len());
         }
         let _call = self.come_in()?;

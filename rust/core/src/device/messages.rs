@@ -18,7 +18,6 @@ use crate::transport::cuda::driver::{Device, Pinned, Stream};
 use crate::transport::cuda::kernels::{self, Guard};
 use crate::types::{DataType, Rank};
 
-use super::attendant;
 use super::bounce::{BounceBuffer, Way};
 
 /// The messages of a group that are under way.
@@ -112,11 +111,17 @@ impl Messages {
         Ok(Self(Mutex::default()))
     }
 
-    /// Enqueues a send.
+    /// Enqueues a send. `hurry` rouses the attendant.
     ///
     /// # Errors
     /// Those of the driver.
-    pub(super) fn send(&self, wanted: Wanted, to: Rank, stream: &Stream) -> Result<()> {
+    pub(super) fn send(
+        &self,
+        wanted: Wanted,
+        to: Rank,
+        stream: &Stream,
+        hurry: impl FnOnce(),
+    ) -> Result<()> {
         let buffer = BounceBuffer::new(stream.device(), wanted.memory.len(), Way::Out)?;
         let cut = buffer.cut();
         // Before it is enqueued, since the stream waits for the host; and without the lock then: to enqueue may have to wait for
@@ -132,7 +137,7 @@ impl Messages {
             is_torn: false,
         });
         // In the middle of being enqueued, too, the stream may wait for the host.
-        attendant::hurry();
+        hurry();
         let enqueued = cut.enqueue_send(wanted.memory, stream);
         if enqueued.is_err() {
             self.take_back(&work);
@@ -140,7 +145,8 @@ impl Messages {
         enqueued
     }
 
-    /// Asks the host for a message and enqueues what puts it into place; `dead` is where the group's [`Word::Dead`] is.
+    /// Asks the host for a message and enqueues what puts it into place; `dead` is where the group's [`Word::Dead`] is, and `hurry`
+    /// rouses the attendant.
     ///
     /// # Errors
     /// Those of the driver, and of a receive on the host.
@@ -149,7 +155,7 @@ impl Messages {
         wanted: Wanted,
         from: Option<Rank>,
         (stream, cpu): (&Stream, &Group),
-        dead: u64,
+        (dead, hurry): (u64, impl FnOnce()),
     ) -> Result<()> {
         let buffer = BounceBuffer::new(stream.device(), wanted.memory.len(), Way::In)?;
         let cut = buffer.cut();
@@ -180,7 +186,7 @@ impl Messages {
                 is_torn: false,
             });
         }
-        attendant::hurry();
+        hurry();
         // The buffer stays until the stream has said that it is past it.
         let guard = Guard::new(dead, wanted.dtype);
         let (enqueued, told) = cut.enqueue_receive(wanted.memory, (stream, guard));

@@ -18,7 +18,6 @@ use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
 use crate::transport::cuda::kernels::Guard;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-use super::attendant;
 use super::copies::{Copies, locate};
 use super::words::{Word, Words, is_at_least};
 
@@ -118,7 +117,7 @@ impl Staged {
         })
     }
 
-    /// Puts an operation into a stream, and on the attendant's list.
+    /// Puts an operation into a stream, and on the attendant's list; `hurry` rouses that.
     ///
     /// # Errors
     /// Those of the driver, after which the stream may hold a part of it.
@@ -128,10 +127,11 @@ impl Staged {
         request: &Request,
         (stream, words): (&Stream, &Words),
         (number, after, timeout): (u64, Option<u64>, Duration),
+        hurry: impl FnOnce(),
     ) -> Result<()> {
         let first = self.accept(&cut, request, timeout);
         // In the middle of being enqueued, too, the stream may wait for the host.
-        attendant::hurry();
+        hurry();
         let mut begin = Vec::new();
         if let Some(after) = after {
             begin.push(MemoryOperation::WaitAtLeast {
