@@ -50,8 +50,8 @@ pub(super) struct BounceBuffer {
 }
 
 /// Which way a message goes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+#[derive(Clone, Copy)]
+pub(super) enum Direction {
     /// From the device. The stream waits for the host alone.
     Out,
     /// To the device.
@@ -111,7 +111,7 @@ impl BounceBuffer {
     ///
     /// # Errors
     /// `System` where there is no memory.
-    pub(super) fn new(device: &'static Device, bytes: usize, way: Way) -> Result<Self> {
+    pub(super) fn new(device: &'static Device, bytes: usize, direction: Direction) -> Result<Self> {
         let room = Pinned::most_at_once(device);
         let wanted = wanted(bytes);
         if bytes <= LONGEST
@@ -120,9 +120,9 @@ impl BounceBuffer {
         {
             return Self::over(window, bytes, bytes);
         }
-        let least = match way {
-            Way::Out => SMALLEST,
-            Way::In => least(bytes),
+        let least = match direction {
+            Direction::Out => SMALLEST,
+            Direction::In => least(bytes),
         };
         let usual = 1 << (room / (8 * TURNS)).clamp(SMALLEST, LARGEST).ilog2();
         let mut piece = least.max(usual);
@@ -193,8 +193,8 @@ impl BounceBuffer {
     /// The message as the host sends or receives it.
     ///
     /// # Safety
-    /// Until the operation has ended, `self` lives; it sends once [`BounceBuffer::is_filled`], and no host moves pieces of what it
-    /// receives before it has ended.
+    /// Until the operation has ended, `self` lives; it sends once [`BounceBuffer::is_filled`], and no piece of what it receives
+    /// is moved before it has ended.
     pub(super) unsafe fn view(&self) -> Memory {
         let Some(whole) = &self.whole else {
             // SAFETY: as the caller promises: a stream that sends has written all, one that receives waits for the host's

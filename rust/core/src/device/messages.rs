@@ -18,7 +18,7 @@ use crate::transport::cuda::driver::{Device, Pinned, Stream};
 use crate::transport::cuda::kernels::{self, Guard};
 use crate::types::{DataType, Rank};
 
-use super::bounce::{BounceBuffer, Way};
+use super::bounce::{BounceBuffer, Direction};
 
 /// The messages of a group that are under way.
 pub(super) struct Messages(Mutex<Vec<Message>>);
@@ -122,7 +122,7 @@ impl Messages {
         stream: &Stream,
         hurry: impl FnOnce(),
     ) -> Result<()> {
-        let buffer = BounceBuffer::new(stream.device(), wanted.memory.len(), Way::Out)?;
+        let buffer = BounceBuffer::new(stream.device(), wanted.memory.len(), Direction::Out)?;
         let cut = buffer.cut();
         // Before it is enqueued, since the stream waits for the host; and without the lock then: to enqueue may have to wait for
         // room in the stream, and the stream for the attendant, which takes the lock.
@@ -157,7 +157,7 @@ impl Messages {
         (stream, cpu): (&Stream, &Group),
         (dead, hurry): (u64, impl FnOnce()),
     ) -> Result<()> {
-        let buffer = BounceBuffer::new(stream.device(), wanted.memory.len(), Way::In)?;
+        let buffer = BounceBuffer::new(stream.device(), wanted.memory.len(), Direction::In)?;
         let cut = buffer.cut();
         let options = PointToPoint {
             timeout: Some(wanted.timeout),
