@@ -15,7 +15,7 @@ use crate::error::{Code, Error, Result};
 use crate::fence::{self, contained};
 use crate::fork::{self, Own};
 use crate::heap;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 use crate::plan::cost::Rounded;
 use crate::rendezvous::store::Store;
 use crate::types::{Collective, Rank};
@@ -64,7 +64,7 @@ impl Communicator {
     }
 
     /// As [`local`](Self::local), with algorithms chosen by `costs` and not by those of this machine.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn local_at(world: usize, config: &Config, costs: Rounded) -> Result<Vec<Self>> {
         heap::configure(config);
         let groups = Group::local_at(world, config, costs)?;

@@ -10,6 +10,7 @@ use crate::communicator::Communicator;
 use crate::config::Config;
 use crate::engine::work::PointToPoint;
 use crate::error::{Code, Result};
+use crate::plan::cost::Costs;
 use crate::transport::endpoint::Lane;
 use crate::transport::{
     ControlChannel, Interest, Link, Notice, POSITION_BYTES, PeerState, Position,
@@ -183,7 +184,9 @@ fn blocking() -> PointToPoint {
 fn ranks(rank: usize, (stream, piece): (&[u8], usize)) -> (Vec<Communicator>, Arc<Mutex<Vec<u8>>>) {
     // Keeps the threads of the process, which go with the last group.
     static KEPT: OnceLock<Vec<Communicator>> = OnceLock::new();
-    let make = || Communicator::local(2, &Config::default()).expect("descriptors");
+    // The algorithm of an operation, and so what is sent for it, must not hang on how fast this machine is.
+    let costs = Costs::TYPICAL.rounded(2);
+    let make = || Communicator::local_at(2, &Config::default(), costs).expect("descriptors");
     KEPT.get_or_init(make);
     let ranks = make();
     let group = ranks[rank].group();
