@@ -6,9 +6,9 @@
 //!
 //! - [`types`], [`buffer`], [`error`], [`config`]: the vocabulary. `buffer` is the only place where a pointer becomes a
 //!   slice; `config` is the one table of settings.
-//! - `sync`, [`fence`], `fork`, `threads`, `processors`, `rarely`: the words that threads share, and loom's in tests; what a panic
-//!   becomes, whether this process is a forked child, which threads the library has started, where they may run, and how
-//!   often a line is logged.
+//! - `sync`, [`fence`], `fork`, `threads`, `processors`, `descriptors`, `rarely`: the words that threads share, and loom's in
+//!   tests; what a panic becomes, whether this process is a forked child, which threads the library has started, where they
+//!   may run, how many descriptors there are, and how often a line is logged.
 //! - [`heap`]: memory that peers on the same host work on in place.
 //! - [`plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
 //!   which `plan::check` proves right without a socket.
@@ -64,6 +64,7 @@ pub mod buffer;
 pub mod communicator;
 pub mod config;
 pub mod cuda;
+mod descriptors;
 mod device;
 mod engine;
 pub mod error;

@@ -39,7 +39,7 @@ use crate::engine::work::WorkState;
 pub(crate) const LARGE: usize = 1 << 20;
 
 /// A rank as errors name it and links reach it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Member {
     /// `host node7, pid 4321`.
     pub(crate) label: String,
@@ -49,7 +49,8 @@ pub(crate) struct Member {
 
 /// How a group reaches its members.
 pub(crate) struct Membership {
-    pub(crate) members: Vec<Member>,
+    /// A group that was split from another shares what is known of each rank with it.
+    pub(crate) members: Vec<Arc<Member>>,
     pub(crate) key: GroupKey,
     /// Where they reach this process, until the group is closed; `None` inside one process.
     pub(crate) endpoint: Mutex<Option<Seat>>,

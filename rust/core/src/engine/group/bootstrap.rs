@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 
 use crate::buffer::Memory;
 use crate::config::Config;
+use crate::descriptors;
 use crate::engine::work::PointToPoint;
 use crate::error::{Code, Error, Result};
 use crate::fork;
@@ -56,6 +57,7 @@ impl Group {
         let address = endpoint.address();
         let me = introduction(store, (rank, world), address, &config)?;
         let roster = roster::join(store, &me, config.join_timeout.duration())?;
+        descriptors::make_room(world);
         let mut members = Vec::with_capacity(world);
         for member in &roster.members {
             let address = Address::from_bytes(&member.address).map_err(|error| {
@@ -65,10 +67,10 @@ impl Group {
                 )
             })?;
             let label = format!("host {}, pid {}", member.hostname, member.pid);
-            members.push(Member {
+            members.push(Arc::new(Member {
                 label,
                 address: Some(address),
-            });
+            }));
         }
         let addresses = members.iter().filter_map(|member| member.address.as_ref());
         endpoint.met(addresses);
@@ -122,14 +124,17 @@ impl Group {
         let world = topology.host_of.len();
         let key = GroupKey::unconnected()?;
         let local_groups = Arc::new(LocalGroups::new());
+        let member = |rank| {
+            Arc::new(Member {
+                label: format!("thread {rank} of pid {}", std::process::id()),
+                address: None,
+            })
+        };
+        let members: Vec<_> = (0..world).map(member).collect();
         let groups = (0..world)
             .map(|rank| {
-                let member = |rank| Member {
-                    label: format!("thread {rank} of pid {}", std::process::id()),
-                    address: None,
-                };
                 let membership = Membership {
-                    members: (0..world).map(member).collect(),
+                    members: members.clone(),
                     key: key.clone(),
                     endpoint: Mutex::new(None),
                     topology: topology.clone(),
@@ -210,7 +215,7 @@ impl Group {
         let membership = Membership {
             members: ranks
                 .iter()
-                .map(|rank| self.membership.members[*rank].clone())
+                .map(|rank| Arc::clone(&self.membership.members[*rank]))
                 .collect(),
             key: self.membership.key.subset(label, ranks),
             endpoint: Mutex::new(endpoint),

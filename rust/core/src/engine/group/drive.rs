@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::LendBytes;
 use crate::error::{Code, Error};
-use crate::transport::endpoint::{ConnectRequest, Lane, Outcome};
+use crate::transport::endpoint::{ConnectRequest, Lane, Outcome, Turn};
 use crate::transport::{Interest, Notice, PeerState};
 use crate::types::Rank;
 
@@ -138,17 +138,15 @@ impl Group {
                 self.answer_questions_of(lane, peer, &core.links);
             }
             Mail::Awaited { lane, peer } => {
-                let slot = core.links.slot(lane, peer);
-                if matches!(slot, Slot::Opening { .. }) {
-                    *slot = Slot::Opening {
-                        awaited: Some(Instant::now()),
-                    };
+                if matches!(core.links.slot(lane, peer), Slot::Opening { .. }) {
+                    let awaited = Some(Instant::now());
+                    core.links.set(lane, peer, Slot::Opening { awaited });
                 }
             }
             Mail::Failed { lane, peer, error } => {
-                let slot = core.links.slot(lane, peer);
-                if matches!(slot, Slot::Opening { .. }) {
-                    *slot = Slot::Unreachable(error.with_peer(peer));
+                if matches!(core.links.slot(lane, peer), Slot::Opening { .. }) {
+                    let error = Box::new(error.with_peer(peer));
+                    core.links.set(lane, peer, Slot::Unreachable(error));
                 }
             }
         }
@@ -160,9 +158,8 @@ impl Group {
         if matches!(core.links.slot(lane, peer), Slot::Closed) {
             self.read_mail(core);
         }
-        let slot = core.links.slot(lane, peer);
         let stale = |since: &Instant| since.elapsed() > PEER_CONNECTS_WITHIN;
-        let needed = match slot {
+        let needed = match core.links.slot(lane, peer) {
             Slot::Closed => true,
             Slot::Opening {
                 awaited: Some(since),
@@ -172,10 +169,11 @@ impl Group {
         if !needed || peer == self.rank {
             return;
         }
-        *slot = match self.connect_in_background(lane, peer) {
+        let slot = match self.connect_in_background(lane, peer) {
             Ok(()) => Slot::Opening { awaited: None },
-            Err(error) => Slot::Unreachable(error),
+            Err(error) => Slot::Unreachable(Box::new(error)),
         };
+        core.links.set(lane, peer, slot);
     }
 
     fn connect_in_background(&self, lane: Lane, peer: Rank) -> Result<(), Error> {
@@ -186,7 +184,8 @@ impl Group {
         ) else {
             return Err(Error::internal(format!("no way to reach rank {peer}")));
         };
-        let connect = move || {
+        let seat = endpoint.clone();
+        let connect = move |turn: &Turn| {
             let request = ConnectRequest {
                 key: &this.membership.key,
                 from: this.rank,
@@ -197,15 +196,15 @@ impl Group {
                 silence: this.config.peer_timeout.seconds(),
                 transport: this.config.transport,
                 cancelled: &this.closed,
+                turn: Some(turn),
             };
-            this.post(match endpoint.connect(&request) {
+            this.post(match seat.connect(&request) {
                 Ok(Outcome::Link(link)) => Mail::Established { lane, peer, link },
                 Ok(Outcome::Crossing) => Mail::Awaited { lane, peer },
                 Err(error) => Mail::Failed { lane, peer, error },
             });
         };
-        crate::threads::spawn("unisono-connect", connect)
-            .map_err(|error| Error::system("start a thread to connect", error))
+        endpoint.begin_to_connect(connect)
     }
 
     /// Looks at what the hot path does not: deadlines, the peers' state, links that could not be opened.
@@ -282,7 +281,7 @@ impl Group {
         for peer in core.matching.needed(self.world) {
             let certain = core.matching.depends_on(peer);
             match self.gone(core, Lane::PointToPoint, peer) {
-                Some(error) if certain || !has_left(&mut core.links, peer) => return Some(error),
+                Some(error) if certain || !has_left(&core.links, peer) => return Some(error),
                 Some(_) => {}
                 None => present += 1,
             }
@@ -301,15 +300,15 @@ impl Group {
         self.ensure_link(core, lane, peer);
         let links = &mut core.links;
         match links.slot(lane, peer) {
-            Slot::Open(open) => {
-                let state = open.ended.as_ref()?;
+            Slot::Open(_) => {
+                let state = links.peek(lane, peer)?.ended.as_ref()?;
                 loss(state, peer, &self.membership.members[peer].label)
             }
             Slot::Unreachable(error) => {
                 let error = error.clone();
                 match has_left(links, peer) {
                     true => loss(&PeerState::Left, peer, &self.membership.members[peer].label),
-                    false => Some(error),
+                    false => Some(*error),
                 }
             }
             Slot::Closed | Slot::Opening { .. } => {
@@ -465,13 +464,13 @@ impl Group {
 
 /// Whether `peer` has left in good order: its farewell came on the point-to-point link or, when that was not open, on
 /// the other one.
-fn has_left(links: &mut LinkTable, peer: Rank) -> bool {
+fn has_left(links: &LinkTable, peer: Rank) -> bool {
     let lane = match links.slot(Lane::PointToPoint, peer) {
         Slot::Open(_) => Lane::PointToPoint,
         _ => Lane::Collective,
     };
     matches!(
-        links.open(lane, peer),
+        links.peek(lane, peer),
         Some(OpenLink {
             ended: Some(PeerState::Left),
             ..

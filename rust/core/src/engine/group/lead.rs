@@ -113,9 +113,11 @@ impl Group {
                 backoff,
                 matching,
                 operations,
+                links,
                 ..
             } = &mut **core;
-            match backoff.next_unless(|| operations.is_empty() && matching.is_being_read()) {
+            let is_read = || operations.is_empty() && matching.is_being_read();
+            match backoff.next_unless(|| links.are_opening() || is_read()) {
                 Next::Spin => {
                     std::hint::spin_loop();
                     MutexGuard::bump(core);

@@ -32,16 +32,16 @@ pub(crate) struct Waiting {
     pub(crate) of: usize,
 }
 
-/// A link and what the engine knows of it.
+/// Where the link to a peer stands.
 pub(crate) enum Slot {
     /// Not needed yet.
     Closed,
     /// A connection is being made: by us, or by the peer, whose attempt ours gave way to at that time (`awaited`).
     Opening { awaited: Option<Instant> },
-    /// Ready.
-    Open(OpenLink),
+    /// Ready: its number among the open links.
+    Open(usize),
     /// It could not be opened.
-    Unreachable(Error),
+    Unreachable(Box<Error>),
 }
 
 /// A link in use.
@@ -233,9 +233,15 @@ impl DerefMut for PeerLink {
     }
 }
 
-/// All links of a group, by lane and peer.
+/// All links of a group. What is kept for a peer without a link is small, and what is done for each link does not pass over
+/// such peers: a group may be large, and a rank of it talk to few.
 pub(crate) struct LinkTable {
+    /// By lane and peer.
     slots: [Vec<Slot>; 2],
+    /// The open ones, as they were opened.
+    open: Vec<(Lane, Rank, OpenLink)>,
+    /// How many are being opened.
+    opening: usize,
 }
 
 impl LinkTable {
@@ -243,25 +249,43 @@ impl LinkTable {
         let row = || (0..world).map(|_| Slot::Closed).collect();
         Self {
             slots: [row(), row()],
+            open: Vec::new(),
+            opening: 0,
         }
     }
 
-    pub(crate) fn slot(&mut self, lane: Lane, peer: Rank) -> &mut Slot {
-        &mut self.slots[lane as usize][peer]
+    /// Where the link to `peer` stands.
+    #[inline]
+    pub(crate) fn slot(&self, lane: Lane, peer: Rank) -> &Slot {
+        &self.slots[lane as usize][peer]
+    }
+
+    /// The link to `peer`, which is not open, is there from now on.
+    pub(crate) fn set(&mut self, lane: Lane, peer: Rank, slot: Slot) {
+        let place = &mut self.slots[lane as usize][peer];
+        let is_opening = |slot: &Slot| usize::from(matches!(slot, Slot::Opening { .. }));
+        self.opening = self.opening + is_opening(&slot) - is_opening(place);
+        *place = slot;
+    }
+
+    /// Whether links are on their way.
+    pub(crate) fn are_opening(&self) -> bool {
+        self.opening > 0
     }
 
     /// The open link to `peer`, if there is one.
+    #[inline]
     pub(crate) fn open(&mut self, lane: Lane, peer: Rank) -> Option<&mut OpenLink> {
-        match self.slot(lane, peer) {
-            Slot::Open(open) => Some(open),
+        match *self.slot(lane, peer) {
+            Slot::Open(number) => Some(&mut self.open[number].2),
             _ => None,
         }
     }
 
     /// As [`LinkTable::open`], to look at.
     pub(crate) fn peek(&self, lane: Lane, peer: Rank) -> Option<&OpenLink> {
-        match &self.slots[lane as usize][peer] {
-            Slot::Open(open) => Some(open),
+        match *self.slot(lane, peer) {
+            Slot::Open(number) => Some(&self.open[number].2),
             _ => None,
         }
     }
@@ -280,26 +304,21 @@ impl LinkTable {
     /// Puts an established link in its place. `name`: the peer's, for errors.
     pub(crate) fn establish(&mut self, lane: Lane, peer: Rank, link: Box<dyn Link>, name: String) {
         let link = PeerLink { link, peer, name };
-        *self.slot(lane, peer) = Slot::Open(OpenLink::new(link));
+        let entry = (lane, peer, OpenLink::new(link));
+        match *self.slot(lane, peer) {
+            Slot::Open(number) => self.open[number] = entry,
+            _ => {
+                self.set(lane, peer, Slot::Open(self.open.len()));
+                self.open.push(entry);
+            }
+        }
     }
 
     /// Every open link with its peer.
     pub(crate) fn iter_open(&mut self) -> impl Iterator<Item = (Lane, Rank, &mut OpenLink)> {
-        let [collective, point_to_point] = &mut self.slots;
-        collective
+        self.open
             .iter_mut()
-            .enumerate()
-            .map(|(peer, slot)| (Lane::Collective, peer, slot))
-            .chain(
-                point_to_point
-                    .iter_mut()
-                    .enumerate()
-                    .map(|(peer, slot)| (Lane::PointToPoint, peer, slot)),
-            )
-            .filter_map(|(lane, peer, slot)| match slot {
-                Slot::Open(open) => Some((lane, peer, open)),
-                _ => None,
-            })
+            .map(|(lane, peer, open)| (*lane, *peer, open))
     }
 }
 

@@ -56,8 +56,12 @@ const YIELDS: u32 = 1000;
 /// For how long it does, at the least: some time slices of the scheduler.
 const YIELDING: Duration = Duration::from_millis(10);
 
-/// How often a wait for a peer that reads what is lent to it yields before it sleeps.
-const YIELDS_TO_A_READER: u32 = 32;
+/// Of so many ranks to a core, one that yields has its core back within tens of microseconds. Of more, each yields less often,
+/// so that all take about as long as these do before they sleep.
+const RANKS_PER_CORE: usize = 8;
+
+/// How often a wait for work of other threads yields before it sleeps.
+const YIELDS_TO_WORK: u32 = 32;
 
 /// Yields between two readings of the clock.
 const YIELDS_PER_READING: u32 = 64;
@@ -70,12 +74,14 @@ impl Backoff {
     pub(crate) fn new(ranks: usize, cores: usize, spin: Option<Duration>) -> Self {
         let usual = if ranks > cores { Duration::ZERO } else { SPIN };
         let spin = spin.unwrap_or(usual);
+        let share = ranks.div_ceil(cores.max(1) * RANKS_PER_CORE).max(1);
+        let yields = YIELDS / u32::try_from(share).unwrap_or(YIELDS);
         Self {
             crowded: ranks > cores,
             contention: Contention::default(),
             longest_spin: spin,
             spin,
-            yields: YIELDS,
+            yields: yields.max(YIELDS_TO_WORK),
             yielding: YIELDING,
             looked: 0,
             yielded: 0,
@@ -170,17 +176,16 @@ impl Backoff {
         self.contention.note(given, contention::now());
     }
 
-    /// Nothing moved; `is_being_read` tells whether all that is waited for is that peers read what is lent to them.
+    /// Nothing moved; `is_work` tells whether what is waited for is the work of other threads: that peers read what is lent to
+    /// them, or that links are opened.
     ///
     /// Then it sleeps soon where cores are few. To the scheduler a thread that yields is one that works, so that two
-    /// readers may share one core while two ranks that wait for them share the other. A rank that is woken by its reader needs
-    /// no luck to be back in time.
-    pub(crate) fn next_unless(&mut self, is_being_read: impl FnOnce() -> bool) -> Next {
+    /// readers may share one core while two ranks that wait for them share the other, and a hundred ranks that wait for
+    /// links leave a hundredth of a core to each thread that opens one. A rank that is woken needs no luck to be back in time.
+    pub(crate) fn next_unless(&mut self, is_work: impl FnOnce() -> bool) -> Next {
         match self.next() {
             Next::Yield
-                if self.crowded
-                    && self.yielded.is_multiple_of(YIELDS_TO_A_READER)
-                    && is_being_read() =>
+                if self.crowded && self.yielded.is_multiple_of(YIELDS_TO_WORK) && is_work() =>
             {
                 Next::Sleep
             }
@@ -350,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_reader_sleeps_soon_where_cores_are_few() {
+    fn who_waits_for_the_work_of_others_sleeps_soon_where_cores_are_few() {
         for (ranks, soon) in [(3, true), (2, false)] {
             let mut backoff = Backoff::new(ranks, 2, None);
             let mut yields = 0;
@@ -362,6 +367,14 @@ mod tests {
             let mut looks = 0..YIELDS;
             assert!(looks.all(|_| backoff.next_unless(|| false) != Next::Sleep));
         }
+    }
+
+    #[test]
+    fn many_ranks_to_a_core_yield_less_often() {
+        let yields = |ranks, cores| Backoff::new(ranks, cores, None).yields;
+        assert_eq!((yields(8, 2), yields(16, 2)), (YIELDS, YIELDS));
+        assert_eq!((yields(64, 2), yields(512, 16)), (YIELDS / 4, YIELDS / 4));
+        assert_eq!(yields(1 << 16, 2), YIELDS_TO_WORK);
     }
 
     #[test]

@@ -146,6 +146,7 @@ fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason>
     let patience = Patience {
         deadline: guest.since + shared.limits.handshake,
         called_off: [&guest.shown_out, &shared.stopping],
+        turn: None,
     };
     if let Stream::Unix(stream) = &stream
         && let Some(user) = foreign_user(stream)

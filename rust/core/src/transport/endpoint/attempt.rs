@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::address::Address;
 use super::membership::PEER_MAY_COME;
 use super::shared::Shared;
+use super::turns::Turn;
 use super::wire::{Cut, Patience};
 use crate::config::TransportChoice;
 use crate::error::{Code, Error, Result};
@@ -40,6 +41,8 @@ pub struct ConnectRequest<'a> {
     pub transport: TransportChoice,
     /// Set from elsewhere to give up at once (within a twentieth of a second).
     pub cancelled: &'a AtomicBool,
+    /// What this attempt gives to others if it takes long.
+    pub turn: Option<&'a Turn>,
 }
 
 /// Where an attempt got to.

@@ -68,6 +68,7 @@ pub(super) fn connect(
         patience: Patience {
             deadline: request.deadline,
             called_off: [request.cancelled, &shared.stopping],
+            turn: request.turn,
         },
         is_out_of_reach: Cell::new(false),
         grace: REFUSED_GRACE,

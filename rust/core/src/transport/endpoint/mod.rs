@@ -30,6 +30,7 @@ mod shared;
 #[cfg(test)]
 mod tests;
 mod transports;
+mod turns;
 mod visit;
 mod wire;
 
@@ -47,6 +48,7 @@ pub(crate) use self::interface::hint;
 pub use self::listen::{EndpointOptions, own_address};
 pub use self::membership::{Gate, Verdict};
 pub use self::outside::Seat;
+pub use self::turns::Turn;
 pub use crate::config::TransportChoice;
 pub use crate::transport::handshake::Lane;
 pub use crate::transport::keys::GroupKey;
@@ -128,6 +130,7 @@ impl Endpoint {
                 .map_err(|cause| Error::system("create an eventfd", cause))?,
             told: Mutex::default(),
             strangers: Mutex::new(Rarely::strangers()),
+            turns: Arc::default(),
         });
         threads::spawn("unisono-accept", {
             let shared = Arc::clone(&shared);
@@ -192,6 +195,16 @@ impl Endpoint {
             };
             drop(parked);
         }
+    }
+
+    /// Has `job` done on another thread: at once, or when others that open links are done. It is to call [`Self::connect`] with its
+    /// turn in the request.
+    ///
+    /// # Errors
+    /// `System` when the system refuses a thread.
+    pub fn begin_to_connect(&self, job: impl FnOnce(&Turn) + Send + 'static) -> Result<()> {
+        let begun = self.shared.turns.begin(job);
+        begun.map_err(|cause| Error::system("start a thread to connect", cause))
     }
 
     /// Opens the link that `request` describes. Blocks until it is there, the peer turns out to be connecting

@@ -12,6 +12,7 @@ use rustix::process::{Resource, getrlimit};
 use super::address::{Address, HostId};
 use super::membership::Membership;
 use super::parked::Parked;
+use super::turns::Turns;
 use super::wire::{Cut, Patience};
 use crate::rarely::Rarely;
 use crate::types::Rank;
@@ -75,6 +76,8 @@ pub(super) struct Shared {
     pub(super) told: Mutex<HashSet<HostId>>,
     /// Bounds what is logged of connections that were turned away.
     pub(super) strangers: Mutex<Rarely>,
+    /// Of those that open links.
+    pub(super) turns: Arc<Turns>,
 }
 
 impl Shared {

@@ -20,6 +20,7 @@ use rustix::net::{
 };
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
+use super::turns::Turn;
 use crate::transport::shm::credentials;
 use crate::transport::tcp::keepalive;
 
@@ -29,9 +30,12 @@ use crate::fork;
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Until when to wait, and what calls the wait off.
+#[derive(Clone, Copy)]
 pub(super) struct Patience<'a> {
     pub(super) deadline: Instant,
     pub(super) called_off: [&'a AtomicBool; 2],
+    /// What goes to another if the waits take long.
+    pub(super) turn: Option<&'a Turn>,
 }
 
 /// Why a wait ended without what it waited for.
@@ -90,10 +94,17 @@ impl Patience<'_> {
         }
     }
 
+    fn wait_again(&self) {
+        if let Some(turn) = self.turn {
+            turn.waits();
+        }
+    }
+
     /// Sleeps for `time`, or less.
     pub(super) fn sleep(&self, time: Duration) -> Result<(), Cut> {
         let until = Instant::now() + time;
         while let Some(rest) = until.checked_duration_since(Instant::now()) {
+            self.wait_again();
             std::thread::sleep(rest.min(SLICE).min(self.left()?));
         }
         self.left().map(drop)
@@ -102,6 +113,7 @@ impl Patience<'_> {
     /// Waits until `fd` has one of `events`, or an error or end, which the next call on it will show.
     fn ready(&self, fd: BorrowedFd<'_>, events: PollFlags) -> Result<(), Cut> {
         loop {
+            self.wait_again();
             let slice = timespec(self.left()?.min(SLICE));
             match poll(&mut [PollFd::from_borrowed_fd(fd, events)], Some(&slice)) {
                 Ok(0) | Err(Errno::INTR) => {}
@@ -247,7 +259,7 @@ impl Patience<'_> {
         };
         let patience = Patience {
             deadline: limit,
-            called_off: self.called_off,
+            ..*self
         };
         match patience.ready(socket.as_fd(), PollFlags::OUT) {
             Err(Cut::TimedOut) => Err(Cut::Silent),
@@ -297,6 +309,7 @@ mod tests {
         let patience = Patience {
             deadline: Instant::now() + Duration::from_secs(60),
             called_off: [&never; 2],
+            turn: None,
         };
         let any = (Ipv4Addr::LOCALHOST, 0);
         let mut found = 0;

@@ -138,6 +138,7 @@ impl Member {
             silence: None,
             transport,
             cancelled: &NEVER,
+            turn: None,
         }
     }
 

@@ -215,6 +215,7 @@ fn a_bad_segment_is_refused_and_tcp_still_works() {
     let patience = Patience {
         deadline: Instant::now() + Duration::from_secs(5),
         called_off: [&NEVER, &NEVER],
+        turn: None,
     };
     let file = std::fs::File::open("/dev/null").unwrap();
     patience.send_fd(&puppet.stream, file.as_fd()).unwrap();
@@ -333,6 +334,7 @@ fn many_members_get_in_beside_silent_strangers() {
                         silence: None,
                         transport: TransportChoice::Tcp,
                         cancelled: &NEVER,
+                        turn: None,
                     })
                 })
             })

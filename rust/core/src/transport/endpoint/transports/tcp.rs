@@ -111,7 +111,7 @@ fn dial(
 ) -> Result<TcpStream, Setback> {
     let patience = Patience {
         deadline,
-        called_off: attempt.patience.called_off,
+        ..attempt.patience
     };
     let since = Instant::now();
     loop {

@@ -1,0 +1,240 @@
+//! Opening links on threads, so many at a time. A rank that talks to hundreds of others for the first time needs as many links
+//! at once; as many threads would get in each other's way, and may be more than the system allows.
+//!
+//! What waits for long, as for a host that does not answer, gives its turn to the next. So however many peers cannot be reached,
+//! the others can.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::threads;
+
+/// At a time. A handshake takes half a millisecond of a core, and two or three round trips.
+const MOST: usize = 32;
+
+/// Longer than any handshake of two processes that both have a core.
+const LONG: Duration = Duration::from_millis(500);
+
+type Job = Box<dyn FnOnce(&Turn) + Send>;
+
+/// Who has a turn, and who waits for one.
+#[derive(Default)]
+pub(super) struct Turns {
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// How many have a turn.
+    working: usize,
+    waiting: VecDeque<Job>,
+}
+
+/// The right to open links on one thread. It goes to the next job when it is dropped or given away.
+pub struct Turn {
+    turns: Arc<Turns>,
+    since: Cell<Instant>,
+    is_given_away: Cell<bool>,
+}
+
+impl Turns {
+    /// Has `job` done on another thread, at once or when its turn has come.
+    ///
+    /// # Errors
+    /// When the system refuses a thread, and there is none that could do it later.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        job: impl FnOnce(&Turn) + Send + 'static,
+    ) -> io::Result<()> {
+        let mut queue = self.queue.lock();
+        queue.waiting.push_back(Box::new(job));
+        if queue.working >= MOST {
+            return Ok(());
+        }
+        let turn = Turn::new(self, &mut queue);
+        drop(queue);
+        let Err(refused) = turn.take() else {
+            return Ok(());
+        };
+        let mut queue = self.queue.lock();
+        if queue.working > 0 {
+            return Ok(());
+        }
+        // Without a thread all that waits has failed, and so much only is this call's to take back.
+        let job = queue.waiting.pop_back();
+        drop(queue);
+        job.map_or(Ok(()), |_| Err(refused))
+    }
+}
+
+impl std::fmt::Debug for Turn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Turn")
+            .field("since", &self.since)
+            .field("is_given_away", &self.is_given_away)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Turn {
+    fn new(turns: &Arc<Turns>, queue: &mut Queue) -> Self {
+        queue.working += 1;
+        Self {
+            turns: Arc::clone(turns),
+            since: Cell::new(Instant::now()),
+            is_given_away: Cell::new(false),
+        }
+    }
+
+    /// Starts a thread that works, one job after the other, for as long as it has this turn.
+    fn take(self) -> io::Result<()> {
+        threads::spawn("unisono-connect", move || {
+            while let Some(job) = self.next() {
+                job(&self);
+            }
+        })
+    }
+
+    /// The next job of a thread that has a turn. `None` ends both.
+    fn next(&self) -> Option<Job> {
+        if self.is_given_away.get() {
+            return None;
+        }
+        let mut queue = self.turns.queue.lock();
+        let job = queue.waiting.pop_front();
+        if job.is_none() {
+            self.give_away(&mut queue);
+        }
+        self.since.set(Instant::now());
+        job
+    }
+
+    fn give_away(&self, queue: &mut Queue) {
+        queue.working -= 1;
+        self.is_given_away.set(true);
+    }
+
+    /// The thread is about to wait, again: if it has had its turn for long, that goes to the next job.
+    pub(super) fn waits(&self) {
+        if self.is_given_away.get() || self.since.get().elapsed() < LONG {
+            return;
+        }
+        let mut queue = self.turns.queue.lock();
+        if queue.waiting.is_empty() {
+            return;
+        }
+        let next = Self::new(&self.turns, &mut queue);
+        drop(queue);
+        if next.take().is_ok() {
+            self.give_away(&mut self.turns.queue.lock());
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.is_given_away.get() {
+            return;
+        }
+        // There was no thread for it, or its job has panicked and the others still wait.
+        let mut queue = self.turns.queue.lock();
+        self.give_away(&mut queue);
+        if std::thread::panicking() && !queue.waiting.is_empty() {
+            let next = Self::new(&self.turns, &mut queue);
+            drop(queue);
+            let _ = next.take();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    fn working(turns: &Turns) -> (usize, usize) {
+        let queue = turns.queue.lock();
+        (queue.working, queue.waiting.len())
+    }
+
+    /// Waits for the end of the threads.
+    fn is_quiet(turns: &Turns) -> bool {
+        let begun = Instant::now();
+        while working(turns) != (0, 0) && begun.elapsed() < SOON {
+            thread::yield_now();
+        }
+        working(turns) == (0, 0)
+    }
+
+    #[test]
+    fn so_many_work_at_a_time_and_all_get_their_turn() {
+        let turns = Arc::new(Turns::default());
+        let most = Arc::new(Mutex::new((0_usize, 0_usize)));
+        let (done, all) = channel();
+        for number in 0..10 * MOST {
+            let (most, done) = (Arc::clone(&most), done.clone());
+            let job = move |_: &Turn| {
+                {
+                    let mut most = most.lock();
+                    most.0 += 1;
+                    most.1 = most.0.max(most.1);
+                }
+                thread::yield_now();
+                most.lock().0 -= 1;
+                done.send(number).unwrap();
+            };
+            turns.begin(job).unwrap();
+        }
+        drop(done);
+        assert_eq!(all.iter().count(), 10 * MOST);
+        assert!(is_quiet(&turns));
+        assert!(most.lock().1 <= MOST, "{:?}", most.lock());
+    }
+
+    #[test]
+    fn what_waits_for_long_does_not_keep_others_from_their_turn() {
+        let turns = Arc::new(Turns::default());
+        let (done, ended) = channel();
+        let is_over = Arc::new(Mutex::new(false));
+        for _ in 0..2 * MOST {
+            let is_over = Arc::clone(&is_over);
+            let stuck = move |turn: &Turn| {
+                while !*is_over.lock() {
+                    turn.waits();
+                    thread::sleep(Duration::from_millis(10));
+                }
+            };
+            turns.begin(stuck).unwrap();
+        }
+        turns.begin(move |_| done.send(()).unwrap()).unwrap();
+        ended.recv_timeout(SOON).expect("its turn");
+        *is_over.lock() = true;
+        assert!(is_quiet(&turns));
+    }
+
+    #[test]
+    fn a_panic_is_the_end_of_one_job() {
+        let turns = Arc::new(Turns::default());
+        let (done, ended) = channel();
+        for number in 0..3 * MOST {
+            let done = done.clone();
+            let job = move |_: &Turn| {
+                done.send(()).unwrap();
+                assert!(number >= 2 * MOST, "a panic of a test");
+            };
+            turns.begin(job).unwrap();
+        }
+        drop(done);
+        assert_eq!(ended.iter().count(), 3 * MOST);
+        assert!(is_quiet(&turns));
+    }
+}
