@@ -69,6 +69,14 @@ pub fn record(bytes: &[u8]) {
         if let Ok(verdict) = seal.read_verdict(bytes) {
             assert_eq!(seal.write_verdict(&verdict), bytes);
         }
+        if let Ok(rows) = seal.read_any_page(bytes) {
+            // A host may have been there twice, or without a member.
+            let again = seal.write_pages(&rows, usize::MAX);
+            let read = again
+                .first()
+                .map(|(named, page)| seal.read_page(page, named));
+            assert_eq!(read, (!rows.is_empty()).then_some(Ok(rows)));
+        }
     }
 }
 
@@ -172,14 +180,13 @@ fn contents(how: u8, rest: &[u8]) -> (Vec<u8>, Option<(String, Vec<u8>)>) {
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     use std::time::Duration;
 
-    use super::records::{Entry, Row, Verdict};
+    use super::records::{Entry, Row, Table, Verdict};
     use super::tcp::wire::reply_head;
     use crate::config::Config;
     use crate::error::{Code, Error};
     use crate::plan::cost::Costs;
 
     let row = Row {
-        uuid: [1; 16],
         key: [2; 32],
         pid: 7,
         node: Some(1),
@@ -194,10 +201,15 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         row: row.clone(),
         settings: vec![("a".into(), "b".into())],
     };
-    let table = Verdict::Table {
+    let rows = vec![row; 2];
+    let pages = OPEN.write_pages(&rows, 1);
+    let sealed_pages = SEALED.write_pages(&rows, 1 << 10);
+    let named = pages.iter().map(|(named, _)| *named);
+    let table = Verdict::Table(Table {
         costs: Costs::TYPICAL.rounded(2),
-        rows: vec![row; 2],
-    };
+        world: 2,
+        pages: named.collect(),
+    });
     let failure = Verdict::Failure(Error::new(Code::Timeout, "late").with_peer(1));
     let id = UniqueId::create(&Config::default()).expect("a port");
     let key = StoreKey::new("job", None);
@@ -210,6 +222,8 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("record", "entry", OPEN.write_entry(&entry)),
         ("record", "sealed-entry", SEALED.write_entry(&entry)),
         ("record", "table", OPEN.write_verdict(&table)),
+        ("record", "page", pages[0].1.clone()),
+        ("record", "sealed-page", sealed_pages[0].1.clone()),
         ("record", "failure", OPEN.write_verdict(&failure)),
         ("record", "sealed-failure", SEALED.write_verdict(&failure)),
         ("unique_id", "id", id.to_bytes().to_vec()),

@@ -113,7 +113,6 @@ impl Introduction {
             world: self.world as u32,
             process: self.process,
             row: Row {
-                uuid: random_bytes()?,
                 key: self.key.public(),
                 pid: self.pid,
                 node: self.node,

@@ -11,7 +11,7 @@ use super::failures::{claimed_twice, incomplete, list, refusal, wrong_world};
 use super::{Roster, entry_key};
 use crate::error::{Code, Error, Result};
 use crate::rendezvous::introduction::Introduction;
-use crate::rendezvous::records::{Entry, Refused, Row, Seal, Verdict};
+use crate::rendezvous::records::{Entry, Refused, Row, Seal, Table, Verdict};
 use crate::rendezvous::store::{MAX_VALUE, Store};
 use crate::types::Rank;
 
@@ -25,6 +25,13 @@ pub(super) const GRACE: Duration = Duration::from_millis(300);
 
 pub(super) const VERDICT: &str = "verdict";
 pub(super) const TROUBLE: &str = "trouble";
+
+/// About how many bytes a page has: half of what a store's value may have.
+const PAGE: usize = MAX_VALUE / 2;
+
+pub(super) fn page_key(number: usize) -> String {
+    format!("page/{number}")
+}
 
 pub(super) fn join_round(
     store: &dyn Store,
@@ -80,28 +87,32 @@ impl Joining<'_> {
 
     /// Rank 0: collects all entries and publishes the verdict.
     fn lead(&self) -> Result<Roster> {
-        let verdict = self.collect().and_then(|rows| {
-            let costs = self.me.costs;
-            let table = Verdict::Table { costs, rows };
-            let bytes = self.seal.write_verdict(&table);
-            if bytes.len() > MAX_VALUE {
-                return Err(Error::unsupported(format!(
-                    "the table of {} ranks has {} bytes, more than the {MAX_VALUE} of a store value",
-                    self.me.world,
-                    bytes.len()
-                )));
-            }
-            self.store.set(VERDICT, &bytes)?;
-            Ok(table)
+        let rows = self.collect().and_then(|rows| {
+            self.publish_table(&rows)?;
+            Ok(rows)
         });
-        match verdict {
-            Ok(Verdict::Table { costs, rows }) => Ok(Roster::new(rows, costs, self.me)),
-            Ok(Verdict::Failure(error)) => Err(error),
+        match rows {
+            Ok(rows) => Ok(Roster::new(rows, self.me.costs, self.me)),
             Err(error) => {
                 self.publish(VERDICT, &error);
                 Err(self.as_seen_here(error))
             }
         }
+    }
+
+    /// Rank 0: publishes the table of these members. Who finds it finds its pages.
+    fn publish_table(&self, rows: &[Row]) -> Result<()> {
+        let pages = self.seal.write_pages(rows, PAGE);
+        for (number, (_, page)) in pages.iter().enumerate() {
+            self.store.set(&page_key(number), page)?;
+        }
+        let table = Table {
+            costs: self.me.costs,
+            world: rows.len() as u32,
+            pages: pages.into_iter().map(|(digest, _)| digest).collect(),
+        };
+        let verdict = self.seal.write_verdict(&Verdict::Table(table));
+        self.store.set(VERDICT, &verdict)
     }
 
     /// Waits for the entries of all ranks and checks them. Returns the rows of the table.
@@ -175,7 +186,7 @@ impl Joining<'_> {
             return Ok(());
         };
         let entry = self.read(self.me.rank, &bytes)?;
-        if entry.row.uuid != self.entry.row.uuid {
+        if entry.row.key != self.entry.row.key {
             return Err(claimed_twice(self.me, &entry.row));
         }
         Ok(())
@@ -216,18 +227,40 @@ impl Joining<'_> {
     /// Takes the verdict, if this rank is part of it.
     fn conclude(&self, verdict: &[u8]) -> Result<Roster> {
         let verdict = self.seal.read_verdict(verdict);
-        let (costs, rows) = match verdict.map_err(|why| refusal(self.me, 0, why))? {
-            Verdict::Table { costs, rows } => (costs, rows),
+        let table = match verdict.map_err(|why| refusal(self.me, 0, why))? {
+            Verdict::Table(table) => table,
             Verdict::Failure(error) => return Err(self.as_seen_here(error)),
         };
-        if rows.len() != self.me.world {
-            return Err(wrong_world(self.me, 0, rows.len()));
+        if table.world as usize != self.me.world {
+            return Err(wrong_world(self.me, 0, table.world as usize));
         }
+        let rows = self.read_pages(&table)?;
         let mine = &rows[self.me.rank];
-        if mine.uuid != self.entry.row.uuid {
+        if mine.key != self.entry.row.key {
             return Err(claimed_twice(self.me, mine));
         }
-        Ok(Roster::new(rows, costs, self.me))
+        Ok(Roster::new(rows, table.costs, self.me))
+    }
+
+    /// The members of `table`, as many as this rank expects.
+    fn read_pages(&self, table: &Table) -> Result<Vec<Row>> {
+        let refused = |why| refusal(self.me, 0, why);
+        let mut rows = Vec::new();
+        for (number, named) in table.pages.iter().enumerate() {
+            // Each of them brings members, so what is read has a bound.
+            let left = self.me.world - rows.len();
+            let page = self.store.get(&page_key(number))?;
+            let page = page.ok_or_else(|| refused(Refused::Malformed))?;
+            let members = self.seal.read_page(&page, named).map_err(refused)?;
+            if !(1..=left).contains(&members.len()) {
+                return Err(refused(Refused::Malformed));
+            }
+            rows.extend(members);
+        }
+        match rows.len() == self.me.world {
+            true => Ok(rows),
+            false => Err(refused(Refused::Malformed)),
+        }
     }
 
     /// The error of a rank whose time is over without a verdict: it names the ranks that have not come.
@@ -315,7 +348,7 @@ impl Joining<'_> {
     fn read_failure(&self, bytes: &[u8]) -> Error {
         match self.seal.read_verdict(bytes) {
             Ok(Verdict::Failure(error)) => error,
-            Ok(Verdict::Table { .. }) | Err(Refused::Malformed) => Error::new(
+            Ok(Verdict::Table(_)) | Err(Refused::Malformed) => Error::new(
                 Code::Untrusted,
                 "the store holds a report of trouble that no rank would write",
             ),

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::failures::list;
-use super::joining::{GRACE, TROUBLE, VERDICT};
+use super::joining::{GRACE, TROUBLE, VERDICT, page_key};
 use super::*;
 use crate::config::Config;
 use crate::plan::cost::Costs;
@@ -91,6 +91,51 @@ fn groups_form_in_memory() {
     for world in [1, 2, 3, 8, 40] {
         forms(&MemoryStore::default(), world);
     }
+}
+
+/// A value of a store has a limit, which a group has not.
+#[test]
+fn a_large_group_has_several_pages() {
+    let store = MemoryStore::default();
+    let world = 300;
+    let process = |rank: Rank| Introduction {
+        address: vec![rank as u8; 4000],
+        ..a_process(rank, world)
+    };
+    let processes: Vec<_> = (0..world).map(process).collect();
+    for roster in join_all(&store, &processes, LONG) {
+        let members = roster.expect("a group").members;
+        assert_eq!(members.len(), world);
+        let is_right = |member: &Member| member.address == processes[member.rank].address;
+        assert!(members.iter().all(is_right));
+    }
+    assert!(store.get(&page_key(1)).expect("memory").is_some());
+}
+
+#[test]
+fn a_page_that_is_not_rank_0_s_is_refused() {
+    for page in [&b"what a stranger writes"[..], b""] {
+        let store = MemoryStore::default();
+        thread::scope(|scope| {
+            let follows = scope.spawn(|| join(&store, &a_process(1, 2), LONG));
+            join(&store, &a_process(0, 2), LONG).expect("it has what it wrote");
+            follows.join().expect("no panic").expect("a group");
+        });
+        // The same verdict with another page: the rank that joined last may not have read it yet.
+        store.set(&page_key(0), page).expect("memory");
+        let late = late_member(&store);
+        assert_eq!(late.code, Code::Untrusted, "{late}");
+    }
+}
+
+/// What a rank 1 of 2 hears that comes when the verdict is there.
+fn late_member(store: &MemoryStore) -> Error {
+    let other = MemoryStore::default();
+    for key in [VERDICT, &page_key(0), &entry_key(0)] {
+        let value = store.get(key).expect("memory").expect("it is there");
+        other.set(key, &value).expect("memory");
+    }
+    join(&other, &a_process(1, 2), LONG).expect_err("no page")
 }
 
 #[test]
