@@ -5,6 +5,9 @@
 //! through one link between them. A rank is on a node if it is bound to its cores. Nodes count on a host only if all of its
 //! ranks are bound to one: those that are not may run anywhere.
 
+use std::collections::HashMap;
+use std::hash::Hash;
+
 use crate::types::Rank;
 
 /// Where the ranks are.
@@ -39,13 +42,13 @@ impl Topology {
     }
 
     /// Ranks are on one host when their labels are equal. Hosts are numbered in the order of their first ranks.
-    pub fn from_hosts<T: PartialEq>(labels: &[T], cores: usize) -> Self {
+    pub fn from_hosts<T: Eq + Hash>(labels: &[T], cores: usize) -> Self {
         Self::of_hosts(numbered(labels), cores)
     }
 
     /// Ranks are on one host when the first parts of their labels are equal, and on one node of it when the second are, too.
     /// `None`: the rank is bound to no node.
-    pub fn from_places<T: PartialEq>(labels: &[(T, Option<u16>)], cores: usize) -> Self {
+    pub fn from_places<T: Eq + Hash>(labels: &[(T, Option<u16>)], cores: usize) -> Self {
         let hosts: Vec<&T> = labels.iter().map(|(host, _)| host).collect();
         let host_of = numbered(&hosts);
         let is_free = |host: usize| {
@@ -111,28 +114,27 @@ impl Topology {
 }
 
 /// The number of each label: from 0 on, in the order in which the labels are met first.
-fn numbered<T: PartialEq>(labels: &[T]) -> Vec<usize> {
-    let mut known: Vec<&T> = Vec::new();
+fn numbered<T: Eq + Hash>(labels: &[T]) -> Vec<usize> {
+    let mut known: HashMap<&T, usize> = HashMap::new();
     let number = |label| {
-        let found = known.iter().position(|other| *other == label);
-        found.unwrap_or_else(|| {
-            known.push(label);
-            known.len() - 1
-        })
+        let next = known.len();
+        *known.entry(label).or_insert(next)
     };
     labels.iter().map(number).collect()
 }
 
 /// The ranks of each number in ascending order; numbers by their first ranks.
 fn grouped(numbers: &[usize]) -> Vec<Vec<Rank>> {
-    let mut groups: Vec<(usize, Vec<Rank>)> = Vec::new();
+    let mut places = HashMap::new();
+    let mut groups: Vec<Vec<Rank>> = Vec::new();
     for (rank, number) in numbers.iter().enumerate() {
-        match groups.iter_mut().find(|(known, _)| known == number) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => groups.push((*number, vec![rank])),
+        let place = *places.entry(*number).or_insert(groups.len());
+        if place == groups.len() {
+            groups.push(Vec::new());
         }
+        groups[place].push(rank);
     }
-    groups.into_iter().map(|(_, ranks)| ranks).collect()
+    groups
 }
 
 #[cfg(test)]

@@ -204,7 +204,7 @@ impl Group {
                 Err(error) => Mail::Failed { lane, peer, error },
             });
         };
-        endpoint.begin_to_connect(connect)
+        endpoint.begin_to_connect((self.rank, peer), connect)
     }
 
     /// Looks at what the hot path does not: deadlines, the peers' state, links that could not be opened.

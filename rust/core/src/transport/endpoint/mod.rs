@@ -197,13 +197,18 @@ impl Endpoint {
         }
     }
 
-    /// Has `job` done on another thread: at once, or when others that open links are done. It is to call [`Self::connect`] with its
+    /// Has `job` done on another thread: at once, or when others that open links are done. It is to open the link between these
+    /// ranks and call [`Self::connect`] with its
     /// turn in the request.
     ///
     /// # Errors
     /// `System` when the system refuses a thread.
-    pub fn begin_to_connect(&self, job: impl FnOnce(&Turn) + Send + 'static) -> Result<()> {
-        let begun = self.shared.turns.begin(job);
+    pub fn begin_to_connect(
+        &self,
+        (from, to): (Rank, Rank),
+        job: impl FnOnce(&Turn) + Send + 'static,
+    ) -> Result<()> {
+        let begun = self.shared.turns.begin(from < to, job);
         begun.map_err(|cause| Error::system("start a thread to connect", cause))
     }
 

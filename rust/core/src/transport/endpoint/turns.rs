@@ -32,7 +32,19 @@ pub(super) struct Turns {
 struct Queue {
     /// How many have a turn.
     working: usize,
-    waiting: VecDeque<Job>,
+    /// Who waits, and who waits for those.
+    first: VecDeque<Job>,
+    then: VecDeque<Job>,
+}
+
+impl Queue {
+    fn next(&mut self) -> Option<Job> {
+        self.first.pop_front().or_else(|| self.then.pop_front())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_empty() && self.then.is_empty()
+    }
 }
 
 /// The right to open links on one thread. It goes to the next job when it is dropped or given away.
@@ -43,16 +55,21 @@ pub struct Turn {
 }
 
 impl Turns {
-    /// Has `job` done on another thread, at once or when its turn has come.
+    /// Has `job` done on another thread, at once or when its turn has come; before others if it `wins`: of two attempts that
+    /// meet one is in vain, and an attempt that comes later may find the link there.
     ///
     /// # Errors
     /// When the system refuses a thread, and there is none that could do it later.
     pub(super) fn begin(
         self: &Arc<Self>,
+        wins: bool,
         job: impl FnOnce(&Turn) + Send + 'static,
     ) -> io::Result<()> {
         let mut queue = self.queue.lock();
-        queue.waiting.push_back(Box::new(job));
+        match wins {
+            true => queue.first.push_back(Box::new(job)),
+            false => queue.then.push_back(Box::new(job)),
+        }
         if queue.working >= MOST {
             return Ok(());
         }
@@ -66,7 +83,10 @@ impl Turns {
             return Ok(());
         }
         // Without a thread all that waits has failed, and so much only is this call's to take back.
-        let job = queue.waiting.pop_back();
+        let job = match wins {
+            true => queue.first.pop_back(),
+            false => queue.then.pop_back(),
+        };
         drop(queue);
         job.map_or(Ok(()), |_| Err(refused))
     }
@@ -106,7 +126,7 @@ impl Turn {
             return None;
         }
         let mut queue = self.turns.queue.lock();
-        let job = queue.waiting.pop_front();
+        let job = queue.next();
         if job.is_none() {
             self.give_away(&mut queue);
         }
@@ -125,7 +145,7 @@ impl Turn {
             return;
         }
         let mut queue = self.turns.queue.lock();
-        if queue.waiting.is_empty() {
+        if queue.is_empty() {
             return;
         }
         let next = Self::new(&self.turns, &mut queue);
@@ -144,7 +164,7 @@ impl Drop for Turn {
         // There was no thread for it, or its job has panicked and the others still wait.
         let mut queue = self.turns.queue.lock();
         self.give_away(&mut queue);
-        if std::thread::panicking() && !queue.waiting.is_empty() {
+        if std::thread::panicking() && !queue.is_empty() {
             let next = Self::new(&self.turns, &mut queue);
             drop(queue);
             let _ = next.take();
@@ -163,7 +183,7 @@ mod tests {
 
     fn working(turns: &Turns) -> (usize, usize) {
         let queue = turns.queue.lock();
-        (queue.working, queue.waiting.len())
+        (queue.working, queue.first.len() + queue.then.len())
     }
 
     /// Waits for the end of the threads.
@@ -192,12 +212,37 @@ mod tests {
                 most.lock().0 -= 1;
                 done.send(number).unwrap();
             };
-            turns.begin(job).unwrap();
+            turns.begin(number % 2 == 0, job).unwrap();
         }
         drop(done);
         assert_eq!(all.iter().count(), 10 * MOST);
         assert!(is_quiet(&turns));
         assert!(most.lock().1 <= MOST, "{:?}", most.lock());
+    }
+
+    #[test]
+    fn those_that_win_come_first() {
+        let turns = Arc::new(Turns::default());
+        let gate = Arc::new(Mutex::new(()));
+        let closed = gate.lock();
+        for _ in 0..MOST {
+            let gate = Arc::clone(&gate);
+            turns.begin(true, move |_| drop(gate.lock())).unwrap();
+        }
+        let order = Arc::new(Mutex::new(Vec::new()));
+        for number in 0..4 * MOST {
+            let order = Arc::clone(&order);
+            let wins = number % 2 == 1;
+            // Taken in this order, so all but the jobs at hand are in it.
+            let job = move |_: &Turn| order.lock().push(wins);
+            turns.begin(wins, job).unwrap();
+        }
+        drop(closed);
+        assert!(is_quiet(&turns));
+        let order = order.lock();
+        let late = order.iter().take(MOST).filter(|wins| !**wins).count();
+        assert_eq!(order.len(), 4 * MOST);
+        assert!(late == 0, "{late} of the first {MOST}");
     }
 
     #[test]
@@ -213,9 +258,9 @@ mod tests {
                     thread::sleep(Duration::from_millis(10));
                 }
             };
-            turns.begin(stuck).unwrap();
+            turns.begin(true, stuck).unwrap();
         }
-        turns.begin(move |_| done.send(()).unwrap()).unwrap();
+        turns.begin(false, move |_| done.send(()).unwrap()).unwrap();
         ended.recv_timeout(SOON).expect("its turn");
         *is_over.lock() = true;
         assert!(is_quiet(&turns));
@@ -231,7 +276,7 @@ mod tests {
                 done.send(()).unwrap();
                 assert!(number >= 2 * MOST, "a panic of a test");
             };
-            turns.begin(job).unwrap();
+            turns.begin(number % 2 == 0, job).unwrap();
         }
         drop(done);
         assert_eq!(ended.iter().count(), 3 * MOST);
