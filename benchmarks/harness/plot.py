@@ -108,3 +108,28 @@ def dress(frame: Axes) -> None:
     frame.xaxis.set_major_formatter(FuncFormatter(lambda size, _: size_name(int(size))))
     frame.tick_params(axis="x", labelrotation=60, labelsize=8)
     frame.grid(visible=True, alpha=0.3)
+
+
+def scale(lines: list[tuple[str, str, list[tuple[int, float]]]], path: Path) -> None:
+    """Draw predicted times over the number of ranks: by title, name, and ranks with seconds."""
+    titles = list(dict.fromkeys(title for title, _, _ in lines))
+    figure, frames = plt.subplots(2, 2, figsize=(10, 7.2), sharex=True)
+    for title, frame in zip(titles, frames.flat, strict=True):
+        for _, name, points in (line for line in lines if line[0] == title):
+            is_chosen = name == "auto"
+            look = {"color": "k", "linestyle": ":"} if is_chosen else {}
+            ranks, times = [point[0] for point in points], [point[1] for point in points]
+            frame.plot(ranks, times, label="chosen" if is_chosen else name, **look)
+        frame.set_title(title, fontsize=10)
+        frame.set_xscale("log", base=2)
+        frame.set_yscale("log")
+        frame.grid(visible=True, alpha=0.3)
+    for frame in frames[1]:
+        frame.set_xlabel("ranks, 8 on each host")
+    for frame in frames[:, 0]:
+        frame.set_ylabel("predicted seconds of an all_reduce")
+    frames[0][0].legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use unisono::buffer::Memory;
 use unisono::config::Config;
 use unisono::error::Result;
@@ -36,6 +37,10 @@ use unisono::{Communicator, Request};
 const USAGE: &str = "join RANKS | groups RANKS SIZE | store RANKS | predict";
 
 fn main() -> ExitCode {
+    // All ranks are in this process. What cannot be raised shows when descriptors run out.
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let words: Vec<&str> = words

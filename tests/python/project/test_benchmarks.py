@@ -287,6 +287,20 @@ def test_every_algorithm_is_compared(tmp_path: Path) -> None:
 
 
 @needs_cargo
+def test_large_groups_are_predicted(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "scale.png"
+    printed = run_python(BENCHMARKS / "scale.py", "--plot", str(plot), timeout=280)
+    rows = [line.split() for line in printed.splitlines() if line.split()[:1] == ["65536"]]
+    # Of each network and size a row, and one of what it needs.
+    assert [len(row) for row in rows] == [6] * 4 + [6]
+    for row in rows[:4]:
+        ring, tree, hierarchy, chosen = map(float, row[1:5])
+        assert chosen <= min(ring, tree, hierarchy)
+    assert plot.stat().st_size > 10_000
+
+
+@needs_cargo
 @pytest.mark.skipif(NO_HOSTS is not None, reason=f"{NO_HOSTS}")
 def test_hosts_are_measured_on_limited_links() -> None:
     pytest.importorskip("torch")

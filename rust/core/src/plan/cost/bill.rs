@@ -34,8 +34,10 @@ const WINDOW: usize = 8;
 
 /// How the ranks of a world lie on its hosts, in numbers.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::plan) struct Layout {
+pub(in crate::plan) struct Layout<'a> {
     pub(in crate::plan) world: usize,
+    /// The host of each rank.
+    pub(in crate::plan) places: &'a [usize],
     /// Ranks on the host that has most.
     pub(in crate::plan) beside: usize,
     /// How often the ring changes host.
@@ -49,14 +51,16 @@ pub(in crate::plan) struct Layout {
     /// Ranks on the host that has fewest.
     pub(in crate::plan) fewest: usize,
     /// The memory nodes of the only host, if it has several.
-    nodes: Option<Nodes>,
+    nodes: Option<Nodes<'a>>,
     /// The hosts are memory nodes of one: what goes across goes through memory.
     is_one_host: bool,
 }
 
 /// The memory nodes of a host, in numbers.
 #[derive(Clone, Copy, Debug)]
-struct Nodes {
+struct Nodes<'a> {
+    /// The node of each rank.
+    of: &'a [usize],
     number: usize,
     /// Ranks on the node that has most, and on the one that has fewest.
     most: usize,
@@ -67,12 +71,13 @@ struct Nodes {
     leaving: usize,
 }
 
-impl Layout {
-    pub(in crate::plan) fn of(topology: &Topology, world: usize) -> Self {
+impl<'a> Layout<'a> {
+    pub(in crate::plan) fn of(topology: &'a Topology, world: usize) -> Self {
         let (ranks, leaves) = count(&topology.host_of);
         let (hosts, runs) = (ranks.len(), leaves.iter().sum::<usize>());
         Self {
             world,
+            places: &topology.host_of,
             beside: ranks.iter().copied().max().unwrap_or(1).max(1),
             runs,
             run: (world / runs.max(1)).max(1),
@@ -90,6 +95,7 @@ impl Layout {
         match self.nodes {
             None => self,
             Some(nodes) => Self {
+                places: nodes.of,
                 beside: nodes.most,
                 fewest: nodes.fewest,
                 leaving: nodes.leaving,
@@ -117,11 +123,12 @@ impl Layout {
     }
 }
 
-impl Nodes {
-    fn of(node_of: &[usize]) -> Option<Self> {
+impl<'a> Nodes<'a> {
+    fn of(node_of: &'a [usize]) -> Option<Self> {
         let (ranks, leaves) = count(node_of);
         let most = ranks.iter().copied().max()?;
         (ranks.len() > 1).then(|| Self {
+            of: node_of,
             number: ranks.len(),
             most,
             fewest: ranks.iter().copied().min().unwrap_or(1),
@@ -152,7 +159,7 @@ pub(in crate::plan) enum Taken {
 /// The sum of all that an algorithm does.
 pub(in crate::plan) struct Bill<'a> {
     pub(in crate::plan) costs: &'a Costs,
-    pub(in crate::plan) at: Layout,
+    pub(in crate::plan) at: Layout<'a>,
     /// The callers' buffers lie where no peer reaches them.
     pub(in crate::plan) private: Option<Private>,
     /// The seconds of rounds.
@@ -174,7 +181,7 @@ impl<'a> Bill<'a> {
         self.at.is_crowded()
     }
 
-    pub(in crate::plan) fn new(costs: &'a Costs, at: Layout) -> Self {
+    pub(in crate::plan) fn new(costs: &'a Costs, at: Layout<'a>) -> Self {
         Self {
             costs,
             at,

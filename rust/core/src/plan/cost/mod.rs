@@ -79,7 +79,7 @@ fn predict_in(
     algorithm: Algorithm,
     shape: &Shape,
     element_size: usize,
-    layout: Layout,
+    layout: Layout<'_>,
     costs: &Costs,
 ) -> f64 {
     predict_where(algorithm, shape, element_size, layout, (costs, false))
@@ -90,7 +90,7 @@ fn predict_where(
     algorithm: Algorithm,
     shape: &Shape,
     element_size: usize,
-    layout: Layout,
+    layout: Layout<'_>,
     (costs, is_private): (&Costs, bool),
 ) -> f64 {
     let elements = match shape.counts {

@@ -1,6 +1,6 @@
 //! What trees serve, and what they cost.
 
-use super::{all_reduce, broadcast, gather, reduce, scatter};
+use super::{all_reduce, broadcast, gather, number_at, parent_of, reduce, scatter};
 use crate::plan::cost::{Bill, Taken, Work};
 use crate::plan::family::Family;
 use crate::plan::{Counts, Plan, Shape};
@@ -36,9 +36,17 @@ fn price(collective: Collective, work: &Work, bill: &mut Bill) {
         Collective::AllReduce => {
             climb(work, bill);
             descend(work, bill);
+            // What comes down follows what goes up, so that both ways of an interface are in use.
+            bill.wire += across(work, bill, (work.widening, 1.0));
         }
-        Collective::Reduce => climb(work, bill),
-        Collective::Broadcast => descend(work, bill),
+        Collective::Reduce => {
+            climb(work, bill);
+            bill.wire += across(work, bill, (work.widening, 0.0));
+        }
+        Collective::Broadcast => {
+            descend(work, bill);
+            bill.wire += across(work, bill, (0.0, 1.0));
+        }
         // Down the tree as up.
         _ => collect(work, bill),
     }
@@ -55,10 +63,37 @@ fn trees(work: &Work) -> (usize, f64, f64) {
     (levels, trees, Work::pieces(elements))
 }
 
-/// Bytes of trees that carry `bytes` through one interface: a rank forwards in one tree only, but of a host's ranks
-/// there may be one for either tree whose neighbours are elsewhere.
-fn through_trees(bytes: f64, bill: &Bill) -> f64 {
-    bytes * bill.at.beside.min(2) as f64
+/// Bytes one way through the busiest interface, where the edges of all trees together carry so many times the buffer up and down.
+/// With rank 0 for the root: all ranks know the same.
+fn across(work: &Work, bill: &Bill, (up, down): (f64, f64)) -> f64 {
+    if !bill.at.across() {
+        return 0.0;
+    }
+    let (_, trees, _) = trees(work);
+    let last = work.world - 1;
+    let host = |rank: usize| bill.at.places.get(rank).copied().unwrap_or(0);
+    let (mut out, mut into) = (vec![0.0; bill.at.hosts], vec![0.0; bill.at.hosts]);
+    for tree in 0..trees as usize {
+        for position in 1..=last {
+            let parent = match parent_of(position, last) {
+                0 => 0,
+                parent => number_at(parent, tree, last),
+            };
+            let (child, parent) = (host(number_at(position, tree, last)), host(parent));
+            if child != parent {
+                out[child] += up;
+                into[parent] += up;
+                out[parent] += down;
+                into[child] += down;
+            }
+        }
+    }
+    let all = out.into_iter().chain(into);
+    let busiest = all.fold(
+        0.0,
+        |most: f64, bytes| if bytes > most { bytes } else { most },
+    );
+    busiest * work.bytes / trees
 }
 
 /// Up the trees: a rank that forwards takes two children's sums.
@@ -74,7 +109,7 @@ fn climb(work: &Work, bill: &mut Bill) {
     bill.alone += (levels - 1) as f64 * hop;
     if across {
         bill.alone += levels as f64 * (2.0 * bill.costs.remote_message);
-        bill.wire += through_trees(work.bytes * work.widening, bill) + levels as f64 * piece;
+        bill.wire += levels as f64 * piece;
     }
 }
 
@@ -89,7 +124,7 @@ fn descend(work: &Work, bill: &mut Bill) {
     bill.alone += (levels - 1) as f64 * hop;
     if across {
         bill.alone += levels as f64 * (2.0 * bill.costs.remote_message);
-        bill.wire += through_trees(work.bytes, bill) + levels as f64 * piece;
+        bill.wire += levels as f64 * piece;
     }
 }
 
