@@ -37,6 +37,12 @@ use unisono::{Communicator, Request};
 const USAGE: &str = "join RANKS | groups RANKS SIZE | store RANKS | predict";
 
 fn main() -> ExitCode {
+    // A rank that fails would leave the others waiting.
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::exit(1);
+    }));
     // All ranks are in this process. What cannot be raised shows when descriptors run out.
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;
@@ -263,7 +269,10 @@ fn answer(question: &str) -> Option<String> {
         remote_byte: seconds(byte)?,
         ..Costs::TYPICAL
     };
-    let world = topology.host_of.len();
+    let (world, bytes) = (topology.host_of.len(), number(bytes)?);
+    if world == 0 {
+        return None;
+    }
     let named = |wanted: &str, name: &dyn std::fmt::Display| name.to_string() == wanted;
     let collective = Collective::ALL
         .into_iter()
@@ -277,7 +286,7 @@ fn answer(question: &str) -> Option<String> {
         collective,
         rank,
         world,
-        counts: Counts::Even(number(bytes).map_or(0, |bytes| bytes / 4 / blocks)),
+        counts: Counts::Even(bytes / 4 / blocks),
         root: 0,
         in_place: false,
         widen: false,

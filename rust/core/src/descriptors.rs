@@ -3,6 +3,7 @@
 //! Most systems give a program 1,024 to begin with and let it ask for many more. A rank that exchanges with a few hundred others
 //! has a connection or two with each of them, and with such a limit its group would fail at the first all_to_all.
 
+use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Of a peer that is reached over TCP: two lanes, each with a stream and a control connection.
@@ -11,9 +12,11 @@ const PER_PEER: u64 = 4;
 /// What the program has open besides.
 const OTHERS: u64 = 256;
 
-/// Asks the system for as many descriptors as a rank among `world` may come to need, if this process may not have them yet. As
-/// far as the system's hard limit lets it: the error comes where one is refused.
+/// Asks the system for as many descriptors as a rank among `world` may come to need, if this process may not have them yet: at most
+/// as many as the hard limit says. Where that is too few, the connection that gets none fails, and says so.
 pub(crate) fn make_room(world: usize) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock();
     let limit = getrlimit(Resource::Nofile);
     let Some(more) = more(world, &limit) else {
         return;

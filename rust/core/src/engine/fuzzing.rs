@@ -184,7 +184,7 @@ fn blocking() -> PointToPoint {
 fn ranks(rank: usize, (stream, piece): (&[u8], usize)) -> (Vec<Communicator>, Arc<Mutex<Vec<u8>>>) {
     // Keeps the threads of the process, which go with the last group.
     static KEPT: OnceLock<Vec<Communicator>> = OnceLock::new();
-    // The algorithm of an operation, and so what is sent for it, must not hang on how fast this machine is.
+    // The algorithm of an operation, and so what is sent for it, must not depend on how fast this machine is.
     let costs = Costs::TYPICAL.rounded(2);
     let make = || Communicator::local_at(2, &Config::default(), costs).expect("descriptors");
     KEPT.get_or_init(make);

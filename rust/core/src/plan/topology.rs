@@ -51,12 +51,10 @@ impl Topology {
     pub fn from_places<T: Eq + Hash>(labels: &[(T, Option<u16>)], cores: usize) -> Self {
         let hosts: Vec<&T> = labels.iter().map(|(host, _)| host).collect();
         let host_of = numbered(&hosts);
-        let is_free = |host: usize| {
-            let mut ranks = labels.iter().zip(&host_of);
-            ranks.any(|((_, node), of)| *of == host && node.is_none())
-        };
-        let hosts = host_of.iter().max().map_or(0, |last| last + 1);
-        let free: Vec<bool> = (0..hosts).map(is_free).collect();
+        let mut free = vec![false; host_of.iter().max().map_or(0, |last| last + 1)];
+        for ((_, node), host) in labels.iter().zip(&host_of) {
+            free[*host] |= node.is_none();
+        }
         let nodes = labels.iter().zip(&host_of);
         let nodes: Vec<_> = nodes
             .map(|((_, node), host)| (*host, node.filter(|_| !free[*host])))

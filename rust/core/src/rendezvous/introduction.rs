@@ -107,8 +107,8 @@ impl Introduction {
         Ok(())
     }
 
-    pub(super) fn entry(&self) -> Result<Entry> {
-        Ok(Entry {
+    pub(super) fn entry(&self) -> Entry {
+        Entry {
             rank: self.rank as u32,
             world: self.world as u32,
             process: self.process,
@@ -121,7 +121,7 @@ impl Introduction {
                 address: self.address.clone(),
             },
             settings: self.settings.clone(),
-        })
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use super::tcp::server::TcpStoreServer;
 use super::tcp::store::{StoreKey, TcpStore, split_address};
 use super::{LEFT, roster};
 use crate::config::Config;
+use crate::descriptors;
 use crate::error::{Error, Result};
 use crate::types::Rank;
 
@@ -209,7 +210,11 @@ fn open_tcp(
 ) -> Result<Meeting> {
     let patience = config.join_timeout.duration();
     let store = match rank {
-        0 => TcpStore::own(TcpStoreServer::start_any(host, ports, key)?)?,
+        0 => {
+            // The server keeps as many connections as it finds room for when it starts.
+            descriptors::make_room(world);
+            TcpStore::own(TcpStoreServer::start_any(host, ports, key)?)?
+        }
         _ => TcpStore::connect_any(host, ports, key, patience)?,
     };
     tracing::debug!(address = %store.address(), rank, "the ranks meet here");

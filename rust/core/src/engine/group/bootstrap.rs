@@ -1,5 +1,6 @@
 //! How groups come to be: through a store, inside a process, and by splitting another group.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -194,9 +195,10 @@ impl Group {
         // In this order: an open group has it.
         let endpoint = self.membership.endpoint();
         self.check_alive()?;
-        for (index, rank) in ranks.iter().enumerate() {
+        let mut known = HashSet::new();
+        for rank in ranks {
             self.check_rank(*rank, "a subgroup with")?;
-            if ranks[..index].contains(rank) {
+            if !known.insert(rank) {
                 return Err(Error::invalid(format!(
                     "a subgroup cannot have rank {rank} twice"
                 )));

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::LendBytes;
 use crate::error::{Code, Error};
+use crate::fence::contained;
 use crate::transport::endpoint::{ConnectRequest, Lane, Outcome, Turn};
 use crate::transport::{Interest, Notice, PeerState};
 use crate::types::Rank;
@@ -169,14 +170,17 @@ impl Group {
         if !needed || peer == self.rank {
             return;
         }
-        let slot = match self.connect_in_background(lane, peer) {
+        // Of two attempts that meet the lower rank's wins; the other may find the link there when its turn comes. What was
+        // awaited and has not come is late already.
+        let goes_first = self.rank < peer || !matches!(core.links.slot(lane, peer), Slot::Closed);
+        let slot = match self.connect_in_background(lane, peer, goes_first) {
             Ok(()) => Slot::Opening { awaited: None },
             Err(error) => Slot::Unreachable(Box::new(error)),
         };
         core.links.set(lane, peer, slot);
     }
 
-    fn connect_in_background(&self, lane: Lane, peer: Rank) -> Result<(), Error> {
+    fn connect_in_background(&self, lane: Lane, peer: Rank, goes_first: bool) -> Result<(), Error> {
         let (Some(endpoint), Some(target), Some(this)) = (
             self.membership.endpoint(),
             self.membership.members[peer].address.clone(),
@@ -198,13 +202,13 @@ impl Group {
                 cancelled: &this.closed,
                 turn: Some(turn),
             };
-            this.post(match seat.connect(&request) {
-                Ok(Outcome::Link(link)) => Mail::Established { lane, peer, link },
-                Ok(Outcome::Crossing) => Mail::Awaited { lane, peer },
-                Err(error) => Mail::Failed { lane, peer, error },
+            this.post(match contained(|| seat.connect(&request)) {
+                Ok(Ok(Outcome::Link(link))) => Mail::Established { lane, peer, link },
+                Ok(Ok(Outcome::Crossing)) => Mail::Awaited { lane, peer },
+                Ok(Err(error)) | Err(error) => Mail::Failed { lane, peer, error },
             });
         };
-        endpoint.begin_to_connect((self.rank, peer), connect)
+        endpoint.begin_to_connect(goes_first, connect)
     }
 
     /// Looks at what the hot path does not: deadlines, the peers' state, links that could not be opened.

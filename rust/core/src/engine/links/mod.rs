@@ -240,9 +240,14 @@ pub(crate) struct LinkTable {
     slots: [Vec<Slot>; 2],
     /// The open ones, as they were opened.
     open: Vec<(Lane, Rank, OpenLink)>,
-    /// How many are being opened.
+    /// How many are being opened, and since when the last of them.
     opening: usize,
+    opening_since: Option<Instant>,
 }
+
+/// For how long after a link was needed a rank expects it to come soon. What takes longer waits for a peer, which must not
+/// make waits for others longer.
+const SOON: Duration = Duration::from_secs(1);
 
 impl LinkTable {
     pub(crate) fn new(world: usize) -> Self {
@@ -251,6 +256,7 @@ impl LinkTable {
             slots: [row(), row()],
             open: Vec::new(),
             opening: 0,
+            opening_since: None,
         }
     }
 
@@ -260,17 +266,24 @@ impl LinkTable {
         &self.slots[lane as usize][peer]
     }
 
-    /// The link to `peer`, which is not open, is there from now on.
+    /// Records where the link to `peer` stands, which is not open.
     pub(crate) fn set(&mut self, lane: Lane, peer: Rank, slot: Slot) {
+        if matches!(slot, Slot::Opening { .. }) {
+            self.opening_since = Some(Instant::now());
+        }
         let place = &mut self.slots[lane as usize][peer];
+        debug_assert!(!matches!(place, Slot::Open(_)));
         let is_opening = |slot: &Slot| usize::from(matches!(slot, Slot::Opening { .. }));
         self.opening = self.opening + is_opening(&slot) - is_opening(place);
         *place = slot;
     }
 
-    /// Whether links are on their way.
+    /// Whether links are on their way that should be there soon.
     pub(crate) fn are_opening(&self) -> bool {
         self.opening > 0
+            && self
+                .opening_since
+                .is_some_and(|since| since.elapsed() < SOON)
     }
 
     /// The open link to `peer`, if there is one.

@@ -56,8 +56,8 @@ const YIELDS: u32 = 1000;
 /// For how long it does, at the least: some time slices of the scheduler.
 const YIELDING: Duration = Duration::from_millis(10);
 
-/// Of so many ranks to a core, one that yields has its core back within tens of microseconds. Of more, each yields less often,
-/// so that all take about as long as these do before they sleep.
+/// With so many ranks to a core, a rank that yields runs again within tens of microseconds. With more it yields less often, so that
+/// it sleeps after about the same time.
 const RANKS_PER_CORE: usize = 8;
 
 /// How often a wait for work of other threads yields before it sleeps.
@@ -176,16 +176,18 @@ impl Backoff {
         self.contention.note(given, contention::now());
     }
 
-    /// Nothing moved; `is_work` tells whether what is waited for is the work of other threads: that peers read what is lent to
+    /// Nothing moved; `needs_others` tells whether what is waited for is the work of other threads: that peers read what is lent to
     /// them, or that links are opened.
     ///
     /// Then it sleeps soon where cores are few. To the scheduler a thread that yields is one that works, so that two
     /// readers may share one core while two ranks that wait for them share the other, and a hundred ranks that wait for
     /// links leave a hundredth of a core to each thread that opens one. A rank that is woken needs no luck to be back in time.
-    pub(crate) fn next_unless(&mut self, is_work: impl FnOnce() -> bool) -> Next {
+    pub(crate) fn next_unless(&mut self, needs_others: impl FnOnce() -> bool) -> Next {
         match self.next() {
             Next::Yield
-                if self.crowded && self.yielded.is_multiple_of(YIELDS_TO_WORK) && is_work() =>
+                if self.crowded
+                    && self.yielded.is_multiple_of(YIELDS_TO_WORK)
+                    && needs_others() =>
             {
                 Next::Sleep
             }

@@ -43,6 +43,17 @@ pub(super) fn all_reduce(
     Some(composition.steps.done())
 }
 
+/// How shards are summed up between so many hosts, in as few rounds as go without sending more than a ring does.
+pub(super) const fn algorithm_across(hosts: usize) -> Algorithm {
+    if hosts <= MOST_HOSTS_AT_ONCE {
+        Algorithm::TwoShot
+    } else if hosts.is_power_of_two() {
+        Algorithm::Halving
+    } else {
+        Algorithm::Ring
+    }
+}
+
 /// A composed plan being written.
 struct Composition<'a> {
     shape: &'a Shape<'a>,
@@ -149,11 +160,7 @@ impl<'a> Composition<'a> {
             in_place: !self.shape.widen,
             widen: self.shape.widen,
         };
-        let algorithm = match shape.world <= MOST_HOSTS_AT_ONCE {
-            true => Algorithm::TwoShot,
-            false => Algorithm::Ring,
-        };
-        let plan = (self.inner)(algorithm, &shape, self.chunk)?;
+        let plan = (self.inner)(algorithm_across(shape.world), &shape, self.chunk)?;
         let input = self.sum(piece);
         let scratch = self.for_across.span(&mut self.steps, piece, plan.scratch);
         let at = Embedding {

@@ -10,10 +10,10 @@
 //! | [all_reduce](all_reduce) | reduce_scatter | all_reduce of shards | all_gather | 2(h-1)/h |
 //! | [reduce, broadcast](rooted) | reduce_scatter, scatter | a chain of hosts for each shard | gather, all_gather | 1 |
 //! | [all_gather, reduce_scatter](blocks) | reduce | each block to its carrier on each host | share | (h-1)/h of all blocks |
+//! | [all_to_all, gather, scatter](personal) | to the carriers | what is for one rank, or for one host, together | from the carrier | as many as without |
 //! | [barrier](barrier) | dissemination | dissemination | | |
 //!
-//! (h hosts; in shares of the longer buffer.) The others have no part here: in gather, scatter and all_to_all each byte
-//! has one reader, and the plans of messages send it there at once.
+//! (h hosts; in shares of the longer buffer.)
 //!
 //! On one host with several memory nodes (sockets), to which all ranks are bound, the nodes take the place of hosts: the link
 //! between two of them is shared in the same way. On several hosts the levels are the hosts alone.
@@ -45,6 +45,7 @@ mod barrier;
 mod blocks;
 mod embed;
 mod levels;
+mod personal;
 mod price;
 mod rooted;
 #[cfg(test)]
@@ -59,6 +60,9 @@ pub fn serves(shape: &Shape, topology: &Topology) -> bool {
         Collective::AllReduce
         | Collective::Reduce
         | Collective::Broadcast
+        | Collective::AllToAll
+        | Collective::Gather
+        | Collective::Scatter
         | Collective::Barrier => {
             matches!(shape.counts, Counts::Even(_))
         }
@@ -85,6 +89,9 @@ pub(super) fn build(
         Collective::Broadcast => Some(rooted::broadcast(shape, chunk, &levels)),
         Collective::AllGather => Some(blocks::all_gather(shape, chunk, &levels)),
         Collective::ReduceScatter => Some(blocks::reduce_scatter(shape, chunk, &levels)),
+        Collective::AllToAll => Some(personal::all_to_all(shape, &levels)),
+        Collective::Gather => Some(personal::gather(shape, &levels)),
+        Collective::Scatter => Some(personal::scatter(shape, &levels)),
         Collective::Barrier => Some(barrier::barrier(shape, &levels)),
         _ => None,
     }

@@ -1,6 +1,8 @@
 //! What each collective costs: inside hosts, across, inside.
 
+use super::all_reduce::algorithm_across;
 use super::levels::MOST_HOSTS_AT_ONCE;
+use crate::plan::Algorithm;
 use crate::plan::cost::{Bill, Taken, Work};
 use crate::types::Collective;
 
@@ -19,6 +21,9 @@ pub(super) fn price(collective: Collective, work: &Work, bill: &mut Bill) {
             bill.rounds += rounds_to_hear_from(bill.at.beside) * bill.round(false)
                 + rounds_to_hear_from(bill.at.hosts) * bill.round(true);
         }
+        Collective::AllToAll => all_to_all(work, bill),
+        Collective::Gather => gather(work, bill),
+        Collective::Scatter => scatter(work, bill),
         _ => {}
     }
 }
@@ -35,7 +40,11 @@ fn all_reduce(work: &Work, bill: &mut Bill) {
     let shard = work.bytes / fewest as f64;
     let pieces = Work::pieces(work.elements.div_ceil(fewest * hosts));
     let inside = shard / pieces;
-    bill.rounds += 2.0 * bill.round(false) + 2.0 * bill.round(true);
+    let rounds = match algorithm_across(hosts) {
+        Algorithm::TwoShot => 1.0,
+        _ => messages_across(hosts),
+    };
+    bill.rounds += 2.0 * bill.round(false) + 2.0 * rounds * bill.round(true);
     if fewest == beside {
         bill.exchanges(near * pieces, false, inside, Taken::Folded, work.widening);
         bill.exchanges(near * pieces, false, inside, Taken::Copied, 1.0);
@@ -48,13 +57,23 @@ fn all_reduce(work: &Work, bill: &mut Bill) {
         bill.each += fewest as f64 * pieces * given;
         bill.root += near * pieces * taken;
     }
-    let across = shard / hosts as f64 / pieces;
-    let messages = (hosts - 1) as f64 * pieces;
+    let messages = messages_across(hosts);
+    let sent = shard * (hosts - 1) as f64 / hosts as f64;
+    let across = sent / messages / pieces;
+    let messages = messages * pieces;
     bill.exchanges(messages, true, across * work.widening, Taken::Folded, 1.0);
     bill.exchanges(messages, true, across, Taken::Copied, 1.0);
     // Sums in place wait in scratch memory until all have contributed.
     bill.pass(shard);
     bill.wire += work.bytes * (hosts - 1) as f64 / hosts as f64 * (work.widening + 1.0);
+}
+
+/// Messages that a rank sends to sum up its shard between hosts, and as many to share the sum.
+fn messages_across(hosts: usize) -> f64 {
+    match algorithm_across(hosts) {
+        Algorithm::Halving => hosts.ilog2().into(),
+        _ => (hosts - 1) as f64,
+    }
 }
 
 /// Shards go along the hosts, each host takes them from the one before it and gives them to the next.
@@ -76,6 +95,57 @@ fn along_a_chain(collective: Collective, work: &Work, bill: &mut Bill) {
     // The first piece is on one link after the other.
     let first = shard * wide * fewest as f64;
     bill.wire += work.bytes * wide + (hosts - 2) as f64 * first;
+}
+
+/// Blocks for other hosts go to their carriers, and from there, with those of the ranks beside, across. `work.bytes` are one block.
+fn all_to_all(work: &Work, bill: &mut Bill) {
+    let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
+    let near = (beside - 1) as f64;
+    // On the smallest host each rank carries for most.
+    let carried = ((work.world - fewest) as f64 / fewest as f64).ceil();
+    bill.rounds += bill.round(false) + bill.round(true);
+    bill.exchanges(near, false, work.bytes, Taken::Copied, 1.0);
+    bill.exchanges(near, false, carried * work.bytes, Taken::Copied, 1.0);
+    if hosts > 2 || fewest < beside {
+        // They are copied together, and apart.
+        bill.pass(2.0 * near * carried * work.bytes);
+    }
+    bill.pass((carried + 1.0) * work.bytes);
+    bill.exchanges(
+        carried,
+        true,
+        beside as f64 * work.bytes,
+        Taken::Copied,
+        1.0,
+    );
+    bill.wire += (beside * (work.world - fewest)) as f64 * work.bytes;
+}
+
+/// The first rank of each host takes the blocks beside it, and the root those of each host. `work.bytes` are one block.
+fn gather(work: &Work, bill: &mut Bill) {
+    let (beside, hosts) = (bill.at.beside, bill.at.hosts);
+    let (near, far) = ((beside - 1) as f64, (work.world - beside) as f64);
+    bill.rounds += bill.round(false) + bill.round(true);
+    bill.each += bill.sending(work.bytes);
+    bill.root += near * bill.taking(work.bytes, Taken::Copied, 1.0);
+    bill.pass(work.bytes);
+    bill.root += (hosts - 1) as f64 * bill.costs.remote_message;
+    bill.root_reaches(near * work.bytes);
+    bill.wire += far * work.bytes;
+}
+
+/// The root sends the first rank of each host what is for that host. `work.bytes` are one block.
+fn scatter(work: &Work, bill: &mut Bill) {
+    let (beside, hosts) = (bill.at.beside, bill.at.hosts);
+    let (near, far) = ((beside - 1) as f64, (work.world - beside) as f64);
+    bill.rounds += bill.round(false) + bill.round(true);
+    bill.each += bill.taking(work.bytes, Taken::Copied, 1.0);
+    // Those beside the carrier of the last host wait for its other blocks to be sent.
+    bill.root += 2.0 * near * bill.sending(work.bytes);
+    bill.pass(work.bytes);
+    bill.root += (hosts - 1) as f64 * bill.costs.remote_message;
+    bill.root_reaches(near * work.bytes);
+    bill.wire += far * work.bytes;
 }
 
 /// Every block goes to or from one rank of each other host, and there from or to all. `work.bytes` are one block.

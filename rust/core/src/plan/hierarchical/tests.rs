@@ -7,14 +7,24 @@ use crate::plan::{DEFAULT_CHUNK, MIN_WINDOW, build_chunked};
 use crate::types::Rank;
 
 /// All that has a plan here.
-const COLLECTIVES: [Collective; 6] = [
+const COLLECTIVES: [Collective; 9] = [
     Collective::AllReduce,
     Collective::Reduce,
     Collective::Broadcast,
     Collective::AllGather,
     Collective::ReduceScatter,
+    Collective::AllToAll,
+    Collective::Gather,
+    Collective::Scatter,
     Collective::Barrier,
 ];
+
+fn has_root(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::Reduce | Collective::Broadcast | Collective::Gather | Collective::Scatter
+    )
+}
 
 /// A request on some hosts.
 #[derive(Clone, Debug)]
@@ -60,7 +70,7 @@ impl Case {
                 Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
             ),
         );
-        let has_root = matches!(self.collective, Collective::Reduce | Collective::Broadcast);
+        let has_root = has_root(self.collective);
         let shape = |rank| Shape {
             collective: self.collective,
             rank,
@@ -127,14 +137,14 @@ fn the_examples_are_right() {
         vec![0, 0, 0, 1],
         vec![0, 1, 1, 2, 2, 2],
         vec![0; 9].into_iter().chain(1..11).collect(),
+        (0..16).chain(0..16).chain(3..7).collect(),
     ] {
         for collective in COLLECTIVES {
             for count in [0, 1, 7, 33] {
                 for (in_place, widen) in
                     [(false, false), (true, false), (false, true), (true, true)]
                 {
-                    let is_rooted =
-                        matches!(collective, Collective::Reduce | Collective::Broadcast);
+                    let is_rooted = has_root(collective);
                     for root in [0, host_of.len() - 2]
                         .into_iter()
                         .take(1 + usize::from(is_rooted))
@@ -156,7 +166,7 @@ fn the_examples_are_right() {
 
 /// Hosts with as many ranks each, numbered in blocks and round robin.
 fn even_hosts() -> impl Iterator<Item = (usize, usize, Vec<usize>)> {
-    [(2, 2), (2, 4), (4, 2), (3, 5), (10, 2)]
+    [(2, 2), (2, 4), (4, 2), (3, 5), (10, 2), (16, 2)]
         .into_iter()
         .flat_map(|(hosts, ranks)| {
             let blocks = (0..hosts * ranks).map(|rank| rank / ranks).collect();
@@ -192,13 +202,51 @@ fn each_element_crosses_once() {
             (last.clone(), first.clone())
         );
         assert_eq!(crossing(Collective::Reduce), (first, last));
+        let exchanged = vec![(hosts - 1) * ranks * ranks * COUNT; hosts];
+        let all_to_all = crossing(Collective::AllToAll);
+        assert_eq!(all_to_all, (exchanged.clone(), exchanged));
+        let (mut root, mut others) = (vec![0; hosts], vec![ranks * COUNT; hosts]);
+        (root[0], others[0]) = ((hosts - 1) * ranks * COUNT, 0);
+        assert_eq!(
+            crossing(Collective::Scatter),
+            (root.clone(), others.clone())
+        );
+        assert_eq!(crossing(Collective::Gather), (others, root));
+    }
+}
+
+/// What the ranks of a host have for one rank of another, or for one host, is one message.
+#[test]
+fn blocks_of_a_host_travel_together() {
+    for (hosts, ranks, host_of) in even_hosts() {
+        let messages = |collective| {
+            let plans = Case::new(collective, &host_of, 5).plans();
+            let of_rank = |(rank, plan): (usize, &Plan)| {
+                let sent = plan.steps.iter().filter(
+                    |step| matches!(step, Step::Send { to, .. } if host_of[*to] != host_of[rank]),
+                );
+                sent.count()
+            };
+            plans.iter().enumerate().map(of_rank).sum::<usize>()
+        };
+        let between_hosts = hosts * (hosts - 1) * ranks;
+        assert_eq!(messages(Collective::AllToAll), between_hosts);
+        assert_eq!(messages(Collective::Gather), hosts - 1);
+        assert_eq!(messages(Collective::Scatter), hosts - 1);
     }
 }
 
 /// Memory does not grow with the number of pieces.
 #[test]
 fn pieces_share_their_scratch_memory() {
-    for collective in COLLECTIVES {
+    let in_pieces = |collective: &Collective| {
+        // Others hold the blocks that they carry, whole.
+        !matches!(
+            collective,
+            Collective::AllToAll | Collective::Gather | Collective::Scatter
+        )
+    };
+    for collective in COLLECTIVES.into_iter().filter(in_pieces) {
         let scratch = |count| {
             let case = Case {
                 widen: true,
@@ -271,9 +319,12 @@ fn thousands_of_ranks() {
     let in_turn: Vec<usize> = (0..1021).map(|rank| rank % 128).collect();
     for host_of in [blocks, in_turn] {
         for collective in COLLECTIVES {
-            let is_block = matches!(
+            let is_block = !matches!(
                 collective,
-                Collective::AllGather | Collective::ReduceScatter
+                Collective::AllReduce
+                    | Collective::Reduce
+                    | Collective::Broadcast
+                    | Collective::Barrier
             );
             // Their buffers grow with the world, and what the checker holds with its square.
             let world = host_of.len().min(if is_block { 1024 } else { 4096 });

@@ -227,6 +227,8 @@ fn predictions_are_near_the_simulation() {
         Topology::even(2, 1, 8),
         Topology::even(2, 4, 8),
         Topology::even(16, 1, 8),
+        Topology::even(16, 2, 8),
+        Topology::even(10, 2, 8),
     ] {
         let world = topology.host_of.len();
         let cost = CostModel::typical(topology.clone(), 4, 4);

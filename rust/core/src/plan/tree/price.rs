@@ -1,6 +1,6 @@
 //! What trees serve, and what they cost.
 
-use super::{all_reduce, broadcast, gather, number_at, parent_of, reduce, scatter};
+use super::{all_reduce, broadcast, gather, is_leaf, number_at, parent_of, reduce, scatter};
 use crate::plan::cost::{Bill, Taken, Work};
 use crate::plan::family::Family;
 use crate::plan::{Counts, Plan, Shape};
@@ -37,11 +37,11 @@ fn price(collective: Collective, work: &Work, bill: &mut Bill) {
             climb(work, bill);
             descend(work, bill);
             // What comes down follows what goes up, so that both ways of an interface are in use.
-            bill.wire += across(work, bill, (work.widening, 1.0));
+            bill.wire += across(work, bill, (1.0, 1.0));
         }
         Collective::Reduce => {
             climb(work, bill);
-            bill.wire += across(work, bill, (work.widening, 0.0));
+            bill.wire += across(work, bill, (1.0, 0.0));
         }
         Collective::Broadcast => {
             descend(work, bill);
@@ -63,7 +63,7 @@ fn trees(work: &Work) -> (usize, f64, f64) {
     (levels, trees, Work::pieces(elements))
 }
 
-/// Bytes one way through the busiest interface, where the edges of all trees together carry so many times the buffer up and down.
+/// Bytes one way through the busiest interface, where each edge of one tree would carry so many times the buffer up and down.
 /// With rank 0 for the root: all ranks know the same.
 fn across(work: &Work, bill: &Bill, (up, down): (f64, f64)) -> f64 {
     if !bill.at.across() {
@@ -81,6 +81,12 @@ fn across(work: &Work, bill: &Bill, (up, down): (f64, f64)) -> f64 {
             };
             let (child, parent) = (host(number_at(position, tree, last)), host(parent));
             if child != parent {
+                // A leaf has no sums, but elements.
+                let up = if is_leaf(position) {
+                    up
+                } else {
+                    up * work.widening
+                };
                 out[child] += up;
                 into[parent] += up;
                 out[parent] += down;

@@ -169,7 +169,7 @@ impl Seal<'_> {
         reader.finish().map(|()| verdict)
     }
 
-    /// The pages for `rows`, which hold `most` bytes each, but for the last row of each, and how the table names them.
+    /// The pages for `rows`, and how the table names them. A page is full when it has `most` bytes or more.
     pub(super) fn write_pages(self, rows: &[Row], most: usize) -> Vec<(Digest, Vec<u8>)> {
         let mut pages = Vec::new();
         let mut rows = rows.iter();

@@ -116,6 +116,24 @@ proptest! {
     }
 
     #[test]
+    fn a_page_that_is_cut_or_longer_or_changed_is_refused(
+        rows in prop::collection::vec(row(), 1..6),
+        at in any::<prop::sample::Index>(),
+        flip in 1..=255_u8,
+    ) {
+        for seal in [OPEN, CLOSED] {
+            let (named, page) = seal.write_pages(&rows, usize::MAX).remove(0);
+            let at = at.index(page.len());
+            let mut changed = page.clone();
+            changed[at] ^= flip;
+            for strange in [&page[..at], &[&page[..], &[flip]].concat(), &changed] {
+                prop_assert!(seal.read_page(strange, &named).is_err());
+            }
+            prop_assert!(seal.read_any_page(&page[..at]).is_err());
+        }
+    }
+
+    #[test]
     fn with_a_secret_no_changed_byte_is_believed(
         entry in entry(),
         at in any::<prop::sample::Index>(),

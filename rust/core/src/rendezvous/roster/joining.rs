@@ -41,7 +41,7 @@ pub(super) fn join_round(
     let joining = Joining {
         store,
         me,
-        entry: me.entry()?,
+        entry: me.entry(),
         seal: me.seal(),
         begun: Instant::now(),
         timeout,
@@ -100,7 +100,7 @@ impl Joining<'_> {
         }
     }
 
-    /// Rank 0: publishes the table of these members. Who finds it finds its pages.
+    /// Rank 0: publishes the table of these members. It comes last: a rank that reads it finds every page.
     fn publish_table(&self, rows: &[Row]) -> Result<()> {
         let pages = self.seal.write_pages(rows, PAGE);
         for (number, (_, page)) in pages.iter().enumerate() {

@@ -2,7 +2,7 @@
 //!
 //! Each rank publishes one entry (`rank/N`) that describes it. Rank 0 reads them all, checks that they belong
 //! together, and publishes one verdict (`verdict`): the table of all members, which are on some pages (`page/N`), or a
-//! failure, which every rank then reports. The other ranks wait for the verdict alone, so the store sees O(n) requests. A rank that finds itself in
+//! failure, which every rank then reports. The other ranks wait for the verdict alone, so the store sees O(n) requests, and for large groups one more for each page and rank. A rank that finds itself in
 //! conflict (its number is taken, its settings are not rank 0's) says so under `trouble`, which rank 0 looks at while
 //! it waits; so all ranks hear of it within about a second instead of at the timeout.
 //!

@@ -112,30 +112,33 @@ fn a_large_group_has_several_pages() {
     assert!(store.get(&page_key(1)).expect("memory").is_some());
 }
 
-#[test]
-fn a_page_that_is_not_rank_0_s_is_refused() {
-    for page in [&b"what a stranger writes"[..], b""] {
-        let store = MemoryStore::default();
-        thread::scope(|scope| {
-            let follows = scope.spawn(|| join(&store, &a_process(1, 2), LONG));
-            join(&store, &a_process(0, 2), LONG).expect("it has what it wrote");
-            follows.join().expect("no panic").expect("a group");
-        });
-        // The same verdict with another page: the rank that joined last may not have read it yet.
-        store.set(&page_key(0), page).expect("memory");
-        let late = late_member(&store);
-        assert_eq!(late.code, Code::Untrusted, "{late}");
-    }
+/// A store in which ranks 0 and 1 have met.
+fn met() -> MemoryStore {
+    let store = MemoryStore::default();
+    let results = join_all(&store, &[a_process(0, 2), a_process(1, 2)], LONG);
+    assert!(results.iter().all(Result::is_ok));
+    store
 }
 
-/// What a rank 1 of 2 hears that comes when the verdict is there.
-fn late_member(store: &MemoryStore) -> Error {
-    let other = MemoryStore::default();
-    for key in [VERDICT, &page_key(0), &entry_key(0)] {
-        let value = store.get(key).expect("memory").expect("it is there");
-        other.set(key, &value).expect("memory");
+#[test]
+fn a_page_that_is_not_the_verdict_s_is_refused() {
+    let value = |store: &MemoryStore, key: &str| store.get(key).expect("memory").expect("a value");
+    let (one, other) = (met(), met());
+    let strange = [
+        value(&other, &page_key(0)),
+        b"what a stranger writes".to_vec(),
+        Vec::new(),
+    ];
+    for page in strange {
+        // The group as a rank 1 finds it that comes when all is there.
+        let store = MemoryStore::default();
+        for key in [VERDICT, &entry_key(0)] {
+            store.set(key, &value(&one, key)).expect("memory");
+        }
+        store.set(&page_key(0), &page).expect("memory");
+        let error = join(&store, &a_process(1, 2), LONG).expect_err("another page");
+        assert_eq!(error.code, Code::Untrusted, "{error}");
     }
-    join(&other, &a_process(1, 2), LONG).expect_err("no page")
 }
 
 #[test]
@@ -272,7 +275,7 @@ fn the_table_shows_which_process_lost_a_race_for_a_rank() {
     // Two entries for rank 1, set at the same moment: the first is overwritten after both had looked.
     let store = MemoryStore::default();
     let (me, other) = (a_process(1, 2), another_process(1, 2));
-    let winner = other.entry().expect("random");
+    let winner = other.entry();
     thread::scope(|scope| {
         let loser = scope.spawn(|| join(&store, &me, LONG));
         store.wait("rank/1", LONG).expect("introduced");

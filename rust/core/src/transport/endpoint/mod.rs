@@ -197,18 +197,17 @@ impl Endpoint {
         }
     }
 
-    /// Has `job` done on another thread: at once, or when others that open links are done. It is to open the link between these
-    /// ranks and call [`Self::connect`] with its
-    /// turn in the request.
+    /// Runs `job` on another thread, at once or after others that open links; before most of them if it `goes_first`. The job calls
+    /// [`Self::connect`] with its turn in the request.
     ///
     /// # Errors
     /// `System` when the system refuses a thread.
     pub fn begin_to_connect(
         &self,
-        (from, to): (Rank, Rank),
+        goes_first: bool,
         job: impl FnOnce(&Turn) + Send + 'static,
     ) -> Result<()> {
-        let begun = self.shared.turns.begin(from < to, job);
+        let begun = self.shared.turns.begin(goes_first, job);
         begun.map_err(|cause| Error::system("start a thread to connect", cause))
     }
 

@@ -76,7 +76,7 @@ pub(super) struct Shared {
     pub(super) told: Mutex<HashSet<HostId>>,
     /// Bounds what is logged of connections that were turned away.
     pub(super) strangers: Mutex<Rarely>,
-    /// Of those that open links.
+    /// Who opens links.
     pub(super) turns: Arc<Turns>,
 }
 

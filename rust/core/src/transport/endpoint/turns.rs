@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::fence::contained;
 use crate::threads;
 
-/// At a time. A handshake takes half a millisecond of a core, and two or three round trips.
+/// How many links are being opened at a time. A handshake takes half a millisecond of a core, and two or three round trips.
 const MOST: usize = 32;
 
 /// Longer than any handshake of two processes that both have a core.
@@ -26,18 +27,27 @@ type Job = Box<dyn FnOnce(&Turn) + Send>;
 #[derive(Default)]
 pub(super) struct Turns {
     queue: Mutex<Queue>,
+    /// Held while a job is put into the queue, until it is known whether there is a thread for it.
+    beginning: Mutex<()>,
 }
 
 #[derive(Default)]
 struct Queue {
     /// How many have a turn.
     working: usize,
-    /// Who waits, and who waits for those.
+    /// The jobs that go before others, and the others.
     first: VecDeque<Job>,
     then: VecDeque<Job>,
 }
 
 impl Queue {
+    fn of(&mut self, goes_first: bool) -> &mut VecDeque<Job> {
+        match goes_first {
+            true => &mut self.first,
+            false => &mut self.then,
+        }
+    }
+
     fn next(&mut self) -> Option<Job> {
         self.first.pop_front().or_else(|| self.then.pop_front())
     }
@@ -55,38 +65,32 @@ pub struct Turn {
 }
 
 impl Turns {
-    /// Has `job` done on another thread, at once or when its turn has come; before others if it `wins`: of two attempts that
-    /// meet one is in vain, and an attempt that comes later may find the link there.
+    /// Runs `job` on another thread, at once or when its turn has come.
     ///
     /// # Errors
     /// When the system refuses a thread, and there is none that could do it later.
     pub(super) fn begin(
         self: &Arc<Self>,
-        wins: bool,
+        goes_first: bool,
         job: impl FnOnce(&Turn) + Send + 'static,
     ) -> io::Result<()> {
+        let _beginning = self.beginning.lock();
         let mut queue = self.queue.lock();
-        match wins {
-            true => queue.first.push_back(Box::new(job)),
-            false => queue.then.push_back(Box::new(job)),
-        }
+        queue.of(goes_first).push_back(Box::new(job));
         if queue.working >= MOST {
             return Ok(());
         }
-        let turn = Turn::new(self, &mut queue);
+        queue.working += 1;
         drop(queue);
-        let Err(refused) = turn.take() else {
+        let Err(refused) = Turn::new(self).take() else {
             return Ok(());
         };
         let mut queue = self.queue.lock();
         if queue.working > 0 {
             return Ok(());
         }
-        // Without a thread all that waits has failed, and so much only is this call's to take back.
-        let job = match wins {
-            true => queue.first.pop_back(),
-            false => queue.then.pop_back(),
-        };
+        // No thread has taken it and no other job has come since.
+        let job = queue.of(goes_first).pop_back();
         drop(queue);
         job.map_or(Ok(()), |_| Err(refused))
     }
@@ -102,8 +106,8 @@ impl std::fmt::Debug for Turn {
 }
 
 impl Turn {
-    fn new(turns: &Arc<Turns>, queue: &mut Queue) -> Self {
-        queue.working += 1;
+    /// One that has been counted.
+    fn new(turns: &Arc<Turns>) -> Self {
         Self {
             turns: Arc::clone(turns),
             since: Cell::new(Instant::now()),
@@ -115,7 +119,8 @@ impl Turn {
     fn take(self) -> io::Result<()> {
         threads::spawn("unisono-connect", move || {
             while let Some(job) = self.next() {
-                job(&self);
+                // A panic has been reported, and is the end of one job.
+                let _ = contained(|| job(&self));
             }
         })
     }
@@ -128,46 +133,35 @@ impl Turn {
         let mut queue = self.turns.queue.lock();
         let job = queue.next();
         if job.is_none() {
-            self.give_away(&mut queue);
+            queue.working -= 1;
+            self.is_given_away.set(true);
         }
         self.since.set(Instant::now());
         job
     }
 
-    fn give_away(&self, queue: &mut Queue) {
-        queue.working -= 1;
-        self.is_given_away.set(true);
-    }
-
     /// The thread is about to wait, again: if it has had its turn for long, that goes to the next job.
     pub(super) fn waits(&self) {
-        if self.is_given_away.get() || self.since.get().elapsed() < LONG {
+        if self.is_given_away.get()
+            || self.since.get().elapsed() < LONG
+            || self.turns.queue.lock().is_empty()
+        {
             return;
         }
-        let mut queue = self.turns.queue.lock();
-        if queue.is_empty() {
-            return;
-        }
-        let next = Self::new(&self.turns, &mut queue);
-        drop(queue);
-        if next.take().is_ok() {
-            self.give_away(&mut self.turns.queue.lock());
+        self.is_given_away.set(true);
+        if Self::new(&self.turns).take().is_err() {
+            // It was dropped, and no longer counts.
+            self.turns.queue.lock().working += 1;
+            self.is_given_away.set(false);
         }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if self.is_given_away.get() {
-            return;
-        }
-        // There was no thread for it, or its job has panicked and the others still wait.
-        let mut queue = self.turns.queue.lock();
-        self.give_away(&mut queue);
-        if std::thread::panicking() && !queue.is_empty() {
-            let next = Self::new(&self.turns, &mut queue);
-            drop(queue);
-            let _ = next.take();
+        // There was no thread for it.
+        if !self.is_given_away.get() {
+            self.turns.queue.lock().working -= 1;
         }
     }
 }
