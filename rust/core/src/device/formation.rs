@@ -205,6 +205,7 @@ fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, Detour>> 
     }
     let records: Vec<Record> = gather(cpu, &record)?.iter().map(Record::decode).collect();
     meet(cpu)?;
+    let own = window.as_ref().map(|(_, window)| Arc::clone(window)).ok();
     let opened = window.and_then(|(_, window)| {
         let pages = (0..world)
             .map(|peer| match cpu.page(peer) {
@@ -224,6 +225,10 @@ fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, Detour>> 
         })
     });
     if let Err(refusal) = agree(cpu, opened.as_ref().map(|_| ()))? {
+        // Some ranks may have mapped the windows of others, which are freed when all have let go of them.
+        drop(opened);
+        gather(cpu, &[0])?;
+        drop(own);
         return Ok(Err(Detour::Refused(refusal)));
     }
     opened.map(Ok)
