@@ -52,6 +52,11 @@ def test_carries_large_tensors(way: dict[str, str]) -> None:
     run(2, "carries_large_tensors", way, timeout=120)
 
 
+@pytest.mark.parametrize("world", [1, 3])
+def test_carries_operators(world: int, way: dict[str, str]) -> None:
+    run(world, "carries_operators", way)
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_orders_streams(world: int, way: dict[str, str]) -> None:
     run(world, "orders_streams", way)

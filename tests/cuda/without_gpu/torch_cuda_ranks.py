@@ -86,6 +86,43 @@ def carries_large_tensors() -> None:
     check(moved, data(world - 1, count), "large broadcast")
 
 
+def carries_operators() -> None:
+    """The collectives as operators of the dispatcher, in place and out of place."""
+    rank, world = start()
+    ops, group = torch.ops.unisono, dist.group.WORLD.group_name
+    for dtype, count in itertools.product([torch.float32, torch.bfloat16], [0, 5, 3000]):
+        where = (dtype, count)
+        total = summed(world, count, dtype)
+        mine = tensor(data(rank, count, dtype))
+        check(ops.all_reduce(mine, group), total, "all_reduce", *where)
+        check(mine, data(rank, count, dtype), "all_reduce's input", *where)
+        ops.all_reduce_(mine, group)
+        check(mine, total, "all_reduce_", *where)
+        mine = tensor(data(rank, count, dtype))
+        everything = torch.cat([data(peer, count, dtype) for peer in range(world)])
+        check(ops.all_gather(mine, group), everything, "all_gather", *where)
+        check(ops.broadcast(mine, group, world - 1), data(world - 1, count, dtype), *where)
+        ops.broadcast_(mine, group, 0)
+        check(mine, data(0, count, dtype), "broadcast_", *where)
+        blocks = tensor(data(rank, world * count, dtype))
+        share = slice(rank * count, (rank + 1) * count)
+        expected = summed(world, world * count, dtype)[share]
+        check(ops.reduce_scatter(blocks, group), expected, "reduce_scatter", *where)
+    orders_operators(rank, world)
+    # In 8 bits it is for links between hosts, and for the host's memory.
+    with pytest.raises(ValueError, match="on the CPU is sent in 8 bits"):
+        ops.all_reduce_int8_(tensor(data(rank, 8)), group)
+
+
+def orders_operators(rank: int, world: int) -> None:
+    """An operator does not make the host wait, and comes between what is before and after it."""
+    group = dist.group.WORLD.group_name
+    mine = tensor(data(rank, 1000))
+    with cuda.shut_gate():
+        torch.ops.unisono.all_reduce_(mine, group)
+    check(mine, summed(world, 1000), "an all_reduce_ behind a gate")
+
+
 def reduces(rank: int, world: int, count: int, dtype: torch.dtype) -> None:
     where = (dtype, count)
     total = summed(world, count, dtype)
