@@ -23,7 +23,7 @@ class Graph:
         self.features = torch.randn(NODES, FEATURES, generator=random)
         self.targets = torch.randn(NODES, 3, generator=random)
         # Parts of different sizes, and one of none where there are enough ranks.
-        owner = torch.arange(NODES) ** 2 % (ranks + 1) % ranks
+        owner = torch.randint(ranks, (NODES,), generator=random)
         if ranks > 3:
             owner[owner == ranks - 1] = 0
         self.mine = (owner == rank).nonzero().flatten()

@@ -228,7 +228,9 @@ fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, Detour>> 
         // Some ranks may have mapped the windows of others, which are freed when all have let go of them.
         drop(opened);
         gather(cpu, &[0])?;
-        drop(own);
+        if let Some(own) = own {
+            own.set_clean();
+        }
         return Ok(Err(Detour::Refused(refusal)));
     }
     opened.map(Ok)

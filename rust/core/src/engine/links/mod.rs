@@ -240,7 +240,7 @@ pub(crate) struct LinkTable {
     slots: [Vec<Slot>; 2],
     /// The open ones, as they were opened.
     open: Vec<(Lane, Rank, OpenLink)>,
-    /// How many are being opened, and since when the last of them.
+    /// How many are being opened, and when the last of them was needed first.
     opening: usize,
     opening_since: Option<Instant>,
 }
@@ -268,10 +268,10 @@ impl LinkTable {
 
     /// Records where the link to `peer` stands, which is not open.
     pub(crate) fn set(&mut self, lane: Lane, peer: Rank, slot: Slot) {
-        if matches!(slot, Slot::Opening { .. }) {
+        let place = &mut self.slots[lane as usize][peer];
+        if matches!((&*place, &slot), (Slot::Closed, Slot::Opening { .. })) {
             self.opening_since = Some(Instant::now());
         }
-        let place = &mut self.slots[lane as usize][peer];
         debug_assert!(!matches!(place, Slot::Open(_)));
         let is_opening = |slot: &Slot| usize::from(matches!(slot, Slot::Opening { .. }));
         self.opening = self.opening + is_opening(&slot) - is_opening(place);

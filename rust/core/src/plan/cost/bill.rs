@@ -69,6 +69,8 @@ struct Nodes<'a> {
     apart: f64,
     /// Links of a ring that leave the node which they leave most.
     leaving: usize,
+    /// How often the ring changes node.
+    runs: usize,
 }
 
 impl<'a> Layout<'a> {
@@ -99,6 +101,7 @@ impl<'a> Layout<'a> {
                 beside: nodes.most,
                 fewest: nodes.fewest,
                 leaving: nodes.leaving,
+                runs: nodes.runs,
                 hosts: nodes.number,
                 cores: (self.cores / nodes.number).max(1),
                 nodes: None,
@@ -106,6 +109,11 @@ impl<'a> Layout<'a> {
                 ..self
             },
         }
+    }
+
+    /// Whether the ranks of each host follow each other in number.
+    pub(in crate::plan) fn is_in_blocks(&self) -> bool {
+        self.runs <= self.hosts
     }
 
     pub(in crate::plan) fn across(&self) -> bool {
@@ -134,6 +142,7 @@ impl<'a> Nodes<'a> {
             fewest: ranks.iter().copied().min().unwrap_or(1),
             apart: (node_of.len() - most) as f64 / (node_of.len() - 1) as f64,
             leaving: leaves.iter().copied().max().unwrap_or(0),
+            runs: leaves.iter().sum(),
         })
     }
 }
@@ -266,6 +275,14 @@ impl<'a> Bill<'a> {
             seconds += bytes * self.costs.copy;
         }
         seconds
+    }
+
+    /// What receiving `bytes` from another host takes.
+    pub(in crate::plan) fn taking_from_afar(&self, bytes: f64) -> f64 {
+        match self.at.is_one_host {
+            true => self.taking(bytes, Taken::Copied, 1.0),
+            false => self.costs.remote_message,
+        }
     }
 
     /// Every rank sends `number` messages of `bytes` and takes as many in; `across` hosts or inside.

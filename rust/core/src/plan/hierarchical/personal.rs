@@ -74,27 +74,60 @@ fn scratch(steps: &mut Steps, number: usize, block: usize) -> Rows {
     Rows::new(steps.scratch(number * block), block)
 }
 
-/// The blocks of `ranks`, one after the other: where they lie so, or copied together.
-fn packed(steps: &mut Steps, rows: Rows, ranks: &[Rank]) -> Span {
-    if let Some(span) = rows.together(ranks) {
-        return span;
-    }
-    let copies = scratch(steps, ranks.len(), rows.block);
-    for (place, rank) in ranks.iter().enumerate() {
-        steps.copy(rows.of(*rank), copies.of(place));
-    }
-    copies.whole
+/// Scratch memory for messages whose blocks lie apart: two places, used by turns.
+struct Places {
+    most: usize,
+    block: usize,
+    places: [Option<Rows>; 2],
+    turn: usize,
 }
 
-/// Receives the blocks of `ranks` in one message, each into its place.
-fn unpacked(steps: &mut Steps, from: Rank, rows: Rows, (ranks, wire): (&[Rank], Wire)) {
-    if let Some(span) = rows.together(ranks) {
-        return steps.recv(from, span, wire);
+impl Places {
+    /// For at most so many blocks in a message.
+    fn new(most: usize, block: usize) -> Self {
+        Self {
+            most,
+            block,
+            places: [None; 2],
+            turn: 0,
+        }
     }
-    let copies = scratch(steps, ranks.len(), rows.block);
-    steps.recv(from, copies.whole, wire);
-    for (place, rank) in ranks.iter().enumerate() {
-        steps.copy(copies.of(place), rows.of(*rank));
+
+    fn next(&mut self, steps: &mut Steps, number: usize) -> Rows {
+        self.turn += 1;
+        let place = &mut self.places[self.turn % 2];
+        let rows = place.get_or_insert_with(|| scratch(steps, self.most, self.block));
+        Rows::new(rows.run(0, number), self.block)
+    }
+
+    /// The blocks of `ranks`, one after the other: where they lie so, or copied together.
+    fn packed(&mut self, steps: &mut Steps, rows: Rows, ranks: &[Rank]) -> Span {
+        if let Some(span) = rows.together(ranks) {
+            return span;
+        }
+        let copies = self.next(steps, ranks.len());
+        for (place, rank) in ranks.iter().enumerate() {
+            steps.copy(rows.of(*rank), copies.of(place));
+        }
+        copies.whole
+    }
+
+    /// Receives the blocks of `ranks` in one message, each into its place.
+    fn unpacked(
+        &mut self,
+        steps: &mut Steps,
+        from: Rank,
+        rows: Rows,
+        (ranks, wire): (&[Rank], Wire),
+    ) {
+        if let Some(span) = rows.together(ranks) {
+            return steps.recv(from, span, wire);
+        }
+        let copies = self.next(steps, ranks.len());
+        steps.recv(from, copies.whole, wire);
+        for (place, rank) in ranks.iter().enumerate() {
+            steps.copy(copies.of(place), rows.of(*rank));
+        }
     }
 }
 
@@ -116,6 +149,9 @@ pub(super) fn all_to_all(shape: &Shape, levels: &Levels) -> Plan {
     for (area, rank) in areas.iter().zip(&carried) {
         steps.copy(input.of(*rank), area.of(levels.place));
     }
+    // The first carries most.
+    let most = levels.carried_by(0).len();
+    let (mut packs, mut arrivals) = (Places::new(most, block), Places::new(most, block));
     for distance in 1..beside {
         let (next, previous) = (levels.place_after(distance), levels.place_before(distance));
         let (to, from) = (levels.inside()[next], levels.inside()[previous]);
@@ -123,7 +159,7 @@ pub(super) fn all_to_all(shape: &Shape, levels: &Levels) -> Plan {
         steps.recv(from, output.of(from), Wire::Element);
         let given = levels.carried_by(next);
         if !given.is_empty() {
-            let given = packed(&mut steps, input, &given);
+            let given = packs.packed(&mut steps, input, &given);
             steps.send(to, given);
         }
         // As the sender's own list is packed, or not.
@@ -135,7 +171,7 @@ pub(super) fn all_to_all(shape: &Shape, levels: &Levels) -> Plan {
             [] => {}
             [area] => steps.recv(from, area.of(previous), wire),
             _ => {
-                let copies = scratch(&mut steps, areas.len(), block);
+                let copies = arrivals.next(&mut steps, areas.len());
                 steps.recv(from, copies.whole, wire);
                 for (number, area) in areas.iter().enumerate() {
                     steps.copy(copies.of(number), area.of(previous));
@@ -150,13 +186,14 @@ pub(super) fn all_to_all(shape: &Shape, levels: &Levels) -> Plan {
 /// Each carrier sends what it has for a rank of another host, and each rank receives what the carriers of other hosts have for it.
 fn across(steps: &mut Steps, levels: &Levels, output: Rows, areas: &[Rows]) {
     let mut areas = areas.iter();
+    let longest = levels.hosts.iter().map(Vec::len).max().unwrap_or(0);
+    let mut arrivals = Places::new(longest, output.block);
     for distance in 1..levels.hosts.len() {
         let there = levels.host_after(distance);
         let theirs = &levels.hosts[levels.host_before(distance)];
         let mut given = levels.carried_to(there, levels.place);
         // A carrier sends to the ranks of a host in their order.
         let turn = levels.place / theirs.len();
-        let longest = levels.hosts.iter().map(Vec::len).max().unwrap_or(0);
         for round in 0..longest {
             if let Some(to) = given.next()
                 && let Some(area) = areas.next()
@@ -165,7 +202,7 @@ fn across(steps: &mut Steps, levels: &Levels, output: Rows, areas: &[Rows]) {
             }
             if round == turn {
                 let from = theirs[levels.place % theirs.len()];
-                unpacked(steps, from, output, (theirs, Wire::Partial));
+                arrivals.unpacked(steps, from, output, (theirs, Wire::Partial));
             }
         }
     }
@@ -184,12 +221,14 @@ pub(super) fn gather(shape: &Shape, levels: &Levels) -> Plan {
         for &from in &levels.inside()[1..] {
             steps.recv(from, output.of(from), Wire::Element);
         }
+        let longest = levels.hosts.iter().map(Vec::len).max().unwrap_or(0);
+        let mut arrivals = Places::new(longest, block);
         for ranks in &levels.hosts[1..] {
             let wire = wire_from(match ranks.len() {
                 1 => Buffer::Input,
                 _ => Buffer::Scratch,
             });
-            unpacked(&mut steps, ranks[0], output, (ranks, wire));
+            arrivals.unpacked(&mut steps, ranks[0], output, (ranks, wire));
         }
     } else if shape.rank != carrier {
         steps.send(carrier, own);
@@ -215,8 +254,10 @@ pub(super) fn scatter(shape: &Shape, levels: &Levels) -> Plan {
     if shape.rank == shape.root {
         let input = Span::new(Buffer::Input, 0, shape.world * block);
         let input = Rows::new(input, block);
+        let longest = levels.hosts.iter().map(Vec::len).max().unwrap_or(0);
+        let mut packs = Places::new(longest, block);
         for ranks in &levels.hosts[1..] {
-            let blocks = packed(&mut steps, input, ranks);
+            let blocks = packs.packed(&mut steps, input, ranks);
             steps.send(ranks[0], blocks);
         }
         for &to in &levels.inside()[1..] {

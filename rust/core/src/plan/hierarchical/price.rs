@@ -100,9 +100,9 @@ fn along_a_chain(collective: Collective, work: &Work, bill: &mut Bill) {
 /// Blocks for other hosts go to their carriers, and from there, with those of the ranks beside, across. `work.bytes` are one block.
 fn all_to_all(work: &Work, bill: &mut Bill) {
     let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
-    let near = (beside - 1) as f64;
+    let (near, far) = ((beside - 1) as f64, (work.world - fewest) as f64);
     // On the smallest host each rank carries for most.
-    let carried = ((work.world - fewest) as f64 / fewest as f64).ceil();
+    let carried = (far / fewest as f64).ceil();
     bill.rounds += bill.round(false) + bill.round(true);
     bill.exchanges(near, false, work.bytes, Taken::Copied, 1.0);
     bill.exchanges(near, false, carried * work.bytes, Taken::Copied, 1.0);
@@ -118,34 +118,51 @@ fn all_to_all(work: &Work, bill: &mut Bill) {
         Taken::Copied,
         1.0,
     );
-    bill.wire += (beside * (work.world - fewest)) as f64 * work.bytes;
+    if !bill.at.is_in_blocks() {
+        bill.pass(far * work.bytes);
+    }
+    bill.wire += beside as f64 * far * work.bytes;
 }
 
 /// The first rank of each host takes the blocks beside it, and the root those of each host. `work.bytes` are one block.
 fn gather(work: &Work, bill: &mut Bill) {
-    let (beside, hosts) = (bill.at.beside, bill.at.hosts);
+    let beside = bill.at.beside;
     let (near, far) = ((beside - 1) as f64, (work.world - beside) as f64);
+    let taken = near * bill.taking(work.bytes, Taken::Copied, 1.0);
     bill.rounds += bill.round(false) + bill.round(true);
     bill.each += bill.sending(work.bytes);
-    bill.root += near * bill.taking(work.bytes, Taken::Copied, 1.0);
     bill.pass(work.bytes);
-    bill.root += (hosts - 1) as f64 * bill.costs.remote_message;
+    // Nothing crosses before a carrier has all blocks of its host.
+    bill.alone += taken;
+    bill.root += taken + at_the_root(work, bill);
     bill.root_reaches(near * work.bytes);
     bill.wire += far * work.bytes;
 }
 
 /// The root sends the first rank of each host what is for that host. `work.bytes` are one block.
 fn scatter(work: &Work, bill: &mut Bill) {
-    let (beside, hosts) = (bill.at.beside, bill.at.hosts);
+    let beside = bill.at.beside;
     let (near, far) = ((beside - 1) as f64, (work.world - beside) as f64);
+    let given = near * bill.sending(work.bytes);
     bill.rounds += bill.round(false) + bill.round(true);
     bill.each += bill.taking(work.bytes, Taken::Copied, 1.0);
-    // Those beside the carrier of the last host wait for its other blocks to be sent.
-    bill.root += 2.0 * near * bill.sending(work.bytes);
     bill.pass(work.bytes);
-    bill.root += (hosts - 1) as f64 * bill.costs.remote_message;
+    // A carrier gives on what has come whole.
+    bill.alone += given + bill.taking_from_afar(beside as f64 * work.bytes);
+    bill.root += given + at_the_root(work, bill);
     bill.root_reaches(near * work.bytes);
     bill.wire += far * work.bytes;
+}
+
+/// What the messages of all other hosts take the root.
+fn at_the_root(work: &Work, bill: &Bill) -> f64 {
+    let (beside, hosts) = (bill.at.beside, bill.at.hosts);
+    let messages = (hosts - 1) as f64 * bill.taking_from_afar(beside as f64 * work.bytes);
+    let copies = match bill.at.is_in_blocks() {
+        true => 0.0,
+        false => (work.world - beside) as f64 * work.bytes * bill.costs.copy,
+    };
+    messages + copies
 }
 
 /// Every block goes to or from one rank of each other host, and there from or to all. `work.bytes` are one block.
