@@ -44,7 +44,7 @@ _MODULES = {
 _WIRE = (
     *("engine/message/frame.rs", "engine/collective/header.rs", "transport/handshake/mod.rs"),
     *("transport/shm/segment.rs", "transport/endpoint/address.rs", "rendezvous/unique_id.rs"),
-    *("rendezvous/file_store/format.rs", "rendezvous/records.rs", "rendezvous/tcp/wire.rs"),
+    *("rendezvous/file_store/format.rs", "rendezvous/records/mod.rs", "rendezvous/tcp/wire.rs"),
 )
 
 
@@ -201,7 +201,7 @@ def _entry_point_facts(root: Path) -> Iterator[str]:
 def _wire_facts(root: Path) -> Iterator[str]:
     for source in _WIRE:
         text = (root / "rust/core/src" / source).read_text("utf-8")
-        found = re.findall(r"const (\w*(?:MAGIC|VERSION)|ENTRY|VERDICT): [^=]*= (.*);", text)
+        found = re.findall(r"const (\w*(?:MAGIC|VERSION)|ENTRY|VERDICT|PAGE): [^=]*= (.*);", text)
         if not found:
             raise ValueError(f"{source} begins with nothing")
         for name, value in found:
