@@ -201,7 +201,7 @@ def _entry_point_facts(root: Path) -> Iterator[str]:
 def _wire_facts(root: Path) -> Iterator[str]:
     for source in _WIRE:
         text = (root / "rust/core/src" / source).read_text("utf-8")
-        found = re.findall(r"const (\w*(?:MAGIC|VERSION)|ENTRY|VERDICT|PAGE): [^=]*= (.*);", text)
+        found = re.findall(r"const (\w*(?:MAGIC|VERSION)|ENTRY|VERDICT): [^=]*= (.*);", text)
         if not found:
             raise ValueError(f"{source} begins with nothing")
         for name, value in found:

@@ -46,7 +46,7 @@ const MAX_SETTINGS: usize = 64;
 
 const ENTRY: &[u8; 4] = b"uniE";
 const VERDICT: &[u8; 4] = b"uniV";
-const PAGE: &[u8; 4] = b"uniP";
+const PAGE_MAGIC: &[u8; 4] = b"uniP";
 const AUTHENTICATED: u8 = 1;
 const TAG: usize = 32;
 const NO_PEER: u32 = u32::MAX;
@@ -181,7 +181,7 @@ impl Seal<'_> {
             {
                 page.put(row);
             }
-            let mut bytes = self.begin(PAGE);
+            let mut bytes = self.begin(PAGE_MAGIC);
             page.write(&mut bytes);
             let bytes = self.end(bytes);
             pages.push((Sha256::digest(&bytes).into(), bytes));
@@ -198,7 +198,7 @@ impl Seal<'_> {
     }
 
     pub(super) fn read_any_page(self, bytes: &[u8]) -> Result<Vec<Row>, Refused> {
-        let mut reader = self.open(PAGE, bytes)?;
+        let mut reader = self.open(PAGE_MAGIC, bytes)?;
         let rows = Page::read(&mut reader).ok_or(Refused::Malformed)?;
         reader.finish().map(|()| rows)
     }

@@ -147,7 +147,7 @@ proptest! {
 
     #[test]
     fn no_bytes_panic(content in prop::collection::vec(any::<u8>(), 0..300), begun in any::<bool>()) {
-        for magic in [ENTRY, VERDICT, PAGE] {
+        for magic in [ENTRY, VERDICT, PAGE_MAGIC] {
             let mut bytes = if begun { OPEN.begin(magic) } else { Vec::new() };
             bytes.extend(&content);
             for seal in [OPEN, CLOSED] {
@@ -204,7 +204,7 @@ fn hostile_counts_make_no_room() {
     let (most, one) = (u32::MAX.to_le_bytes(), 1_u32.to_le_bytes());
     let host: &[u8] = &[0; 4];
     for content in [&[&most[..]][..], &[&one, host, &most]] {
-        let mut bytes = OPEN.begin(PAGE);
+        let mut bytes = OPEN.begin(PAGE_MAGIC);
         bytes.extend(content.concat());
         assert_eq!(OPEN.read_any_page(&bytes), Err(Refused::Malformed));
     }
