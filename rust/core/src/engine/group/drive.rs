@@ -304,8 +304,8 @@ impl Group {
         self.ensure_link(core, lane, peer);
         let links = &mut core.links;
         match links.slot(lane, peer) {
-            Slot::Open(_) => {
-                let state = links.peek(lane, peer)?.ended.as_ref()?;
+            Slot::Open(open) => {
+                let state = open.ended.as_ref()?;
                 loss(state, peer, &self.membership.members[peer].label)
             }
             Slot::Unreachable(error) => {

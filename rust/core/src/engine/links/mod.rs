@@ -38,8 +38,8 @@ pub(crate) enum Slot {
     Closed,
     /// A connection is being made: by us, or by the peer, whose attempt ours gave way to at that time (`awaited`).
     Opening { awaited: Option<Instant> },
-    /// Ready: its number among the open links.
-    Open(usize),
+    /// Ready.
+    Open(Box<OpenLink>),
     /// It could not be opened.
     Unreachable(Box<Error>),
 }
@@ -233,13 +233,10 @@ impl DerefMut for PeerLink {
     }
 }
 
-/// All links of a group. What is kept for a peer without a link is small, and what is done for each link does not pass over
-/// such peers: a group may be large, and a rank of it talk to few.
+/// All links of a group, by lane and peer. A peer without a link has a few words: a group may be large, and a rank of it talk to
+/// few. A small call looks its links up by one address.
 pub(crate) struct LinkTable {
-    /// By lane and peer.
     slots: [Vec<Slot>; 2],
-    /// The open ones, as they were opened.
-    open: Vec<(Lane, Rank, OpenLink)>,
     /// How many are being opened, and when the last of them was needed first.
     opening: usize,
     opening_since: Option<Instant>,
@@ -254,7 +251,6 @@ impl LinkTable {
         let row = || (0..world).map(|_| Slot::Closed).collect();
         Self {
             slots: [row(), row()],
-            open: Vec::new(),
             opening: 0,
             opening_since: None,
         }
@@ -266,13 +262,12 @@ impl LinkTable {
         &self.slots[lane as usize][peer]
     }
 
-    /// Records where the link to `peer` stands, which is not open.
+    /// Records where the link to `peer` stands.
     pub(crate) fn set(&mut self, lane: Lane, peer: Rank, slot: Slot) {
         let place = &mut self.slots[lane as usize][peer];
         if matches!((&*place, &slot), (Slot::Closed, Slot::Opening { .. })) {
             self.opening_since = Some(Instant::now());
         }
-        debug_assert!(!matches!(place, Slot::Open(_)));
         let is_opening = |slot: &Slot| usize::from(matches!(slot, Slot::Opening { .. }));
         self.opening = self.opening + is_opening(&slot) - is_opening(place);
         *place = slot;
@@ -289,16 +284,16 @@ impl LinkTable {
     /// The open link to `peer`, if there is one.
     #[inline]
     pub(crate) fn open(&mut self, lane: Lane, peer: Rank) -> Option<&mut OpenLink> {
-        match *self.slot(lane, peer) {
-            Slot::Open(number) => Some(&mut self.open[number].2),
+        match &mut self.slots[lane as usize][peer] {
+            Slot::Open(open) => Some(open),
             _ => None,
         }
     }
 
     /// As [`LinkTable::open`], to look at.
     pub(crate) fn peek(&self, lane: Lane, peer: Rank) -> Option<&OpenLink> {
-        match *self.slot(lane, peer) {
-            Slot::Open(number) => Some(&self.open[number].2),
+        match self.slot(lane, peer) {
+            Slot::Open(open) => Some(open),
             _ => None,
         }
     }
@@ -317,21 +312,20 @@ impl LinkTable {
     /// Puts an established link in its place. `name`: the peer's, for errors.
     pub(crate) fn establish(&mut self, lane: Lane, peer: Rank, link: Box<dyn Link>, name: String) {
         let link = PeerLink { link, peer, name };
-        let entry = (lane, peer, OpenLink::new(link));
-        match *self.slot(lane, peer) {
-            Slot::Open(number) => self.open[number] = entry,
-            _ => {
-                self.set(lane, peer, Slot::Open(self.open.len()));
-                self.open.push(entry);
-            }
-        }
+        self.set(lane, peer, Slot::Open(Box::new(OpenLink::new(link))));
     }
 
     /// Every open link with its peer.
     pub(crate) fn iter_open(&mut self) -> impl Iterator<Item = (Lane, Rank, &mut OpenLink)> {
-        self.open
-            .iter_mut()
-            .map(|(lane, peer, open)| (*lane, *peer, open))
+        let lanes = [Lane::Collective, Lane::PointToPoint];
+        let rows = lanes.into_iter().zip(&mut self.slots);
+        rows.flat_map(|(lane, row)| {
+            let open = row.iter_mut().enumerate();
+            open.filter_map(move |(peer, slot)| match slot {
+                Slot::Open(open) => Some((lane, peer, &mut **open)),
+                _ => None,
+            })
+        })
     }
 }
 
