@@ -183,16 +183,16 @@ fn five_hundred_ranks_in_one_process() {
         assert_eq!(count_ranks(&comm), WORLD as i64);
         together.wait();
         if rank == 0 {
-            // Nine rounds: so many peers to send to, and as many to receive from. A link has two ends, and each of them two
-            // descriptors at most; a rank has a handful of its own.
-            let most = WORLD * (2 * 9 * 2 + 8);
-            let own = descriptors() - before;
-            counted.store(usize::from(own < most), Ordering::Relaxed);
+            counted.store(descriptors() - before, Ordering::Relaxed);
         }
         together.wait();
         drop((comm, rest));
     });
-    assert_eq!(counted.into_inner(), 1, "too many descriptors");
+    // Nine rounds: so many peers to send to, and as many to receive from. A link has two ends, each of them with a descriptor or
+    // two; a rank has a handful of its own.
+    let most = WORLD * (2 * 9 * 2 + 8);
+    let counted = counted.into_inner();
+    assert!((1..most).contains(&counted), "{counted} descriptors");
 }
 
 /// Groups of a group cost the store nothing.

@@ -25,7 +25,7 @@ use crate::types::Rank;
 
 impl Levels {
     /// The rank of `host` that carries the block of the rank at `place` of another host.
-    fn carrier(&self, host: usize, place: usize) -> Rank {
+    pub(super) fn carrier(&self, host: usize, place: usize) -> Rank {
         self.hosts[host][place % self.hosts[host].len()]
     }
 
@@ -71,11 +71,10 @@ impl Levels {
     fn spread_around(&self) -> Vec<Round> {
         let hosts = self.hosts.len();
         let (next, previous) = (self.host_after(1), self.host_before(1));
-        let longest = self.hosts.iter().map(Vec::len).max().unwrap_or(0);
         let mut rounds = Vec::new();
         for distance in 1..hosts {
             let (given, taken) = (self.host_before(distance - 1), self.host_before(distance));
-            for place in 0..longest {
+            for place in 0..self.longest() {
                 let round = Round {
                     given: self
                         .block_here(given, place)

@@ -69,6 +69,11 @@ impl Levels {
         }
     }
 
+    /// How many ranks the largest host has.
+    pub(super) fn longest(&self) -> usize {
+        self.hosts.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
     /// The host `distance` after this rank's, around the circle.
     pub(super) fn host_after(&self, distance: usize) -> usize {
         (self.host + distance) % self.hosts.len()

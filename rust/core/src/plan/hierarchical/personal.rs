@@ -1,8 +1,8 @@
 //! all_to_all, gather and scatter: every block has one reader, and the blocks that one host has for a rank of another go to it
 //! together. As many bytes cross as without, in fewer messages: worth its copies where a message costs more than a block does.
 //!
-//! The blocks that a host has for a rank of another host have a *carrier* there, one of its own ranks. Each rank gives the carriers
-//! beside it what they carry of its own, and a carrier sends on what it has from all.
+//! For each rank of another host one rank of this host is the *carrier*. Each rank gives the carriers beside it what they carry
+//! of its own, and a carrier sends on what it has from all.
 //!
 //! ```text
 //! all_to_all, 2 hosts of 2 ranks      beside, for the other host     across, of both ranks
@@ -186,11 +186,12 @@ pub(super) fn all_to_all(shape: &Shape, levels: &Levels) -> Plan {
 /// Each carrier sends what it has for a rank of another host, and each rank receives what the carriers of other hosts have for it.
 fn across(steps: &mut Steps, levels: &Levels, output: Rows, areas: &[Rows]) {
     let mut areas = areas.iter();
-    let longest = levels.hosts.iter().map(Vec::len).max().unwrap_or(0);
+    let longest = levels.longest();
     let mut arrivals = Places::new(longest, output.block);
     for distance in 1..levels.hosts.len() {
         let there = levels.host_after(distance);
-        let theirs = &levels.hosts[levels.host_before(distance)];
+        let before = levels.host_before(distance);
+        let theirs = &levels.hosts[before];
         let mut given = levels.carried_to(there, levels.place);
         // A carrier sends to the ranks of a host in their order.
         let turn = levels.place / theirs.len();
@@ -201,7 +202,7 @@ fn across(steps: &mut Steps, levels: &Levels, output: Rows, areas: &[Rows]) {
                 steps.send(to, area.whole);
             }
             if round == turn {
-                let from = theirs[levels.place % theirs.len()];
+                let from = levels.carrier(before, levels.place);
                 arrivals.unpacked(steps, from, output, (theirs, Wire::Partial));
             }
         }
@@ -221,8 +222,7 @@ pub(super) fn gather(shape: &Shape, levels: &Levels) -> Plan {
         for &from in &levels.inside()[1..] {
             steps.recv(from, output.of(from), Wire::Element);
         }
-        let longest = levels.hosts.iter().map(Vec::len).max().unwrap_or(0);
-        let mut arrivals = Places::new(longest, block);
+        let mut arrivals = Places::new(levels.longest(), block);
         for ranks in &levels.hosts[1..] {
             let wire = wire_from(match ranks.len() {
                 1 => Buffer::Input,
@@ -254,8 +254,7 @@ pub(super) fn scatter(shape: &Shape, levels: &Levels) -> Plan {
     if shape.rank == shape.root {
         let input = Span::new(Buffer::Input, 0, shape.world * block);
         let input = Rows::new(input, block);
-        let longest = levels.hosts.iter().map(Vec::len).max().unwrap_or(0);
-        let mut packs = Places::new(longest, block);
+        let mut packs = Places::new(levels.longest(), block);
         for ranks in &levels.hosts[1..] {
             let blocks = packs.packed(&mut steps, input, ranks);
             steps.send(ranks[0], blocks);
@@ -267,19 +266,18 @@ pub(super) fn scatter(shape: &Shape, levels: &Levels) -> Plan {
         return steps.done();
     }
     let input = Rows::new(Span::new(Buffer::Input, 0, shape.world * block), block);
-    let wire = |ranks: &[Rank]| match input.together(ranks) {
+    // As the root's blocks for this host lie.
+    let wire = match input.together(levels.inside()) {
         Some(_) => Wire::Element,
         None => Wire::Partial,
     };
-    if levels.host == 0 {
+    if levels.host == 0 || levels.inside().len() == 1 {
         steps.recv(shape.root, own, Wire::Element);
     } else if shape.rank != carrier {
         steps.recv(carrier, own, Wire::Partial);
-    } else if levels.inside().len() == 1 {
-        steps.recv(shape.root, own, Wire::Element);
     } else {
         let blocks = scratch(&mut steps, levels.inside().len(), block);
-        steps.recv(shape.root, blocks.whole, wire(levels.inside()));
+        steps.recv(shape.root, blocks.whole, wire);
         for (place, &to) in levels.inside().iter().enumerate().skip(1) {
             steps.send(to, blocks.of(place));
         }
