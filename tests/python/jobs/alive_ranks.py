@@ -215,8 +215,12 @@ def switches() -> int:
     """Of the threads that unisono runs."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().startswith("unisono"):
+        try:
             status = (task / "status").read_text().splitlines()
-            fields = dict(line.split(":", 1) for line in status if ":" in line)
+        except OSError:
+            # It has just ended.
+            continue
+        fields = dict(line.split(":", 1) for line in status if ":" in line)
+        if fields["Name"].strip().startswith("unisono"):
             count += int(fields["voluntary_ctxt_switches"])
     return count
