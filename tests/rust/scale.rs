@@ -15,6 +15,7 @@ use skips::skipped;
 use unisono::buffer::Memory;
 use unisono::config::Config;
 use unisono::error::Result;
+use unisono::plan::cost::Costs;
 use unisono::rendezvous::introduction::Introduction;
 use unisono::rendezvous::memory::MemoryStore;
 use unisono::rendezvous::store::Store;
@@ -248,7 +249,8 @@ fn two_thousand_ranks_join() {
         let address = vec![7; 128];
         let me = Introduction::new(rank, WORLD, address, &config()).expect("an introduction");
         let limit = config().join_timeout.duration();
-        let roster = roster::join(&store, &me, limit).expect("a roster");
+        let roster =
+            roster::join(&store, &me, limit, &|_| Costs::TYPICAL.rounded(1)).expect("a roster");
         assert_eq!(roster.members.len(), WORLD);
         let asked = store.asked();
         // Rank 0 reads them all; another looks now and then whether it waits in vain.

@@ -233,7 +233,7 @@ fn store(world: usize) {
         let address = vec![7; 110];
         let me = Introduction::new(rank, world, address, &config()).expect("an introduction");
         let limit = config().join_timeout.duration();
-        roster::join(&store, &me, limit).expect("a roster");
+        roster::join(&store, &me, limit, &|_| Costs::TYPICAL.rounded(1)).expect("a roster");
         drop(meeting.joined());
     });
     let seconds = begun.elapsed().as_secs_f64();

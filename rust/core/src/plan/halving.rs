@@ -63,6 +63,10 @@ fn price(collective: Collective, work: &Work, bill: &mut Bill) {
     if has_guests {
         bill.swap(1, work.bytes, Taken::Copied, 1.0);
     }
+    let stretches = work.elements.div_ceil(work.piece * work.world).max(1) as f64;
+    // Half of the next one is sent meanwhile.
+    let sent = 0.5 * work.bytes / stretches;
+    bill.waits_between(stretches, sent * bill.costs.remote_byte);
 }
 
 /// Every member is left with its part of `bytes`; the largest exchanges with the nearest or the `farthest`.

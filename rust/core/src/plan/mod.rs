@@ -55,6 +55,7 @@ mod family;
 mod halving;
 pub mod hierarchical;
 pub mod in_place;
+mod piece;
 mod ring;
 pub mod select;
 mod shape;
@@ -71,6 +72,7 @@ pub mod windows;
 
 pub use self::build::{applicable, applicable_on, build, build_chunked, build_on};
 use self::family::Family;
+pub use self::piece::piece_length;
 pub use self::shape::{Counts, Shape};
 pub use self::step::{Buffer, DEFAULT_CHUNK, Order, Plan, Sources, Span, Step, Wire};
 pub use crate::types::Algorithm;

@@ -66,6 +66,11 @@ impl Topology {
         }
     }
 
+    /// Whether the ranks are on more than one host.
+    pub fn has_several_hosts(&self) -> bool {
+        self.host_of.iter().any(|host| *host != 0)
+    }
+
     /// The part of it that holds `ranks`, in that order.
     #[must_use]
     pub fn subset(&self, ranks: &[Rank]) -> Self {

@@ -9,7 +9,6 @@ use super::records::{Entry, MAX_ADDRESS, MAX_TEXT, Row, Seal, Uuid};
 use super::secret::Secret;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::plan::cost::{Costs, Rounded};
 use crate::transport::endpoint::network_namespace;
 use crate::transport::keys::{KeyPair, random_bytes};
 use crate::types::Rank;
@@ -33,8 +32,6 @@ pub struct Introduction {
     pub address: Vec<u8>,
     /// The settings that must be the same on every rank.
     pub settings: Vec<(String, String)>,
-    /// What things cost on its machine; rank 0's hold for the group.
-    pub costs: Rounded,
     /// The version of unisono.
     pub version: String,
     /// What it proves itself with to the other members.
@@ -48,8 +45,8 @@ pub struct Introduction {
 }
 
 impl Introduction {
-    /// This process as rank `rank` of `world`, reachable at `address`, with the settings of `config`, on a machine of
-    /// typical costs with one core and one memory node. It has a new key pair, and no secret.
+    /// This process as rank `rank` of `world`, reachable at `address`, with the settings of `config`, on a machine with
+    /// one memory node. It has a new key pair, and no secret.
     ///
     /// # Errors
     /// `System` when the operating system gives no random bytes.
@@ -66,7 +63,6 @@ impl Introduction {
             settings: settings
                 .map(|(name, value)| (name.to_owned(), value))
                 .collect(),
-            costs: Costs::TYPICAL.rounded(1),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             key: Arc::new(KeyPair::random()?),
             secret: None,
@@ -136,7 +132,6 @@ impl fmt::Debug for Introduction {
             .field("pid", &self.pid)
             .field("node", &self.node)
             .field("settings", &self.settings)
-            .field("costs", &self.costs)
             .field("version", &self.version)
             .field("has_secret", &self.secret.is_some())
             .finish_non_exhaustive()

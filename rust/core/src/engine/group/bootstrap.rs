@@ -12,11 +12,11 @@ use crate::descriptors;
 use crate::engine::work::PointToPoint;
 use crate::error::{Code, Error, Result};
 use crate::fork;
-use crate::plan::cost::Rounded;
+use crate::plan::cost::{Costs, Rounded};
 use crate::plan::topology::Topology;
 use crate::processors::{Place, cores, place};
 use crate::rendezvous::launcher;
-use crate::rendezvous::roster::{self, Introduction};
+use crate::rendezvous::roster::{self, Introduction, Member as Introduced};
 use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::Store;
 use crate::transport::endpoint::{self, Address, Endpoint, EndpointOptions, Gate, Lane, Verdict};
@@ -57,7 +57,8 @@ impl Group {
         })?;
         let address = endpoint.address();
         let me = introduction(store, (rank, world), address, &config)?;
-        let roster = roster::join(store, &me, config.join_timeout.duration())?;
+        let timeout = config.join_timeout.duration();
+        let roster = roster::join(store, &me, timeout, &|members| price(&endpoint, members))?;
         descriptors::make_room(world);
         let mut members = Vec::with_capacity(world);
         for member in &roster.members {
@@ -348,8 +349,8 @@ fn introduction(
     let Place {
         node,
         nodes,
-        cores: of_all,
         caches,
+        ..
     } = place();
     me.node = node;
     tracing::debug!(
@@ -360,16 +361,37 @@ fn introduction(
         nodes,
         "where this process may run: its cores, the last caches that they have, and its memory node, if it is bound to one"
     );
-    // What rank 0 says of this holds for all, so that all make the same choices.
-    if rank == 0 && world > 1 {
-        // Where ranks are bound to nodes, they share the cores of all nodes.
-        let shared = match node {
-            Some(_) => of_all.max(cores()),
-            None => cores(),
-        };
-        me.costs = calibrate::costs().rounded(shared);
-    }
     Ok(me)
+}
+
+/// What things cost this rank, the first, and between it and other hosts: it holds for all members, so that all make the same
+/// choices.
+fn price(endpoint: &Endpoint, members: &[Introduced]) -> Rounded {
+    if members.len() < 2 {
+        return Costs::TYPICAL.rounded(1);
+    }
+    let Place {
+        node,
+        cores: of_all,
+        ..
+    } = place();
+    // Where ranks are bound to nodes, they share the cores of all nodes.
+    let shared = match node {
+        Some(_) => of_all.max(cores()),
+        None => cores(),
+    };
+    let addresses: Vec<_> = members
+        .iter()
+        .filter_map(|member| Address::from_bytes(&member.address).ok())
+        .collect();
+    let mut costs = calibrate::costs();
+    if let Some(round_trip) = endpoint.round_trip(addresses.iter()) {
+        // Of what a message takes to a host that is near, most is the system's work, which the kernels' packets do not need.
+        let one_way = round_trip.as_secs_f64() / 2.0;
+        costs.remote_latency = one_way.max(Costs::TYPICAL.remote_latency);
+        tracing::debug!(?round_trip, "measured the way to the farthest host");
+    }
+    costs.rounded(shared)
 }
 
 #[cfg(test)]

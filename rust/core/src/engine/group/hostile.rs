@@ -15,6 +15,7 @@ use crate::engine::message::frame::{Frame, HEADER, Kind};
 use crate::engine::message::peer::CREDIT;
 use crate::engine::work::PointToPoint;
 use crate::error::{Code, Error, Result};
+use crate::plan::cost::Costs;
 use crate::rendezvous::memory::MemoryStore;
 use crate::rendezvous::roster::{self, Introduction, Roster};
 use crate::transport::cipher::Cipher;
@@ -119,7 +120,10 @@ fn join(store: &MemoryStore, config: &Config) -> (Roster, Arc<Endpoint>) {
     .unwrap();
     let address = endpoint.address().to_bytes();
     let me = Introduction::new(LIAR, 3, address, config).unwrap();
-    let roster = roster::join(store, &me, Duration::from_secs(60)).unwrap();
+    let roster = roster::join(store, &me, Duration::from_secs(60), &|_| {
+        Costs::TYPICAL.rounded(1)
+    })
+    .unwrap();
     (roster, endpoint)
 }
 

@@ -21,7 +21,7 @@ use crate::engine::collective::request::Request;
 use crate::engine::collective::run::{CompiledPlan, PlanRun, ReuseKey};
 use crate::engine::collective::shared::{Host, SharedRun};
 use crate::engine::group::deadlock::TOLD_AFTER;
-use crate::engine::state::{Core, Group, LARGE, Operation};
+use crate::engine::state::{Core, Group, LARGE, Membership, Operation};
 use crate::engine::work::{Completion, WorkState};
 
 impl Group {
@@ -198,13 +198,16 @@ impl Group {
     ) -> Result<Arc<CompiledPlan>> {
         let key = PlanKey::of(shape, dtype.size());
         plans.compiled(key, || {
+            let algorithm = choice.messages;
+            let Membership {
+                topology, costs, ..
+            } = &self.membership;
+            let piece = plan::piece_length(algorithm, shape, dtype.size(), topology, costs);
             // Pieces that every thread has a share of.
             let chunk = match self.config.threads.0 {
-                1 => plan::DEFAULT_CHUNK,
-                threads => plan::DEFAULT_CHUNK * 2 * threads,
+                1 => piece,
+                threads => piece.max(plan::DEFAULT_CHUNK * 2 * threads),
             };
-            let algorithm = choice.messages;
-            let topology = &self.membership.topology;
             let plan = plan::build_on(algorithm, shape, chunk, topology).ok_or_else(|| {
                 Error::internal(format!("no {algorithm} plan for {}", shape.collective))
             })?;

@@ -249,6 +249,17 @@ impl<'a> Bill<'a> {
         self.rounds += number as f64 * self.round(self.at.across());
     }
 
+    /// Between one piece and the next, of which there are `pieces`, ranks wait for what other hosts make of them, while there
+    /// is something to do for so many seconds.
+    pub(in crate::plan) fn waits_between(&mut self, pieces: f64, busy: f64) {
+        if self.at.across() {
+            let idle = self.round(true) - busy;
+            if idle > 0.0 {
+                self.rounds += (pieces - 1.0) * idle;
+            }
+        }
+    }
+
     /// What sending `bytes` inside the host takes.
     pub(in crate::plan) fn sending(&self, bytes: f64) -> f64 {
         let moved = if bytes > POSTED && bytes < LENT {

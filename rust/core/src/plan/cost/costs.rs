@@ -77,6 +77,14 @@ const CACHE: Scale = Scale {
     least: 1_048_576.0,
     steps: 40,
 };
+/// From 5 us to 0.33 s.
+const REMOTE_LATENCY: Scale = Scale {
+    least: 5e-6,
+    steps: 64,
+};
+
+/// Bytes that a TCP connection has under way at most, with the limits that Linux begins with. On a long way they bound the rate.
+const UNDER_WAY: f64 = (4 << 20) as f64;
 
 /// Costs as ranks tell them to each other: steps on the scales of what is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,13 +93,14 @@ pub struct Rounded {
     copy: u8,
     fold: u8,
     cache: u8,
+    remote_latency: u8,
     /// Cores of a host, as far as they matter.
     cores: u16,
 }
 
 impl Rounded {
     /// The length of [`Self::to_bytes`].
-    pub const LENGTH: usize = 6;
+    pub const LENGTH: usize = 7;
 
     /// The measured parts of `costs` and the cores of a host. What is out of any machine's range is brought into it.
     pub fn new(costs: &Costs, cores: usize) -> Self {
@@ -100,6 +109,7 @@ impl Rounded {
             copy: COPY.step(costs.copy),
             fold: FOLD.step(costs.fold),
             cache: CACHE.step(costs.cache),
+            remote_latency: REMOTE_LATENCY.step(costs.remote_latency),
             cores: u16::try_from(cores).unwrap_or(u16::MAX).max(1),
         }
     }
@@ -107,29 +117,45 @@ impl Rounded {
     /// As bytes, for others.
     pub fn to_bytes(self) -> [u8; Self::LENGTH] {
         let [low, high] = self.cores.to_le_bytes();
-        [self.turn, self.copy, self.fold, self.cache, low, high]
+        let Self {
+            turn,
+            copy,
+            fold,
+            cache,
+            remote_latency,
+            ..
+        } = self;
+        [turn, copy, fold, cache, remote_latency, low, high]
     }
 
     /// From another's bytes; `None` when they are none that [`Self::to_bytes`] makes.
-    pub fn from_bytes([turn, copy, fold, cache, low, high]: [u8; Self::LENGTH]) -> Option<Self> {
+    pub fn from_bytes(bytes: [u8; Self::LENGTH]) -> Option<Self> {
+        let [turn, copy, fold, cache, remote_latency, low, high] = bytes;
         let cores = u16::from_le_bytes([low, high]);
         let within = turn <= TURN.steps
             && copy <= COPY.steps
             && fold <= FOLD.steps
             && cache <= CACHE.steps
+            && remote_latency <= REMOTE_LATENCY.steps
             && cores > 0;
         within.then_some(Self {
             turn,
             copy,
             fold,
             cache,
+            remote_latency,
             cores,
         })
     }
 
-    /// The costs; what is not measured is as on any machine.
+    /// The costs; what is not measured is as on any machine, but that it is slow to send far.
     pub fn costs(self) -> Costs {
+        let remote_latency = REMOTE_LATENCY.value(self.remote_latency);
+        let bounded = 2.0 * remote_latency / UNDER_WAY;
+        let typical = Costs::TYPICAL.remote_byte;
         Costs {
+            remote_byte: if bounded > typical { bounded } else { typical },
+            remote_latency,
             turn: TURN.value(self.turn),
             copy: COPY.value(self.copy),
             fold: FOLD.value(self.fold),

@@ -27,7 +27,7 @@ pub use self::costs::{Costs, Rounded};
 pub(in crate::plan) use self::work::Work;
 use super::family;
 use super::topology::Topology;
-use super::{Algorithm, Counts, Shape};
+use super::{Algorithm, Counts, Shape, piece_length};
 use crate::types::Collective;
 
 /// Seconds that `shape` should take by `algorithm`, which applies to it, from the first rank's start to the last one's
@@ -40,8 +40,8 @@ pub fn predict(
     topology: &Topology,
     costs: &Costs,
 ) -> f64 {
-    let layout = Layout::of(topology, shape.world);
-    predict_in(algorithm, shape, element_size, layout, costs)
+    let place = Placed::of(topology, shape.world);
+    predict_where(algorithm, shape, element_size, place, (costs, false))
 }
 
 /// [`predict`] where no peer reaches the caller's buffers: what is read out of them goes through the kernel.
@@ -52,8 +52,8 @@ pub fn predict_private(
     topology: &Topology,
     costs: &Costs,
 ) -> f64 {
-    let layout = Layout::of(topology, shape.world);
-    predict_where(algorithm, shape, element_size, layout, (costs, true))
+    let place = Placed::of(topology, shape.world);
+    predict_where(algorithm, shape, element_size, place, (costs, true))
 }
 
 /// The algorithm of `candidates` that takes least, the first of equals.
@@ -64,10 +64,10 @@ pub(super) fn least(
     topology: &Topology,
     costs: &Costs,
 ) -> Option<Algorithm> {
-    let layout = Layout::of(topology, shape.world);
+    let place = Placed::of(topology, shape.world);
     let mut best: Option<(f64, Algorithm)> = None;
     for algorithm in candidates {
-        let seconds = predict_in(algorithm, shape, element_size, layout, costs);
+        let seconds = predict_where(algorithm, shape, element_size, place, (costs, false));
         if best.is_none_or(|(least, _)| seconds < least) {
             best = Some((seconds, algorithm));
         }
@@ -75,22 +75,26 @@ pub(super) fn least(
     best.map(|(_, algorithm)| algorithm)
 }
 
-fn predict_in(
-    algorithm: Algorithm,
-    shape: &Shape,
-    element_size: usize,
-    layout: Layout<'_>,
-    costs: &Costs,
-) -> f64 {
-    predict_where(algorithm, shape, element_size, layout, (costs, false))
+/// Where the ranks are, and that in numbers.
+#[derive(Clone, Copy)]
+struct Placed<'a> {
+    topology: &'a Topology,
+    layout: Layout<'a>,
 }
 
-/// The same with the callers' buffers in memory that no peer reaches, if so.
+impl<'a> Placed<'a> {
+    fn of(topology: &'a Topology, world: usize) -> Self {
+        let layout = Layout::of(topology, world);
+        Self { topology, layout }
+    }
+}
+
+/// As [`predict`], with the callers' buffers in memory that no peer reaches, if so.
 fn predict_where(
     algorithm: Algorithm,
     shape: &Shape,
     element_size: usize,
-    layout: Layout<'_>,
+    Placed { topology, layout }: Placed<'_>,
     (costs, is_private): (&Costs, bool),
 ) -> f64 {
     let elements = match shape.counts {
@@ -123,6 +127,7 @@ fn predict_where(
         } else {
             1.0
         },
+        piece: piece_length(algorithm, shape, element_size, topology, costs),
     };
     let mut bill = Bill::new(costs, layout);
     bill.private = is_private.then(|| Private {

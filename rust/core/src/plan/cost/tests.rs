@@ -153,10 +153,11 @@ proptest! {
         turn in 0.2e-6..12.8e-6_f64,
         rates in (0.5e9..64e9_f64, 0.5e9..64e9_f64),
         cache in 1e6..1e9_f64,
+        remote_latency in 5e-6..0.3_f64,
         cores in 1..70_000_usize,
     ) {
         let (copy, fold) = (1.0 / rates.0, 1.0 / rates.1);
-        let told = Costs { turn, copy, fold, cache, ..Costs::TYPICAL }.rounded(cores);
+        let told = Costs { turn, copy, fold, cache, remote_latency, ..Costs::TYPICAL }.rounded(cores);
         prop_assert_eq!(Rounded::from_bytes(told.to_bytes()), Some(told));
         prop_assert_eq!(told.cores(), cores.min(65_535));
         let heard = told.costs();
@@ -165,6 +166,7 @@ proptest! {
             (heard.copy, copy),
             (heard.fold, fold),
             (heard.cache, cache),
+            (heard.remote_latency, remote_latency),
         ] {
             prop_assert!((0.9..1.1).contains(&(heard / measured)), "{heard} for {measured}");
         }
@@ -173,13 +175,15 @@ proptest! {
     }
 
     #[test]
-    fn absurd_costs_are_brought_into_range(measured in any::<[f64; 4]>(), cores in any::<usize>()) {
-        let [turn, copy, fold, cache] = measured;
-        let heard = Costs { turn, copy, fold, cache, ..Costs::TYPICAL }.rounded(cores).costs();
+    fn absurd_costs_are_brought_into_range(measured in any::<[f64; 5]>(), cores in any::<usize>()) {
+        let [turn, copy, fold, cache, remote_latency] = measured;
+        let heard = Costs { turn, copy, fold, cache, remote_latency, ..Costs::TYPICAL }.rounded(cores).costs();
         prop_assert!((0.19e-6..13e-6).contains(&heard.turn));
         prop_assert!((1.0 / 65e9..1.0 / 0.49e9).contains(&heard.copy));
         prop_assert!((1.0 / 65e9..1.0 / 0.49e9).contains(&heard.fold));
         prop_assert!((1e6..1.1e9).contains(&heard.cache));
+        prop_assert!((4.9e-6..0.4).contains(&heard.remote_latency));
+        prop_assert!((1.0 / 1.3e9..1e-6).contains(&heard.remote_byte));
     }
 
     #[test]
@@ -306,6 +310,38 @@ fn ranks_that_share_hosts_reduce_by_hierarchy() {
             assert!(is_best, "{topology:?}, {bytes}: {chosen}");
         }
     }
+}
+
+/// What a connection has under way bounds its rate, and where a round trip takes 40 ms that is little: few bytes are worth more
+/// than few rounds up to larger messages, but not for ever.
+#[test]
+fn hosts_that_are_far_apart_save_rounds_first_and_bytes_later() {
+    let far = Costs {
+        remote_latency: 20e-3,
+        ..Costs::TYPICAL
+    };
+    let far = far.rounded(2).costs();
+    assert!((far.remote_latency / 20e-3 - 1.0).abs() < 0.1, "{far:?}");
+    assert!(far.remote_byte > 5.0 * Costs::TYPICAL.remote_byte);
+    let near = Costs::TYPICAL.rounded(2).costs();
+    assert_eq!(near.remote_byte, Costs::TYPICAL.remote_byte);
+    assert_eq!(near.remote_latency, Costs::TYPICAL.remote_latency);
+    let topology = Topology::even(4, 1, 2);
+    let chosen = |costs: &Costs, bytes: usize| {
+        let shape = shape(Collective::AllReduce, 4, bytes / 4);
+        select(&shape, 4, &topology, costs)
+    };
+    let cheap = [Algorithm::TwoShot, Algorithm::Halving, Algorithm::Ring];
+    assert!(cheap.contains(&chosen(&near, 1 << 20)));
+    assert!(!cheap.contains(&chosen(&far, 1 << 20)));
+    assert!(cheap.contains(&chosen(&far, 256 << 20)));
+    let pairs = Topology::even(2, 2, 2);
+    let shape = shape(Collective::AllReduce, 4, 4 << 20);
+    let chosen = select(&shape, 4, &pairs, &far);
+    assert!(
+        matches!(chosen, Algorithm::Hierarchical | Algorithm::Halving),
+        "{chosen}"
+    );
 }
 
 /// On one host with two sockets and a rank on each core, what crosses between them decides in the same way.

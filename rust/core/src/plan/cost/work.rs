@@ -11,6 +11,8 @@ pub(in crate::plan) struct Work {
     pub(in crate::plan) bytes: f64,
     /// How many times as long partial sums are.
     pub(in crate::plan) widening: f64,
+    /// Elements of a piece: [`piece_length`](crate::plan::piece_length).
+    pub(in crate::plan) piece: usize,
 }
 
 impl Work {

@@ -96,7 +96,9 @@ fn price_of_one_shot(collective: Collective, work: &Work, bill: &mut Bill) {
 }
 
 fn price_of_two_shots(collective: Collective, work: &Work, bill: &mut Bill) {
-    let (slice, pieces, widening) = (work.slice(), work.pieces_of_slice(), work.widening);
+    let (slice, widening) = (work.slice(), work.widening);
+    let pieces = (work.elements.div_ceil(work.world)).div_ceil(work.piece);
+    let pieces = pieces.max(1) as f64;
     bill.rounds(2);
     match collective {
         Collective::AllReduce => {
@@ -105,6 +107,10 @@ fn price_of_two_shots(collective: Collective, work: &Work, bill: &mut Bill) {
             }
             bill.all_pairs(slice, pieces, Taken::Folded, widening);
             bill.all_pairs(slice, pieces, Taken::Copied, 1.0);
+            if work.world > 2 {
+                let sent = slice / pieces * (work.world - 1) as f64;
+                bill.waits_between(pieces, sent * bill.costs.remote_byte);
+            }
         }
         Collective::Reduce => {
             bill.all_pairs(slice, pieces, Taken::Folded, widening);

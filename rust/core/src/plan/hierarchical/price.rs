@@ -38,7 +38,8 @@ fn all_reduce(work: &Work, bill: &mut Bill) {
     let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
     let near = (beside - 1) as f64;
     let shard = work.bytes / fewest as f64;
-    let pieces = Work::pieces(work.elements.div_ceil(fewest * hosts));
+    let pieces = work.elements.div_ceil(fewest * hosts).div_ceil(work.piece);
+    let pieces = pieces.max(1) as f64;
     let inside = shard / pieces;
     let rounds = match algorithm_across(hosts) {
         Algorithm::TwoShot => 1.0,
@@ -65,6 +66,8 @@ fn all_reduce(work: &Work, bill: &mut Bill) {
     bill.exchanges(messages, true, across, Taken::Copied, 1.0);
     // Sums in place wait in scratch memory until all have contributed.
     bill.pass(shard);
+    // Inside, ranks work on the pieces before and after.
+    bill.waits_between(rounds * (pieces - 1.0) + 1.0, bill.each / pieces);
     bill.wire += work.bytes * (hosts - 1) as f64 / hosts as f64 * (work.widening + 1.0);
 }
 

@@ -7,7 +7,7 @@ use crate::plan::topology::Topology;
 use crate::plan::windows::{self, Room, Shots};
 use crate::plan::{
     Algorithm, Buffer, Counts, DEFAULT_CHUNK, Plan, Shape, Span, Step, Wire, applicable_on,
-    build_on,
+    build_on, piece_length,
 };
 use crate::types::Collective;
 
@@ -91,6 +91,43 @@ fn a_long_ring_between_hosts_runs_at_the_speed_of_the_wire() {
         let bytes = 2.0 * (world - 1) as f64 / world as f64 * (4 * count) as f64;
         let got = seconds(Algorithm::Ring, &shapes, &cost);
         close_to(got, bytes * cost.across.per_byte, 0.1);
+    }
+}
+
+/// Where an answer takes 40 ms, what is sent before it comes decides.
+#[test]
+fn pieces_are_long_enough_for_hosts_that_are_far_apart() {
+    let measured = Costs {
+        remote_latency: 20e-3,
+        ..Costs::TYPICAL
+    };
+    let costs = measured.rounded(4).costs();
+    for (algorithm, hosts, ranks) in [
+        (Algorithm::Halving, 2, 1),
+        (Algorithm::TwoShot, 3, 1),
+        (Algorithm::Hierarchical, 2, 2),
+        (Algorithm::Hierarchical, 3, 4),
+    ] {
+        let topology = Topology::even(hosts, ranks, 4);
+        let shapes = shapes(Collective::AllReduce, hosts * ranks, 16 << 20, false);
+        // The link is slower than what is taken for granted.
+        let mut cost = CostModel::new(topology.clone(), &costs, 4, 4);
+        cost.across.per_byte = 1.0 / 25e6;
+        let seconds = |piece: usize| {
+            let plan = |shape| build_on(algorithm, shape, piece, &topology).expect("it applies");
+            let plans: Vec<Plan> = shapes.iter().map(plan).collect();
+            simulate(&plans, &cost)
+        };
+        let far = piece_length(algorithm, &shapes[0], 4, &topology, &costs);
+        let near = piece_length(algorithm, &shapes[0], 4, &topology, &Costs::TYPICAL);
+        assert_eq!(near, DEFAULT_CHUNK, "{algorithm}");
+        let bytes = 2.0 * (hosts - 1) as f64 / hosts as f64 * 64.0 * f64::from(1 << 20);
+        let share = |seconds: f64| bytes * cost.across.per_byte / seconds;
+        let (far, near) = (share(seconds(far)), share(seconds(near)));
+        assert!(
+            far > 0.85 && far > near,
+            "{algorithm}, {hosts} hosts of {ranks}: {far:.2} of the wire, in short pieces {near:.2}"
+        );
     }
 }
 

@@ -149,12 +149,12 @@ proptest! {
         element_size in 1..=16usize,
         ranks_per_host in 1..=8usize,
         scale in prop::sample::select(vec![1usize, 1000, 1_000_000]),
-        measured in any::<[f64; 3]>(),
+        measured in any::<[f64; 4]>(),
         cores in 1..=16usize,
         on_one_host in any::<bool>(),
     ) {
-        let [turn, copy, fold] = measured;
-        let costs = Costs { turn, copy, fold, ..Costs::TYPICAL }.rounded(cores).costs();
+        let [turn, copy, fold, remote_latency] = measured;
+        let costs = Costs { turn, copy, fold, remote_latency, ..Costs::TYPICAL }.rounded(cores).costs();
         let hosts: Vec<usize> = (0..request.world).map(|rank| rank / ranks_per_host).collect();
         let topology = match on_one_host {
             true => Topology { node_of: hosts, ..Topology::one_host(request.world, cores) },

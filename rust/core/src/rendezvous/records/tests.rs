@@ -44,11 +44,12 @@ prop_compose! {
 }
 
 fn costs() -> impl Strategy<Value = Rounded> {
-    (any::<[f64; 3]>(), any::<usize>()).prop_map(|([turn, copy, fold], cores)| {
+    (any::<[f64; 4]>(), any::<usize>()).prop_map(|([turn, copy, fold, far], cores)| {
         Costs {
             turn,
             copy,
             fold,
+            remote_latency: far,
             ..Costs::TYPICAL
         }
         .rounded(cores)
@@ -187,13 +188,14 @@ fn impossible_costs_are_refused() {
         bytes.extend(0_u16.to_le_bytes());
         OPEN.read_verdict(&bytes)
     };
-    assert!(table([3, 4, 5, 6, 2, 0]).is_ok());
+    assert!(table([3, 4, 5, 6, 7, 2, 0]).is_ok());
     for hostile in [
-        [200, 4, 5, 6, 2, 0],
-        [3, 255, 5, 6, 2, 0],
-        [3, 4, 99, 6, 2, 0],
-        [3, 4, 5, 41, 2, 0],
-        [3, 4, 5, 6, 0, 0],
+        [200, 4, 5, 6, 7, 2, 0],
+        [3, 255, 5, 6, 7, 2, 0],
+        [3, 4, 99, 6, 7, 2, 0],
+        [3, 4, 5, 41, 7, 2, 0],
+        [3, 4, 5, 6, 65, 2, 0],
+        [3, 4, 5, 6, 7, 0, 0],
     ] {
         assert_eq!(table(hostile), Err(Refused::Malformed));
     }

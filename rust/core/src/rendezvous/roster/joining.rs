@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::failures::{claimed_twice, incomplete, list, refusal, wrong_world};
-use super::{Roster, entry_key};
+use super::{Price, Roster, entry_key, members};
 use crate::error::{Code, Error, Result};
+use crate::plan::cost::Rounded;
 use crate::rendezvous::introduction::Introduction;
 use crate::rendezvous::records::{Entry, Refused, Row, Seal, Table, Verdict};
 use crate::rendezvous::store::{MAX_VALUE, Store};
@@ -37,6 +38,7 @@ pub(super) fn join_round(
     store: &dyn Store,
     me: &Introduction,
     timeout: Duration,
+    price: Price<'_>,
 ) -> Result<Roster> {
     let joining = Joining {
         store,
@@ -48,7 +50,7 @@ pub(super) fn join_round(
     };
     joining.introduce()?;
     if me.rank == 0 {
-        joining.lead()
+        joining.lead(price)
     } else {
         joining.follow()
     }
@@ -86,13 +88,14 @@ impl Joining<'_> {
     }
 
     /// Rank 0: collects all entries and publishes the verdict.
-    fn lead(&self) -> Result<Roster> {
-        let rows = self.collect().and_then(|rows| {
-            self.publish_table(&rows)?;
-            Ok(rows)
+    fn lead(&self, price: Price<'_>) -> Result<Roster> {
+        let table = self.collect().and_then(|rows| {
+            let costs = price(&members(rows.clone()));
+            self.publish_table(&rows, costs)?;
+            Ok((rows, costs))
         });
-        match rows {
-            Ok(rows) => Ok(Roster::new(rows, self.me.costs, self.me)),
+        match table {
+            Ok((rows, costs)) => Ok(Roster::new(rows, costs, self.me)),
             Err(error) => {
                 self.publish(VERDICT, &error);
                 Err(self.as_seen_here(error))
@@ -101,13 +104,13 @@ impl Joining<'_> {
     }
 
     /// Rank 0: publishes the table of these members. It comes last: a rank that reads it finds every page.
-    fn publish_table(&self, rows: &[Row]) -> Result<()> {
+    fn publish_table(&self, rows: &[Row], costs: Rounded) -> Result<()> {
         let pages = self.seal.write_pages(rows, PAGE);
         for (number, (_, page)) in pages.iter().enumerate() {
             self.store.set(&page_key(number), page)?;
         }
         let table = Table {
-            costs: self.me.costs,
+            costs,
             world: rows.len() as u32,
             pages: pages.into_iter().map(|(digest, _)| digest).collect(),
         };

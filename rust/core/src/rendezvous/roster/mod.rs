@@ -63,21 +63,29 @@ pub struct Roster {
     pub key: GroupKey,
 }
 
+/// What things cost among these members. Rank 0 says so for all, once it knows them.
+pub type Price<'a> = &'a dyn Fn(&[Member]) -> Rounded;
+
+/// The members that the rows of a table describe.
+fn members(rows: Vec<Row>) -> Vec<Member> {
+    let member = |(rank, row): (Rank, Row)| Member {
+        rank,
+        host: row.host,
+        hostname: row.hostname,
+        pid: row.pid,
+        node: row.node,
+        address: row.address,
+    };
+    rows.into_iter().enumerate().map(member).collect()
+}
+
 impl Roster {
     fn new(rows: Vec<Row>, costs: Rounded, me: &Introduction) -> Self {
         let shared = me.secret.as_ref();
         let shared = shared.map_or([0; 32], |secret| secret.derive(b"links"));
         let keys = rows.iter().map(|row| row.key).collect();
-        let members = rows.into_iter().enumerate().map(|(rank, row)| Member {
-            rank,
-            host: row.host,
-            hostname: row.hostname,
-            pid: row.pid,
-            node: row.node,
-            address: row.address,
-        });
         Self {
-            members: members.collect(),
+            members: members(rows),
             costs,
             key: GroupKey::new(me.key.clone(), keys, shared, me.encrypts),
         }
@@ -85,22 +93,26 @@ impl Roster {
 }
 
 /// Joins the group that forms in `store`. Groups that form at the same time each need a store, or a prefix in one, of
-/// their own; a process may join in the same store again and again.
+/// their own; a process may join in the same store again and again. Rank 0 calls `price`.
 ///
 /// # Errors
 /// `Timeout` naming the ranks that did not come; `Mismatch` when ranks differ in world size, settings, version or
 /// secret, naming the difference; `InvalidArgument` when two processes claim one rank, naming both; `Untrusted` when
 /// the store holds what no rank would write; `System` when it cannot be reached.
-pub fn join(store: &dyn Store, me: &Introduction, timeout: Duration) -> Result<Roster> {
+pub fn join(
+    store: &dyn Store,
+    me: &Introduction,
+    timeout: Duration,
+    price: Price<'_>,
+) -> Result<Roster> {
     me.check()?;
     let seal = me.seal();
     match round(store, me, seal)? {
-        0 => join_round(store, me, timeout),
-        round => join_round(
-            &PrefixStore::new(format!("again{round}"), store),
-            me,
-            timeout,
-        ),
+        0 => join_round(store, me, timeout, price),
+        round => {
+            let store = PrefixStore::new(format!("again{round}"), store);
+            join_round(&store, me, timeout, price)
+        }
     }
 }
 

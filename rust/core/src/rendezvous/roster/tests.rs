@@ -23,10 +23,14 @@ fn a_process(rank: Rank, world: usize) -> Introduction {
     Introduction {
         hostname: format!("node{}", rank / 2),
         pid: 1000 + rank as u32,
-        costs: Costs::TYPICAL.rounded(rank + 3),
         ..Introduction::new(rank, world, vec![rank as u8; 5], &Config::default())
             .expect("no secret")
     }
+}
+
+/// What rank 0 says things cost.
+fn costs() -> Rounded {
+    Costs::TYPICAL.rounded(3)
 }
 
 /// As [`a_process`], but in another process on another host.
@@ -39,6 +43,10 @@ fn another_process(rank: Rank, world: usize) -> Introduction {
     }
 }
 
+fn enter(store: &dyn Store, me: &Introduction, timeout: Duration) -> Result<Roster> {
+    join(store, me, timeout, &|_| costs())
+}
+
 /// Joins all of `processes` at once and returns their results, in order.
 fn join_all(
     store: &dyn Store,
@@ -48,7 +56,7 @@ fn join_all(
     thread::scope(|scope| {
         let joining: Vec<_> = processes
             .iter()
-            .map(|me| scope.spawn(move || join(store, me, timeout)))
+            .map(|me| scope.spawn(move || enter(store, me, timeout)))
             .collect();
         joining
             .into_iter()
@@ -74,7 +82,7 @@ fn forms(store: &dyn Store, world: usize) {
         assert_eq!(roster.members, rosters[0].members);
         assert_eq!(roster.key.id(), rosters[0].key.id());
         assert_eq!(roster.members.len(), world);
-        assert_eq!(roster.costs, processes[0].costs, "rank 0's hold for all");
+        assert_eq!(roster.costs, costs(), "rank 0's hold for all");
         for (rank, member) in roster.members.iter().enumerate() {
             assert_eq!(member.rank, rank);
             assert_eq!(member.address, vec![rank as u8; 5]);
@@ -136,7 +144,7 @@ fn a_page_that_is_not_the_verdict_s_is_refused() {
             store.set(key, &value(&one, key)).expect("memory");
         }
         store.set(&page_key(0), &page).expect("memory");
-        let error = join(&store, &a_process(1, 2), LONG).expect_err("another page");
+        let error = enter(&store, &a_process(1, 2), LONG).expect_err("another page");
         assert_eq!(error.code, Code::Untrusted, "{error}");
     }
 }
@@ -156,7 +164,7 @@ fn a_group_forms_in_a_file() {
 
 #[test]
 fn ids_differ_from_group_to_group() {
-    let make = || join(&MemoryStore::default(), &a_process(0, 1), LONG).expect("alone");
+    let make = || enter(&MemoryStore::default(), &a_process(0, 1), LONG).expect("alone");
     let (one, two) = (make(), make());
     assert_ne!(one.key.id(), two.key.id());
 }
@@ -180,7 +188,7 @@ fn the_same_processes_join_in_one_store_again_and_again() {
     ids.dedup();
     assert_eq!(ids.len(), 4, "four groups");
     // Then, too, the error of another process names the process that has its rank.
-    let error = join(&store, &another_process(0, 2), SHORT).expect_err("taken");
+    let error = enter(&store, &another_process(0, 2), SHORT).expect_err("taken");
     assert!(
         error.message.contains("two processes claim rank 0"),
         "{error}"
@@ -205,9 +213,9 @@ fn a_missing_rank_is_named_by_all_within_the_timeout() {
 fn ranks_with_a_longer_timeout_hear_what_rank_0_decided() {
     let store = MemoryStore::default();
     thread::scope(|scope| {
-        let patient = scope.spawn(|| join(&store, &a_process(1, 3), LONG));
+        let patient = scope.spawn(|| enter(&store, &a_process(1, 3), LONG));
         store.wait("rank/1", LONG).expect("introduced");
-        let first = join(&store, &a_process(0, 3), SHORT).expect_err("rank 2 is missing");
+        let first = enter(&store, &a_process(0, 3), SHORT).expect_err("rank 2 is missing");
         let begun = Instant::now();
         let second = patient.join().expect("no panic").expect_err("told");
         assert!(begun.elapsed() < Duration::from_secs(5));
@@ -277,12 +285,12 @@ fn the_table_shows_which_process_lost_a_race_for_a_rank() {
     let (me, other) = (a_process(1, 2), another_process(1, 2));
     let winner = other.entry();
     thread::scope(|scope| {
-        let loser = scope.spawn(|| join(&store, &me, LONG));
+        let loser = scope.spawn(|| enter(&store, &me, LONG));
         store.wait("rank/1", LONG).expect("introduced");
         store
             .set("rank/1", &other.seal().write_entry(&winner))
             .expect("set");
-        join(&store, &a_process(0, 2), LONG).expect("rank 0 and the winner");
+        enter(&store, &a_process(0, 2), LONG).expect("rank 0 and the winner");
         let error = loser.join().expect("no panic").expect_err("lost");
         assert!(error.message.contains("process 77 on elsewhere"), "{error}");
     });
@@ -302,9 +310,9 @@ fn a_wrong_world_size_names_both() {
     // A rank that rank 0 never looks for learns it from the table.
     let store = MemoryStore::default();
     thread::scope(|scope| {
-        let stranger = scope.spawn(|| join(&store, &a_process(2, 3), LONG));
+        let stranger = scope.spawn(|| enter(&store, &a_process(2, 3), LONG));
         store.wait("rank/2", LONG).expect("introduced");
-        join(&store, &a_process(0, 1), LONG).expect("alone");
+        enter(&store, &a_process(0, 1), LONG).expect("alone");
         let error = stranger.join().expect("no panic").expect_err("no member");
         assert!(
             error
@@ -404,11 +412,11 @@ fn what_no_rank_would_write_is_refused() {
 #[test]
 fn a_wrong_introduction_is_refused_before_anything_is_written() {
     let store = MemoryStore::default();
-    let error = join(&store, &a_process(2, 2), SHORT).expect_err("out of range");
+    let error = enter(&store, &a_process(2, 2), SHORT).expect_err("out of range");
     assert_eq!(error.code, Code::InvalidArgument);
     let mut long = a_process(0, 1);
     long.host = "h".repeat(MAX_TEXT + 1);
-    join(&store, &long, SHORT).expect_err("too long");
+    enter(&store, &long, SHORT).expect_err("too long");
     assert_eq!(store.get("rank/0").expect("get"), None);
 }
 

@@ -21,6 +21,7 @@ mod address;
 mod attempt;
 mod connect;
 mod crowd;
+mod distance;
 mod interface;
 mod listen;
 mod membership;
@@ -36,6 +37,7 @@ mod wire;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
@@ -152,6 +154,12 @@ impl Endpoint {
     /// What to publish, so that others can connect.
     pub fn address(&self) -> &Address {
         &self.shared.address
+    }
+
+    /// How long a packet to the farthest of these processes' hosts and the answer take: of many hosts, of some of them.
+    /// `None` where all are on this host, or none could be reached within half a second.
+    pub fn round_trip<'a>(&self, others: impl Iterator<Item = &'a Address>) -> Option<Duration> {
+        distance::farthest(&self.shared.address, others)
     }
 
     /// Lets members of the group with `key`, in which this process is `rank` of `world_size`, open links to it.

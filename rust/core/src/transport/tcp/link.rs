@@ -8,7 +8,9 @@
 //! The two connections end independently, and the network may show the end of one while bytes or a
 //! farewell are still on their way on the other. So the link's end is reported when both have
 //! ended, or `SETTLE` after the first: a rank that sees it can receive all that came before, and a peer
-//! that said farewell is not taken for lost. An abort is reported at once.
+//! that said farewell is not taken for lost. After a farewell the bytes before it may be on their way
+//! for long, on a slow network, and their end comes, or that of the host: there is no such limit. An
+//! abort is reported at once.
 
 use std::io::IoSlice;
 use std::net::{Shutdown, TcpStream};
@@ -21,7 +23,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg
 use socket2::SockRef;
 
 use super::keepalive;
-use super::unsent::unacknowledged;
+use super::kernel::unacknowledged;
 use crate::error::{Code, Error, Result};
 use crate::fork;
 use crate::transport::cipher::{Cipher, Failure, RECORD, Sealed};
@@ -311,6 +313,9 @@ impl ControlChannel for TcpLink {
         if !control_ended && !data_ended {
             return PeerState::Present;
         }
+        if said == PeerState::Left && !data_ended {
+            return PeerState::Present;
+        }
         let since = *self.ending_since.get_or_insert_with(Instant::now);
         if control_ended != data_ended && since.elapsed() < SETTLE {
             self.news = true;
@@ -500,6 +505,29 @@ mod tests {
         );
         assert!(start.elapsed() >= SETTLE);
         drop(control.1);
+    }
+
+    #[test]
+    fn a_farewell_that_overtakes_many_bytes_does_not_end_the_link() {
+        let (mut a, mut b) = links();
+        let (mut sent, mut received) = (0, 0);
+        loop {
+            match a.try_send(&[7; 100_000]).unwrap() {
+                0 => break,
+                count => sent += count,
+            }
+        }
+        a.send_farewell();
+        let until = Instant::now() + 2 * SETTLE;
+        while Instant::now() < until {
+            assert_eq!(b.peer_state(), PeerState::Present);
+            std::thread::sleep(SETTLE / 20);
+        }
+        let mut bytes = vec![0; 100_000];
+        while received < sent {
+            received += b.try_recv(&mut bytes).unwrap();
+        }
+        assert_eq!(suite::end_of(&mut b), PeerState::Left);
     }
 
     #[test]

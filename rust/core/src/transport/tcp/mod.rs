@@ -1,7 +1,7 @@
 //! Links between hosts: see [`link`].
 
 pub(super) mod keepalive;
+pub(super) mod kernel;
 pub mod link;
-mod unsent;
 
 pub use link::TcpLink;

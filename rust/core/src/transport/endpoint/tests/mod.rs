@@ -1,5 +1,6 @@
 //! Endpoints of one process talking through real sockets.
 
+mod distance;
 mod lifecycle;
 mod links;
 mod losses;

@@ -1,0 +1,105 @@
+//! How far other hosts are: how long a packet there and the answer take.
+//!
+//! The kernels measure that whenever they open a connection, whatever the processes at both ends are doing. So a few
+//! connections are opened to what others listen at, and closed again without a word.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use socket2::{Domain, Socket, Type};
+
+use super::address::Address;
+use super::wire::timespec;
+use crate::fork;
+use crate::transport::tcp::kernel::round_trip;
+
+/// Hosts that are asked, at most: of many, some.
+const MOST_HOSTS: usize = 8;
+
+/// Connections to each. What disturbs a measurement makes it longer.
+const TRIES: usize = 2;
+
+/// How long all of them may take. What is farther counts as this far.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A connection on its way.
+struct Probe {
+    host: usize,
+    socket: Socket,
+}
+
+/// The round trip to the farthest of the hosts of `others` that are not that of `own`: of many hosts, of some of them. `None`
+/// where there are none, or none was reached.
+pub(super) fn farthest<'a>(
+    own: &Address,
+    others: impl Iterator<Item = &'a Address>,
+) -> Option<Duration> {
+    let hosts = some_of(first_of_each_host(own, others));
+    let targets = hosts
+        .iter()
+        .filter_map(|host| host.towards(own).first().copied());
+    let deadline = Instant::now() + PATIENCE;
+    let mut probes: Vec<Probe> = targets
+        .enumerate()
+        .flat_map(|(host, target)| (0..TRIES).map(move |_| (host, target)))
+        .filter_map(|(host, target)| {
+            let socket = begin(target).ok()?;
+            Some(Probe { host, socket })
+        })
+        .collect();
+    let mut nearest: Vec<Option<Duration>> = vec![None; hosts.len()];
+    while !probes.is_empty() && Instant::now() < deadline {
+        let left = timespec(deadline.saturating_duration_since(Instant::now()));
+        let mut fds: Vec<_> = probes
+            .iter()
+            .map(|probe| PollFd::new(&probe.socket, PollFlags::OUT))
+            .collect();
+        match poll(&mut fds, Some(&left)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => break,
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let mut ready = ready.into_iter();
+        for Probe { host, socket } in probes.extract_if(.., |_| ready.next().unwrap_or(false)) {
+            if let (Ok(None), Some(trip)) = (socket.take_error(), round_trip(socket.as_fd())) {
+                nearest[host] = Some(nearest[host].map_or(trip, |other| other.min(trip)));
+            }
+        }
+    }
+    let slow = probes.into_iter().map(|probe| probe.host);
+    for host in slow {
+        nearest[host].get_or_insert(PATIENCE);
+    }
+    nearest.into_iter().flatten().max()
+}
+
+/// An address of each host that is not that of `own`.
+fn first_of_each_host<'a>(
+    own: &Address,
+    others: impl Iterator<Item = &'a Address>,
+) -> Vec<&'a Address> {
+    let mut known = std::collections::HashSet::from([own.host().clone()]);
+    others
+        .filter(|other| known.insert(other.host().clone()))
+        .collect()
+}
+
+/// So many of them that they can be asked, from the first to the last.
+pub(super) fn some_of<T>(all: Vec<T>) -> Vec<T> {
+    let step = all.len().div_ceil(MOST_HOSTS).max(1);
+    all.into_iter().step_by(step).collect()
+}
+
+/// Begins to connect.
+fn begin(target: SocketAddr) -> std::io::Result<Socket> {
+    let domain = Domain::for_address(target);
+    let socket = fork::make_private(|| Socket::new(domain, Type::STREAM, None))?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&target.into()) {
+        Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => Err(error),
+        _ => Ok(socket),
+    }
+}
