@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -68,6 +69,47 @@ def everything() -> Links:
     found = links()
     comm.barrier()
     return found
+
+
+def ways_out() -> list[str]:
+    """This rank's address in each of its connections to other hosts, but that to the store."""
+    store = int(os.environ["MASTER_PORT"])
+    return [
+        link.laddr.ip
+        for link in psutil.Process().net_connections("tcp4")
+        if link.status == psutil.CONN_ESTABLISHED
+        and link.laddr.ip != link.raddr.ip
+        and store not in (link.laddr.port, link.raddr.port)
+    ]
+
+
+def long_messages(rounds: int) -> list[str]:
+    """Sums and messages of 24 MiB, against NumPy. Returns the ways out at the end."""
+    comm = unisono.init()
+    count = 3 << 20
+    for at in range(rounds):
+        inputs = [contribution(other + at, count) for other in range(comm.size)]
+        np.testing.assert_array_equal(comm.all_reduce(inputs[comm.rank].copy()), sum(inputs))
+        into = np.empty(count)
+        left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        work = comm.irecv(into, left)
+        comm.send(inputs[comm.rank], right)
+        work.wait()
+        np.testing.assert_array_equal(into, inputs[left])
+    found = ways_out()
+    comm.barrier()
+    return found
+
+
+def long_messages_until_one_dies(rounds: int) -> Ending:
+    """Rank 1 ends itself in a call, when long messages go over several connections."""
+    comm = unisono.init()
+    for _ in range(rounds):
+        comm.all_reduce(np.zeros(3 << 20))
+    if comm.rank == 1:
+        assert len(ways_out()) > 4
+        signal_oneself(signal.SIGKILL, HEAD_START)
+    return ending(lambda: reduce_for_ever(comm))
 
 
 def sums_in_8_bits() -> dict[int, str]:

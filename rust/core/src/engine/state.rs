@@ -18,7 +18,7 @@ use crate::processors::cores;
 use crate::reduce::Workers;
 use crate::transport::endpoint::{Address, Lane, Seat};
 use crate::transport::keys::GroupKey;
-use crate::transport::{Link, Notice};
+use crate::transport::{Link, Notice, Stripe};
 use crate::types::{DataType, Rank};
 
 use crate::engine::collective::pair_counts::Pairs;
@@ -99,6 +99,12 @@ pub(crate) enum Mail {
         lane: Lane,
         peer: Rank,
         error: Error,
+    },
+    /// A further connection of a link that is established.
+    Striped {
+        lane: Lane,
+        peer: Rank,
+        stripe: Stripe,
     },
 }
 

@@ -140,6 +140,11 @@ impl Sealed {
         self.outgoing.capacity() + self.incoming.capacity() + self.opened.capacity()
     }
 
+    /// Whether the next call of [`Sealed::send`] must begin with bytes that an earlier one has sealed.
+    pub(super) fn owes(&self) -> bool {
+        self.owed > 0
+    }
+
     /// Sends as much of `bytes` as the socket takes. Says how many of them went; `AGAIN`: none. What did not go must be
     /// what the next call begins with.
     pub(super) fn send(&mut self, socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {

@@ -26,12 +26,14 @@ mod terms;
 #[cfg(test)]
 mod suite;
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 pub use self::channel::{ControlChannel, Notice, POSITION_BYTES, PeerState, Position};
 pub use self::neighbour::{Neighbour, Shareable};
 pub(crate) use self::shm::WRITERS_PATIENCE;
 pub use self::shm::{Page, Shared};
+pub use self::tcp::stripes::Stripe;
 pub use self::terms::{Lending, Loan, Terms, Ticket};
 use crate::error::Result;
 
@@ -113,6 +115,14 @@ pub trait Link: ControlChannel + Send {
     fn is_streaming(&mut self) -> Result<bool> {
         Ok(true)
     }
+
+    /// Further connections that this side should open to the peer for what it sends, by their numbers; told once.
+    fn wants_stripes(&mut self) -> Option<Range<u8>> {
+        None
+    }
+
+    /// Adds such a connection, of either direction. Its descriptor is to be watched with those of [`Link::fds`].
+    fn add_stripe(&mut self, _stripe: Stripe) {}
 
     /// The header of the next message, if it has arrived: the message stays where it is. Asked between two messages.
     fn peek(&mut self) -> Result<Option<[u8; MESSAGE_HEADER]>> {

@@ -21,7 +21,7 @@ use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::Store;
 use crate::transport::endpoint::{self, Address, Endpoint, EndpointOptions, Gate, Lane, Verdict};
 use crate::transport::keys::GroupKey;
-use crate::transport::{Link, local};
+use crate::transport::{Link, Stripe, local};
 use crate::types::{DataType, Rank};
 
 use crate::engine::calibrate;
@@ -333,6 +333,16 @@ impl Gate for Door {
                 link,
             }),
             None => link.send_farewell(),
+        }
+    }
+
+    fn striped(&self, from: Rank, lane: Lane, stripe: Stripe) {
+        if let Some(group) = self.group.upgrade() {
+            group.post(Mail::Striped {
+                lane,
+                peer: from,
+                stripe,
+            });
         }
     }
 }

@@ -1,12 +1,15 @@
 //! One step of a group: what can be moved now is moved, what has ended is noticed.
 
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::config::LendBytes;
 use crate::error::{Code, Error};
 use crate::fence::contained;
-use crate::transport::endpoint::{ConnectRequest, Lane, Outcome, Turn};
+use crate::transport::endpoint::{ConnectRequest, Lane, Outcome, Seat, Turn};
 use crate::transport::{Interest, Notice, PeerState};
 use crate::types::Rank;
 
@@ -144,6 +147,13 @@ impl Group {
                     core.links.set(lane, peer, Slot::Opening { awaited });
                 }
             }
+            Mail::Striped { lane, peer, stripe } => {
+                if let Some(open) = core.links.open(lane, peer)
+                    && self.parker().watch(stripe.as_fd()).is_ok()
+                {
+                    open.link.add_stripe(stripe);
+                }
+            }
             Mail::Failed { lane, peer, error } => {
                 if matches!(core.links.slot(lane, peer), Slot::Opening { .. }) {
                     let error = Box::new(error.with_peer(peer));
@@ -181,6 +191,37 @@ impl Group {
     }
 
     fn connect_in_background(&self, lane: Lane, peer: Rank, goes_first: bool) -> Result<(), Error> {
+        self.with_request_in_background((lane, peer), goes_first, move |this, seat, request| {
+            this.post(match contained(|| seat.connect(request)) {
+                Ok(Ok(Outcome::Link(link))) => Mail::Established { lane, peer, link },
+                Ok(Ok(Outcome::Crossing)) => Mail::Awaited { lane, peer },
+                Ok(Err(error)) | Err(error) => Mail::Failed { lane, peer, error },
+            });
+        })
+    }
+
+    /// Begins to open further connections for what this rank sends to `peer`. The link goes on without those that do not come.
+    fn open_stripes(&self, lane: Lane, peer: Rank, numbers: Range<u8>) {
+        let begun =
+            self.with_request_in_background((lane, peer), false, move |this, seat, request| {
+                let take = |stripe| this.post(Mail::Striped { lane, peer, stripe });
+                let opened = contained(|| seat.open_stripes(request, numbers, take));
+                if let Ok(Err(error)) | Err(error) = opened {
+                    tracing::debug!(peer, %error, "no further connections for long messages");
+                }
+            });
+        if let Err(error) = begun {
+            tracing::debug!(peer, %error, "no further connections for long messages");
+        }
+    }
+
+    /// Does this on another thread, with what it takes to open connections to `peer`.
+    fn with_request_in_background(
+        &self,
+        (lane, peer): (Lane, Rank),
+        goes_first: bool,
+        act: impl FnOnce(&Arc<Self>, &Seat, &ConnectRequest<'_>) + Send + 'static,
+    ) -> Result<(), Error> {
         let (Some(endpoint), Some(target), Some(this)) = (
             self.membership.endpoint(),
             self.membership.members[peer].address.clone(),
@@ -189,7 +230,7 @@ impl Group {
             return Err(Error::internal(format!("no way to reach rank {peer}")));
         };
         let seat = endpoint.clone();
-        let connect = move |turn: &Turn| {
+        endpoint.begin_to_connect(goes_first, move |turn: &Turn| {
             let request = ConnectRequest {
                 key: &this.membership.key,
                 from: this.rank,
@@ -202,13 +243,8 @@ impl Group {
                 cancelled: &this.closed,
                 turn: Some(turn),
             };
-            this.post(match contained(|| seat.connect(&request)) {
-                Ok(Ok(Outcome::Link(link))) => Mail::Established { lane, peer, link },
-                Ok(Ok(Outcome::Crossing)) => Mail::Awaited { lane, peer },
-                Ok(Err(error)) | Err(error) => Mail::Failed { lane, peer, error },
-            });
-        };
-        endpoint.begin_to_connect(goes_first, connect)
+            act(&this, &seat, &request);
+        })
     }
 
     /// Looks at what the hot path does not: deadlines, the peers' state, links that could not be opened.
@@ -223,9 +259,12 @@ impl Group {
         }
         let mut aborted: Option<Notice> = None;
         let mut someone_left = false;
-        for (_, _, open) in core.links.iter_open() {
+        for (lane, peer, open) in core.links.iter_open() {
             aborted = open.look().or(aborted);
             someone_left |= open.ended.is_some();
+            if let Some(numbers) = open.link.wants_stripes() {
+                self.open_stripes(lane, peer, numbers);
+            }
         }
         if let Some(notice) = aborted {
             // What the others had sent before may be all that an operation still needs.

@@ -16,6 +16,8 @@ pub(super) const SEGMENT: u8 = 6;
 pub(super) const SEGMENT_ANSWER: u8 = 7;
 pub(super) const SEGMENT_GONE: u8 = 8;
 pub(super) const ANSWER: u8 = 9;
+pub(super) const FRAMING: u8 = 10;
+pub(super) const FRAMING_HEARD: u8 = 11;
 
 /// Kind and length.
 const HEADER: usize = 3;
@@ -38,6 +40,10 @@ pub enum Frame {
     Answer,
     /// What the sender is in and waits for us with.
     Position(Position),
+    /// From this byte on the link's stream from the sender consists of frames.
+    Framing(u64),
+    /// The answer to [`Frame::Framing`].
+    FramingHeard,
     /// A segment of the sender's heap, for the receiver to map. Its descriptor travels with the first byte.
     Segment(Identity),
     /// Whether the receiver of [`Frame::Segment`] has mapped it.
@@ -61,14 +67,14 @@ impl Frame {
         let kind = match bytes.first() {
             None => return Ok(None),
             Some(&DOORBELL) => return Ok(Some((Self::Doorbell, 1))),
-            Some(&kind @ ABORT..=ANSWER) => kind,
+            Some(&kind @ ABORT..=FRAMING_HEARD) => kind,
             Some(kind) => return Err(format!("unknown frame kind {kind:#04x}")),
         };
         let &[_, low, high, ref rest @ ..] = bytes else {
             return Ok(None);
         };
         let length = usize::from(u16::from_le_bytes([low, high]));
-        let is_bare = matches!(kind, FAREWELL | QUESTION | ANSWER);
+        let is_bare = matches!(kind, FAREWELL | QUESTION | ANSWER | FRAMING_HEARD);
         if length > MAX_PAYLOAD || (is_bare && length != 0) {
             return Err(format!("frame kind {kind:#04x} of {length} bytes"));
         }
@@ -85,6 +91,13 @@ impl Frame {
             ),
             SEGMENT | SEGMENT_ANSWER | SEGMENT_GONE => parse_segment(kind, payload)
                 .ok_or_else(|| format!("frame kind {kind:#04x} of {length} bytes"))?,
+            FRAMING => Self::Framing(
+                payload
+                    .try_into()
+                    .map(u64::from_le_bytes)
+                    .map_err(|_| format!("announcement of frames of {length} bytes"))?,
+            ),
+            FRAMING_HEARD => Self::FramingHeard,
             QUESTION => Self::Question,
             _ => Self::Answer,
         };
@@ -98,6 +111,11 @@ impl Frame {
             Self::Farewell => out.extend_from_slice(&[FAREWELL, 0, 0]),
             Self::Question => out.extend_from_slice(&[QUESTION, 0, 0]),
             Self::Answer => out.extend_from_slice(&[ANSWER, 0, 0]),
+            Self::FramingHeard => out.extend_from_slice(&[FRAMING_HEARD, 0, 0]),
+            Self::Framing(from) => {
+                out.extend_from_slice(&[FRAMING, 8, 0]);
+                out.extend_from_slice(&from.to_le_bytes());
+            }
             Self::Position(position) => {
                 out.push(POSITION);
                 out.extend_from_slice(&(position.len() as u16).to_le_bytes());

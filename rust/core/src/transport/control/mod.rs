@@ -59,6 +59,9 @@ pub struct Control {
     owes: bool,
     /// The last position that the peer sent, while it has not been taken.
     position: Option<Position>,
+    /// What the peer has said of the form of its bytes, and that it has heard the same of ours, as far as it has not been taken.
+    framing: Option<u64>,
+    framing_heard: bool,
     /// Nothing more will be read: the peer's end closed, failed, or sent what no member sends.
     ended: bool,
     /// `state` has changed, or a position has come, since the caller last asked.
@@ -102,6 +105,8 @@ impl Control {
             asked: None,
             owes: false,
             position: None,
+            framing: None,
+            framing_heard: false,
             ended: false,
             news: false,
         }
@@ -149,6 +154,16 @@ impl Control {
     /// What the peer last said it is in, if that has not been taken yet.
     pub fn take_position(&mut self) -> Option<Position> {
         self.position.take()
+    }
+
+    /// From which byte on the peer's stream consists of frames, if it has just said so.
+    pub fn take_framing(&mut self) -> Option<u64> {
+        self.framing.take()
+    }
+
+    /// Whether the peer has just said that it knows from which byte on this side's stream consists of frames.
+    pub fn take_framing_heard(&mut self) -> bool {
+        std::mem::take(&mut self.framing_heard)
     }
 
     /// As [`Control::peer_state`], where `pidfd` becomes readable when the peer's process ends: the socket stays open
@@ -294,6 +309,16 @@ impl Control {
             }
             Frame::Question => {
                 self.owes = true;
+                return;
+            }
+            Frame::Framing(from) => {
+                self.framing = Some(from);
+                self.news = true;
+                return;
+            }
+            Frame::FramingHeard => {
+                self.framing_heard = true;
+                self.news = true;
                 return;
             }
             Frame::Segment(identity) => return self.admit(identity),

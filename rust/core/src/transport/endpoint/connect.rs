@@ -1,19 +1,20 @@
 //! Opening a link: the transports of the table are tried in their order, until one leads to the peer.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::{Attempt, ConnectRequest, Reached, Setback};
 use super::membership::{Membership, Way};
 use super::shared::Shared;
-use super::transports::{TRANSPORTS, Transport};
+use super::transports::{TRANSPORTS, Transport, open_stripe};
 use super::wire::Patience;
 use crate::config::TransportChoice;
 use crate::error::{Code, Error, Result};
-use crate::transport::Link;
 use crate::transport::handshake::{Answer, Hello, Purpose};
 use crate::transport::keys::random_bytes;
+use crate::transport::{Link, Stripe};
 use crate::types::Rank;
 
 /// How long a refused TCP connection is tried again: the listener may be about to come back.
@@ -55,24 +56,7 @@ pub(super) fn connect(
         Way::Awaited => return Ok(Outcome::Crossing),
         Way::Closed(error) => return Err(error),
     };
-    let mut attempt = Attempt {
-        shared,
-        request,
-        hello: Hello {
-            purpose: Purpose::TcpData,
-            lane: request.lane,
-            from: membership.rank,
-            to,
-            link: random_bytes()?,
-        },
-        patience: Patience {
-            deadline: request.deadline,
-            called_off: [request.cancelled, &shared.stopping],
-            turn: request.turn,
-        },
-        is_out_of_reach: Cell::new(false),
-        grace: REFUSED_GRACE,
-    };
+    let mut attempt = begin(shared, membership, request, random_bytes()?);
     match walk(&mut attempt) {
         Ok(Reached::Link(link)) => {
             claim.linked();
@@ -94,6 +78,52 @@ pub(super) fn connect(
             Ok(Outcome::Crossing)
         }
         Err(error) => Err(error),
+    }
+}
+
+/// Opens stripes `numbers` of a link, and gives each to `take`.
+pub(super) fn open_stripes(
+    shared: &Shared,
+    membership: &Membership,
+    request: &ConnectRequest<'_>,
+    numbers: Range<u8>,
+    mut take: impl FnMut(Stripe),
+) -> Result<()> {
+    for number in numbers {
+        let mut link = [0; 16];
+        link[0] = number;
+        take(open_stripe(
+            &begin(shared, membership, request, link),
+            number,
+        )?);
+    }
+    Ok(())
+}
+
+/// An attempt to open a connection of the link with that id.
+fn begin<'a>(
+    shared: &'a Shared,
+    membership: &Membership,
+    request: &'a ConnectRequest<'_>,
+    link: [u8; 16],
+) -> Attempt<'a> {
+    Attempt {
+        shared,
+        request,
+        hello: Hello {
+            purpose: Purpose::TcpData,
+            lane: request.lane,
+            from: membership.rank,
+            to: u32::try_from(request.to).unwrap_or(u32::MAX),
+            link,
+        },
+        patience: Patience {
+            deadline: request.deadline,
+            called_off: [request.cancelled, &shared.stopping],
+            turn: request.turn,
+        },
+        is_out_of_reach: Cell::new(false),
+        grace: REFUSED_GRACE,
     }
 }
 

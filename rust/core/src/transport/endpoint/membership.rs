@@ -9,9 +9,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::wire::{Cut, Patience};
 use crate::error::{Error, Result};
-use crate::transport::Link;
 use crate::transport::handshake::{Answer, Lane};
 use crate::transport::keys::GroupKey;
+use crate::transport::{Link, Stripe};
 use crate::types::Rank;
 
 /// A group's word on links that its peers open, and where they arrive.
@@ -24,6 +24,9 @@ pub trait Gate: Send + Sync {
 
     /// The link is there. Called once at most for a `(from, lane)`.
     fn established(&self, from: Rank, lane: Lane, link: Box<dyn Link>);
+
+    /// A further connection of an established link is there.
+    fn striped(&self, from: Rank, lane: Lane, stripe: Stripe);
 }
 
 /// What a [`Gate`] says to a peer that wants to open a link.
@@ -180,6 +183,11 @@ impl Membership {
             Verdict::Duplicate => Err(Answer::Duplicate),
             Verdict::Left => Err(Answer::Left),
         })
+    }
+
+    /// The group gets a further connection of its link from `peer`.
+    pub(super) fn deliver_stripe(&self, peer: u32, lane: Lane, stripe: Stripe) {
+        self.gate.striped(peer as Rank, lane, stripe);
     }
 
     fn claim(self: &Arc<Self>, peer: u32, lane: Lane, accepting: bool) -> Claim {

@@ -35,6 +35,7 @@ mod turns;
 mod visit;
 mod wire;
 
+use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -63,6 +64,7 @@ use crate::error::{Error, Result};
 use crate::fork::Home;
 use crate::rarely::Rarely;
 use crate::threads;
+use crate::transport::Stripe;
 use crate::transport::keys::Hex;
 use crate::types::Rank;
 
@@ -226,15 +228,34 @@ impl Endpoint {
     /// `PeerLost` when the peer cannot be reached, `Untrusted` when what is there does not know the group,
     /// `Timeout` at the deadline, `Aborted` when called off; the peer is named in each.
     pub fn connect(&self, request: &ConnectRequest<'_>) -> Result<Outcome> {
+        connect::connect(&self.shared, &self.membership(request)?, request)
+    }
+
+    /// Opens further connections with these numbers for what this side sends over the link that `request` describes, and
+    /// gives each to `take`.
+    ///
+    /// # Errors
+    /// When one does not come. The link goes on without.
+    pub fn open_stripes(
+        &self,
+        request: &ConnectRequest<'_>,
+        numbers: Range<u8>,
+        take: impl FnMut(Stripe),
+    ) -> Result<()> {
+        let membership = self.membership(request)?;
+        connect::open_stripes(&self.shared, &membership, request, numbers, take)
+    }
+
+    /// This process's place in the group of the request.
+    fn membership(&self, request: &ConnectRequest<'_>) -> Result<Arc<Membership>> {
         let own = (request.key.id(), request.from);
         let membership = self.shared.groups.lock().get(&own).cloned();
-        let membership = membership.ok_or_else(|| {
+        membership.ok_or_else(|| {
             Error::internal(format!(
                 "connect in group {}, which is not registered",
                 Hex(&request.key.id())
             ))
-        })?;
-        connect::connect(&self.shared, &membership, request)
+        })
     }
 }
 

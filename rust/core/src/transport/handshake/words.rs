@@ -68,11 +68,18 @@ pub enum Purpose {
     TcpData = 2,
     /// The control channel of a TCP link.
     TcpControl = 3,
+    /// A further connection of a TCP link, for what the initiator sends; the link id begins with its number.
+    TcpStripe = 4,
 }
 
 impl Purpose {
     /// All there are, in the order of their numbers.
-    pub(crate) const ALL: [Self; 3] = [Self::SharedMemory, Self::TcpData, Self::TcpControl];
+    pub(crate) const ALL: [Self; 4] = [
+        Self::SharedMemory,
+        Self::TcpData,
+        Self::TcpControl,
+        Self::TcpStripe,
+    ];
 
     pub(in crate::transport) fn from_number(number: u8) -> Option<Self> {
         Self::ALL
@@ -121,7 +128,7 @@ pub struct Hello {
     pub from: u32,
     /// The acceptor's rank.
     pub to: u32,
-    /// Random; the connections of one link have the same.
+    /// Random; the two connections that make a link have the same.
     pub link: [u8; 16],
 }
 

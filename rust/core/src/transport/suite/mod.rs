@@ -72,11 +72,11 @@ macro_rules! conformance {
 }
 pub(super) use conformance;
 
-const READABLE: Interest = Interest {
+pub(super) const READABLE: Interest = Interest {
     readable: true,
     writable: false,
 };
-const WRITABLE: Interest = Interest {
+pub(super) const WRITABLE: Interest = Interest {
     readable: false,
     writable: true,
 };

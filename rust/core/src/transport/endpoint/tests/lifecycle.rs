@@ -5,13 +5,7 @@ use super::*;
 #[test]
 fn registering_is_checked() {
     let (zero, _one) = pair();
-    let gate = || {
-        let (links, _) = unbounded();
-        Arc::new(Arrivals {
-            verdict: Verdict::Accept,
-            links,
-        })
-    };
+    let gate = || Arrivals::new(Verdict::Accept).0;
     let twice = zero.endpoint.register(zero.keys[0].clone(), 0, 4, gate());
     assert_eq!(twice.unwrap_err().code, Code::InvalidArgument);
     let key = group().remove(3);

@@ -42,6 +42,35 @@ fn tcp_when_asked_for_and_between_hosts() {
     assert_eq!((error.code, error.peer), (Code::Unsupported, Some(1)));
 }
 
+/// Further connections of a link, as many as there may be, encrypted or not.
+#[test]
+fn stripes_come_one_after_the_other() {
+    for encrypts in [false, true] {
+        let keys = GroupKey::of_ranks(4, [0; 32], encrypts);
+        let [zero, one] = [0, 1].map(|rank| Member::new(&keys, rank));
+        let request = zero.request(1, one.endpoint.address(), TransportChoice::Tcp);
+        let mut ours = 0;
+        let open = |numbers, take: &mut dyn FnMut(Stripe)| {
+            zero.endpoint.open_stripes(&request, numbers, take)
+        };
+        open(0..3, &mut |_| ours += 1).unwrap();
+        assert_eq!(ours, 3);
+        let until = Instant::now() + Duration::from_secs(10);
+        while one.gate.stripes.lock().len() < 3 {
+            assert!(Instant::now() < until, "they do not arrive");
+            thread::yield_now();
+        }
+        for (from, lane, _) in one.gate.stripes.lock().iter() {
+            assert_eq!((*from, *lane), (0, Lane::Collective));
+        }
+        let error = open(8..9, &mut |_| panic!("one too many")).unwrap_err();
+        assert_eq!((error.code, error.peer), (Code::System, Some(1)));
+        one.endpoint.unregister(&keys[1].id(), 1);
+        let error = open(3..4, &mut |_| panic!("it has left")).unwrap_err();
+        assert_eq!((error.code, error.peer), (Code::PeerLost, Some(1)));
+    }
+}
+
 #[test]
 fn lanes_and_groups_have_links_of_their_own() {
     let (zero, one) = pair();

@@ -24,6 +24,20 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 struct Arrivals {
     verdict: Verdict,
     links: Sender<(Rank, Lane, Box<dyn Link>)>,
+    stripes: Mutex<Vec<(Rank, Lane, Stripe)>>,
+}
+
+impl Arrivals {
+    fn new(verdict: Verdict) -> (Arc<Self>, Receiver<(Rank, Lane, Box<dyn Link>)>) {
+        let (links, arrivals) = unbounded();
+        let stripes = Mutex::default();
+        let gate = Self {
+            verdict,
+            links,
+            stripes,
+        };
+        (Arc::new(gate), arrivals)
+    }
 }
 
 impl Gate for Arrivals {
@@ -35,6 +49,10 @@ impl Gate for Arrivals {
         // The test that no longer listens does not want it.
         let _ = self.links.send((from, lane, link));
     }
+
+    fn striped(&self, from: Rank, lane: Lane, stripe: Stripe) {
+        self.stripes.lock().push((from, lane, stripe));
+    }
 }
 
 /// A rank: an endpoint of its own, and what arrives there.
@@ -43,6 +61,7 @@ struct Member {
     /// Those of all ranks of its group.
     keys: Vec<GroupKey>,
     rank: Rank,
+    gate: Arc<Arrivals>,
     arrivals: Receiver<(Rank, Lane, Box<dyn Link>)>,
 }
 
@@ -88,15 +107,15 @@ impl Member {
         rank: Rank,
         verdict: Verdict,
     ) -> Self {
-        let (links, arrivals) = unbounded();
-        let gate = Arc::new(Arrivals { verdict, links });
+        let (gate, arrivals) = Arrivals::new(verdict);
         endpoint
-            .register(keys[rank].clone(), rank, 4, gate)
+            .register(keys[rank].clone(), rank, 4, gate.clone())
             .unwrap();
         Self {
             endpoint,
             keys: keys.to_vec(),
             rank,
+            gate,
             arrivals,
         }
     }

@@ -299,11 +299,7 @@ fn many_members_get_in_beside_silent_strangers() {
     const MEMBERS: usize = 66;
     const STRANGERS: usize = 200;
     let keys = GroupKey::of_ranks(MEMBERS + 1, [0; 32], false);
-    let (links, arrivals) = unbounded();
-    let gate = Arc::new(Arrivals {
-        verdict: Verdict::Accept,
-        links,
-    });
+    let (gate, arrivals) = Arrivals::new(Verdict::Accept);
     let zero = Endpoint::start_with(&options(), Limits::default()).unwrap();
     let world = keys.len();
     zero.register(keys[0].clone(), 0, world, gate.clone())

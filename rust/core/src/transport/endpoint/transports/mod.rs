@@ -10,7 +10,10 @@
 //! a field of the [`Address`] that a rank publishes.
 
 mod shm;
+mod stripes;
 mod tcp;
+
+pub(super) use self::stripes::open as open_stripe;
 
 use super::address::Address;
 use super::attempt::{Attempt, Reached, Setback};
@@ -52,7 +55,7 @@ pub(super) const TRANSPORTS: &[Transport] = &[
         choice: TransportChoice::Tcp,
         hindrance: |_, _| None,
         connect: tcp::connect,
-        purposes: &[Purpose::TcpData, Purpose::TcpControl],
+        purposes: &[Purpose::TcpData, Purpose::TcpControl, Purpose::TcpStripe],
         accept: tcp::accept,
     },
 ];

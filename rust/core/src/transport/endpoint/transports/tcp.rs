@@ -8,6 +8,7 @@ use super::super::attempt::{Attempt, Reached, Setback};
 use super::super::parked::Parked;
 use super::super::visit::{Reason, Stream, Visit, peer_of};
 use super::super::wire::{Cut, Patience};
+use super::stripes;
 use crate::error::{Code, Error, Result};
 use crate::fork;
 use crate::transport::handshake::{Answer, Hello, Purpose};
@@ -104,7 +105,7 @@ fn open(attempt: &Attempt<'_>, address: SocketAddr, deadline: Instant) -> Result
     Ok(Reached::Link(Box::new(link)))
 }
 
-fn dial(
+pub(super) fn dial(
     attempt: &Attempt<'_>,
     address: SocketAddr,
     deadline: Instant,
@@ -135,6 +136,7 @@ pub(super) fn accept(visit: Visit<'_>, stream: Stream) -> Result<(), Reason> {
     match (visit.hello.purpose, stream) {
         (Purpose::TcpData, Stream::Tcp(stream)) => park(visit, stream),
         (Purpose::TcpControl, Stream::Tcp(stream)) => pair(visit, stream),
+        (Purpose::TcpStripe, Stream::Tcp(stream)) => stripes::accept(visit, stream),
         (_, stream) => visit.turn_away(&stream),
     }
 }

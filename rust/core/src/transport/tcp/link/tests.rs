@@ -1,0 +1,354 @@
+//! Links over real sockets, with stripes and without.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::transport::handshake;
+use crate::transport::suite;
+
+fn connection() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (ours, listener.accept().unwrap().0)
+}
+
+fn links() -> (TcpLink, TcpLink) {
+    let (data, control) = (connection(), connection());
+    (
+        TcpLink::new(data.0, control.0, "a".to_owned()).unwrap(),
+        TcpLink::new(data.1, control.1, "b".to_owned()).unwrap(),
+    )
+}
+
+/// Smaller socket buffers than this make loopback wait for delayed acknowledgements.
+const LEAST: usize = 64 << 10;
+
+fn make(capacity: usize) -> (Box<dyn Link>, Box<dyn Link>) {
+    let (a, b) = links();
+    let capacity = capacity.max(LEAST);
+    for link in [&a, &b] {
+        let socket = socket2::SockRef::from(link.data.socket());
+        socket.set_send_buffer_size(capacity).unwrap();
+        socket.set_recv_buffer_size(capacity).unwrap();
+    }
+    (Box::new(a), Box::new(b))
+}
+
+suite::conformance!(make);
+
+/// Links with stripes in both directions, from the first byte on.
+fn striped(number: u8, is_sealed: bool) -> (TcpLink, TcpLink) {
+    let (mut a, mut b) = links();
+    let ciphers = || match is_sealed {
+        true => {
+            let (near, far) = handshake::tests::conversation();
+            (Some(near), Some(far))
+        }
+        false => (None, None),
+    };
+    if is_sealed {
+        let (data, control) = (
+            handshake::tests::conversation(),
+            handshake::tests::conversation(),
+        );
+        a = a.encrypted(data.0, control.0);
+        b = b.encrypted(data.1, control.1);
+    }
+    add_stripes(&mut a, &mut b, number, ciphers);
+    add_stripes(&mut b, &mut a, number, ciphers);
+    while !(a.outgoing.is_framed() && b.outgoing.is_framed()) {
+        assert_eq!(a.peer_state(), PeerState::Present);
+        assert_eq!(b.peer_state(), PeerState::Present);
+    }
+    (a, b)
+}
+
+fn add_stripes(
+    from: &mut TcpLink,
+    to: &mut TcpLink,
+    number: u8,
+    ciphers: impl Fn() -> (Option<Cipher>, Option<Cipher>),
+) {
+    from.outgoing = Outgoing::striped(number.into());
+    assert_eq!(from.wants_stripes(), Some(0..number));
+    assert_eq!(from.wants_stripes(), None);
+    for number in 0..number {
+        let ((near, far), (ours, theirs)) = (connection(), ciphers());
+        for socket in [&near, &far] {
+            let socket = socket2::SockRef::from(socket);
+            socket.set_send_buffer_size(LEAST).unwrap();
+            socket.set_recv_buffer_size(LEAST).unwrap();
+        }
+        from.add_stripe(Stripe::new(number, true, near, ours).unwrap());
+        to.add_stripe(Stripe::new(number, false, far, theirs).unwrap());
+    }
+}
+
+mod striped {
+    use super::*;
+
+    fn make(_: usize) -> (Box<dyn Link>, Box<dyn Link>) {
+        let (a, b) = striped(3, false);
+        (Box::new(a), Box::new(b))
+    }
+
+    suite::conformance!(make);
+}
+
+mod striped_and_sealed {
+    use super::*;
+
+    fn make(_: usize) -> (Box<dyn Link>, Box<dyn Link>) {
+        let (a, b) = striped(3, true);
+        (Box::new(a), Box::new(b))
+    }
+
+    suite::conformance!(make);
+}
+
+/// Payloads that are dealt out, with short messages between them, sent and received in pieces of any length.
+#[test]
+fn what_is_dealt_out_arrives_in_order() {
+    for is_sealed in [false, true] {
+        let (mut a, mut b) = striped(4, is_sealed);
+        let total = 40_000_000;
+        let bytes: Vec<u8> = (0..total as u32).map(|i| (i % 251) as u8).collect();
+        let (mut sent, mut received, mut seed) = (0, 0, 1_usize);
+        let mut arrived = vec![0; total];
+        let mut below = |most: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % most + 1
+        };
+        while received < total {
+            let length = [40, 300_000, 5_000_000][below(3) - 1];
+            let end = total.min(sent + below(length));
+            if sent < end {
+                let header = &bytes[sent..end.min(sent + below(40))];
+                sent += match below(2) {
+                    1 => a.try_send(&bytes[sent..end]).unwrap(),
+                    _ => a
+                        .try_send_message(header, &bytes[sent + header.len()..end])
+                        .unwrap(),
+                };
+            }
+            let end = total.min(received + below(length));
+            if below(2) == 1 {
+                received += b.try_recv(&mut arrived[received..end]).unwrap();
+            } else {
+                let mut at = received;
+                let most = (end - received) / 4 * 4;
+                received += b
+                    .try_fold(most, 4, &mut |run| {
+                        arrived[at..at + run.len()].copy_from_slice(run);
+                        at += run.len();
+                    })
+                    .unwrap();
+            }
+        }
+        assert!(arrived == bytes);
+        assert!(b.incoming.stripes().count() == 4 && b.memory() > 0);
+    }
+}
+
+/// The stripes take part: what goes over the first connection alone are heads.
+#[test]
+fn a_long_payload_leaves_the_first_connection_free() {
+    let (mut a, mut b) = striped(4, false);
+    let payload = vec![7; 8 << 20];
+    let (mut sent, mut received) = (0, vec![0; 8 << 20]);
+    let mut done = 0;
+    while done < payload.len() {
+        sent += a.try_send(&payload[sent..]).unwrap();
+        done += b.try_recv(&mut received[done..]).unwrap();
+    }
+    assert!(received == payload);
+    let carried = |connection: &Connection| {
+        while unacknowledged(connection) > 0 {
+            std::thread::yield_now();
+        }
+        crate::transport::tcp::kernel::traffic(connection).acknowledged
+    };
+    assert!(carried(&a.data) < 1000);
+    let all = a.outgoing.stripes().iter().map(carried);
+    assert!(all.clone().sum::<u64>() >= 8 << 20 && all.min() > Some(100_000));
+}
+
+#[test]
+fn bytes_before_frames_go_as_they_are() {
+    let (mut a, mut b) = links();
+    a.outgoing = Outgoing::striped(1);
+    let mut bytes = [0; 10];
+    assert_eq!(a.try_send(b"plain").unwrap(), 5);
+    let (near, far) = connection();
+    a.add_stripe(Stripe::new(0, true, near, None).unwrap());
+    // The peer has not heard of it.
+    assert_eq!(a.try_send(b"framed").unwrap(), 0);
+    assert!(!a.arm(suite::WRITABLE));
+    a.disarm();
+    while !a.outgoing.is_framed() {
+        assert_eq!(b.peer_state(), PeerState::Present);
+        assert_eq!(a.peer_state(), PeerState::Present);
+    }
+    assert!(a.arm(suite::WRITABLE));
+    a.disarm();
+    assert_eq!(a.try_send(b"framed").unwrap(), 6);
+    while b.try_recv(&mut bytes[..5]).unwrap() == 0 {}
+    assert_eq!(&bytes[..5], b"plain");
+    // A stripe may come later than what is announced to be on it.
+    let long = vec![3; 400_000];
+    let sent = a.try_send(&long).unwrap();
+    assert!(sent > 0);
+    let mut some = vec![0; 1000];
+    while b.try_recv(&mut some[..6]).unwrap() == 0 {}
+    assert_eq!(&some[..6], b"framed");
+    assert_eq!(b.try_recv(&mut some).unwrap(), 0);
+    assert!(!b.arm(suite::READABLE));
+    b.disarm();
+    b.add_stripe(Stripe::new(0, false, far, None).unwrap());
+    while b.try_recv(&mut some).unwrap() == 0 {}
+    assert_eq!(some[0], 3);
+}
+
+#[test]
+fn what_is_no_frame_blames_the_peer() {
+    for bytes in [[0, 0, 0, 255], [1, 0, 0, 8], [1, 0, 0, 254]] {
+        let (data, control) = (connection(), connection());
+        let mut link = TcpLink::new(data.0, control.0, "peer".to_owned()).unwrap();
+        let mut frame = Vec::new();
+        Frame::Framing(0).write(&mut frame);
+        (&control.1).write_all(&frame).unwrap();
+        let mut answer = [0; 3];
+        control.1.set_nonblocking(true).unwrap();
+        while (&control.1).read_exact(&mut answer).is_err() {
+            assert_eq!(link.peer_state(), PeerState::Present);
+        }
+        (&data.1).write_all(&bytes).unwrap();
+        let error = loop {
+            match link.try_recv(&mut [0; 10]) {
+                Ok(count) => assert_eq!(count, 0),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.code, Code::Untrusted);
+    }
+}
+
+#[test]
+fn frames_that_begin_in_the_past_end_the_link() {
+    let (mut a, mut b) = links();
+    assert_eq!(a.try_send(&[1; 100]).unwrap(), 100);
+    let mut bytes = [0; 100];
+    while b.try_recv(&mut bytes).unwrap() == 0 {}
+    a.control.send(&Frame::Framing(50));
+    let PeerState::Lost(what) = suite::end_of(&mut b) else {
+        panic!("it goes on");
+    };
+    assert!(what.contains("frames"), "{what}");
+}
+
+/// Both the bytes before a farewell and the farewell count, whichever connection is late.
+#[test]
+fn a_farewell_waits_for_what_is_on_stripes() {
+    let (mut a, mut b) = striped(2, false);
+    let (mut sent, payload) = (0, vec![9; 4 << 20]);
+    loop {
+        match a.try_send(&payload).unwrap() {
+            0 => break,
+            count => sent += count,
+        }
+    }
+    a.send_farewell();
+    let until = Instant::now() + 2 * SETTLE;
+    while Instant::now() < until {
+        assert_eq!(b.peer_state(), PeerState::Present);
+    }
+    let (mut received, mut bytes) = (0, vec![0; 100_000]);
+    while received < sent {
+        received += b.try_recv(&mut bytes).unwrap();
+    }
+    assert_eq!(suite::end_of(&mut b), PeerState::Left);
+}
+
+#[test]
+fn garbage_on_the_control_connection_is_a_loss() {
+    let (data, control) = (connection(), connection());
+    let mut link = TcpLink::new(data.0, control.0, "peer".to_owned()).unwrap();
+    (&control.1).write_all(b"GET / HTTP/1.1\r\n").unwrap();
+    drop(data.1);
+    let what = "unknown frame kind 0x47 on the control channel".to_owned();
+    assert_eq!(suite::end_of(&mut link), PeerState::Lost(what));
+}
+
+#[test]
+fn a_lone_end_is_reported_once_it_has_settled() {
+    let (data, control) = (connection(), connection());
+    let mut link = TcpLink::new(data.0, control.0, "peer".to_owned()).unwrap();
+    drop(data.1);
+    let start = Instant::now();
+    assert_eq!(
+        suite::end_of(&mut link),
+        PeerState::Lost("connection closed".to_owned())
+    );
+    assert!(start.elapsed() >= SETTLE);
+    drop(control.1);
+}
+
+#[test]
+fn a_farewell_that_overtakes_many_bytes_does_not_end_the_link() {
+    let (mut a, mut b) = links();
+    let (mut sent, mut received) = (0, 0);
+    loop {
+        match a.try_send(&[7; 100_000]).unwrap() {
+            0 => break,
+            count => sent += count,
+        }
+    }
+    a.send_farewell();
+    let until = Instant::now() + 2 * SETTLE;
+    while Instant::now() < until {
+        assert_eq!(b.peer_state(), PeerState::Present);
+        std::thread::sleep(SETTLE / 20);
+    }
+    let mut bytes = vec![0; 100_000];
+    while received < sent {
+        received += b.try_recv(&mut bytes).unwrap();
+    }
+    assert_eq!(suite::end_of(&mut b), PeerState::Left);
+}
+
+#[test]
+fn farewells_are_seen_while_both_keep_the_link() {
+    let (mut a, mut b) = links();
+    assert_eq!(a.try_send(b"last words").unwrap(), 10);
+    a.send_farewell();
+    assert_eq!(suite::end_of(&mut b), PeerState::Left);
+    assert_eq!(a.peer_state(), PeerState::Present);
+    assert_eq!(b.try_send(b"answer").unwrap(), 6);
+    b.send_farewell();
+    assert_eq!(b.try_send(b"more").unwrap(), 0);
+    assert_eq!(suite::end_of(&mut a), PeerState::Left);
+    let mut bytes = [0; 100];
+    assert_eq!(a.try_recv(&mut bytes).unwrap(), 6);
+    assert_eq!(b.try_recv(&mut bytes).unwrap(), 10);
+    assert_eq!(&bytes[..10], b"last words");
+}
+
+#[test]
+fn sending_into_a_closed_connection_leaves_received_bytes() {
+    let (mut a, mut b) = links();
+    assert_eq!(b.try_send(b"last words").unwrap(), 10);
+    drop(b);
+    while a.broken.is_none() {
+        a.try_send(&[0; 1000]).unwrap();
+    }
+    assert!(matches!(suite::end_of(&mut a), PeerState::Lost(_)));
+    let mut bytes = [0; 100];
+    assert_eq!(a.try_recv(&mut bytes).unwrap(), 10);
+    assert_eq!(&bytes[..10], b"last words");
+    assert_eq!(a.try_recv(&mut bytes).unwrap(), 0);
+    assert!(!a.arm(Interest {
+        readable: true,
+        writable: true
+    }));
+}

@@ -1,0 +1,273 @@
+//! The two directions of a link's bytes: plain at first and, where there are stripes, in frames from some byte on.
+
+use std::ops::Range;
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use super::connection::Connection;
+use super::kernel::{traffic, unacknowledged};
+use super::stripes::{Gather, Pace, Spread};
+use crate::transport::cipher::Failure;
+
+/// As many bytes go as they are when frames are announced that the peer has heard of it before they are through, if it runs.
+const LEAD: u64 = 4 << 20;
+
+/// What this side sends.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    form: Form,
+    /// Bytes that still go as they are when frames are announced.
+    lead: u64,
+    /// Bytes that went as they are.
+    sent: u64,
+    pace: Pace,
+    /// Stripes that have been asked for.
+    asked: usize,
+    spread: Box<Spread>,
+}
+
+/// How the next byte goes.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    Plain,
+    /// As it is up to byte `until`, and in a frame then, when the peer has heard of it.
+    Announced {
+        until: u64,
+        is_heard: bool,
+    },
+    Framed,
+}
+
+impl Outgoing {
+    /// To a peer that `is_near` one connection is enough.
+    pub(super) fn new(is_near: bool) -> Self {
+        Self {
+            form: Form::Plain,
+            lead: LEAD,
+            sent: 0,
+            pace: if is_near {
+                Pace::settled()
+            } else {
+                Pace::new()
+            },
+            asked: 0,
+            spread: Box::default(),
+        }
+    }
+
+    /// As [`Outgoing::new`], with so many stripes from the first byte on.
+    #[cfg(test)]
+    pub(super) fn striped(number: usize) -> Self {
+        Self {
+            lead: 0,
+            pace: Pace::wanting(number),
+            ..Self::new(false)
+        }
+    }
+
+    /// Sends as much as goes now of `first` and then `rest`, a payload or part of one.
+    ///
+    /// # Errors
+    /// `AGAIN` when nothing went.
+    pub(super) fn send(
+        &mut self,
+        main: &mut Connection,
+        first: &[u8],
+        rest: &[u8],
+    ) -> Result<usize, Errno> {
+        let sent = match self.form {
+            Form::Plain => plain(main, first, rest)?,
+            Form::Announced { until, .. } if self.sent < until => {
+                let room = usize::try_from(until - self.sent).unwrap_or(usize::MAX);
+                let first = &first[..first.len().min(room)];
+                let rest = &rest[..rest.len().min(room - first.len())];
+                plain(main, first, rest)?
+            }
+            Form::Announced {
+                is_heard: false, ..
+            } => return Err(Errno::AGAIN),
+            Form::Announced { is_heard: true, .. } => {
+                self.form = Form::Framed;
+                self.use_all();
+                self.spread.send(main, first, rest)?
+            }
+            Form::Framed => self.spread.send(main, first, rest)?,
+        };
+        self.sent += sent as u64;
+        let spread = &mut self.spread;
+        let measure = || match spread.in_use() {
+            [] => vec![traffic(main)],
+            stripes => stripes.iter().map(traffic).collect(),
+        };
+        if let Some(number) = self.pace.sent(sent, measure) {
+            self.spread.use_only(number);
+        }
+        Ok(sent)
+    }
+
+    /// Uses all stripes there are, which is to be measured.
+    fn use_all(&mut self) {
+        self.spread.use_only(usize::MAX);
+        self.pace.began_to_use(self.spread.in_use().len());
+    }
+
+    /// Further stripes that this side should open, told once.
+    pub(super) fn wants(&mut self) -> Option<Range<u8>> {
+        let wanted = self.pace.wants().filter(|wanted| *wanted > self.asked)?;
+        let before = std::mem::replace(&mut self.asked, wanted);
+        Some(before as u8..wanted as u8)
+    }
+
+    /// Adds a stripe. Returns from which byte on the peer is to be told that frames follow, where that is now known.
+    pub(super) fn add(&mut self, number: u8, stripe: Connection) -> Option<u64> {
+        if usize::from(number) != self.spread.stripes().len() {
+            return None;
+        }
+        self.spread.add(stripe);
+        if self.pace.wants() != Some(self.spread.stripes().len()) {
+            return None;
+        }
+        match self.form {
+            Form::Plain => {
+                let until = self.sent + self.lead;
+                let is_heard = false;
+                self.form = Form::Announced { until, is_heard };
+                Some(until)
+            }
+            Form::Framed => {
+                self.use_all();
+                None
+            }
+            Form::Announced { .. } => None,
+        }
+    }
+
+    /// The peer knows from which byte on frames follow.
+    pub(super) fn is_heard(&mut self) {
+        if let Form::Announced { is_heard, .. } = &mut self.form {
+            *is_heard = true;
+        }
+    }
+
+    /// Whether what is sent next goes in a frame.
+    #[cfg(test)]
+    pub(super) fn is_framed(&self) -> bool {
+        match self.form {
+            Form::Plain => false,
+            Form::Announced { until, is_heard } => is_heard && self.sent >= until,
+            Form::Framed => true,
+        }
+    }
+
+    /// Whether what waits can be sent now.
+    pub(super) fn may_send(&self, main: &Connection) -> bool {
+        match self.form {
+            Form::Announced {
+                until,
+                is_heard: false,
+            } if self.sent >= until => false,
+            Form::Framed => self.spread.may_send(main),
+            _ => main.ready(PollFlags::OUT).contains(PollFlags::OUT),
+        }
+    }
+
+    /// This side sends no more.
+    pub(super) fn finish(&self) {
+        self.spread.stripes().iter().for_each(Connection::finish);
+    }
+
+    /// Whether the peer's system has all that went over stripes. The end of each counts as one byte, and is acknowledged late.
+    pub(super) fn is_acknowledged(&self) -> bool {
+        let mut stripes = self.spread.stripes().iter();
+        stripes.all(|stripe| unacknowledged(stripe) <= 1)
+    }
+
+    pub(super) fn stripes(&self) -> &[Connection] {
+        self.spread.stripes()
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        self.spread.memory()
+    }
+}
+
+fn plain(main: &mut Connection, first: &[u8], rest: &[u8]) -> Result<usize, Errno> {
+    match first {
+        [] => main.send(rest),
+        _ => main.send_pieces(&[first, rest]),
+    }
+}
+
+/// What comes from the peer.
+#[derive(Debug, Default)]
+pub(super) struct Incoming {
+    /// Bytes that came as they are, and how many do.
+    received: u64,
+    until: Option<u64>,
+    gather: Option<Box<Gather>>,
+}
+
+impl Incoming {
+    /// Receives into `bytes`; 0: the stream has ended.
+    ///
+    /// # Errors
+    /// `AGAIN` when nothing is there; `PROTO` when it is not what a peer sends.
+    pub(super) fn receive(
+        &mut self,
+        main: &mut Connection,
+        bytes: &mut [u8],
+    ) -> Result<usize, Failure> {
+        let room = match self.until {
+            None => bytes.len(),
+            Some(until) if until > self.received => {
+                let left = usize::try_from(until - self.received).unwrap_or(usize::MAX);
+                bytes.len().min(left)
+            }
+            Some(_) => return self.gather().receive(main, bytes),
+        };
+        let received = main.receive(&mut bytes[..room])?;
+        self.received += received as u64;
+        Ok(received)
+    }
+
+    fn gather(&mut self) -> &mut Gather {
+        self.gather.get_or_insert_default()
+    }
+
+    /// The peer sends frames from byte `until` on. False where it cannot be so.
+    #[must_use]
+    pub(super) fn announce(&mut self, until: u64) -> bool {
+        let may_be = self.until.is_none() && until >= self.received;
+        if may_be {
+            self.until = Some(until);
+        }
+        may_be
+    }
+
+    /// Adds a stripe.
+    pub(super) fn add(&mut self, number: u8, stripe: Connection) {
+        self.gather().add(number, stripe);
+    }
+
+    /// Whether [`Incoming::receive`] has something, or may have.
+    pub(super) fn may_receive(&self, main: &Connection) -> bool {
+        match (&self.gather, self.until) {
+            (Some(gather), Some(until)) if until <= self.received => gather.may_receive(main),
+            _ => main.may_receive(),
+        }
+    }
+
+    /// Whether nothing more will arrive than what the kernel has.
+    pub(super) fn has_ended(&self, main: &Connection) -> bool {
+        main.has_ended() && self.gather.as_ref().is_none_or(|gather| gather.has_ended())
+    }
+
+    pub(super) fn stripes(&self) -> impl Iterator<Item = &Connection> {
+        self.gather.iter().flat_map(|gather| gather.stripes())
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        self.gather.as_ref().map_or(0, |gather| gather.memory())
+    }
+}

@@ -1,0 +1,95 @@
+//! Long messages over several connections.
+//!
+//! One connection carries less than a fast link can: clouds cap the rate of each, and the packets of each go through one core of
+//! a host's network stack. So a sender that has much to send opens more connections to the peer, its *stripes*, and deals
+//! long payloads out to them in blocks. Whether that pays is measured (`pace.rs`). Each direction of a link has its own stripes, which only its
+//! sender uses.
+//!
+//! # What goes over the first connection
+//!
+//! The link's own connection stays what gives everything its order. It begins as a plain stream. Once the stripes are there
+//! the sender announces on the control channel from which byte of the stream on it consists of frames, and when the peer has
+//! heard that, it does. Each frame has a head of four bytes, little-endian:
+//!
+//! ```text
+//! bits 24 to 31: 255, and so many bytes follow here     bits 0 to 23: number of bytes, not 0
+//!                N < 8, and so many follow on stripe N
+//! ```
+//!
+//! The receiver reads frame after frame, each from the connection that its head names. So it needs no memory for what
+//! comes out of order: that stays in the kernel's buffers of the other stripes, and those fill meanwhile.
+//!
+//! The sender deals each block to the stripe with the fewest bytes on their way, so a slow connection gets fewer. Bytes count as
+//! sent in the order of the stream: what later blocks have sent ahead of a block that is not through yet is remembered, and
+//! the caller's next call begins with the first byte that does not count.
+
+mod gather;
+mod pace;
+mod spread;
+
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+
+pub(super) use self::gather::Gather;
+pub(super) use self::pace::Pace;
+pub(super) use self::spread::Spread;
+use super::connection::Connection;
+use crate::error::{Error, Result};
+use crate::transport::cipher::Cipher;
+
+/// Stripes of one direction, at most.
+pub const MOST: u8 = 8;
+
+/// In the head of a frame: its bytes follow here.
+const HERE: u8 = u8::MAX;
+
+/// Bytes of a frame, at most.
+const LONGEST_FRAME: usize = (1 << 24) - 1;
+
+/// Bytes of a frame's head.
+const HEAD: usize = 4;
+
+/// The head of a frame.
+fn head(place: u8, bytes: usize) -> [u8; HEAD] {
+    (u32::from(place) << 24 | bytes as u32).to_le_bytes()
+}
+
+/// A further connection of a link, for one direction.
+#[derive(Debug)]
+pub struct Stripe {
+    number: u8,
+    is_ours: bool,
+    connection: Connection,
+}
+
+impl Stripe {
+    /// Stripe `number` of its direction: what this side sends goes over it if `is_ours`, else what the peer sends.
+    ///
+    /// # Errors
+    /// `System` when the socket does not take its options.
+    pub fn new(
+        number: u8,
+        is_ours: bool,
+        socket: TcpStream,
+        cipher: Option<Cipher>,
+    ) -> Result<Self> {
+        let connection = Connection::new(socket, cipher)
+            .map_err(|cause| Error::system("set up a further connection", cause))?;
+        Ok(Self {
+            number,
+            is_ours,
+            connection,
+        })
+    }
+
+    /// Its number, whether it is for what this side sends, and the connection.
+    pub(super) fn into_parts(self) -> (u8, bool, Connection) {
+        (self.number, self.is_ours, self.connection)
+    }
+}
+
+impl AsFd for Stripe {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}

@@ -1,0 +1,265 @@
+//! How many stripes pay: measured, by what the kernel says of each connection.
+//!
+//! A connection's rate is the bytes that the peer's kernel has acknowledged, by the time in which some were on their way:
+//! what the program does in between does not count. A sender measures its first connection, then 4 stripes, and keeps
+//! those only if they are faster. If they are so much faster that each of them seems to be capped, it tries 8.
+
+use std::time::Duration;
+
+use crate::transport::tcp::kernel::Traffic;
+
+/// Bytes after which a rate is taken.
+const SAMPLE: u64 = 24 << 20;
+
+/// The kernel counts time in ticks of some milliseconds: a rate is that of so many of them, or of so many bytes.
+const LEAST_BUSY: Duration = Duration::from_millis(100);
+const LONGEST: u64 = 1 << 30;
+
+/// Bytes that connections get to come up to speed.
+const WARM_UP: u64 = 8 << 20;
+
+/// Stripes that are tried first, and if those pay more than [`CAPPED`].
+const FEW: usize = 4;
+const MANY: usize = 8;
+
+/// By this much more stripes must carry. What is less may be chance, and costs descriptors.
+const PAYS: f64 = 1.15;
+
+/// From here on what bounds the rate is each connection, and more of them carry more.
+const CAPPED: f64 = 2.0;
+
+/// Where the measuring stands.
+#[derive(Debug)]
+pub(in crate::transport::tcp) struct Pace {
+    stage: Stage,
+    /// Bytes sent in this stage, after how many it is looked at again, and since when they count.
+    sent: u64,
+    next: u64,
+    begun: Option<Vec<Traffic>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// With `used` stripes, or none, where `before` stripes carried so many bytes a second.
+    Trial {
+        used: usize,
+        before: Option<(usize, f64)>,
+    },
+    /// More stripes are on their way.
+    Wanting { number: usize, before: (usize, f64) },
+    /// Nothing changes any more.
+    Settled,
+}
+
+impl Pace {
+    pub(in crate::transport::tcp) fn new() -> Self {
+        let (used, before) = (0, None);
+        Self {
+            stage: Stage::Trial { used, before },
+            sent: 0,
+            next: WARM_UP + SAMPLE,
+            begun: None,
+        }
+    }
+
+    /// Of a link that stays as it is.
+    pub(in crate::transport::tcp) fn settled() -> Self {
+        Self {
+            stage: Stage::Settled,
+            ..Self::new()
+        }
+    }
+
+    /// Of a link that has been found to need so many stripes.
+    #[cfg(test)]
+    pub(in crate::transport::tcp) fn wanting(number: usize) -> Self {
+        Self {
+            stage: Stage::Wanting {
+                number,
+                before: (0, 0.0),
+            },
+            ..Self::new()
+        }
+    }
+
+    /// How many stripes there should be, if more than there are.
+    pub(in crate::transport::tcp) fn wants(&self) -> Option<usize> {
+        match self.stage {
+            Stage::Wanting { number, .. } => Some(number),
+            _ => None,
+        }
+    }
+
+    /// So many stripes are in use now.
+    pub(in crate::transport::tcp) fn began_to_use(&mut self, used: usize) {
+        if let Stage::Wanting { before, .. } = self.stage {
+            let before = Some(before);
+            *self = Self {
+                stage: Stage::Trial { used, before },
+                ..Self::new()
+            };
+        }
+    }
+
+    /// Some bytes have been sent. `measure` says what the connections in use have carried. Returns how many stripes are to be
+    /// used from now on, if that changes.
+    #[inline]
+    pub(in crate::transport::tcp) fn sent(
+        &mut self,
+        bytes: usize,
+        measure: impl FnOnce() -> Vec<Traffic>,
+    ) -> Option<usize> {
+        let Stage::Trial { used, before } = self.stage else {
+            return None;
+        };
+        self.sent += bytes as u64;
+        match &self.begun {
+            None if self.sent >= WARM_UP => {
+                self.begun = Some(measure());
+                None
+            }
+            Some(begun) if self.sent >= self.next => {
+                let now = measure();
+                if self.sent < LONGEST && busy(begun, &now) < LEAST_BUSY {
+                    self.next += SAMPLE;
+                    return None;
+                }
+                let rate = rate(begun, &now);
+                self.conclude(used, before, rate)
+            }
+            _ => None,
+        }
+    }
+
+    fn conclude(
+        &mut self,
+        used: usize,
+        before: Option<(usize, f64)>,
+        rate: Option<f64>,
+    ) -> Option<usize> {
+        self.stage = Stage::Settled;
+        let Some(rate) = rate else {
+            return before.map(|(fewer, _)| fewer);
+        };
+        let Some((fewer, slower)) = before else {
+            let (number, before) = (FEW, (used, rate));
+            self.stage = Stage::Wanting { number, before };
+            return None;
+        };
+        tracing::debug!(
+            from = fewer,
+            to = used,
+            before = slower,
+            after = rate,
+            "tried more connections for long messages (bytes a second)"
+        );
+        if rate < PAYS * slower {
+            return Some(fewer);
+        }
+        if used < MANY && rate >= CAPPED * slower {
+            let (number, before) = (MANY, (used, rate));
+            self.stage = Stage::Wanting { number, before };
+        }
+        None
+    }
+}
+
+/// Bytes a second that the connections carried together; `None` where the kernel does not tell.
+fn rate(begun: &[Traffic], now: &[Traffic]) -> Option<f64> {
+    let since =
+        |(begun, now): (&Traffic, &Traffic)| now.acknowledged.saturating_sub(begun.acknowledged);
+    let bytes: u64 = begun.iter().zip(now).map(since).sum();
+    let seconds = busy(begun, now).as_secs_f64();
+    (bytes > 0 && seconds > 0.0).then(|| bytes as f64 / seconds)
+}
+
+/// How long the busiest of them was.
+fn busy(begun: &[Traffic], now: &[Traffic]) -> Duration {
+    let since = |(begun, now): (&Traffic, &Traffic)| now.busy_us.saturating_sub(begun.busy_us);
+    Duration::from_micros(begun.iter().zip(now).map(since).max().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sends until the pace says something, over connections that carry `rate` bytes a second together, in equal parts.
+    fn run(pace: &mut Pace, stripes: usize, rate: f64) -> Option<usize> {
+        let connections = stripes.max(1) as u64;
+        let mut sent = 0;
+        for _ in 0..2000 {
+            sent += 1 << 20;
+            let told = Traffic {
+                acknowledged: sent / connections,
+                busy_us: (sent as f64 / rate * 1e6) as u64,
+            };
+            let measure = || vec![told; stripes.max(1)];
+            let changed = pace.sent(1 << 20, measure);
+            if changed.is_some() || pace.wants().is_some() {
+                return changed;
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn what_is_capped_gets_more_connections_as_long_as_they_carry_more() {
+        let mut pace = Pace::new();
+        assert_eq!(run(&mut pace, 0, 1e8), None);
+        assert_eq!(pace.wants(), Some(FEW));
+        // The peer and its connections take their time.
+        assert_eq!(run(&mut pace, 0, 1e8), None);
+        pace.began_to_use(FEW);
+        assert_eq!(run(&mut pace, FEW, 3.9e8), None);
+        assert_eq!(pace.wants(), Some(MANY));
+        pace.began_to_use(MANY);
+        assert_eq!(run(&mut pace, MANY, 7e8), None);
+        assert_eq!(pace.wants(), None);
+    }
+
+    #[test]
+    fn what_a_few_fill_gets_no_more() {
+        let mut pace = Pace::new();
+        assert_eq!(run(&mut pace, 0, 1e8), None);
+        pace.began_to_use(FEW);
+        assert_eq!(run(&mut pace, FEW, 1.5e8), None);
+        assert_eq!(pace.wants(), None);
+    }
+
+    #[test]
+    fn what_does_not_pay_is_given_up() {
+        let mut pace = Pace::new();
+        assert_eq!(run(&mut pace, 0, 1e8), None);
+        pace.began_to_use(FEW);
+        assert_eq!(run(&mut pace, FEW, 1.1e8), Some(0));
+        assert_eq!(pace.wants(), None);
+        let mut pace = Pace::new();
+        assert_eq!(run(&mut pace, 0, 1e8), None);
+        pace.began_to_use(FEW);
+        assert_eq!(run(&mut pace, FEW, 3.9e8), None);
+        pace.began_to_use(MANY);
+        assert_eq!(run(&mut pace, MANY, 4e8), Some(FEW));
+        assert_eq!(pace.wants(), None);
+    }
+
+    #[test]
+    fn stripes_over_which_nothing_goes_are_given_up() {
+        let mut pace = Pace::new();
+        assert_eq!(run(&mut pace, 0, 1e8), None);
+        pace.began_to_use(FEW);
+        let silent = |_| pace.sent(1 << 20, || vec![Traffic::default(); FEW]);
+        assert_eq!((0..2000).find_map(silent), Some(0));
+    }
+
+    #[test]
+    fn a_kernel_that_tells_nothing_changes_nothing() {
+        let mut pace = Pace::new();
+        for _ in 0..2000 {
+            assert_eq!(pace.sent(1 << 20, || vec![Traffic::default()]), None);
+        }
+        assert_eq!(pace.wants(), None);
+        let mut pace = Pace::settled();
+        assert_eq!(run(&mut pace, 0, 1e8), None);
+        assert_eq!(pace.wants(), None);
+    }
+}

@@ -1,0 +1,232 @@
+//! Sending: blocks are dealt out to stripes.
+
+use std::collections::VecDeque;
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+use super::{Connection, HERE, LONGEST_FRAME, head};
+use crate::transport::tcp::kernel::unacknowledged;
+
+/// Bytes of a payload from which on it is dealt out: the pieces that collectives are cut into are longer.
+const LONG: usize = 32 << 10;
+
+/// Bytes of a block: all stripes have some of a payload, but a system call and a head are not made for a few bytes.
+const SHORTEST_BLOCK: usize = 16 << 10;
+const LONGEST_BLOCK: usize = 128 << 10;
+
+/// The sending half of a link whose stream consists of frames.
+#[derive(Debug, Default)]
+pub(in crate::transport::tcp) struct Spread {
+    stripes: Vec<Connection>,
+    /// So many of them are dealt blocks.
+    active: usize,
+    /// Bytes on their way on each of them, as far as is known.
+    loads: Vec<usize>,
+    /// Heads that the first connection has not taken.
+    heads: Vec<u8>,
+    /// Bytes that a head has announced to follow it, and that have not.
+    announced: usize,
+    /// How many bytes of payloads that are dealt out count as sent.
+    counted: usize,
+    /// Blocks of which not all bytes count, one after the other.
+    blocks: VecDeque<Block>,
+    /// What did not go by the last call is to go over stripes.
+    waits_for_stripes: bool,
+}
+
+/// A part of the bytes that are dealt out.
+#[derive(Debug)]
+struct Block {
+    stripe: usize,
+    end: usize,
+    /// Up to where it has been sent.
+    sent: usize,
+}
+
+impl Spread {
+    /// Adds the next stripe.
+    pub(in crate::transport::tcp) fn add(&mut self, stripe: Connection) {
+        self.stripes.push(stripe);
+    }
+
+    pub(in crate::transport::tcp) fn stripes(&self) -> &[Connection] {
+        &self.stripes
+    }
+
+    /// The stripes that are dealt blocks.
+    pub(in crate::transport::tcp) fn in_use(&self) -> &[Connection] {
+        &self.stripes[..self.active]
+    }
+
+    /// Deals to the first `number` stripes from now on.
+    pub(in crate::transport::tcp) fn use_only(&mut self, number: usize) {
+        self.active = number.min(self.stripes.len());
+    }
+
+    /// Sends as much as goes now of `first` and then `rest`, a payload or part of one.
+    ///
+    /// # Errors
+    /// `AGAIN` when nothing counts as sent.
+    pub(in crate::transport::tcp) fn send(
+        &mut self,
+        main: &mut Connection,
+        first: &[u8],
+        rest: &[u8],
+    ) -> Result<usize, Errno> {
+        self.waits_for_stripes = false;
+        let is_long = self.active > 0 && rest.len() >= LONG;
+        if !self.blocks.is_empty() && !first.is_empty() {
+            // No payload goes on so, but a stream may.
+            return self.deal(main, &[first, rest].concat());
+        }
+        if !self.blocks.is_empty() || (self.announced == 0 && first.is_empty() && is_long) {
+            return self.deal(main, rest);
+        }
+        if self.announced == 0 {
+            let with = if is_long { 0 } else { rest.len() };
+            self.announced = LONGEST_FRAME.min(first.len() + with);
+            self.heads.extend(head(HERE, self.announced));
+        }
+        let first = &first[..first.len().min(self.announced)];
+        let rest = &rest[..rest.len().min(self.announced - first.len())];
+        let sent = main.send_pieces(&[&self.heads, first, rest])?;
+        let of_heads = sent.min(self.heads.len());
+        self.heads.drain(..of_heads);
+        self.announced -= sent - of_heads;
+        match sent - of_heads {
+            0 => Err(Errno::AGAIN),
+            sent => Ok(sent),
+        }
+    }
+
+    fn deal(&mut self, main: &mut Connection, bytes: &[u8]) -> Result<usize, Errno> {
+        let end = self.counted + bytes.len();
+        let share = bytes.len() / self.active.max(1);
+        let block = share.clamp(SHORTEST_BLOCK, LONGEST_BLOCK);
+        let mut loads = std::mem::take(&mut self.loads);
+        loads.clear();
+        loads.extend(self.in_use().iter().map(unacknowledged));
+        self.loads = loads;
+        while self.push(bytes)? | self.deal_next(bytes, block)? {}
+        while !self.heads.is_empty() {
+            let sent = main.send(&self.heads)?;
+            self.heads.drain(..sent);
+        }
+        match self.count(end) {
+            0 => {
+                self.waits_for_stripes = true;
+                Err(Errno::AGAIN)
+            }
+            sent => Ok(sent),
+        }
+    }
+
+    /// Deals a block of `most` bytes to the stripe with the fewest on their way of those that take any of it. Returns whether
+    /// one does.
+    fn deal_next(&mut self, bytes: &[u8], most: usize) -> Result<bool, Errno> {
+        let dealt = self.dealt();
+        let from = dealt - self.counted;
+        let length = bytes.len().saturating_sub(from).min(most);
+        while length > 0
+            && let Some(stripe) = self.least_loaded()
+        {
+            let connection = &mut self.stripes[stripe];
+            let sent = match connection.send(&bytes[from..from + length]) {
+                Ok(sent) => sent,
+                // It keeps a record of these bytes, and will take no others.
+                Err(Errno::AGAIN) if connection.owes() => 0,
+                Err(Errno::AGAIN | Errno::INTR) => {
+                    self.loads[stripe] = usize::MAX;
+                    continue;
+                }
+                Err(errno) => return Err(errno),
+            };
+            self.loads[stripe] = self.loads[stripe].saturating_add(length);
+            self.heads.extend(head(stripe as u8, length));
+            self.blocks.push_back(Block {
+                stripe,
+                end: dealt + length,
+                sent: dealt + sent,
+            });
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// The stripe in use with the fewest bytes on their way, of those that have taken all of their blocks and are not full.
+    fn least_loaded(&self) -> Option<usize> {
+        let is_free = |stripe: &usize| {
+            let is_busy = |block: &Block| block.stripe == *stripe && block.sent < block.end;
+            self.loads[*stripe] < usize::MAX && !self.blocks.iter().any(is_busy)
+        };
+        (0..self.loads.len())
+            .filter(is_free)
+            .min_by_key(|stripe| self.loads[*stripe])
+    }
+
+    /// Up to where blocks have been dealt.
+    fn dealt(&self) -> usize {
+        self.blocks.back().map_or(self.counted, |block| block.end)
+    }
+
+    /// Sends what the stripes take of their blocks, of which `bytes` are those that do not count yet. Returns whether that
+    /// was anything.
+    fn push(&mut self, bytes: &[u8]) -> Result<bool, Errno> {
+        let mut moved = false;
+        for block in &mut self.blocks {
+            let from = block.sent - self.counted.min(block.sent);
+            let to = bytes.len().min(block.end - self.counted);
+            if block.sent == block.end || from >= to {
+                continue;
+            }
+            match self.stripes[block.stripe].send(&bytes[from..to]) {
+                Ok(sent) => {
+                    block.sent += sent;
+                    moved = true;
+                }
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(moved)
+    }
+
+    /// What counts as sent now, up to `end`, and did not before.
+    fn count(&mut self, end: usize) -> usize {
+        let mut through = self.counted;
+        for block in &self.blocks {
+            through = block.sent;
+            if block.sent < block.end {
+                break;
+            }
+        }
+        let before = std::mem::replace(&mut self.counted, through.min(end));
+        while let Some(block) = self.blocks.front()
+            && block.end <= self.counted
+        {
+            self.blocks.pop_front();
+        }
+        self.counted - before
+    }
+
+    /// Whether what did not go by the last call may go now.
+    pub(in crate::transport::tcp) fn may_send(&self, main: &Connection) -> bool {
+        let takes = |connection: &Connection| {
+            let wanted = PollFlags::OUT;
+            connection.ready(wanted).contains(wanted)
+        };
+        if !self.waits_for_stripes || !self.heads.is_empty() {
+            return takes(main);
+        }
+        if self.blocks.is_empty() {
+            return self.in_use().iter().any(takes);
+        }
+        let mut waiting = self.blocks.iter().filter(|block| block.sent < block.end);
+        waiting.any(|block| takes(&self.stripes[block.stripe]))
+    }
+
+    pub(in crate::transport::tcp) fn memory(&self) -> usize {
+        self.stripes.iter().map(Connection::memory).sum()
+    }
+}
