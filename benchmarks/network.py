@@ -10,8 +10,9 @@ A job of unisono chooses its algorithms by itself, one job for each of --algorit
 take turns, round by round. The last columns say what share of the line's rate a call reaches: a
 host cannot all_reduce in less time than 2(h-1)/h of the bytes take on its link.
 
-A link's rate is set by `tc tbf` in both directions of each host's interface, and one with a delay
-or losses is made in user space (tests/support/carrier.py). Namespaces take root.
+A link's rate is set by `tc tbf` in both directions of each host's interface, that of each
+connection by `tc htb`, and a link with a delay or losses is made in user space
+(tests/support/carrier.py). Namespaces take root.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from harness.peers import Peer
 # The test bed of the tests: one definition of what a host is.
 sys.path.append(str(CHECKOUT / "tests" / "support"))
 from carrier import Link
-from namespaces import Hosts, hosts, limit, numbered, why_not
+from namespaces import Hosts, hosts, limit, limit_flows, numbered, why_not
 
 CHOICE = "choice"
 TORCH = ("gloo", "unisono")
@@ -109,6 +110,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--hosts", type=list_of(int), default=(4, 4), help="ranks of each host, as 4,4 or 3,1")
     add("--numbering", choices=("blocks", "round-robin"), default="blocks")
     add("--rate", type=int, default=1000, help="Mbit/s of each host's link; 0: no limit")
+    add("--flow-rate", type=int, default=0, help="Mbit/s of each connection; 0: no limit")
     add("--delay", type=float, default=0, help="milliseconds from one host to another")
     add("--loss", type=float, default=0, help="percent of packets that are lost")
     add("--collectives", type=list_of(collectives), default=("all_reduce",), help="as all_reduce")
@@ -127,6 +129,8 @@ def main() -> None:
     host_of = numbered(args.hosts, args.numbering)
     machine = report.machine()
     rate = f"{args.rate} Mbit/s" if args.rate else "no limit"
+    if args.flow_rate:
+        args.rate, rate = 0, f"{args.flow_rate} Mbit/s for each connection"
     print(f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; float32")
     link = None
     if args.delay or args.loss:
@@ -140,6 +144,8 @@ def main() -> None:
     cells = []
     try:
         with hosts(len(args.hosts), link=link) as net, Jobs() as jobs:
+            if args.flow_rate:
+                limit_flows(net, args.flow_rate)
             if args.rate and not link:
                 limit(net, args.rate)
             peers = start(net, host_of, algorithms, jobs)

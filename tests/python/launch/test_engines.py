@@ -322,8 +322,9 @@ SRUN_ON = [
 TASKS = """
 for local in 0 1; do
   SLURM_LOCALID=$local SLURM_PROCID=$((2 * SLURM_NODEID + local)) "$@" &
+  tasks[local]=$!
 done
-wait -n && wait -n
+wait "${tasks[0]}" && wait "${tasks[1]}"
 """
 
 

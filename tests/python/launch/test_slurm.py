@@ -89,7 +89,7 @@ def test_a_step_takes_a_part_of_its_job(slurm, script, tmp_path):
 
 def test_two_jobs_on_the_same_nodes_do_not_mix(slurm, script, tmp_path):
     program = f"{sys.executable} {script}"
-    steps = f"srun -N2 -n2 {program} & srun -N2 -n2 {program} & wait -n && wait -n"
+    steps = f"srun -N2 -n2 {program} & first=$!; srun -N2 -n2 {program} & wait $first && wait $!"
     done = slurm.run("bash", "-c", steps, cwd=tmp_path)
     assert done.code == 0, done
     expected = ["rank 0 of 2 on node1 has 3", "rank 1 of 2 on node2 has 3"]

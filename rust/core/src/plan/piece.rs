@@ -27,7 +27,9 @@ pub fn piece_length(
         Algorithm::Hierarchical if waits => 8.0,
         _ => return DEFAULT_CHUNK,
     };
-    let bytes = latencies * costs.remote_latency / costs.remote_byte;
+    // A long way may be four times as fast as it is taken to be.
+    let byte = (costs.remote_byte / 4.0).max(Costs::TYPICAL.remote_byte);
+    let bytes = latencies * costs.remote_latency / byte;
     let longest = if bytes < LONGEST_PIECE {
         bytes
     } else {

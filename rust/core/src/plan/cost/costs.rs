@@ -83,8 +83,9 @@ const REMOTE_LATENCY: Scale = Scale {
     steps: 64,
 };
 
-/// Bytes that a TCP connection has under way at most, with the limits that Linux begins with. On a long way they bound the rate.
-const UNDER_WAY: f64 = (4 << 20) as f64;
+/// Bytes that a long way is taken to let through in the time of a round trip, since its rate is not measured: 200 Mbit/s at 40 ms.
+/// With the limits that Linux begins with, a TCP connection has four times as many under way at most.
+const UNDER_WAY: f64 = (1 << 20) as f64;
 
 /// Costs as ranks tell them to each other: steps on the scales of what is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -332,8 +332,8 @@ fn hosts_that_are_far_apart_save_rounds_first_and_bytes_later() {
         select(&shape, 4, &topology, costs)
     };
     let cheap = [Algorithm::TwoShot, Algorithm::Halving, Algorithm::Ring];
-    assert!(cheap.contains(&chosen(&near, 1 << 20)));
-    assert!(!cheap.contains(&chosen(&far, 1 << 20)));
+    assert!(cheap.contains(&chosen(&near, 256 << 10)));
+    assert!(!cheap.contains(&chosen(&far, 256 << 10)));
     assert!(cheap.contains(&chosen(&far, 256 << 20)));
     let pairs = Topology::even(2, 2, 2);
     let shape = shape(Collective::AllReduce, 4, 4 << 20);

@@ -27,8 +27,10 @@ struct Arrivals {
     stripes: Mutex<Vec<(Rank, Lane, Stripe)>>,
 }
 
+type Arriving = Receiver<(Rank, Lane, Box<dyn Link>)>;
+
 impl Arrivals {
-    fn new(verdict: Verdict) -> (Arc<Self>, Receiver<(Rank, Lane, Box<dyn Link>)>) {
+    fn new(verdict: Verdict) -> (Arc<Self>, Arriving) {
         let (links, arrivals) = unbounded();
         let stripes = Mutex::default();
         let gate = Self {
@@ -62,7 +64,7 @@ struct Member {
     keys: Vec<GroupKey>,
     rank: Rank,
     gate: Arc<Arrivals>,
-    arrivals: Receiver<(Rank, Lane, Box<dyn Link>)>,
+    arrivals: Arriving,
 }
 
 fn options() -> EndpointOptions {
