@@ -3,6 +3,8 @@
 //! Most systems give a program 1,024 to begin with and let it ask for many more. A rank that exchanges with a few hundred others
 //! has a connection or two with each of them, and with such a limit its group would fail at the first all_to_all.
 
+use std::os::fd::AsRawFd;
+
 use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -11,6 +13,14 @@ const PER_PEER: u64 = 4;
 
 /// What the program has open besides.
 const OTHERS: u64 = 256;
+
+/// Whether many more descriptors can be had than this process has, of which it has just got this one: the system gives the lowest
+/// number that is free.
+pub(crate) fn are_plenty(newest: &impl AsRawFd) -> bool {
+    let number = u64::try_from(newest.as_raw_fd()).unwrap_or(u64::MAX);
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.is_none_or(|limit| number < limit / 2)
+}
 
 /// Asks the system for as many descriptors as a rank among `world` may come to need, if this process may not have them yet: at most
 /// as many as the hard limit says. Where that is too few, the connection that gets none fails, and says so.
@@ -59,6 +69,11 @@ mod tests {
         assert_eq!(more(512, &limit(Some(1024), Some(1024))), None);
         assert_eq!(more(512, &limit(Some(4096), Some(4096))), None);
         assert_eq!(more(512, &limit(None, None)), None);
+    }
+
+    #[test]
+    fn a_test_has_few() {
+        assert!(are_plenty(&std::fs::File::open("/dev/null").unwrap()));
     }
 
     #[test]

@@ -100,11 +100,11 @@ pub(crate) enum Mail {
         peer: Rank,
         error: Error,
     },
-    /// A further connection of a link that is established.
+    /// A further connection of a link that is established, or none: those that this side wanted do not come.
     Striped {
         lane: Lane,
         peer: Rank,
-        stripe: Stripe,
+        stripe: Option<Stripe>,
     },
 }
 

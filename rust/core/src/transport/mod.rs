@@ -58,7 +58,8 @@ pub const MESSAGE_HEADER: usize = 40;
 /// connection is not an error of these calls but shows in [`ControlChannel::peer_state`], after the bytes that arrived
 /// before it have been delivered. An `Err` means that the peer broke the link's own rules (corrupt ring indices).
 pub trait Link: ControlChannel + Send {
-    /// Takes as many bytes of `bytes` as fit, and makes them visible to the peer.
+    /// Takes as many bytes of `bytes` as fit, and makes them visible to the peer. What it did not take must be what the next
+    /// call that sends begins with: some of it may be on its way.
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize>;
 
     /// Sends the rest of a header, at least one byte, and then the payload, as far as that goes now: by one system call
@@ -123,6 +124,9 @@ pub trait Link: ControlChannel + Send {
 
     /// Adds such a connection, of either direction. Its descriptor is to be watched with those of [`Link::fds`].
     fn add_stripe(&mut self, _stripe: Stripe) {}
+
+    /// Those that this side wanted do not all come.
+    fn give_up_stripes(&mut self) {}
 
     /// The header of the next message, if it has arrived: the message stays where it is. Asked between two messages.
     fn peek(&mut self) -> Result<Option<[u8; MESSAGE_HEADER]>> {

@@ -341,7 +341,7 @@ impl Gate for Door {
             group.post(Mail::Striped {
                 lane,
                 peer: from,
-                stripe,
+                stripe: Some(stripe),
             });
         }
     }

@@ -10,7 +10,7 @@ use crate::config::LendBytes;
 use crate::error::{Code, Error};
 use crate::fence::contained;
 use crate::transport::endpoint::{ConnectRequest, Lane, Outcome, Seat, Turn};
-use crate::transport::{Interest, Notice, PeerState};
+use crate::transport::{Interest, Notice, PeerState, Stripe};
 use crate::types::Rank;
 
 use crate::engine::links::{Direction, LinkTable, OpenLink, Slot, Waiting, loss};
@@ -147,19 +147,30 @@ impl Group {
                     core.links.set(lane, peer, Slot::Opening { awaited });
                 }
             }
-            Mail::Striped { lane, peer, stripe } => {
-                if let Some(open) = core.links.open(lane, peer)
-                    && self.parker().watch(stripe.as_fd()).is_ok()
-                {
-                    open.link.add_stripe(stripe);
-                }
-            }
+            Mail::Striped { lane, peer, stripe } => self.take_stripe(core, (lane, peer), stripe),
             Mail::Failed { lane, peer, error } => {
                 if matches!(core.links.slot(lane, peer), Slot::Opening { .. }) {
                     let error = Box::new(error.with_peer(peer));
                     core.links.set(lane, peer, Slot::Unreachable(error));
                 }
             }
+        }
+    }
+
+    /// Takes in a further connection of the link to a peer, or that those which this side wanted do not come.
+    fn take_stripe(&self, core: &mut Core, (lane, peer): (Lane, Rank), stripe: Option<Stripe>) {
+        let watched = match &stripe {
+            Some(stripe) => self.parker().watch(stripe.as_fd()),
+            None => Ok(()),
+        };
+        match (watched, core.links.open(lane, peer)) {
+            (Ok(()), Some(open)) => match stripe {
+                Some(stripe) => open.link.add_stripe(stripe),
+                None => open.link.give_up_stripes(),
+            },
+            // The peer may count on it.
+            (Err(error), Some(_)) => self.fail(core, error),
+            (_, None) => {}
         }
     }
 
@@ -204,10 +215,12 @@ impl Group {
     fn open_stripes(&self, lane: Lane, peer: Rank, numbers: Range<u8>) {
         let begun =
             self.with_request_in_background((lane, peer), false, move |this, seat, request| {
-                let take = |stripe| this.post(Mail::Striped { lane, peer, stripe });
+                let post = |stripe| this.post(Mail::Striped { lane, peer, stripe });
+                let take = |stripe| post(Some(stripe));
                 let opened = contained(|| seat.open_stripes(request, numbers, take));
                 if let Ok(Err(error)) | Err(error) = opened {
                     tracing::debug!(peer, %error, "no further connections for long messages");
+                    post(None);
                 }
             });
         if let Err(error) = begun {

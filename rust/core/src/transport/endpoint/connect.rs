@@ -89,13 +89,12 @@ pub(super) fn open_stripes(
     numbers: Range<u8>,
     mut take: impl FnMut(Stripe),
 ) -> Result<()> {
+    let mut addresses = request.target.towards(&shared.address);
     for number in numbers {
         let mut link = [0; 16];
         link[0] = number;
-        take(open_stripe(
-            &begin(shared, membership, request, link),
-            number,
-        )?);
+        let attempt = begin(shared, membership, request, link);
+        take(open_stripe(&attempt, number, &mut addresses)?);
     }
     Ok(())
 }

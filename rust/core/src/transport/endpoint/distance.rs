@@ -19,10 +19,10 @@ use crate::transport::tcp::kernel::round_trip;
 /// Hosts that are asked, at most: of many, some.
 const MOST_HOSTS: usize = 8;
 
-/// Connections to each. What disturbs a measurement makes it longer.
+/// Connections to each address. What disturbs a measurement makes it longer.
 const TRIES: usize = 2;
 
-/// How long all of them may take. What is farther counts as this far.
+/// How long a host may take to answer. What is farther is not known.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A connection on its way.
@@ -31,27 +31,23 @@ struct Probe {
     socket: Socket,
 }
 
-/// The round trip to the farthest of the hosts of `others` that are not that of `own`: of many hosts, of some of them. `None`
-/// where there are none, or none was reached.
+/// The round trip to the farthest of the hosts of `others` that are not that of `own`: of many hosts, of some of them, and by the
+/// nearest address of each. `None` where there are none, or none has answered.
 pub(super) fn farthest<'a>(
     own: &Address,
     others: impl Iterator<Item = &'a Address>,
 ) -> Option<Duration> {
     let hosts = some_of(first_of_each_host(own, others));
-    let targets = hosts
-        .iter()
-        .filter_map(|host| host.towards(own).first().copied());
+    let mut probes: Vec<Probe> = Vec::new();
+    for (host, there) in hosts.iter().enumerate() {
+        for target in there.towards(own) {
+            let sockets = (0..TRIES).filter_map(|_| begin(target).ok());
+            probes.extend(sockets.map(|socket| Probe { host, socket }));
+        }
+    }
     let deadline = Instant::now() + PATIENCE;
-    let mut probes: Vec<Probe> = targets
-        .enumerate()
-        .flat_map(|(host, target)| (0..TRIES).map(move |_| (host, target)))
-        .filter_map(|(host, target)| {
-            let socket = begin(target).ok()?;
-            Some(Probe { host, socket })
-        })
-        .collect();
     let mut nearest: Vec<Option<Duration>> = vec![None; hosts.len()];
-    while !probes.is_empty() && Instant::now() < deadline {
+    while probes.iter().any(|probe| nearest[probe.host].is_none()) && Instant::now() < deadline {
         let left = timespec(deadline.saturating_duration_since(Instant::now()));
         let mut fds: Vec<_> = probes
             .iter()
@@ -68,10 +64,6 @@ pub(super) fn farthest<'a>(
                 nearest[host] = Some(nearest[host].map_or(trip, |other| other.min(trip)));
             }
         }
-    }
-    let slow = probes.into_iter().map(|probe| probe.host);
-    for host in slow {
-        nearest[host].get_or_insert(PATIENCE);
     }
     nearest.into_iter().flatten().max()
 }

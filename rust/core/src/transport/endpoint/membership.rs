@@ -11,6 +11,7 @@ use super::wire::{Cut, Patience};
 use crate::error::{Error, Result};
 use crate::transport::handshake::{Answer, Lane};
 use crate::transport::keys::GroupKey;
+use crate::transport::tcp::stripes::MOST;
 use crate::transport::{Link, Stripe};
 use crate::types::Rank;
 
@@ -60,6 +61,8 @@ struct State {
     connecting: bool,
     accepting: bool,
     linked: bool,
+    /// Stripes that the peer has opened.
+    stripes: u8,
     /// Since when this side knows that it cannot reach the peer, and why.
     unreached: Option<(Instant, Error)>,
 }
@@ -183,6 +186,17 @@ impl Membership {
             Verdict::Duplicate => Err(Answer::Duplicate),
             Verdict::Left => Err(Answer::Left),
         })
+    }
+
+    /// Whether `peer` may open a further connection of its link: there is one, and it has not opened too many.
+    pub(super) fn takes_stripe(&self, peer: u32, lane: Lane) -> bool {
+        // Some are opened again, when an answer is lost.
+        const ENOUGH: u8 = 2 * MOST;
+        let mut lanes = self.lanes.lock();
+        let state = lanes.entry((peer, lane)).or_default();
+        let may = state.linked && state.stripes < ENOUGH;
+        state.stripes += u8::from(may);
+        may
     }
 
     /// The group gets a further connection of its link from `peer`.

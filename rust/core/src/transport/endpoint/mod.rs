@@ -159,7 +159,7 @@ impl Endpoint {
     }
 
     /// How long a packet to the farthest of these processes' hosts and the answer take: of many hosts, of some of them.
-    /// `None` where all are on this host, or none could be reached within half a second.
+    /// `None` where all are on this host, or none has answered within half a second.
     pub fn round_trip<'a>(&self, others: impl Iterator<Item = &'a Address>) -> Option<Duration> {
         distance::farthest(&self.shared.address, others)
     }

@@ -127,6 +127,14 @@ impl Connection {
         self.ready(PollFlags::RDHUP).intersects(end)
     }
 
+    /// Whether the peer has closed its end and all before that has been received.
+    pub(super) fn is_at_its_end(&self) -> bool {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        !self.has_opened()
+            && self.has_ended()
+            && matches!(recv(&self.socket, &mut [0; 1], flags), Ok((_, 0)))
+    }
+
     /// Tells the peer that this side sends no more.
     pub(super) fn finish(&self) {
         let _ = self.socket.shutdown(Shutdown::Write);

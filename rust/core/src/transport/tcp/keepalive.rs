@@ -11,7 +11,8 @@
 //! out about the host whatever the data does, and its end is the end of the link. The data connection must not have it:
 //! Linux then also ends a connection whose receiver answers, but has had no room for that long, which is what a rank
 //! looks like that computes, or is stopped, while its peer sends. Its probes serve for routers that forget connections
-//! over which nothing goes.
+//! over which nothing goes. The same holds for stripes, which may go another way than the control connection: what is on
+//! its way to a peer that does not read ends none of them, and a stripe's receiver probes it.
 //!
 //! Before there is a link the same holds: a host that does not answer the call for a connection is given up after the same
 //! limit, and while the two sides introduce themselves both connections have both options.
@@ -53,11 +54,19 @@ impl Probes {
 
 /// Has both connections of a link end when the host has not answered for `limit` seconds.
 pub(super) fn limit(data: &TcpStream, control: SockRef<'_>, limit: u32) -> io::Result<()> {
+    limit_data(data, Some(limit))?;
+    end_when_silent(control, limit)
+}
+
+/// The same of a connection that carries data: of the first one or a stripe.
+pub(super) fn limit_data(data: &TcpStream, limit: Option<u32>) -> io::Result<()> {
     let data = SockRef::from(data);
-    probe(&data, limit)?;
     // It may have had one while it was introduced.
     data.set_tcp_user_timeout(None)?;
-    end_when_silent(control, limit)
+    match limit {
+        Some(limit) => probe(&data, limit),
+        None => Ok(()),
+    }
 }
 
 /// Has a connection over which little goes end when the host has not answered for `limit` seconds.
@@ -93,8 +102,12 @@ mod tests {
             stream
         });
         limit(&data, SockRef::from(&control), 7).unwrap();
+        let stripe = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        end_when_silent(SockRef::from(&stripe), 9).unwrap();
+        limit_data(&stripe, None).unwrap();
         let of = |stream| SockRef::from(stream).tcp_user_timeout().unwrap();
         assert_eq!(of(&data).unwrap_or_default(), Duration::ZERO);
+        assert_eq!(of(&stripe).unwrap_or_default(), Duration::ZERO);
         assert_eq!(of(&control), Some(Duration::from_secs(7)));
     }
 

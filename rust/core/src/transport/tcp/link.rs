@@ -5,9 +5,9 @@
 //! system call; large ones go from the kernel straight into their destination. A fold lends the
 //! buffer.
 //!
-//! The two connections end independently, and the network may show the end of one while bytes or a
-//! farewell are still on their way on the other. So the link's end is reported when both have
-//! ended, or `SETTLE` after the first: a rank that sees it can receive all that came before, and a peer
+//! The connections end independently, and the network may show the end of one while bytes or a
+//! farewell are still on their way on another. So the link's end is reported when all have
+//! ended, or `SETTLE` after control or those with bytes: a rank that sees it can receive all that came before, and a peer
 //! that said farewell is not taken for lost. After a farewell the bytes before it may be on their way
 //! for long, on a slow network, and their end comes, or that of the host: there is no such limit. An
 //! abort is reported at once.
@@ -180,9 +180,11 @@ impl TcpLink {
         }
     }
 
-    /// Whether nothing more will arrive on the data connection, or any other, than what is here already.
-    fn data_has_ended(&self) -> bool {
-        self.broken.is_some() || self.incoming.has_ended(&self.data)
+    /// Whether nothing more will arrive on any connection with bytes than what is here already, of a peer in that state.
+    fn data_has_ended(&self, state: &PeerState) -> bool {
+        // That this side cannot send says nothing of what a peer sent before its farewell.
+        let is_broken = self.broken.is_some() && *state != PeerState::Left;
+        is_broken || self.drained || self.incoming.has_ended(&self.data)
     }
 
     /// Does what the peer says of the form of its bytes, and of ours.
@@ -304,11 +306,18 @@ impl Link for TcpLink {
 
     fn add_stripe(&mut self, stripe: Stripe) {
         let (number, is_ours, connection) = stripe.into_parts();
+        if let Err(cause) = keepalive::limit_data(connection.socket(), self.host_limit) {
+            tracing::warn!(peer = %self.peer, %cause, "the end of this peer's host may go unnoticed");
+        }
         if !is_ours {
             self.incoming.add(number, connection);
         } else if let Some(until) = self.outgoing.add(number, connection) {
             self.control.send(&Frame::Framing(until));
         }
+    }
+
+    fn give_up_stripes(&mut self) {
+        self.outgoing.give_up();
     }
 }
 
@@ -320,8 +329,12 @@ impl ControlChannel for TcpLink {
         if matches!(said, PeerState::Aborted(_)) {
             return said;
         }
+        if said == PeerState::Present && self.outgoing.is_broken() {
+            self.end("a connection for long messages broke".to_owned());
+        }
+        self.incoming.drop_ended();
         let control_ended = said != PeerState::Present;
-        let data_ended = self.data_has_ended();
+        let data_ended = self.data_has_ended(&said);
         if !control_ended && !data_ended {
             return PeerState::Present;
         }

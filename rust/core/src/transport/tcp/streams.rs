@@ -143,11 +143,28 @@ impl Outgoing {
         }
     }
 
+    /// The stripes that were asked for do not all come: uses as many as before.
+    pub(super) fn give_up(&mut self) {
+        self.pace = Pace::settled();
+        self.spread.use_only(self.spread.in_use().len());
+    }
+
+    /// Whether a stripe in use has broken: what was on its way there may be lost.
+    pub(super) fn is_broken(&self) -> bool {
+        let mut stripes = self.spread.in_use().iter();
+        stripes.any(|stripe| stripe.ready(PollFlags::empty()).contains(PollFlags::ERR))
+    }
+
     /// The peer knows from which byte on frames follow.
     pub(super) fn is_heard(&mut self) {
         if let Form::Announced { is_heard, .. } = &mut self.form {
             *is_heard = true;
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn use_only(&mut self, number: usize) {
+        self.spread.use_only(number);
     }
 
     /// Whether what is sent next goes in a frame.
@@ -248,6 +265,13 @@ impl Incoming {
     /// Adds a stripe.
     pub(super) fn add(&mut self, number: u8, stripe: Connection) {
         self.gather().add(number, stripe);
+    }
+
+    /// Lets go of stripes that the peer uses no more.
+    pub(super) fn drop_ended(&mut self) {
+        if let Some(gather) = &mut self.gather {
+            gather.drop_ended();
+        }
     }
 
     /// Whether [`Incoming::receive`] has something, or may have.

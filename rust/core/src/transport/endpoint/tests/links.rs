@@ -42,7 +42,7 @@ fn tcp_when_asked_for_and_between_hosts() {
     assert_eq!((error.code, error.peer), (Code::Unsupported, Some(1)));
 }
 
-/// Further connections of a link, as many as there may be, encrypted or not.
+/// Further connections of a link, once it is there and as many as there may be, encrypted or not.
 #[test]
 fn stripes_come_one_after_the_other() {
     for encrypts in [false, true] {
@@ -53,6 +53,10 @@ fn stripes_come_one_after_the_other() {
         let open = |numbers, take: &mut dyn FnMut(Stripe)| {
             zero.endpoint.open_stripes(&request, numbers, take)
         };
+        let error = open(0..1, &mut |_| panic!("no link yet")).unwrap_err();
+        assert_eq!((error.code, error.peer), (Code::System, Some(1)));
+        drop(link(zero.connect(&one, TransportChoice::Tcp)));
+        drop(one.arrival());
         open(0..3, &mut |_| ours += 1).unwrap();
         assert_eq!(ours, 3);
         let until = Instant::now() + Duration::from_secs(10);
@@ -63,8 +67,13 @@ fn stripes_come_one_after_the_other() {
         for (from, lane, _) in one.gate.stripes.lock().iter() {
             assert_eq!((*from, *lane), (0, Lane::Collective));
         }
-        let error = open(8..9, &mut |_| panic!("one too many")).unwrap_err();
+        let error = open(8..9, &mut |_| panic!("there is no such")).unwrap_err();
         assert_eq!((error.code, error.peer), (Code::System, Some(1)));
+        for _ in 3..16 {
+            open(0..1, &mut |_| ours += 1).unwrap();
+        }
+        let error = open(0..1, &mut |_| panic!("one too many")).unwrap_err();
+        assert_eq!((error.code, ours), (Code::System, 16));
         one.endpoint.unregister(&keys[1].id(), 1);
         let error = open(3..4, &mut |_| panic!("it has left")).unwrap_err();
         assert_eq!((error.code, error.peer), (Code::PeerLost, Some(1)));

@@ -1,40 +1,62 @@
 //! Further connections of a link over TCP, for long messages in one direction: see [`stripes`](crate::transport::tcp::stripes).
 //!
 //! Their sender opens them, one after the other. Where the peer listens on several interfaces they are shared out among these,
-//! so that a long message uses all of them.
+//! so that a long message uses all of them. Neither side spends the last of its descriptors on them.
 
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
 
 use super::super::attempt::{Attempt, Setback};
 use super::super::visit::{Reason, Visit};
-use super::tcp::dial;
-use crate::error::{Code, Result};
+use super::super::wire::Cut;
+use super::tcp::{ANOTHER_AFTER, dial};
+use crate::descriptors;
+use crate::error::{Code, Error, Result};
+use crate::fork;
 use crate::transport::handshake::{Answer, Hello, Purpose};
 use crate::transport::tcp::stripes::{MOST, Stripe};
 
-/// Opens stripe `number` for what this side sends.
-pub(in crate::transport::endpoint) fn open(attempt: &Attempt<'_>, number: u8) -> Result<Stripe> {
-    let mut addresses = attempt.request.target.towards(&attempt.shared.address);
-    let first = usize::from(number) % addresses.len().max(1);
-    addresses.rotate_left(first);
+/// Opens stripe `number` for what this side sends, by one of `addresses`: those that do not answer are left out from then on.
+pub(in crate::transport::endpoint) fn open(
+    attempt: &Attempt<'_>,
+    number: u8,
+    addresses: &mut Vec<SocketAddr>,
+) -> Result<Stripe> {
     let mut last = None;
-    for address in addresses {
-        let place = address.to_string();
-        let dial = || dial(attempt, address, attempt.patience.deadline);
-        match attempt.introduce(&place, Purpose::TcpStripe, dial) {
-            Ok((stream, proven, Answer::Accept)) => {
-                let encrypts = attempt.request.key.encrypts();
-                let cipher = encrypts.then(|| proven.into_cipher());
-                return Stripe::new(number, true, stream, cipher);
-            }
-            Ok((_, _, answer)) => last = Some(attempt.refusal(answer)),
-            Err(Setback::Fatal(error)) => return Err(error),
-            Err(Setback::Refused(what) | Setback::Unusable(what)) => {
-                last = Some(attempt.error(Code::System, format!("{place}: {what}")));
-            }
+    while !addresses.is_empty() {
+        let at = usize::from(number) % addresses.len();
+        match open_at(attempt, number, addresses[at]) {
+            Ok(stripe) => return Ok(stripe),
+            Err(error) if error.code == Code::Aborted => return Err(error),
+            Err(error) => last = Some(error),
         }
+        addresses.remove(at);
     }
     Err(last.unwrap_or_else(|| attempt.error(Code::System, "no TCP address".to_owned())))
+}
+
+fn open_at(attempt: &Attempt<'_>, number: u8, address: SocketAddr) -> Result<Stripe> {
+    let deadline = attempt
+        .patience
+        .deadline
+        .min(Instant::now() + ANOTHER_AFTER);
+    let place = address.to_string();
+    let dial = || dial(attempt, address, deadline);
+    let (stream, proven) = match attempt.introduce(&place, Purpose::TcpStripe, dial) {
+        Ok((stream, proven, Answer::Accept)) => (stream, proven),
+        Ok((_, _, answer)) => return Err(attempt.refusal(answer)),
+        Err(Setback::Fatal(error)) => return Err(error),
+        Err(Setback::Refused(what) | Setback::Unusable(what)) => {
+            return Err(attempt.error(Code::System, format!("{place}: {what}")));
+        }
+    };
+    if !descriptors::are_plenty(&stream) {
+        let what = "half of this process's descriptors are in use".to_owned();
+        return Err(Error::new(Code::Aborted, what));
+    }
+    let encrypts = attempt.request.key.encrypts();
+    let cipher = encrypts.then(|| proven.into_cipher());
+    Stripe::new(number, true, stream, cipher)
 }
 
 /// Takes a stripe for what the peer sends.
@@ -47,15 +69,20 @@ pub(super) fn accept(mut visit: Visit<'_>, stream: TcpStream) -> Result<(), Reas
         visit.answer(&stream, Answer::Left)?;
         return Ok(());
     }
-    if number >= MOST {
+    if number >= MOST
+        || !descriptors::are_plenty(&stream)
+        || !visit.membership.takes_stripe(from, lane)
+    {
         visit.answer(&stream, Answer::Failed)?;
-        let what = format!("a further connection with the number {number}, of {MOST}");
+        let what = format!("no room for stripe {number}, or no link that it belongs to");
         return Err(Reason::new(what));
     }
-    visit.answer(&stream, Answer::Accept)?;
-    let cipher = visit.membership.key.encrypts();
+    let channel = fork::make_private(|| stream.try_clone()).map_err(Cut::from)?;
+    let accept = visit.answers.frame(Answer::Accept)?;
+    let (membership, patience) = (visit.membership, visit.patience);
+    let cipher = membership.key.encrypts();
     let cipher = cipher.then(|| visit.answers.into_cipher());
-    let stripe = Stripe::new(number, false, stream, cipher)?;
-    visit.membership.deliver_stripe(from, lane, stripe);
-    Ok(())
+    // Before the peer can use it, and say farewell.
+    membership.deliver_stripe(from, lane, Stripe::new(number, false, stream, cipher)?);
+    Ok(patience.write(&channel, &accept)?)
 }

@@ -15,7 +15,7 @@ use crate::transport::handshake::{Answer, Hello, Purpose};
 use crate::transport::tcp::TcpLink;
 
 /// How long an address may take to answer before the next one of the same peer is tried.
-const ANOTHER_AFTER: Duration = Duration::from_secs(3);
+pub(super) const ANOTHER_AFTER: Duration = Duration::from_secs(3);
 
 /// Tries the peer's TCP addresses one after the other. What goes wrong is final: if none leads there, nothing does.
 pub(super) fn connect(attempt: &Attempt<'_>) -> Result<Reached, Setback> {

@@ -175,6 +175,40 @@ fn a_long_payload_leaves_the_first_connection_free() {
 }
 
 #[test]
+fn stripes_that_are_given_up_are_closed_at_both_ends() {
+    let (mut a, mut b) = striped(3, false);
+    let (payload, mut received) = (vec![5; 1 << 20], vec![0; 1 << 20]);
+    for _ in 0..2 {
+        let (mut sent, mut done) = (0, 0);
+        while done < payload.len() {
+            sent += a.try_send(&payload[sent..]).unwrap();
+            done += b.try_recv(&mut received[done..]).unwrap();
+        }
+        assert!(received == payload);
+        received.fill(0);
+        a.give_up_stripes();
+        a.outgoing.use_only(0);
+        assert_eq!(a.outgoing.stripes().len(), 0);
+    }
+    let until = Instant::now() + Duration::from_secs(10);
+    while b.incoming.stripes().count() > 0 {
+        assert!(Instant::now() < until, "they stay");
+        assert_eq!(b.peer_state(), PeerState::Present);
+    }
+    assert_eq!(a.peer_state(), PeerState::Present);
+}
+
+#[test]
+fn the_end_of_a_stripe_in_use_is_that_of_the_link() {
+    let (mut a, mut b) = striped(2, false);
+    assert!(a.try_send(&vec![1; 100_000]).unwrap() > 0);
+    // Closed with bytes that nobody has read, which resets the connection.
+    while !b.incoming.stripes().all(Connection::may_receive) {}
+    b.incoming = Incoming::default();
+    assert!(matches!(suite::end_of(&mut a), PeerState::Lost(_)));
+}
+
+#[test]
 fn bytes_before_frames_go_as_they_are() {
     let (mut a, mut b) = links();
     a.outgoing = Outgoing::striped(1);

@@ -14,6 +14,8 @@ const DIRECT: usize = 32 << 10;
 pub(in crate::transport::tcp) struct Gather {
     /// By their numbers.
     stripes: [Option<Connection>; MOST as usize],
+    /// Whether something has been read from each.
+    is_used: [bool; MOST as usize],
     /// What the first connection brought, from a head on or within a frame.
     raw: Buffer,
     /// Of which connection the frame is that is being read, and how many of its bytes are to come.
@@ -21,10 +23,22 @@ pub(in crate::transport::tcp) struct Gather {
 }
 
 impl Gather {
-    /// Adds a stripe. One that is there already stays: the peer may count on it.
+    /// Adds a stripe. It takes the place of one over which nothing has come: the peer opens another when it has heard no
+    /// answer.
     pub(in crate::transport::tcp) fn add(&mut self, number: u8, stripe: Connection) {
-        if let Some(place) = self.stripes.get_mut(usize::from(number)) {
-            place.get_or_insert(stripe);
+        let number = usize::from(number);
+        if self.is_used.get(number) == Some(&false) {
+            self.stripes[number] = Some(stripe);
+        }
+    }
+
+    /// Lets go of stripes that their sender has closed, with nothing left to read.
+    pub(in crate::transport::tcp) fn drop_ended(&mut self) {
+        let reading = self.frame.map(|(place, _)| usize::from(place));
+        for (number, place) in self.stripes.iter_mut().enumerate() {
+            if reading != Some(number) && place.as_ref().is_some_and(Connection::is_at_its_end) {
+                *place = None;
+            }
         }
     }
 
@@ -49,7 +63,11 @@ impl Gather {
         let received = match place {
             HERE => self.receive_here(main, bytes)?,
             number => match &mut self.stripes[usize::from(number)] {
-                Some(stripe) => stripe.receive(bytes)?,
+                Some(stripe) => {
+                    let received = stripe.receive(bytes)?;
+                    self.is_used[usize::from(number)] = true;
+                    received
+                }
                 // The peer uses it as soon as it is open; it is about to come.
                 None => return Err(Errno::AGAIN.into()),
             },

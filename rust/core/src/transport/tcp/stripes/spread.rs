@@ -15,6 +15,9 @@ const LONG: usize = 32 << 10;
 const SHORTEST_BLOCK: usize = 16 << 10;
 const LONGEST_BLOCK: usize = 128 << 10;
 
+/// Bytes of the longest element, of which the length of every other is a divisor.
+const LONGEST_ELEMENT: usize = 16;
+
 /// The sending half of a link whose stream consists of frames.
 #[derive(Debug, Default)]
 pub(in crate::transport::tcp) struct Spread {
@@ -59,9 +62,17 @@ impl Spread {
         &self.stripes[..self.active]
     }
 
-    /// Deals to the first `number` stripes from now on.
+    /// Deals to the first `number` stripes from now on. The others are closed when nothing of theirs is left.
     pub(in crate::transport::tcp) fn use_only(&mut self, number: usize) {
         self.active = number.min(self.stripes.len());
+        self.close_unused();
+    }
+
+    fn close_unused(&mut self) {
+        let is_used = |block: &Block| block.stripe >= self.active;
+        if self.stripes.len() > self.active && !self.blocks.iter().any(is_used) {
+            self.stripes.truncate(self.active);
+        }
     }
 
     /// Sends as much as goes now of `first` and then `rest`, a payload or part of one.
@@ -103,7 +114,8 @@ impl Spread {
     fn deal(&mut self, main: &mut Connection, bytes: &[u8]) -> Result<usize, Errno> {
         let end = self.counted + bytes.len();
         let share = bytes.len() / self.active.max(1);
-        let block = share.clamp(SHORTEST_BLOCK, LONGEST_BLOCK);
+        // Whole elements: the receiver would wait for the rest of one with the first part in hand.
+        let block = share.clamp(SHORTEST_BLOCK, LONGEST_BLOCK) / LONGEST_ELEMENT * LONGEST_ELEMENT;
         let mut loads = std::mem::take(&mut self.loads);
         loads.clear();
         loads.extend(self.in_use().iter().map(unacknowledged));
@@ -207,6 +219,7 @@ impl Spread {
         {
             self.blocks.pop_front();
         }
+        self.close_unused();
         self.counted - before
     }
 
