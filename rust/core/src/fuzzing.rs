@@ -230,6 +230,8 @@ mod tests {
             Frame::Position([7; POSITION_BYTES]),
             Frame::Question,
             Frame::Answer,
+            Frame::Framing(1 << 40),
+            Frame::FramingHeard,
             Frame::Segment(identity),
             Frame::SegmentAnswer {
                 segment: 1,

@@ -42,6 +42,8 @@ fn frames_survive_the_trip_byte_by_byte() {
         Frame::Doorbell,
         Frame::Question,
         Frame::Answer,
+        Frame::Framing(u64::MAX),
+        Frame::FramingHeard,
         Frame::Position([9; POSITION_BYTES]),
         Frame::Abort(notice("rank 3 died")),
         Frame::Abort(Notice {
@@ -385,7 +387,7 @@ proptest! {
     #[test]
     fn any_bytes_and_descriptors_are_taken_or_end_the_channel(
         messages in proptest::collection::vec(
-            (proptest::collection::vec(prop_oneof![1_u8..9, any::<u8>()], 1..40), 0_usize..5),
+            (proptest::collection::vec(prop_oneof![1_u8..12, any::<u8>()], 1..40), 0_usize..5),
             1..8,
         ),
     ) {
