@@ -142,18 +142,18 @@ def limit_flows(net: Hosts, megabits: float) -> None:
     """Give every connection from a host on the first network that rate, by its port there."""
     ports = 16
     for name in net.names:
-
-        def tc(*words: str, name: str = name) -> None:
-            command = ["tc", "-n", name, *words]
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
-
-        tc(*"qdisc add dev eth0 root handle 1: htb default 99 r2q 1000".split())
+        commands = ["qdisc add dev eth0 root handle 1: htb default 99 r2q 1000"]
         for port in range(ports):
-            kind = f"classid 1:{port + 1:x}"
+            one = f"1:{port + 1:x}"
             rate = f"rate {megabits}mbit burst 64kb cburst 64kb"
-            tc(*f"class add dev eth0 parent 1: {kind} htb {rate}".split())
-            match = f"u32 match ip sport {port} {ports - 1:#06x} flowid 1:{port + 1:x}"
-            tc(*f"filter add dev eth0 parent 1: protocol ip prio 1 {match}".split())
+            match = f"u32 match ip sport {port} {ports - 1:#06x} flowid {one}"
+            commands += [
+                f"class add dev eth0 parent 1: classid {one} htb {rate}",
+                f"filter add dev eth0 parent 1: protocol ip prio 1 {match}",
+            ]
+        for words in commands:
+            command = ["tc", "-n", name, *words.split()]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=10)
 
 
 def numbered(counts: Sequence[int], numbering: str) -> list[int]:
