@@ -72,7 +72,7 @@ def everything() -> Links:
 
 
 def ways_out() -> list[str]:
-    """Return this rank's address in each of its connections to other hosts, but that to the store."""
+    """Return this rank's address in each connection to another host, but that to the store."""
     store = int(os.environ["MASTER_PORT"])
     return [
         link.laddr.ip
