@@ -3,6 +3,7 @@
 //!
 //! Ranks are threads. Waits that hang fail by the group's own timeout, which no test here expects unless it says so.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, channel};
 use std::sync::{RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
@@ -434,13 +435,18 @@ fn messages_of_another_type_or_length_fail_on_both_sides() {
 fn a_timeout_names_the_missing_rank() {
     let _beside = beside_others();
     for transport in [Transport::Local, Transport::Shm] {
+        let ended = AtomicUsize::new(0);
         run_with(transport, 3, "0.3", |comm| {
             comm.barrier().expect("barrier");
             if comm.rank() == 2 {
-                pause(700);
+                let until = Instant::now() + Duration::from_secs(20);
+                while ended.load(Ordering::Acquire) < 2 && Instant::now() < until {
+                    pause(10);
+                }
                 return;
             }
             let error = comm.barrier().unwrap_err();
+            ended.fetch_add(1, Ordering::Release);
             assert_eq!(error.code, Code::Timeout, "{error}");
             assert!(error.message.contains("rank 2"), "{error}");
             assert!(error.operation.is_some(), "{error}");
