@@ -289,7 +289,7 @@ fn closing_ends_the_waits_of_this_rank() {
             .expect("receive");
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| comm.receive_slice(&mut [0_u8], Some(1 - comm.rank()), 3));
-            pause(50);
+            pause(300);
             if comm.rank() == 0 {
                 comm.close();
             }
