@@ -202,6 +202,14 @@ mod tests {
         None
     }
 
+    /// One connection carried 100 MB/s, and there are a few stripes now.
+    fn with_a_few() -> Pace {
+        let mut pace = Pace::new();
+        assert_eq!(run(&mut pace, 0, 1e8), None);
+        pace.began_to_use(FEW);
+        pace
+    }
+
     #[test]
     fn what_is_capped_gets_more_connections_as_long_as_they_carry_more() {
         let mut pace = Pace::new();
@@ -219,23 +227,17 @@ mod tests {
 
     #[test]
     fn what_a_few_fill_gets_no_more() {
-        let mut pace = Pace::new();
-        assert_eq!(run(&mut pace, 0, 1e8), None);
-        pace.began_to_use(FEW);
+        let mut pace = with_a_few();
         assert_eq!(run(&mut pace, FEW, 1.5e8), None);
         assert_eq!(pace.wants(), None);
     }
 
     #[test]
     fn what_does_not_pay_is_given_up() {
-        let mut pace = Pace::new();
-        assert_eq!(run(&mut pace, 0, 1e8), None);
-        pace.began_to_use(FEW);
+        let mut pace = with_a_few();
         assert_eq!(run(&mut pace, FEW, 1.1e8), Some(0));
         assert_eq!(pace.wants(), None);
-        let mut pace = Pace::new();
-        assert_eq!(run(&mut pace, 0, 1e8), None);
-        pace.began_to_use(FEW);
+        let mut pace = with_a_few();
         assert_eq!(run(&mut pace, FEW, 3.9e8), None);
         pace.began_to_use(MANY);
         assert_eq!(run(&mut pace, MANY, 4e8), Some(FEW));
@@ -244,9 +246,7 @@ mod tests {
 
     #[test]
     fn stripes_over_which_nothing_goes_are_given_up() {
-        let mut pace = Pace::new();
-        assert_eq!(run(&mut pace, 0, 1e8), None);
-        pace.began_to_use(FEW);
+        let mut pace = with_a_few();
         let silent = |_| pace.sent(1 << 20, || vec![Traffic::default(); FEW]);
         assert_eq!((0..2000).find_map(silent), Some(0));
     }
