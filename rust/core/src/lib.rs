@@ -21,6 +21,7 @@
 //! - `device`: operations on device memory, enqueued on the caller's streams.
 //! - [`cuda`]: on which device memory lies, for a caller that has an address alone.
 //! - [`communicator`], `slices`: the group and its collectives, which the doors (torch, Python, C) call.
+//! - [`one_sided`]: reading and writing memory that a peer has registered, over groups of two.
 //!
 //! Where it is decided:
 //!
@@ -74,6 +75,7 @@ mod fork;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod heap;
+pub mod one_sided;
 pub mod plan;
 mod processors;
 mod rarely;

@@ -96,6 +96,7 @@ fn close_all(py: Python<'_>) {
                 Ok(())
             });
         }
+        crate::one_sided::close_all();
         unisono::wait_for_threads(crate::THREADS_END);
     });
 }

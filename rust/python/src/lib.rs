@@ -16,6 +16,7 @@ mod heap;
 mod how;
 mod launch;
 mod log;
+mod one_sided;
 mod operator;
 mod point_to_point;
 mod reductions;
@@ -41,6 +42,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     settings::add_to(module)?;
     heap::add_to(module)?;
     launch::add_to(module)?;
+    one_sided::add_to(module)?;
     module.add_class::<operator::ReduceOp>()?;
     module.add_class::<work::Work>()?;
     #[cfg(feature = "torch")]

@@ -20,7 +20,7 @@ use unisono::{Communicator, PointToPoint, Request};
 use crate::errors::{exception, invalid};
 
 /// How long a wait may keep Python from looking for signals.
-const SLICE: Duration = Duration::from_millis(50);
+pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// What there is to do, and what it needs.
 pub(crate) struct Call {

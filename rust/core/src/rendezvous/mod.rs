@@ -12,6 +12,7 @@ pub mod introduction;
 pub mod launcher;
 mod meeting;
 pub mod memory;
+pub(crate) mod pairing;
 mod records;
 pub mod roster;
 pub mod secret;

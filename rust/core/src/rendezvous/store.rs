@@ -46,6 +46,11 @@ pub trait Store: Send + Sync {
     fn secret(&self) -> Option<Secret> {
         None
     }
+
+    /// Whether processes come to it that were launched apart from this one, of which its launcher knows nothing.
+    fn is_for_strangers(&self) -> bool {
+        false
+    }
 }
 
 /// What points to a store is one.
@@ -70,6 +75,10 @@ macro_rules! forward {
 
             fn secret(&self) -> Option<Secret> {
                 (**self).secret()
+            }
+
+            fn is_for_strangers(&self) -> bool {
+                (**self).is_for_strangers()
             }
         })*
     };
@@ -117,6 +126,10 @@ impl<S: Store> Store for PrefixStore<S> {
 
     fn secret(&self) -> Option<Secret> {
         self.store.secret()
+    }
+
+    fn is_for_strangers(&self) -> bool {
+        self.store.is_for_strangers()
     }
 }
 

@@ -52,20 +52,28 @@ impl UniqueId {
     /// # Errors
     /// `InvalidArgument` for an interface that is not there, `System` when no port can be had.
     pub fn create(config: &Config) -> Result<Self> {
+        let (id, server) = Self::serve(config)?;
+        let mut served = SERVED.lock();
+        served.retain(|(_, server)| !server.has_ended());
+        served.push((id, server));
+        Ok(id)
+    }
+
+    /// An id and the server of its store, which ends when it is dropped.
+    ///
+    /// # Errors
+    /// As [`UniqueId::create`].
+    pub(super) fn serve(config: &Config) -> Result<(Self, TcpStoreServer)> {
         crate::fork::check()?;
-        // How many ranks will come it does not know: all that were launched with this one.
-        let one_host = super::launcher::is_one_host(0);
-        let address = endpoint::own_address(config.interface.as_deref(), one_host)?;
+        // Those that come need not have been launched with this process.
+        let address = endpoint::own_address(config.interface.as_deref(), false)?;
         let secret = random_bytes()?;
         let server = TcpStoreServer::start_any(&address.to_string(), &[0], &key(&secret))?;
         let id = Self::new(
             SocketAddr::new(address, server.own_address().port()),
             &secret,
         );
-        let mut served = SERVED.lock();
-        served.retain(|(_, server)| !server.has_ended());
-        served.push((id, server));
-        Ok(id)
+        Ok((id, server))
     }
 
     fn new(address: SocketAddr, secret: &[u8; 32]) -> Self {
@@ -107,7 +115,7 @@ impl UniqueId {
         self.bytes
     }
 
-    fn address(&self) -> SocketAddr {
+    pub(super) fn address(&self) -> SocketAddr {
         let port = u16::from_le_bytes([self.bytes[10], self.bytes[11]]);
         let mut octets = [0; 16];
         octets.copy_from_slice(&self.bytes[12..28]);
@@ -127,14 +135,20 @@ impl UniqueId {
         let own = (rank == 0).then(|| self.take_server()).flatten();
         let store = match own {
             Some(server) => TcpStore::own(server)?,
-            None => {
-                let address = self.address();
-                let key = key(&self.bytes[SECRET]);
-                let host = address.ip().to_string();
-                TcpStore::connect_any(&host, &[address.port()], &key, patience)?
-            }
+            None => self.visit(patience)?,
         };
         Ok(Meeting::over_tcp(store, rank, world, patience))
+    }
+
+    /// The store of an id that another process, or another part of this one, serves.
+    ///
+    /// # Errors
+    /// As [`UniqueId::open`].
+    pub(super) fn visit(&self, patience: Duration) -> Result<TcpStore> {
+        let address = self.address();
+        let host = address.ip().to_string();
+        let key = key(&self.bytes[SECRET]);
+        TcpStore::connect_any(&host, &[address.port()], &key, patience)
     }
 
     fn take_server(&self) -> Option<TcpStoreServer> {

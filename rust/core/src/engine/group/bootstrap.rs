@@ -52,7 +52,7 @@ impl Group {
             interface: config.interface.clone(),
             hint: endpoint::hint(),
             towards: store.address(),
-            one_host: world == 1 || launcher::is_one_host(world),
+            one_host: world == 1 || !store.is_for_strangers() && launcher::is_one_host(world),
             ring_bytes: config.ring_bytes.bytes(),
         })?;
         let address = endpoint.address();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::buffer::Memory;
 use crate::engine::work::PointToPoint;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::types::{Collective, DataType, Rank};
 
 use crate::engine::collective::header::Fingerprint;
@@ -85,6 +85,16 @@ impl Group {
             return Err(error);
         }
         self.wait_for_source(&received)
+    }
+
+    /// Ends a receive that no message has met; one that has met its message goes on.
+    pub(crate) fn cancel_receive(&self, work: &Arc<WorkState>) {
+        let mut core = self.core.lock();
+        if core.matching.withdraw(work) {
+            let error = Error::new(Code::Aborted, "the receive was taken back");
+            core.finished.push((Arc::clone(work), Err(error)));
+            self.settle(&mut core);
+        }
     }
 
     fn check_outgoing(&self, outgoing: &Outbound) -> Result<()> {

@@ -1,0 +1,393 @@
+//! One-sided transfers: a process reads and writes memory that another one has registered, and that one calls nothing.
+//!
+//! Each side opens a [`Port`] and [binds](Port::bind) it, which gives bytes by which a peer [connects](Port::connect). It
+//! [registers](Port::register) memory, and gives the peer a [`RemoteRegion`] for it, by whatever means there are. The peer
+//! then [reads](Port::read) and [writes](Port::write): in memory that both map where it lies in the shared [heap](crate::heap),
+//! by one copy of the system elsewhere on the same host, over TCP between hosts.
+//!
+//! A connection is a group of two ranks of its own ([`Communicator`]), so all of its transports, its proofs of membership,
+//! its encryption and its way to notice the end of a peer are those of every group. Rank 0 is the target and rank 1 the
+//! initiator. A transfer is a few messages between them ([`request`]); at the target a thread takes part for the
+//! process ([`serve`]), one for each peer that has connected. A pair in which both sides start transfers is two groups.
+
+mod regions;
+mod remote;
+pub(crate) mod request;
+mod serve;
+mod transfer;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use self::regions::Regions;
+pub use self::regions::{Owner, Region};
+use self::remote::PortId;
+pub use self::remote::RemoteRegion;
+use self::request::Kind;
+use self::serve::Service;
+use self::transfer::TARGET;
+pub use self::transfer::Transfer;
+use crate::communicator::Communicator;
+use crate::config::{Config, Timeout};
+use crate::engine::Completion;
+use crate::error::{Code, Error, Result};
+use crate::fork::{self, Own};
+use crate::rendezvous::pairing::{Host, Pair};
+use crate::rendezvous::unique_id::{self, UniqueId};
+use crate::threads;
+use crate::transport::keys::random_bytes;
+
+/// The initiator of a pair.
+const INITIATOR: usize = 1;
+
+/// One end of one-sided transfers: it has at most one peer of its own, and any number of those that have it as theirs.
+///
+/// Dropping it closes it, without waiting for transfers.
+pub struct Port(Own<Arc<Shared>>);
+
+struct Shared {
+    id: PortId,
+    config: Config,
+    regions: Regions,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    is_closed: bool,
+    host: Option<Bound>,
+    peer: Option<Arc<Peer>>,
+    /// Of the peers that have this port as theirs.
+    served: Vec<Arc<Service>>,
+}
+
+struct Bound {
+    host: Arc<Host>,
+    /// The turn of the next guest.
+    turn: Arc<AtomicU64>,
+}
+
+/// The target of this port's transfers.
+struct Peer {
+    comm: Communicator,
+    port: PortId,
+    started: AtomicU64,
+}
+
+impl Peer {
+    /// The number of the next transfer, from 1.
+    fn count(&self) -> u64 {
+        self.started.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+impl Port {
+    /// A port that is not bound yet. Its groups have the settings of `config`, in which both ends of a connection agree.
+    ///
+    /// # Errors
+    /// `System` when the operating system gives no random bytes.
+    pub fn new(config: Config) -> Result<Self> {
+        fork::check()?;
+        let id = random_bytes()?;
+        Ok(Self(Own::new(Arc::new(Shared {
+            id,
+            config,
+            regions: Regions::new(id),
+            state: Mutex::new(State::default()),
+        }))))
+    }
+
+    /// Lets peers come, and returns what they need for that. It holds a secret: a process that has it can connect. The
+    /// second call returns the same.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an interface that is not there, `System` when no port can be had, `Aborted` when closed.
+    pub fn bind(&self) -> Result<[u8; unique_id::BYTES]> {
+        fork::check()?;
+        let shared = &*self.0;
+        let mut state = shared.open()?;
+        if let Some(bound) = &state.host {
+            return Ok(bound.host.id().to_bytes());
+        }
+        fork::note();
+        let host = Arc::new(Host::open(&shared.config, &shared.id)?);
+        let turn = Arc::new(AtomicU64::new(0));
+        let (same, port, turns) = (Arc::clone(&host), Arc::clone(&self.0), Arc::clone(&turn));
+        threads::spawn("unisono-port", move || port.receive_guests(&same, &turns))
+            .map_err(|cause| Error::system("start a thread for a port", cause))?;
+        let id = host.id().to_bytes();
+        state.host = Some(Bound { host, turn });
+        Ok(id)
+    }
+
+    /// Connects to the peer whose [`Port::bind`] returned `peer`. It need not do anything for that.
+    ///
+    /// # Errors
+    /// `Timeout` when the peer does not answer within `timeout`; `InvalidArgument` for what is no address of a port, and
+    /// where this port has a peer already; what the peers disagree on is a `Mismatch`; `Aborted` when closed.
+    pub fn connect(&self, peer: &[u8], timeout: Duration) -> Result<()> {
+        fork::check()?;
+        let Ok(bytes) = <[u8; unique_id::BYTES]>::try_from(peer) else {
+            return Err(Error::invalid(format!(
+                "{} bytes are no address of a port: `bind` returns {}",
+                peer.len(),
+                unique_id::BYTES
+            )));
+        };
+        let id = UniqueId::from_bytes(bytes)?;
+        let shared = &*self.0;
+        if shared.open()?.peer.is_some() {
+            return Err(connected());
+        }
+        let (pair, card) = Pair::visit(&id, timeout)?;
+        let port = card.try_into().map_err(|_| {
+            let what =
+                "the process at that address says of itself what no port of this version does";
+            Error::new(Code::Mismatch, what)
+        })?;
+        let mut config = shared.config.clone();
+        config.join_timeout = Timeout(Some(timeout));
+        let comm = Communicator::join(&pair, INITIATOR, 2, config)?;
+        // Each transfer takes as long as it takes; the waits for it are bounded.
+        comm.set_timeout(Duration::ZERO);
+        let peer = Peer {
+            comm,
+            port,
+            started: AtomicU64::new(0),
+        };
+        let mut state = shared.open()?;
+        if state.peer.is_some() {
+            return Err(connected());
+        }
+        state.peer = Some(Arc::new(peer));
+        Ok(())
+    }
+
+    /// Whether it is connected, and to a peer that lives as far as is known here.
+    pub fn is_connected(&self) -> bool {
+        let state = self.0.state.lock();
+        let peer = state.peer.as_ref().filter(|_| !state.is_closed);
+        peer.is_some_and(|peer| peer.comm.error().is_none())
+    }
+
+    /// Registers `bytes` bytes from `start` on, for transfers of this process and, once it has their
+    /// [`remote`](Self::remote) region, of a peer. `owner` is kept as long as they may be used. The same bytes again are
+    /// the same region.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no bytes, `Aborted` when closed.
+    ///
+    /// # Safety
+    /// The bytes are allocated and initialised as long as `owner` lives. While a transfer moves some of them, no code
+    /// writes to these, nor reads those that it writes; with whom has the region's [`RemoteRegion`] that is agreed by
+    /// other means.
+    pub unsafe fn register(&self, start: *mut u8, bytes: usize, owner: Owner) -> Result<Region> {
+        fork::check()?;
+        let _open = self.0.open()?;
+        self.0
+            .regions
+            .register(start.expose_provenance(), bytes, owner)
+    }
+
+    /// Ends a registration: transfers that begin later fail, on both sides. Waits for those under way. A region that is
+    /// not registered any more is left as it is.
+    ///
+    /// # Errors
+    /// `Timeout` when one is still under way after `timeout`; the registration has ended, and the memory is kept until
+    /// that transfer has.
+    pub fn unregister(&self, region: &Region, timeout: Duration) -> Result<()> {
+        fork::check()?;
+        self.0.check_own(region)?;
+        self.0.regions.unregister(region, timeout)
+    }
+
+    /// The region as peers know it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when it is registered with another port, or not any more.
+    pub fn remote(&self, region: &Region) -> Result<RemoteRegion> {
+        self.0.check_own(region)?;
+        if !region.is_registered() {
+            return Err(unregistered());
+        }
+        Ok(RemoteRegion {
+            port: self.0.id,
+            region: region.id(),
+            offset: 0,
+            length: region.len() as u64,
+        })
+    }
+
+    /// Starts to write `range` of `local` to the beginning of `remote`, and returns at once. When the transfer has ended
+    /// well, the bytes are in the peer's memory. `completion` is called then, on a thread made for that or on one that
+    /// waits for the transfer.
+    ///
+    /// Transfers may overtake each other.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for ranges that do not fit and regions of other ports; the first cause of a connection that is
+    /// dead; `Aborted` when closed. The completion is then not called.
+    pub fn write(
+        &self,
+        local: &Region,
+        range: Range<usize>,
+        remote: &RemoteRegion,
+        completion: Option<Completion>,
+    ) -> Result<Transfer> {
+        let peer = self.0.peer_of(local, remote)?;
+        Transfer::start(Kind::Write, &peer, (local, range), remote, completion)
+    }
+
+    /// Starts to read the beginning of `remote` into `range` of `local`, as [`Port::write`] writes.
+    ///
+    /// # Errors
+    /// As [`Port::write`].
+    pub fn read(
+        &self,
+        local: &Region,
+        range: Range<usize>,
+        remote: &RemoteRegion,
+        completion: Option<Completion>,
+    ) -> Result<Transfer> {
+        let peer = self.0.peer_of(local, remote)?;
+        Transfer::start(Kind::Read, &peer, (local, range), remote, completion)
+    }
+
+    /// Ends all: transfers under way fail, here and at the peers; registrations end. Idempotent. Those that are to end well
+    /// are to be awaited first, those of peers by an agreement with these.
+    ///
+    /// # Errors
+    /// `Timeout` when memory is still in use after `timeout`; it is then kept until it is not.
+    pub fn close(&self, timeout: Duration) -> Result<()> {
+        fork::check()?;
+        self.0.close();
+        self.0.regions.clear(timeout)
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        if fork::check().is_ok() {
+            self.0.close();
+            // What is in use keeps its memory by itself.
+            let _ = self.0.regions.clear(Duration::ZERO);
+        }
+    }
+}
+
+impl std::fmt::Debug for Port {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Port")
+            .field("is_connected", &self.is_connected())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// The state of a port that has not been closed.
+    fn open(&self) -> Result<parking_lot::MutexGuard<'_, State>> {
+        let state = self.state.lock();
+        match state.is_closed {
+            true => Err(Error::new(Code::Aborted, "the port has been closed")),
+            false => Ok(state),
+        }
+    }
+
+    fn check_own(&self, region: &Region) -> Result<()> {
+        match region.port() == self.id {
+            true => Ok(()),
+            false => Err(Error::invalid("the memory is registered with another port")),
+        }
+    }
+
+    /// The peer, of a transfer between these.
+    fn peer_of(&self, local: &Region, remote: &RemoteRegion) -> Result<Arc<Peer>> {
+        fork::check()?;
+        self.check_own(local)?;
+        let peer = self.open()?.peer.clone();
+        let peer = peer.ok_or_else(|| {
+            Error::invalid(
+                "the port is not connected: call `connect` with what the peer's `bind` returned",
+            )
+        })?;
+        if remote.port != peer.port {
+            return Err(Error::invalid(
+                "the remote memory belongs to another port than the one that this port is connected to",
+            ));
+        }
+        Ok(peer)
+    }
+
+    /// Waits for guests, and starts a thread for each.
+    fn receive_guests(self: &Arc<Self>, host: &Host, turn: &AtomicU64) {
+        loop {
+            let pair = match host.next(turn.load(Ordering::Acquire)) {
+                Ok(Some(pair)) => pair,
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "the port takes no further peers");
+                    return;
+                }
+            };
+            turn.fetch_add(1, Ordering::AcqRel);
+            let same = Arc::clone(self);
+            if let Err(error) = threads::spawn("unisono-target", move || same.serve(&pair)) {
+                tracing::warn!(%error, "no thread for a peer that connects");
+            }
+        }
+    }
+
+    /// Serves one guest until it goes.
+    fn serve(&self, pair: &Pair) {
+        let joined = Communicator::join(pair, TARGET, 2, self.config.clone());
+        let service = match joined {
+            Ok(comm) => {
+                comm.set_timeout(Duration::ZERO);
+                Arc::new(Service::new(comm))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a peer began to connect and did not come");
+                return;
+            }
+        };
+        match self.open() {
+            Ok(mut state) => state.served.push(Arc::clone(&service)),
+            // Closed meanwhile.
+            Err(_) => service.end(),
+        }
+        service.run(&self.regions);
+        let mut state = self.state.lock();
+        state.served.retain(|served| !Arc::ptr_eq(served, &service));
+    }
+
+    fn close(&self) {
+        // What ends groups waits, and the threads that it waits for may want the state.
+        let (host, peer, served) = {
+            let mut state = self.state.lock();
+            state.is_closed = true;
+            let served = std::mem::take(&mut state.served);
+            (state.host.take(), state.peer.take(), served)
+        };
+        if let Some(Bound { host, turn }) = host {
+            host.close(turn.load(Ordering::Acquire));
+        }
+        if let Some(peer) = peer {
+            peer.comm.close();
+        }
+        served.iter().for_each(|service| service.end());
+    }
+}
+
+#[cold]
+fn connected() -> Error {
+    Error::invalid("the port is connected already; a port has one peer, so open another one")
+}
+
+#[cold]
+fn unregistered() -> Error {
+    Error::invalid("the memory has been unregistered")
+}

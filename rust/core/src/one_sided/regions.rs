@@ -1,0 +1,272 @@
+//! Registered memory: what peers may read and write, and for how long.
+//!
+//! A region is in use while a transfer of this process or of a peer moves bytes of it. It is unregistered at once, which
+//! means that no further use begins, and what owns its memory is dropped when the last use has ended.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::request::{Answer, RegionId};
+use crate::buffer::Memory;
+use crate::error::{Code, Error, Result};
+use crate::transport::keys::random_bytes;
+
+/// What keeps a region's memory allocated.
+pub type Owner = Box<dyn Any + Send + Sync>;
+
+/// Memory that is registered with a [`Port`](super::Port). Copies are the same registration.
+#[derive(Clone)]
+pub struct Region(Arc<Registered>);
+
+struct Registered {
+    id: RegionId,
+    /// The port's.
+    port: [u8; 16],
+    start: usize,
+    bytes: usize,
+    state: Mutex<State>,
+    /// A use has ended.
+    unused: Condvar,
+}
+
+struct State {
+    is_registered: bool,
+    uses: usize,
+    owner: Option<Owner>,
+}
+
+/// A region in use: its memory stays.
+pub(super) struct Use(Region);
+
+impl Region {
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// Whether there are no bytes. There are some in every region.
+    pub fn is_empty(&self) -> bool {
+        self.0.bytes == 0
+    }
+
+    /// Whether it has not been unregistered.
+    pub fn is_registered(&self) -> bool {
+        self.0.state.lock().is_registered
+    }
+
+    pub(super) fn id(&self) -> RegionId {
+        self.0.id
+    }
+
+    pub(super) fn port(&self) -> [u8; 16] {
+        self.0.port
+    }
+
+    /// Begins a use; `None` where it is no longer registered.
+    pub(super) fn begin_use(&self) -> Option<Use> {
+        let mut state = self.0.state.lock();
+        state.is_registered.then(|| {
+            state.uses += 1;
+            Use(self.clone())
+        })
+    }
+
+    /// Takes what owns the memory, if no use needs it any more.
+    fn release(&self) -> Option<Owner> {
+        let mut state = self.0.state.lock();
+        match state.is_registered || state.uses > 0 {
+            true => None,
+            false => state.owner.take(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Region({} bytes)", self.0.bytes)
+    }
+}
+
+impl Use {
+    /// The bytes from `offset` on.
+    ///
+    /// # Panics
+    /// If they do not lie in the region.
+    pub(super) fn memory(&self, offset: usize, length: usize) -> Memory {
+        let region = &*self.0.0;
+        let end = offset.checked_add(length);
+        assert!(
+            end.is_some_and(|end| end <= region.bytes),
+            "{length} bytes at {offset} of a region of {}",
+            region.bytes
+        );
+        let start = std::ptr::with_exposed_provenance_mut(region.start + offset);
+        // SAFETY: the bytes lie in the region. Its owner keeps them allocated while this use lasts, which ends after the
+        // operation that the view is given to. Whoever registered the region promised that no code touches what a
+        // transfer moves (`Port::register`).
+        unsafe { Memory::from_raw_parts(start, length) }
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.0.state.lock().uses -= 1;
+        self.0.0.unused.notify_all();
+        // Dropped without the lock: it is foreign code.
+        drop(self.0.release());
+    }
+}
+
+/// The regions of one port.
+pub(super) struct Regions {
+    port: [u8; 16],
+    table: Mutex<HashMap<RegionId, Region>>,
+}
+
+impl Regions {
+    pub(super) fn new(port: [u8; 16]) -> Self {
+        Self {
+            port,
+            table: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// Registers `bytes` bytes from the address `start`; the same bytes again are the same region.
+    pub(super) fn register(&self, start: usize, bytes: usize, owner: Owner) -> Result<Region> {
+        if bytes == 0 {
+            return Err(Error::invalid(
+                "memory without any bytes cannot be registered",
+            ));
+        }
+        let id = random_bytes()?;
+        let mut table = self.table.lock();
+        let same = table
+            .values()
+            .find(|region| region.0.start == start && region.0.bytes == bytes);
+        if let Some(region) = same {
+            return Ok(region.clone());
+        }
+        let region = Region(Arc::new(Registered {
+            id,
+            port: self.port,
+            start,
+            bytes,
+            state: Mutex::new(State {
+                is_registered: true,
+                uses: 0,
+                owner: Some(owner),
+            }),
+            unused: Condvar::new(),
+        }));
+        table.insert(id, region.clone());
+        Ok(region)
+    }
+
+    /// Ends a registration, and waits until no transfer uses it.
+    ///
+    /// # Errors
+    /// `Timeout` when one still does after `timeout`; the registration has ended all the same.
+    pub(super) fn unregister(&self, region: &Region, timeout: Duration) -> Result<()> {
+        self.table.lock().remove(&region.id());
+        let until = Instant::now().checked_add(timeout);
+        {
+            let mut state = region.0.state.lock();
+            state.is_registered = false;
+            while state.uses > 0 {
+                let is_late = match until {
+                    Some(until) => region.0.unused.wait_until(&mut state, until).timed_out(),
+                    None => {
+                        region.0.unused.wait(&mut state);
+                        false
+                    }
+                };
+                if is_late && state.uses > 0 {
+                    return Err(in_use(state.uses, region.0.bytes, timeout));
+                }
+            }
+        }
+        drop(region.release());
+        Ok(())
+    }
+
+    /// Ends all registrations, and waits as [`Regions::unregister`] for each.
+    pub(super) fn clear(&self, timeout: Duration) -> Result<()> {
+        let begun = Instant::now();
+        let regions: Vec<_> = self.table.lock().values().cloned().collect();
+        let mut result = Ok(());
+        for region in regions {
+            result = result.and(self.unregister(&region, timeout.saturating_sub(begun.elapsed())));
+        }
+        result
+    }
+
+    /// Begins a use of `length` bytes at `offset` that a peer asks for.
+    pub(super) fn begin_use(
+        &self,
+        id: &RegionId,
+        offset: u64,
+        length: u64,
+    ) -> std::result::Result<Use, Answer> {
+        let region = self.table.lock().get(id).cloned().ok_or(Answer::NoRegion)?;
+        let end = offset.checked_add(length);
+        if end.is_none_or(|end| end > region.0.bytes as u64) {
+            return Err(Answer::OutOfRange);
+        }
+        region.begin_use().ok_or(Answer::NoRegion)
+    }
+}
+
+fn in_use(uses: usize, bytes: usize, timeout: Duration) -> Error {
+    Error::new(
+        Code::Timeout,
+        format!(
+            "{uses} transfers still move bytes of a region of {bytes} bytes after {:.3} s; it takes no further ones, \
+             and its memory is kept until they have ended",
+            timeout.as_secs_f64()
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Says when it is dropped.
+    struct Told(Arc<Mutex<bool>>);
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            *self.0.lock() = true;
+        }
+    }
+
+    #[test]
+    fn memory_stays_until_its_last_use_has_ended() {
+        let regions = Regions::new([0; 16]);
+        let bytes = [0_u8; 64];
+        let is_gone = Arc::new(Mutex::new(false));
+        let owner = Box::new(Told(Arc::clone(&is_gone)));
+        let region = regions.register(bytes.as_ptr().expose_provenance(), 64, owner);
+        let region = region.expect("registered");
+        let same = regions.register(bytes.as_ptr().expose_provenance(), 64, Box::new(()));
+        assert_eq!(same.expect("the same").id(), region.id());
+        let id = region.id();
+        let used = regions.begin_use(&id, 60, 4).ok().expect("inside");
+        let refused = regions.begin_use(&id, 60, 5).err();
+        assert_eq!(refused, Some(Answer::OutOfRange));
+        assert_eq!(regions.begin_use(&id, u64::MAX, 2).err(), refused);
+        let late = regions.unregister(&region, Duration::from_millis(10));
+        assert_eq!(late.expect_err("in use").code, Code::Timeout);
+        assert!(!*is_gone.lock() && !region.is_registered());
+        assert_eq!(regions.begin_use(&id, 0, 1).err(), Some(Answer::NoRegion));
+        assert!(region.begin_use().is_none());
+        drop(used);
+        assert!(*is_gone.lock());
+        regions.unregister(&region, Duration::ZERO).expect("again");
+        assert!(regions.register(0, 0, Box::new(())).is_err());
+    }
+}

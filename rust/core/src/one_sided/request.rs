@@ -1,0 +1,214 @@
+//! What goes between the two ranks of a pair: requests to the target, answers from it.
+//!
+//! A request and its answer are messages of a fixed length, and so is every piece of the data but the last. The tags say
+//! which is which, so requests need not wait for each other:
+//!
+//! ```text
+//! tag 0         request: kind, 1 or 2 (8)  number (8)  region (16)  offset (8)  length (8), little-endian
+//! tag 2 number  the data: to the target for a write, from it for a read
+//! tag 2 number + 1  answer (8), after the data; without any where a read is refused
+//! ```
+
+use crate::error::{Code, Error, Result};
+
+/// The tag of requests.
+pub(super) const REQUESTS: u64 = 0;
+
+/// The length of a request in bytes.
+pub(super) const LENGTH: usize = 48;
+
+/// The length of an answer in bytes.
+pub(super) const ANSWER: usize = 8;
+
+/// What travels as one message at most. A target that refuses a write must still take what is under way, so it bounds what
+/// that needs.
+pub(super) const PIECE: usize = 64 << 20;
+
+/// The name of a region, drawn at random.
+pub(super) type RegionId = [u8; 16];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Write = 1,
+    Read = 2,
+}
+
+/// What the initiator wants of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) kind: Kind,
+    /// Counted by the initiator, from 1.
+    pub(super) number: u64,
+    pub(super) region: RegionId,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+}
+
+impl Request {
+    pub(super) fn to_bytes(self) -> [u8; LENGTH] {
+        let mut bytes = [0; LENGTH];
+        bytes[..8].copy_from_slice(&(self.kind as u64).to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.number.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.region);
+        bytes[32..40].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[40..].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    /// What a peer has sent.
+    ///
+    /// # Errors
+    /// `Mismatch` for what no initiator sends.
+    pub(super) fn from_bytes(bytes: &[u8; LENGTH]) -> Result<Self> {
+        let number = |at: usize| {
+            let bytes = bytes[at..at + 8].try_into().expect("eight bytes");
+            u64::from_le_bytes(bytes)
+        };
+        let kind = match number(0) {
+            1 => Kind::Write,
+            2 => Kind::Read,
+            _ => return Err(unknown()),
+        };
+        let request = Self {
+            kind,
+            number: number(8),
+            region: bytes[16..32].try_into().expect("sixteen bytes"),
+            offset: number(32),
+            length: number(40),
+        };
+        // The tags are twice the number, and lengths are those of memory.
+        let is_possible = (1..=u64::MAX / 4).contains(&request.number)
+            && (1..=isize::MAX as u64).contains(&request.length);
+        is_possible.then_some(request).ok_or_else(unknown)
+    }
+
+    pub(super) fn data_tag(&self) -> u64 {
+        2 * self.number
+    }
+
+    pub(super) fn answer_tag(&self) -> u64 {
+        2 * self.number + 1
+    }
+
+    /// The pieces in which the data travels: offsets from its beginning, and lengths.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        pieces(usize::try_from(self.length).expect("the length of memory"))
+    }
+}
+
+fn pieces(length: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..length)
+        .step_by(PIECE)
+        .map(move |offset| (offset, PIECE.min(length - offset)))
+}
+
+#[cold]
+fn unknown() -> Error {
+    Error::new(
+        Code::Mismatch,
+        "a request for a peer's memory that no initiator of this version sends",
+    )
+}
+
+/// How the target has answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Done = 0,
+    /// No such region is registered there, or no longer.
+    NoRegion = 1,
+    /// The range does not lie in the region.
+    OutOfRange = 2,
+}
+
+impl Answer {
+    pub(super) fn to_bytes(self) -> [u8; ANSWER] {
+        (self as u64).to_le_bytes()
+    }
+
+    /// The answer as the result of the request.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for what the target has refused, `Mismatch` for what no target answers.
+    pub(super) fn result(bytes: [u8; ANSWER], request: &Request) -> Result<()> {
+        let Request { offset, length, .. } = request;
+        match u64::from_le_bytes(bytes) {
+            0 => Ok(()),
+            1 => Err(Error::invalid(
+                "the peer has no such memory registered, or no longer: get its descriptor anew from the peer",
+            )),
+            2 => Err(Error::invalid(format!(
+                "{length} bytes at offset {offset} do not lie in the peer's registered memory"
+            ))),
+            _ => Err(Error::new(
+                Code::Mismatch,
+                "an answer that no target of this version gives",
+            )),
+        }
+    }
+}
+
+/// The request of any bytes, which is one that writes the same bytes.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn parse_any(bytes: &[u8]) {
+    let Ok(bytes) = <&[u8; LENGTH]>::try_from(bytes) else {
+        return;
+    };
+    if let Ok(request) = Request::from_bytes(bytes) {
+        assert_eq!(request.to_bytes(), *bytes);
+        assert!(request.data_tag() > REQUESTS && request.answer_tag() != request.data_tag());
+    }
+}
+
+/// A request as an initiator sends it, for the corpus of the fuzz target.
+#[cfg(test)]
+pub(crate) fn example() -> Vec<u8> {
+    let request = Request {
+        kind: Kind::Read,
+        number: 7,
+        region: [5; 16],
+        offset: 4096,
+        length: 100,
+    };
+    request.to_bytes().to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_read_as_it_was_written() {
+        let bytes: [u8; LENGTH] = example().try_into().unwrap();
+        let request = Request::from_bytes(&bytes).unwrap();
+        assert_eq!((request.data_tag(), request.answer_tag()), (14, 15));
+        assert_eq!(request.to_bytes(), bytes);
+        // Kind, number and length that none has.
+        for (at, value) in [
+            (0, 0_u64),
+            (0, 3),
+            (8, 0),
+            (8, u64::MAX),
+            (40, 0),
+            (40, u64::MAX),
+        ] {
+            let mut wrong = bytes;
+            wrong[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            assert_eq!(
+                Request::from_bytes(&wrong).unwrap_err().code,
+                Code::Mismatch
+            );
+        }
+    }
+
+    #[test]
+    fn pieces_are_the_whole() {
+        for length in [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5] {
+            let mut end = 0;
+            for (offset, bytes) in pieces(length) {
+                assert!(offset == end && bytes > 0 && bytes <= PIECE);
+                end += bytes;
+            }
+            assert_eq!(end, length);
+        }
+    }
+}

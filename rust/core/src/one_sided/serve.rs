@@ -1,0 +1,155 @@
+//! The target's side: a thread for each initiator carries out what it asks for, one request after the other.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::regions::{Regions, Use};
+use super::request::{Answer, Kind, LENGTH, PIECE, REQUESTS, Request};
+use crate::buffer::Memory;
+use crate::communicator::{Communicator, Work};
+use crate::engine::PointToPoint;
+use crate::error::{Code, Error, Result};
+use crate::types::{DataType, Rank};
+
+/// The target is rank 0 of the pair.
+const INITIATOR: Rank = 1;
+
+/// As long as the initiator takes; its end is noticed at any time.
+const FOR_EVER: Option<Duration> = Some(Duration::ZERO);
+
+/// The target's end of one pair.
+pub(super) struct Service {
+    comm: Communicator,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    is_ending: bool,
+    /// The receive of the next request, while it is awaited.
+    awaited: Option<Work>,
+}
+
+impl Service {
+    pub(super) fn new(comm: Communicator) -> Self {
+        Self {
+            comm,
+            state: Mutex::new(State::default()),
+        }
+    }
+
+    /// Ends the service: in good order between two requests, else what is under way fails on both sides.
+    pub(super) fn end(&self) {
+        let mut state = self.state.lock();
+        state.is_ending = true;
+        match state.awaited.take() {
+            // Its thread closes the group.
+            Some(awaited) => self.comm.cancel_receive(&awaited),
+            None => self.comm.close(),
+        }
+    }
+
+    /// Serves until the initiator goes, or [`Service::end`].
+    pub(super) fn run(&self, regions: &Regions) {
+        let ended = self.comm.guard(|comm| self.serve(comm, regions));
+        if let Err(error) = ended {
+            match error.code {
+                Code::Mismatch => self.comm.abort(&error.message),
+                _ => tracing::debug!(%error, "a peer's connection has ended"),
+            }
+        }
+        self.comm.close();
+    }
+
+    fn serve(&self, comm: &Communicator, regions: &Regions) -> Result<()> {
+        loop {
+            let mut bytes = [0; LENGTH];
+            self.await_request(&mut bytes)?;
+            carry_out(comm, &Request::from_bytes(&bytes)?, regions)?;
+        }
+    }
+
+    fn await_request(&self, bytes: &mut [u8; LENGTH]) -> Result<()> {
+        // This thread waits at once.
+        let options = PointToPoint {
+            timeout: FOR_EVER,
+            blocking: true,
+            ..PointToPoint::default()
+        };
+        let work = {
+            let mut state = self.state.lock();
+            if state.is_ending {
+                return Err(Error::new(Code::Aborted, "the port has been closed"));
+            }
+            // SAFETY: the bytes are borrowed until the wait below is over, which is when the receive has ended.
+            let work = unsafe {
+                let (dtype, memory) = (DataType::UInt8, Memory::of_mut(bytes));
+                self.comm
+                    .receive(dtype, memory, Some(INITIATOR), REQUESTS, options)?
+            };
+            state.awaited = Some(work.clone());
+            work
+        };
+        let waited = work.wait(None);
+        self.state.lock().awaited = None;
+        waited
+    }
+}
+
+/// Does what the request asks for, and answers.
+fn carry_out(comm: &Communicator, request: &Request, regions: &Regions) -> Result<()> {
+    let region = regions.begin_use(&request.region, request.offset, request.length);
+    let answer = match (request.kind, region) {
+        (Kind::Write, Ok(region)) => take(comm, request, &region)?,
+        (Kind::Write, Err(refusal)) => refuse(comm, request, refusal)?,
+        (Kind::Read, Ok(region)) => give(comm, request, &region)?,
+        (Kind::Read, Err(refusal)) => refusal,
+    };
+    let answer = answer.to_bytes();
+    let to = (INITIATOR, request.answer_tag());
+    // SAFETY: the call returns when the bytes are no longer needed.
+    unsafe { comm.send_now(DataType::UInt8, Memory::of(&answer), to, FOR_EVER) }
+}
+
+/// Lets a write into the region.
+fn take(comm: &Communicator, request: &Request, region: &Use) -> Result<Answer> {
+    for (offset, bytes) in request.pieces() {
+        let memory = region.memory(request.offset as usize + offset, bytes);
+        let from = (Some(INITIATOR), request.data_tag());
+        // SAFETY: `memory` says why; the call returns when the memory is no longer in use.
+        unsafe { comm.receive_now(DataType::UInt8, memory, from, FOR_EVER)? };
+    }
+    Ok(Answer::Done)
+}
+
+/// Takes a refused write off the link and forgets it: its sender cannot take it back.
+fn refuse(comm: &Communicator, request: &Request, refusal: Answer) -> Result<Answer> {
+    let mut scratch = Vec::new();
+    for (_, bytes) in request.pieces() {
+        scratch.resize(bytes.min(PIECE), 0_u8);
+        receive(comm, &mut scratch, request.data_tag())?;
+    }
+    Ok(refusal)
+}
+
+/// Sends what a read asks for.
+fn give(comm: &Communicator, request: &Request, region: &Use) -> Result<Answer> {
+    for (offset, bytes) in request.pieces() {
+        let memory = region.memory(request.offset as usize + offset, bytes);
+        let to = (INITIATOR, request.data_tag());
+        // SAFETY: as in `take`.
+        unsafe { comm.send_now(DataType::UInt8, memory, to, FOR_EVER)? };
+    }
+    Ok(Answer::Done)
+}
+
+fn receive(comm: &Communicator, bytes: &mut [u8], tag: u64) -> Result<()> {
+    let from = (Some(INITIATOR), tag);
+    // SAFETY: the bytes are borrowed until the call returns.
+    unsafe {
+        let memory = Memory::of_mut(bytes);
+        comm.receive_now(DataType::UInt8, memory, from, FOR_EVER)?;
+    }
+    Ok(())
+}

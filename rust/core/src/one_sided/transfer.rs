@@ -1,0 +1,275 @@
+//! The initiator's side: a transfer is a few messages, all of which are started at once.
+
+use std::cell::UnsafeCell;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::Peer;
+use super::regions::{Region, Use};
+use super::remote::RemoteRegion;
+use super::request::{ANSWER, Answer, Kind, LENGTH, REQUESTS, Request};
+use crate::buffer::Memory;
+use crate::communicator::Work;
+use crate::engine::{Completion, PointToPoint};
+use crate::error::{Code, Error, Result};
+use crate::types::{DataType, Rank};
+
+/// The target is rank 0 of the pair.
+pub(super) const TARGET: Rank = 0;
+
+/// A read or a write under way, or ended. Dropping it does not end the transfer.
+#[derive(Clone)]
+pub struct Transfer(Arc<Shared>);
+
+struct Shared {
+    request: Request,
+    peer: Arc<Peer>,
+    /// Until the transfer has ended.
+    region: Mutex<Option<Use>>,
+    /// The request as it travels.
+    header: [u8; LENGTH],
+    /// Written by the engine, until the work that receives it has ended.
+    answer: UnsafeCell<[u8; ANSWER]>,
+    works: OnceLock<Works>,
+    result: OnceLock<Result<()>>,
+    /// Locked while the transfer is being ended.
+    completion: Mutex<Option<Completion>>,
+}
+
+/// The messages of one transfer.
+struct Works {
+    /// The request, and the pieces of the data.
+    messages: Vec<Work>,
+    answer: Work,
+}
+
+// SAFETY: `answer` is written by the engine alone, and read only after the work that receives it has ended, which orders
+// the two; all else is `Sync` by itself.
+unsafe impl Sync for Shared {}
+
+impl Transfer {
+    /// Starts a transfer between `range` of `local` and as many bytes of `remote`. `completion` is called when it ends.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for ranges that do not fit, the first cause of a pair that is dead. The completion is then not
+    /// called.
+    pub(super) fn start(
+        kind: Kind,
+        peer: &Arc<Peer>,
+        (local, range): (&Region, Range<usize>),
+        remote: &RemoteRegion,
+        completion: Option<Completion>,
+    ) -> Result<Self> {
+        let length = range.len();
+        if range.start > range.end || range.end > local.len() {
+            return Err(Error::invalid(format!(
+                "bytes {} to {} do not lie in the registered memory, which has {}",
+                range.start,
+                range.end,
+                local.len()
+            )));
+        }
+        if length as u64 > remote.length {
+            return Err(Error::invalid(format!(
+                "{length} bytes do not fit in the {} of the peer's memory",
+                remote.length
+            )));
+        }
+        let Some(used) = local.begin_use() else {
+            return Err(Error::invalid("the memory has been unregistered"));
+        };
+        let request = Request {
+            kind,
+            number: peer.count(),
+            region: remote.region,
+            offset: remote.offset,
+            length: length as u64,
+        };
+        let transfer = Self(Arc::new(Shared {
+            header: request.to_bytes(),
+            request,
+            peer: Arc::clone(peer),
+            region: Mutex::new(Some(used)),
+            answer: UnsafeCell::new([0; ANSWER]),
+            works: OnceLock::new(),
+            result: OnceLock::new(),
+            completion: Mutex::new(completion),
+        }));
+        match length {
+            0 => {
+                let completion = transfer.0.completion.lock().take();
+                transfer.end(Ok(()), completion);
+            }
+            _ => transfer.post(range.start)?,
+        }
+        Ok(transfer)
+    }
+
+    /// Starts the messages: the request, the data from `start` of the local memory on, and the answer.
+    fn post(&self, start: usize) -> Result<()> {
+        let shared = &*self.0;
+        let mut messages = Vec::new();
+        let posted = self.post_each(start, &mut messages);
+        let answer = match posted {
+            Ok(answer) => answer,
+            Err(error) => {
+                // The pair's group is dead. What was started ends, and is the last to use the memory.
+                messages.iter().for_each(|work| drop(work.wait(None)));
+                return Err(self.describe(error));
+            }
+        };
+        if shared.works.set(Works { messages, answer }).is_err() {
+            unreachable!("a transfer is started once");
+        }
+        // Its completion may have come before the works were there.
+        if self.works().answer.is_done() {
+            self.settle();
+        }
+        Ok(())
+    }
+
+    fn post_each(&self, start: usize, messages: &mut Vec<Work>) -> Result<Work> {
+        let shared = &*self.0;
+        let (request, comm) = (&shared.request, &shared.peer.comm);
+        let region = shared.region.lock();
+        let region = region.as_ref().expect("in use since the transfer was made");
+        let bytes = DataType::UInt8;
+        // SAFETY, of each message: the header and the place of the answer live as long as `shared`, which the completion of
+        // the answer keeps, and so does the use of the region. The transfer ends when all its messages have.
+        let header = unsafe {
+            let header = Memory::of(&shared.header);
+            comm.send(bytes, header, TARGET, REQUESTS, PointToPoint::default())?
+        };
+        messages.push(header);
+        let tag = request.data_tag();
+        for (offset, length) in request.pieces() {
+            let memory = region.memory(start + offset, length);
+            let options = PointToPoint::default();
+            // SAFETY: as above.
+            messages.push(unsafe {
+                match request.kind {
+                    Kind::Write => comm.send(bytes, memory, TARGET, tag, options)?,
+                    Kind::Read => comm.receive(bytes, memory, Some(TARGET), tag, options)?,
+                }
+            });
+        }
+        let same = self.clone();
+        let options = PointToPoint {
+            completion: Some(Box::new(move |_| same.settle())),
+            ..PointToPoint::default()
+        };
+        let tag = request.answer_tag();
+        // SAFETY: as above; nothing else touches the place of the answer before this has ended.
+        unsafe {
+            let answer = Memory::from_raw_parts(shared.answer.get().cast(), ANSWER);
+            comm.receive(bytes, answer, Some(TARGET), tag, options)
+        }
+    }
+
+    fn works(&self) -> &Works {
+        self.0.works.get().expect("it has messages")
+    }
+
+    /// Whether it has ended, well or not.
+    pub fn is_done(&self) -> bool {
+        self.0.result.get().is_some()
+    }
+
+    /// The result, if it has ended.
+    pub fn result(&self) -> Option<Result<()>> {
+        self.0.result.get().cloned()
+    }
+
+    /// Waits for the end, driving the transfer from this thread meanwhile.
+    ///
+    /// # Errors
+    /// The transfer's own; or `Timeout` when `timeout` runs out first, after which the transfer goes on.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        if let Some(result) = self.result() {
+            return result;
+        }
+        let answer = &self.works().answer;
+        let waited = answer.wait(timeout);
+        if !answer.is_done() {
+            return waited.map_err(|error| self.describe(error));
+        }
+        self.settle();
+        self.result().expect("it has been settled")
+    }
+
+    /// The answer's message has ended, and so does the transfer.
+    fn settle(&self) {
+        let Some(works) = self.0.works.get() else {
+            // `post` does it when they are there.
+            return;
+        };
+        let mut lock = self.0.completion.lock();
+        if self.is_done() {
+            return;
+        }
+        let result = self.outcome(works).map_err(|error| self.describe(error));
+        // Set under the lock, and so only once.
+        let _ = self.0.result.set(result.clone());
+        let completion = lock.take();
+        drop(lock);
+        self.end(result, completion);
+    }
+
+    /// Lets go of the memory and says how it ended.
+    fn end(&self, result: Result<()>, completion: Option<Completion>) {
+        let _ = self.0.result.set(result.clone());
+        drop(self.0.region.lock().take());
+        if let Some(completion) = completion {
+            completion(result);
+        }
+    }
+
+    fn outcome(&self, works: &Works) -> Result<()> {
+        let received = works.answer.result().expect("it has ended");
+        let answered = received.and_then(|()| {
+            // SAFETY: the work that writes it has ended.
+            Answer::result(unsafe { *self.0.answer.get() }, &self.0.request)
+        });
+        if answered.is_err() && self.0.request.kind == Kind::Read {
+            // The data will not come.
+            let comm = &self.0.peer.comm;
+            works
+                .messages
+                .iter()
+                .for_each(|work| comm.cancel_receive(work));
+        }
+        let mut result = answered;
+        for work in &works.messages {
+            result = result.and(work.wait(None));
+        }
+        result
+    }
+
+    fn describe(&self, error: Error) -> Error {
+        let Request { kind, length, .. } = self.0.request;
+        let what = match kind {
+            Kind::Write => "write to",
+            Kind::Read => "read of",
+        };
+        let mut error = error.with_operation(format!("{what} a peer's memory, {length} bytes"));
+        if error.code == Code::PeerLost {
+            let cause = std::mem::take(&mut error.message);
+            error.message = format!(
+                "the peer has closed its port or has ended, and the connection is of no further use ({cause})"
+            );
+        }
+        error
+    }
+}
+
+impl std::fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transfer")
+            .field("request", &self.0.request)
+            .field("result", &self.result())
+            .finish()
+    }
+}
