@@ -1,4 +1,4 @@
-"""One-sided transfers: unisono's transport beside a plain copy, and beside NIXL where it is installed.
+"""One-sided transfers: unisono's transport beside a plain copy and, where it is there, NIXL.
 
     python benchmarks/one_sided.py
     python benchmarks/one_sided.py --sizes 4K 64M --seconds 3

@@ -8,10 +8,10 @@ computes: weights that go from a trainer to those that generate, caches that mov
 torch's interface for it is still private (``torch.distributed._transport``), so it may change with
 torch; what its methods promise is said there.
 
-Within a host large tensors go in one copy: from memory that both processes map where both tensors
-lie in unisono's heap (:func:`unisono.torch.empty`), through the kernel elsewhere. Between hosts they
-go over TCP. The settings are those of every group (``UNISONO_INTERFACE``, ``UNISONO_ENCRYPT``), and
-both processes have the same.
+Within a host large tensors go in one copy: from memory that both processes map where what is read
+lies in unisono's heap (``torch.from_numpy(unisono.empty(...))``), by the kernel elsewhere. Between
+hosts they go over TCP. The settings are those of every group (``UNISONO_INTERFACE``,
+``UNISONO_ENCRYPT``), and both processes have the same.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class UnisonoMemory:
             raise RuntimeError("the registered tensor was resized, or has another storage now")
 
 
-class UnisonoTransport(Transport):
+class UnisonoTransport(Transport):  # type: ignore[misc]
     """One-sided reads and writes of CPU tensors, between processes of one host and of several.
 
     Parameters
@@ -189,14 +189,12 @@ class UnisonoTransport(Transport):
         A ``UNISONO_*`` variable is wrong.
     """
 
-    def __init__(
-        self, device: torch.device | str | None = None, *, timeout: float = 30.0
-    ) -> None:
+    def __init__(self, device: torch.device | str | None = None, *, timeout: float = 30.0) -> None:
         super().__init__(device)
         if self.device is not None and self.device.type != "cpu":
             raise ValueError(
-                f"unisono's transport moves memory of the CPU, not of {self.device}: copy it to the "
-                "host first (tensor.cpu()), or use another transport"
+                f"unisono's transport moves memory of the CPU, not of {self.device}: "
+                "copy it to the host first (tensor.cpu()), or use another transport"
             )
         _check_timeout(timeout)
         self._default_timeout: float = timeout
@@ -284,7 +282,7 @@ class UnisonoTransport(Transport):
         self._check_open()
         if not isinstance(memory, UnisonoMemory) or memory._transport is not self:
             raise TypeError("the memory was not registered by this transport")
-        if any(work._view._memory._region is memory._region for work in self._unfinished()):
+        if any(work._view._memory._region == memory._region for work in self._unfinished()):
             raise RuntimeError("the memory has pending transfers: wait before unregistering it")
         self._port.unregister(memory._region, timeout)
 
@@ -402,11 +400,15 @@ class UnisonoTransport(Transport):
 
     def _release(self, timeout: float) -> None:
         self._close_cuda_streams()
-        self._port.close(timeout)
-        self._closed = True
-        self._futures.close()
-        with self._lock:
-            self._pending.clear()
+        try:
+            self._port.close(timeout)
+            self._closed = True
+        finally:
+            # All transfers have ended now.
+            with self._lock:
+                self._futures.end()
+                self._pending.clear()
+            self._futures.join()
 
     def _check_open(self) -> None:
         if self._closing:
@@ -417,7 +419,7 @@ class UnisonoTransport(Transport):
         return self._default_timeout if timeout is None else timeout
 
 
-class _TransferWork(Work):
+class _TransferWork(Work):  # type: ignore[misc]
     """A transfer under way."""
 
     def __init__(
@@ -482,17 +484,21 @@ class _Futures:
             _resolve(future, transfer)
             return
         if self._thread is None:
-            name = "unisono-futures"
-            self._thread = threading.Thread(target=_serve, args=(self._queue,), name=name, daemon=True)
+            self._thread = threading.Thread(
+                target=_serve, args=(self._queue,), name="unisono-futures", daemon=True
+            )
             self._thread.start()
         self._queue.put((future, transfer))
 
-    def close(self) -> None:
-        self._is_closed = True
-        if self._thread is not None:
+    def end(self) -> None:
+        """Take no further requests. Called, as `resolve`, under the transport's lock."""
+        if not self._is_closed and self._thread is not None:
             self._queue.put(None)
-            if self._thread is not threading.current_thread():
-                self._thread.join(_FAREWELL)
+        self._is_closed = True
+
+    def join(self) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_FAREWELL)
 
 
 def _serve(requests: queue.SimpleQueue[Any]) -> None:

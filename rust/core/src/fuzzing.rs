@@ -14,6 +14,7 @@ use crate::transport::control::{Control, Frame};
 use crate::transport::endpoint::Address;
 
 pub use crate::engine::fuzzing::{message, position};
+pub use crate::one_sided::fuzzing::one_sided;
 pub use crate::rendezvous::fuzzing::{
     record, store_file, store_hello, store_reply, store_request, unique_id,
 };
@@ -123,13 +124,14 @@ pub fn launch(bytes: &[u8]) {
 pub type Target = fn(&[u8]);
 
 /// Every target, by name.
-pub const TARGETS: [(&str, Target); 16] = [
+pub const TARGETS: [(&str, Target); 17] = [
     ("address", address),
     ("control", control),
     ("description", description),
     ("handshake", handshake),
     ("launch", launch),
     ("message", message),
+    ("one_sided", one_sided),
     ("position", position),
     ("record", record),
     ("request", request),
@@ -269,6 +271,9 @@ mod tests {
         }
         for (name, bytes) in crate::engine::fuzzing::seeds() {
             write("message", &name, &bytes);
+        }
+        for (name, bytes) in crate::one_sided::fuzzing::seeds() {
+            write("one_sided", name, &bytes);
         }
         for (name, bytes) in crate::engine::fuzzing::positions() {
             write("position", &name, &bytes);

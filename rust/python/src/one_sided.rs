@@ -12,16 +12,18 @@ use unisono::fence::guard;
 use unisono::one_sided;
 
 use crate::errors::{exception, invalid};
-use crate::running::{SLICE, Seconds};
+use crate::running::{self, SLICE};
 
 /// The ports of this process, to be closed when the interpreter ends.
 static OPEN: Mutex<Vec<Weak<one_sided::Port>>> = Mutex::new(Vec::new());
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<Port>()?;
-    module.add_class::<Region>()?;
-    module.add_class::<RemoteRegion>()?;
-    module.add_class::<Transfer>()
+    let py = module.py();
+    // As attributes alone: they are not public, so not in `__all__`.
+    module.setattr("_Port", py.get_type::<Port>())?;
+    module.setattr("_Region", py.get_type::<Region>())?;
+    module.setattr("_RemoteRegion", py.get_type::<RemoteRegion>())?;
+    module.setattr("_Transfer", py.get_type::<Transfer>())
 }
 
 /// Closes what the program left open.
@@ -30,6 +32,22 @@ pub(crate) fn close_all() {
     for port in open.iter().filter_map(Weak::upgrade) {
         // The interpreter ends: no caller is left to get an error.
         let _ = guard(|| port.close(Duration::ZERO));
+    }
+}
+
+/// How long something may take, as torch has it: seconds from 0 on.
+struct Patience(Duration);
+
+impl<'py> FromPyObject<'py> for Patience {
+    fn extract_bound(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let seconds: f64 = object.extract()?;
+        let wrong = |_| {
+            let what = format!("the timeout is {seconds} s, but must be finite and not negative");
+            invalid(object.py(), what)
+        };
+        Duration::try_from_secs_f64(seconds)
+            .map(Self)
+            .map_err(wrong)
     }
 }
 
@@ -51,7 +69,9 @@ impl Port {
     #[new]
     fn new(py: Python<'_>) -> PyResult<Self> {
         let port = detached(py, || {
-            let port = Arc::new(one_sided::Port::new(Config::from_env()?)?);
+            let config = Config::from_env()?;
+            crate::log::start(&config);
+            let port = Arc::new(one_sided::Port::new(config)?);
             let mut open = OPEN.lock();
             open.retain(|known| known.strong_count() > 0);
             open.push(Arc::downgrade(&port));
@@ -67,13 +87,14 @@ impl Port {
     }
 
     /// Connect to the peer whose ``bind`` returned these bytes.
-    fn connect(&self, py: Python<'_>, peer: &[u8], timeout: Seconds) -> PyResult<()> {
-        detached(py, || self.0.connect(peer, timeout.0))
+    fn connect(&self, py: Python<'_>, peer: Vec<u8>, timeout: Patience) -> PyResult<()> {
+        let port = Arc::clone(&self.0);
+        running::elsewhere(py, move || port.connect(&peer, timeout.0), || ())
     }
 
     /// Whether there is a peer that lives, as far as is known.
-    fn is_connected(&self) -> bool {
-        self.0.is_connected()
+    fn is_connected(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.0.is_connected())
     }
 
     /// Register memory that lies in ``owner``, which is kept as long as needed.
@@ -98,7 +119,7 @@ impl Port {
     }
 
     /// End a registration, and wait for the transfers that use it.
-    fn unregister(&self, py: Python<'_>, region: &Region, timeout: Seconds) -> PyResult<()> {
+    fn unregister(&self, py: Python<'_>, region: &Region, timeout: Patience) -> PyResult<()> {
         detached(py, || self.0.unregister(&region.0, timeout.0))
     }
 
@@ -137,13 +158,28 @@ impl Port {
     }
 
     /// End all transfers and registrations. Memory in use is kept until it is not.
-    fn close(&self, py: Python<'_>, timeout: Seconds) -> PyResult<()> {
+    fn close(&self, py: Python<'_>, timeout: Patience) -> PyResult<()> {
         detached(py, || self.0.close(timeout.0))
     }
 }
 
+impl Drop for Port {
+    fn drop(&mut self) {
+        // What the last use of a port closes waits for peers, without the GIL. Not while the interpreter goes away.
+        let port = Arc::clone(&self.0);
+        Python::try_attach(|py| {
+            py.detach(|| {
+                if Arc::strong_count(&port) <= 2 {
+                    let _ = guard(|| port.close(Duration::ZERO));
+                }
+            });
+        });
+    }
+}
+
 /// Memory that is registered with a port.
-#[pyclass(frozen, module = "unisono", name = "_Region")]
+#[pyclass(frozen, module = "unisono", name = "_Region", eq)]
+#[derive(PartialEq, Eq)]
 struct Region(one_sided::Region);
 
 #[pymethods]
@@ -203,7 +239,7 @@ impl Transfer {
 
     /// Wait for the end; return whether it has come. Raises what ended the transfer.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<bool> {
+    fn wait(&self, py: Python<'_>, timeout: Option<Patience>) -> PyResult<bool> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout.0));
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

@@ -62,9 +62,9 @@ impl Communicator {
         Ok(self.on_host(state))
     }
 
-    /// Ends a receive that no message has met with `Aborted`; one that has met its message goes on.
-    pub(crate) fn cancel_receive(&self, work: &Work) {
-        self.group.cancel_receive(&work.state);
+    /// Ends a receive that no message has met with `Aborted`. Returns whether it did; one that has met its message goes on.
+    pub(crate) fn cancel_receive(&self, work: &Work) -> bool {
+        self.group.cancel_receive(&work.state)
     }
 
     /// As [`Communicator::send`], in the calling thread, until the memory may be used again.

@@ -47,8 +47,20 @@ impl Communicator {
     /// `InvalidArgument` for a rank out of range; `Timeout` naming the ranks that did not come; `Mismatch` when
     /// ranks disagree on the world size or on settings, or two claim one number; `System` for the rest.
     pub fn join(store: &dyn Store, rank: Rank, world: usize, config: Config) -> Result<Self> {
+        let patience = config.join_timeout.duration();
+        Self::join_within(store, (rank, world), config, patience)
+    }
+
+    /// As [`join`](Self::join), which may take as long as `patience`. What joins later, links, has the setting's time.
+    pub(crate) fn join_within(
+        store: &dyn Store,
+        (rank, world): (Rank, usize),
+        config: Config,
+        patience: Duration,
+    ) -> Result<Self> {
         heap::configure(&config);
-        Ok(Self::new(Group::join(store, rank, world, config)?))
+        let group = Group::join(store, (rank, world), config, patience)?;
+        Ok(Self::new(group))
     }
 
     /// `world` communicators inside this process, one per thread that plays a rank. For tests and tools.

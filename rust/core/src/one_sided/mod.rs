@@ -10,16 +10,18 @@
 //! initiator. A transfer is a few messages between them ([`request`]); at the target a thread takes part for the
 //! process ([`serve`]), one for each peer that has connected. A pair in which both sides start transfers is two groups.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod regions;
 mod remote;
-pub(crate) mod request;
+mod request;
 mod serve;
 mod transfer;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -31,8 +33,10 @@ use self::request::Kind;
 use self::serve::Service;
 use self::transfer::TARGET;
 pub use self::transfer::Transfer;
+use crate::buffer::Memory;
 use crate::communicator::Communicator;
-use crate::config::{Config, Timeout};
+use crate::config::Config;
+use crate::device;
 use crate::engine::Completion;
 use crate::error::{Code, Error, Result};
 use crate::fork::{self, Own};
@@ -40,6 +44,12 @@ use crate::rendezvous::pairing::{Host, Pair};
 use crate::rendezvous::unique_id::{self, UniqueId};
 use crate::threads;
 use crate::transport::keys::random_bytes;
+
+/// How long a peer that has begun to connect may take.
+const GUESTS_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Before another attempt to take a peer in.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// The initiator of a pair.
 const INITIATOR: usize = 1;
@@ -59,16 +69,10 @@ struct Shared {
 #[derive(Default)]
 struct State {
     is_closed: bool,
-    host: Option<Bound>,
+    host: Option<Arc<Host>>,
     peer: Option<Arc<Peer>>,
     /// Of the peers that have this port as theirs.
     served: Vec<Arc<Service>>,
-}
-
-struct Bound {
-    host: Arc<Host>,
-    /// The turn of the next guest.
-    turn: Arc<AtomicU64>,
 }
 
 /// The target of this port's transfers.
@@ -109,18 +113,21 @@ impl Port {
     pub fn bind(&self) -> Result<[u8; unique_id::BYTES]> {
         fork::check()?;
         let shared = &*self.0;
-        let mut state = shared.open()?;
-        if let Some(bound) = &state.host {
-            return Ok(bound.host.id().to_bytes());
+        if let Some(host) = &shared.open()?.host {
+            return Ok(host.id().to_bytes());
         }
         fork::note();
-        let host = Arc::new(Host::open(&shared.config, &shared.id)?);
-        let turn = Arc::new(AtomicU64::new(0));
-        let (same, port, turns) = (Arc::clone(&host), Arc::clone(&self.0), Arc::clone(&turn));
-        threads::spawn("unisono-port", move || port.receive_guests(&same, &turns))
+        let made = Arc::new(Host::open(&shared.config, &shared.id)?);
+        let mut state = shared.open()?;
+        if let Some(host) = &state.host {
+            // Another thread was faster.
+            return Ok(host.id().to_bytes());
+        }
+        let (host, port) = (Arc::clone(&made), Arc::clone(&self.0));
+        threads::spawn("unisono-port", move || port.receive_guests(&host))
             .map_err(|cause| Error::system("start a thread for a port", cause))?;
-        let id = host.id().to_bytes();
-        state.host = Some(Bound { host, turn });
+        let id = made.id().to_bytes();
+        state.host = Some(made);
         Ok(id)
     }
 
@@ -143,15 +150,15 @@ impl Port {
         if shared.open()?.peer.is_some() {
             return Err(connected());
         }
+        let begun = Instant::now();
         let (pair, card) = Pair::visit(&id, timeout)?;
         let port = card.try_into().map_err(|_| {
             let what =
                 "the process at that address says of itself what no port of this version does";
             Error::new(Code::Mismatch, what)
         })?;
-        let mut config = shared.config.clone();
-        config.join_timeout = Timeout(Some(timeout));
-        let comm = Communicator::join(&pair, INITIATOR, 2, config)?;
+        let left = timeout.saturating_sub(begun.elapsed());
+        let comm = Communicator::join_within(&pair, (INITIATOR, 2), shared.config.clone(), left)?;
         // Each transfer takes as long as it takes; the waits for it are bounded.
         comm.set_timeout(Duration::ZERO);
         let peer = Peer {
@@ -179,7 +186,7 @@ impl Port {
     /// the same region.
     ///
     /// # Errors
-    /// `InvalidArgument` for no bytes, `Aborted` when closed.
+    /// `InvalidArgument` for no bytes and for a device's memory, `Aborted` when closed.
     ///
     /// # Safety
     /// The bytes are allocated and initialised as long as `owner` lives. While a transfer moves some of them, no code
@@ -187,6 +194,12 @@ impl Port {
     /// other means.
     pub unsafe fn register(&self, start: *mut u8, bytes: usize, owner: Owner) -> Result<Region> {
         fork::check()?;
+        // SAFETY: as this function asks for; only its address is looked at.
+        let memory = unsafe { Memory::from_raw_parts(start, bytes) };
+        if device::refuse_memory(&memory, "memory").is_err() {
+            let what = "memory of a device cannot be registered: copy it to the host first";
+            return Err(Error::invalid(what));
+        }
         let _open = self.0.open()?;
         self.0
             .regions
@@ -323,34 +336,40 @@ impl Shared {
     }
 
     /// Waits for guests, and starts a thread for each.
-    fn receive_guests(self: &Arc<Self>, host: &Host, turn: &AtomicU64) {
+    fn receive_guests(self: &Arc<Self>, host: &Host) {
+        let mut turn = 0;
         loop {
-            let pair = match host.next(turn.load(Ordering::Acquire)) {
-                Ok(Some(pair)) => pair,
-                Ok(None) => return,
-                Err(error) => {
-                    tracing::warn!(%error, "the port takes no further peers");
-                    return;
+            let error = match host.next(turn) {
+                Ok(Some(pair)) => {
+                    turn += 1;
+                    let same = Arc::clone(self);
+                    match threads::spawn("unisono-target", move || same.serve(&pair)) {
+                        Ok(()) => continue,
+                        Err(cause) => Error::system("start a thread for a peer", cause),
+                    }
                 }
+                Ok(None) => return,
+                Err(error) => error,
             };
-            turn.fetch_add(1, Ordering::AcqRel);
-            let same = Arc::clone(self);
-            if let Err(error) = threads::spawn("unisono-target", move || same.serve(&pair)) {
-                tracing::warn!(%error, "no thread for a peer that connects");
-            }
+            // It may be out of descriptors or of memory for a while.
+            tracing::warn!(%error, "a peer cannot connect now");
+            std::thread::sleep(PAUSE);
         }
     }
 
     /// Serves one guest until it goes.
     fn serve(&self, pair: &Pair) {
-        let joined = Communicator::join(pair, TARGET, 2, self.config.clone());
+        let place = (TARGET, 2);
+        let joined = Communicator::join_within(pair, place, self.config.clone(), GUESTS_PATIENCE);
         let service = match joined {
             Ok(comm) => {
                 comm.set_timeout(Duration::ZERO);
                 Arc::new(Service::new(comm))
             }
             Err(error) => {
-                tracing::warn!(%error, "a peer began to connect and did not come");
+                if self.open().is_ok() {
+                    tracing::warn!(%error, "a peer began to connect and did not come");
+                }
                 return;
             }
         };
@@ -372,8 +391,8 @@ impl Shared {
             let served = std::mem::take(&mut state.served);
             (state.host.take(), state.peer.take(), served)
         };
-        if let Some(Bound { host, turn }) = host {
-            host.close(turn.load(Ordering::Acquire));
+        if let Some(host) = host {
+            host.close();
         }
         if let Some(peer) = peer {
             peer.comm.close();

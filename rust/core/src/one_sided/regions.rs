@@ -85,6 +85,14 @@ impl Region {
     }
 }
 
+impl PartialEq for Region {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Region {}
+
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Region({} bytes)", self.0.bytes)
@@ -144,9 +152,9 @@ impl Regions {
         }
         let id = random_bytes()?;
         let mut table = self.table.lock();
-        let same = table
-            .values()
-            .find(|region| region.0.start == start && region.0.bytes == bytes);
+        let same = table.values().find(|region| {
+            (region.0.start, region.0.bytes) == (start, bytes) && region.is_registered()
+        });
         if let Some(region) = same {
             return Ok(region.clone());
         }
@@ -171,7 +179,6 @@ impl Regions {
     /// # Errors
     /// `Timeout` when one still does after `timeout`; the registration has ended all the same.
     pub(super) fn unregister(&self, region: &Region, timeout: Duration) -> Result<()> {
-        self.table.lock().remove(&region.id());
         let until = Instant::now().checked_add(timeout);
         {
             let mut state = region.0.state.lock();
@@ -189,6 +196,8 @@ impl Regions {
                 }
             }
         }
+        // Not before: what is in use is waited for again by the next call, and by that of `clear`.
+        self.table.lock().remove(&region.id());
         drop(region.release());
         Ok(())
     }
@@ -255,7 +264,7 @@ mod tests {
         let same = regions.register(bytes.as_ptr().expose_provenance(), 64, Box::new(()));
         assert_eq!(same.expect("the same").id(), region.id());
         let id = region.id();
-        let used = regions.begin_use(&id, 60, 4).ok().expect("inside");
+        let used = regions.begin_use(&id, 60, 4).expect("inside");
         let refused = regions.begin_use(&id, 60, 5).err();
         assert_eq!(refused, Some(Answer::OutOfRange));
         assert_eq!(regions.begin_use(&id, u64::MAX, 2).err(), refused);

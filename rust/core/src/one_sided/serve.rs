@@ -43,10 +43,13 @@ impl Service {
     pub(super) fn end(&self) {
         let mut state = self.state.lock();
         state.is_ending = true;
-        match state.awaited.take() {
-            // Its thread closes the group.
-            Some(awaited) => self.comm.cancel_receive(&awaited),
-            None => self.comm.close(),
+        let awaited = state.awaited.take();
+        let is_idle = awaited.is_some_and(|awaited| self.comm.cancel_receive(&awaited));
+        // The lock is for the thread, which ends in order where it is idle, and by the end of the group where it is not.
+        drop(state);
+        if !is_idle {
+            self.comm.abort("the target has closed its port amid a transfer");
+            self.comm.close();
         }
     }
 

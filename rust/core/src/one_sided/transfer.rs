@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -19,6 +19,9 @@ use crate::types::{DataType, Rank};
 
 /// The target is rank 0 of the pair.
 pub(super) const TARGET: Rank = 0;
+
+/// How long the data of a transfer may take after the answer, which comes after it.
+const STRAGGLERS: Duration = Duration::from_secs(5);
 
 /// A read or a write under way, or ended. Dropping it does not end the transfer.
 #[derive(Clone)]
@@ -116,7 +119,10 @@ impl Transfer {
         let answer = match posted {
             Ok(answer) => answer,
             Err(error) => {
-                // The pair's group is dead. What was started ends, and is the last to use the memory.
+                // The target would wait for the rest. What was started ends, and is the last to use the memory.
+                if !messages.is_empty() {
+                    shared.peer.comm.abort(&error.message);
+                }
                 messages.iter().for_each(|work| drop(work.wait(None)));
                 return Err(self.describe(error));
             }
@@ -137,8 +143,8 @@ impl Transfer {
         let region = shared.region.lock();
         let region = region.as_ref().expect("in use since the transfer was made");
         let bytes = DataType::UInt8;
-        // SAFETY, of each message: the header and the place of the answer live as long as `shared`, which the completion of
-        // the answer keeps, and so does the use of the region. The transfer ends when all its messages have.
+        // SAFETY: of each message here: the header and the place of the answer live as long as `shared`, which the completion
+        // of the answer keeps, and so does the use of the region. The transfer ends when all its messages have.
         let header = unsafe {
             let header = Memory::of(&shared.header);
             comm.send(bytes, header, TARGET, REQUESTS, PointToPoint::default())?
@@ -191,13 +197,37 @@ impl Transfer {
         if let Some(result) = self.result() {
             return result;
         }
-        let answer = &self.works().answer;
-        let waited = answer.wait(timeout);
-        if !answer.is_done() {
-            return waited.map_err(|error| self.describe(error));
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let works = self.works();
+        for work in [&works.answer].into_iter().chain(&works.messages) {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let waited = work.wait(left);
+            if !work.is_done() {
+                return waited.map_err(|error| self.describe(error));
+            }
+            // Of a read that is refused, the data will not come.
+            self.cancel_if_refused(works);
         }
         self.settle();
         self.result().expect("it has been settled")
+    }
+
+    fn cancel_if_refused(&self, works: &Works) {
+        if self.0.request.kind == Kind::Read && self.answer(works).is_err() {
+            let comm = &self.0.peer.comm;
+            let data = works.messages.iter().filter(|work| !work.is_done());
+            for work in data {
+                // One that has met its message goes on, and ends.
+                let _ = comm.cancel_receive(work);
+            }
+        }
+    }
+
+    /// What the target has answered, once the message with it has ended.
+    fn answer(&self, works: &Works) -> Result<()> {
+        works.answer.result().expect("it has ended")?;
+        // SAFETY: the work that writes it has ended.
+        Answer::result(unsafe { *self.0.answer.get() }, &self.0.request)
     }
 
     /// The answer's message has ended, and so does the transfer.
@@ -228,20 +258,14 @@ impl Transfer {
     }
 
     fn outcome(&self, works: &Works) -> Result<()> {
-        let received = works.answer.result().expect("it has ended");
-        let answered = received.and_then(|()| {
-            // SAFETY: the work that writes it has ended.
-            Answer::result(unsafe { *self.0.answer.get() }, &self.0.request)
-        });
-        if answered.is_err() && self.0.request.kind == Kind::Read {
-            // The data will not come.
+        self.cancel_if_refused(works);
+        let mut result = self.answer(works);
+        let late = |work: &&Work| work.wait(Some(STRAGGLERS)).is_err() && !work.is_done();
+        if works.messages.iter().any(|work| late(&work)) {
+            // Else this thread would wait for a target that has nothing more to do.
             let comm = &self.0.peer.comm;
-            works
-                .messages
-                .iter()
-                .for_each(|work| comm.cancel_receive(work));
+            comm.abort("the target of a transfer answered before it had moved the data");
         }
-        let mut result = answered;
         for work in &works.messages {
             result = result.and(work.wait(None));
         }

@@ -22,6 +22,9 @@ use crate::transport::keys::{Hex, random_bytes};
 /// How long one wait for the next guest takes; another one follows.
 const WATCH: Duration = Duration::from_secs(60);
 
+/// How much longer than a guest has time it waits for the host's reply.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// The turn that the next guest may take, so that it need not try all before it.
 const NEXT: &str = "next";
 
@@ -44,7 +47,10 @@ impl Host {
     /// # Errors
     /// As [`UniqueId::create`].
     pub(crate) fn open(config: &Config, card: &[u8]) -> Result<Self> {
-        let (id, server) = UniqueId::serve(config)?;
+        // Those that come need not have been launched with this process.
+        let (id, server) = UniqueId::serve(config, false)?;
+        // No guest can end it, as ranks of a group do that have met.
+        server.end_with_meeting(usize::MAX, Duration::MAX);
         let store = Arc::new(TcpStore::own(server)?);
         store.set(HOST, card)?;
         Ok(Self {
@@ -62,28 +68,35 @@ impl Host {
     /// Waits for the guest of this turn; the first turn is 0. `None` when the host has closed.
     ///
     /// # Errors
-    /// `System` when the own store is gone.
+    /// `System` when the own store cannot be reached.
     pub(crate) fn next(&self, turn: u64) -> Result<Option<Pair>> {
         let name = loop {
-            match self.store.wait(&guest(turn), WATCH) {
+            let waited = self.store.wait(&guest(turn), WATCH);
+            if self.is_closed() {
+                return Ok(None);
+            }
+            match waited {
                 Ok(name) => break name,
                 Err(error) if error.code == Code::Timeout => {}
                 Err(error) => return Err(error),
             }
         };
-        if self.is_closed.load(Ordering::Acquire) {
-            return Ok(None);
-        }
         self.store.set(NEXT, (turn + 1).to_string().as_bytes())?;
         self.store.set(&taken(turn), &name)?;
         Ok(Some(Pair::new(&name, &self.store)))
     }
 
-    /// Ends the wait in [`Host::next`] for `turn`. A guest that was as early gets no answer.
-    pub(crate) fn close(&self, turn: u64) {
+    /// Whether [`Host::close`] has been called.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Ends the store, and so all that waits at it: [`Host::next`], and pairs that are about to meet.
+    pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
-        // If its store is gone, it waits no more.
-        let _ = self.store.set(&guest(turn), b"");
+        if let Some(server) = self.store.server() {
+            server.stop();
+        }
     }
 }
 
@@ -93,13 +106,28 @@ impl Pair {
     /// # Errors
     /// `Timeout` when no host answers within `patience`, `System` when it goes meanwhile.
     pub(crate) fn visit(id: &UniqueId, patience: Duration) -> Result<(Self, Vec<u8>)> {
-        Self::come_to(id, patience).map_err(|error| unanswered(&error, id))
+        let begun = Instant::now();
+        Self::come_to(id, patience).map_err(|error| {
+            let code = match begun.elapsed() < patience {
+                true => error.code,
+                false => Code::Timeout,
+            };
+            let address = id.address();
+            Error::new(
+                code,
+                format!(
+                    "no process answers at {address}, or it does not take this one in: has it closed or died, is that its \
+                     address as seen from here, and does no firewall stand between? ({})",
+                    error.message
+                ),
+            )
+        })
     }
 
     fn come_to(id: &UniqueId, patience: Duration) -> Result<(Self, Vec<u8>)> {
         let begun = Instant::now();
         let left = || patience.saturating_sub(begun.elapsed());
-        let store = Arc::new(id.visit(patience)?);
+        let store = Arc::new(id.visit(patience)?.with_grace(GRACE));
         let card = store.wait(HOST, left())?;
         let name = Hex(&random_bytes::<16>()?).to_string();
         let text = store.get(NEXT)?.unwrap_or_default();
@@ -154,18 +182,6 @@ fn taken(turn: u64) -> String {
     format!("taken/{turn}")
 }
 
-fn unanswered(error: &Error, id: &UniqueId) -> Error {
-    Error::new(
-        error.code,
-        format!(
-            "no process answers at {}, or it does not take this one in: has it closed or died, is that its address as \
-             seen from here, and does no firewall stand between? ({})",
-            id.address(),
-            error.message
-        ),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use std::thread;
@@ -201,7 +217,7 @@ mod tests {
             assert_eq!(seen, (0..guests).collect::<Vec<_>>());
             let waits = scope.spawn(|| host.next(u64::from(guests)).expect("no failure").is_none());
             thread::sleep(Duration::from_millis(50));
-            host.close(guests.into());
+            host.close();
             assert!(waits.join().expect("no panic"), "it has closed");
         });
     }

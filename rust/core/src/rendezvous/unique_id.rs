@@ -52,21 +52,22 @@ impl UniqueId {
     /// # Errors
     /// `InvalidArgument` for an interface that is not there, `System` when no port can be had.
     pub fn create(config: &Config) -> Result<Self> {
-        let (id, server) = Self::serve(config)?;
+        // How many ranks will come it does not know: all that were launched with this one.
+        let (id, server) = Self::serve(config, super::launcher::is_one_host(0))?;
         let mut served = SERVED.lock();
         served.retain(|(_, server)| !server.has_ended());
         served.push((id, server));
         Ok(id)
     }
 
-    /// An id and the server of its store, which ends when it is dropped.
+    /// An id and the server of its store, which ends when it is dropped: on loopback where all that may come are on this
+    /// host.
     ///
     /// # Errors
     /// As [`UniqueId::create`].
-    pub(super) fn serve(config: &Config) -> Result<(Self, TcpStoreServer)> {
+    pub(super) fn serve(config: &Config, one_host: bool) -> Result<(Self, TcpStoreServer)> {
         crate::fork::check()?;
-        // Those that come need not have been launched with this process.
-        let address = endpoint::own_address(config.interface.as_deref(), false)?;
+        let address = endpoint::own_address(config.interface.as_deref(), one_host)?;
         let secret = random_bytes()?;
         let server = TcpStoreServer::start_any(&address.to_string(), &[0], &key(&secret))?;
         let id = Self::new(

@@ -34,12 +34,12 @@ use crate::engine::state::{Group, Mail, Member, Membership};
 const BARRIER_TAG: u64 = u64::MAX;
 
 impl Group {
-    /// Forms a group through a store.
+    /// Forms a group through a store, which may take as long as `patience`.
     pub(crate) fn join(
         store: &dyn Store,
-        rank: Rank,
-        world: usize,
+        (rank, world): (Rank, usize),
         config: Config,
+        patience: Duration,
     ) -> Result<Arc<Self>> {
         fork::check()?;
         if world == 0 || rank >= world {
@@ -57,8 +57,7 @@ impl Group {
         })?;
         let address = endpoint.address();
         let me = introduction(store, (rank, world), address, &config)?;
-        let timeout = config.join_timeout.duration();
-        let roster = roster::join(store, &me, timeout, &|members| price(&endpoint, members))?;
+        let roster = roster::join(store, &me, patience, &|members| price(&endpoint, members))?;
         descriptors::make_room(world);
         let mut members = Vec::with_capacity(world);
         for member in &roster.members {
@@ -467,10 +466,11 @@ mod tests {
         // Of no other test: it has an endpoint of its own.
         config.set("ring_bytes", "8K").unwrap();
         config.set("transport", "tcp").unwrap();
+        let patience = config.join_timeout.duration();
         let groups = thread::scope(|scope| {
             let join = |rank| {
                 let (store, config) = (&store, config.clone());
-                scope.spawn(move || Group::join(store, rank, 2, config).unwrap())
+                scope.spawn(move || Group::join(store, (rank, 2), config, patience).unwrap())
             };
             let ranks = [0, 1].map(join);
             ranks.map(|rank| rank.join().unwrap())

@@ -87,14 +87,20 @@ impl Group {
         self.wait_for_source(&received)
     }
 
-    /// Ends a receive that no message has met; one that has met its message goes on.
-    pub(crate) fn cancel_receive(&self, work: &Arc<WorkState>) {
+    /// Ends a receive that no message has met. Returns whether it did; one that has met its message goes on.
+    pub(crate) fn cancel_receive(&self, work: &Arc<WorkState>) -> bool {
         let mut core = self.core.lock();
-        if core.matching.withdraw(work) {
+        let was_posted = core.matching.withdraw(work);
+        if was_posted {
             let error = Error::new(Code::Aborted, "the receive was taken back");
             core.finished.push((Arc::clone(work), Err(error)));
             self.settle(&mut core);
+            // The thread that waits for it may be the one that sleeps for all.
+            if core.sleeping {
+                self.parker().unpark();
+            }
         }
+        was_posted
     }
 
     fn check_outgoing(&self, outgoing: &Outbound) -> Result<()> {

@@ -108,6 +108,13 @@ impl TcpStoreServer {
         *self.control.meeting.lock() = Some(Expected { world, patience });
     }
 
+    /// Ends the server, without waiting for that: waits for keys fail.
+    pub(in crate::rendezvous) fn stop(&self) {
+        self.control.stop.store(true, Ordering::Release);
+        // An eventfd that is full wakes as well.
+        let _ = rustix::io::write(&self.control.wake, &1_u64.to_ne_bytes());
+    }
+
     /// Whether the server has ended by itself.
     pub(in crate::rendezvous) fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
@@ -139,9 +146,7 @@ impl Drop for TcpStoreServer {
             // The parent's server goes on, and there is no thread here to wait for or to let go.
             return std::mem::forget(thread);
         }
-        self.control.stop.store(true, Ordering::Release);
-        // An eventfd that is full wakes as well.
-        let _ = rustix::io::write(&self.control.wake, &1_u64.to_ne_bytes());
+        self.stop();
         let _ = thread.join();
     }
 }

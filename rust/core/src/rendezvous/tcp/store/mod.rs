@@ -54,6 +54,8 @@ pub struct TcpStore {
     address: SocketAddr,
     key: StoreKey,
     idle: Mutex<Vec<Line>>,
+    /// How much longer than it may take the server's reply is waited for.
+    grace: Duration,
     /// Dropped last: the server ends when rank 0's handle does, if not before.
     server: Option<TcpStoreServer>,
 }
@@ -93,6 +95,7 @@ impl TcpStore {
                             address,
                             key: key.clone(),
                             idle: Mutex::new(vec![line]),
+                            grace: GRACE,
                             server: None,
                         });
                     }
@@ -125,6 +128,7 @@ impl TcpStore {
             address,
             key,
             idle: Mutex::new(Vec::new()),
+            grace: GRACE,
             server: Some(server),
         };
         let line = store.open_line(Instant::now(), GRACE).map_err(|cause| {
@@ -133,6 +137,12 @@ impl TcpStore {
         })?;
         store.idle.lock().push(line);
         Ok(store)
+    }
+
+    /// This client, which takes a server for gone that is so much late.
+    #[must_use]
+    pub(in crate::rendezvous) fn with_grace(self, grace: Duration) -> Self {
+        Self { grace, ..self }
     }
 
     /// The server that ends with this handle.
@@ -148,7 +158,7 @@ impl TcpStore {
     /// Sends a request, which the server may take `wait` to answer, and returns the reply's status and value.
     fn call(&self, request: &Request<'_>, wait: Duration) -> Result<(u8, Vec<u8>)> {
         let begun = Instant::now();
-        let patience = wait.saturating_add(GRACE);
+        let patience = wait.saturating_add(self.grace);
         loop {
             let idle = self.idle.lock().pop();
             let is_new = idle.is_none();
@@ -159,8 +169,10 @@ impl TcpStore {
             let mut line = line.map_err(|cause| self.lost(&cause))?;
             let left = wait.saturating_sub(begun.elapsed());
             let result = match *request {
-                Request::Wait(key, _) => line.exchange(&Request::Wait(key, left), left),
-                _ => line.exchange(request, left),
+                Request::Wait(key, _) => {
+                    line.exchange(&Request::Wait(key, left), left.saturating_add(self.grace))
+                }
+                _ => line.exchange(request, left.saturating_add(self.grace)),
             };
             match result {
                 Ok(reply) => {
@@ -331,14 +343,13 @@ fn was_closed(cause: &io::Error) -> bool {
 }
 
 impl Line {
-    /// Sends one request and reads its reply, which may take `wait`.
-    fn exchange(&mut self, request: &Request<'_>, wait: Duration) -> io::Result<(u8, Vec<u8>)> {
+    /// Sends one request and reads its reply, of which nothing may take longer than `patience`.
+    fn exchange(&mut self, request: &Request<'_>, patience: Duration) -> io::Result<(u8, Vec<u8>)> {
         let mut frames = Vec::new();
         for content in request.write().chunks(FRAME_CONTENT) {
             self.channel.seal(content, &mut frames);
         }
-        self.stream
-            .set_read_timeout(Some(wait.saturating_add(GRACE)))?;
+        self.stream.set_read_timeout(Some(patience))?;
         self.stream.write_all(&frames)?;
         let wrong =
             |_: Forged| io::Error::new(ErrorKind::InvalidData, "it sent a reply that is none");

@@ -1,0 +1,47 @@
+//! What the fuzz target gives any bytes to: see `crate::fuzzing`.
+
+use super::remote::RemoteRegion;
+use super::request::{LENGTH, REQUESTS, Request};
+
+/// A request and a remote region: refused, or one that writes the same bytes.
+pub fn one_sided(bytes: &[u8]) {
+    if let Ok(bytes) = <&[u8; LENGTH]>::try_from(bytes)
+        && let Ok(request) = Request::from_bytes(bytes)
+    {
+        assert_eq!(request.to_bytes(), *bytes);
+        assert!(request.data_tag() > REQUESTS && request.answer_tag() > request.data_tag());
+    }
+    if let Ok(remote) = RemoteRegion::from_bytes(bytes) {
+        assert_eq!(remote.to_bytes(), bytes);
+        assert!(
+            remote
+                .part(remote.len(), 0)
+                .is_ok_and(|part| part.is_empty())
+        );
+    }
+}
+
+/// One of each, with their names.
+#[cfg(test)]
+pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    use super::request::Kind;
+
+    let request = |kind| Request {
+        kind,
+        number: 7,
+        region: [5; 16],
+        offset: 4096,
+        length: 100,
+    };
+    let remote = RemoteRegion {
+        port: [3; 16],
+        region: [5; 16],
+        offset: 4096,
+        length: 100,
+    };
+    vec![
+        ("write", request(Kind::Write).to_bytes().to_vec()),
+        ("read", request(Kind::Read).to_bytes().to_vec()),
+        ("remote", remote.to_bytes().to_vec()),
+    ]
+}
