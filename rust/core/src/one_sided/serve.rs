@@ -48,7 +48,8 @@ impl Service {
         // The lock is for the thread, which ends in order where it is idle, and by the end of the group where it is not.
         drop(state);
         if !is_idle {
-            self.comm.abort("the target has closed its port amid a transfer");
+            self.comm
+                .abort("the target has closed its port amid a transfer");
             self.comm.close();
         }
     }
