@@ -180,7 +180,7 @@ def stopped() -> None:
 
 
 def in_use_at_the_target() -> None:
-    """The initiator is stopped amid a write: the target cannot take the memory back, and says so."""
+    """The initiator is stopped amid a write: the target cannot take the memory back."""
     meeting, transport, tensor, remote, pid = prepare(48 << 20)
     if RANK == 0:
         memory = transport.register_memory(tensor)
