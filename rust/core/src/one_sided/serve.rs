@@ -24,32 +24,37 @@ pub(super) struct Service {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
-struct State {
-    is_ending: bool,
-    /// The receive of the next request, while it is awaited.
-    awaited: Option<Work>,
+enum State {
+    /// It is about to await a request.
+    Idle,
+    /// This is the receive of the next request.
+    Awaiting(Work),
+    /// It carries out a request.
+    Busy,
+    Ending,
 }
 
 impl Service {
     pub(super) fn new(comm: Communicator) -> Self {
         Self {
             comm,
-            state: Mutex::new(State::default()),
+            state: Mutex::new(State::Idle),
         }
     }
 
     /// Ends the service: in good order between two requests, else what is under way fails on both sides.
     pub(super) fn end(&self) {
-        let mut state = self.state.lock();
-        state.is_ending = true;
-        let awaited = state.awaited.take();
-        let is_idle = awaited.is_some_and(|awaited| self.comm.cancel_receive(&awaited));
-        // The lock is for the thread, which ends in order where it is idle, and by the end of the group where it is not.
-        drop(state);
-        if !is_idle {
-            self.comm
-                .abort("the target has closed its port amid a transfer");
+        let before = std::mem::replace(&mut *self.state.lock(), State::Ending);
+        let is_busy = match before {
+            // A request may just have come.
+            State::Awaiting(work) => !self.comm.cancel_receive(&work),
+            State::Busy => true,
+            State::Idle | State::Ending => false,
+        };
+        // Else its thread closes the group, in good order.
+        if is_busy {
+            let reason = "the target has closed its port amid a transfer";
+            self.comm.abort(reason);
             self.comm.close();
         }
     }
@@ -83,8 +88,8 @@ impl Service {
         };
         let work = {
             let mut state = self.state.lock();
-            if state.is_ending {
-                return Err(Error::new(Code::Aborted, "the port has been closed"));
+            if matches!(*state, State::Ending) {
+                return Err(closed());
             }
             // SAFETY: the bytes are borrowed until the wait below is over, which is when the receive has ended.
             let work = unsafe {
@@ -92,13 +97,21 @@ impl Service {
                 self.comm
                     .receive(dtype, memory, Some(INITIATOR), REQUESTS, options)?
             };
-            state.awaited = Some(work.clone());
+            *state = State::Awaiting(work.clone());
             work
         };
-        let waited = work.wait(None);
-        self.state.lock().awaited = None;
-        waited
+        work.wait(None)?;
+        let mut state = self.state.lock();
+        if matches!(*state, State::Ending) {
+            return Err(closed());
+        }
+        *state = State::Busy;
+        Ok(())
     }
+}
+
+fn closed() -> Error {
+    Error::new(Code::Aborted, "the port has been closed")
 }
 
 /// Does what the request asks for, and answers.
