@@ -217,13 +217,13 @@ def late_first_transfer() -> None:
     remote = swap(meeting, "memory", memory.to_remote_buffer().serialize())
     pid = int(swap(meeting, "pid", str(os.getpid()).encode()))
     if RANK == 0:
-        transport.connect(url, timeout=2)
+        transport.connect(url, timeout=3)
         os.kill(pid, signal.SIGSTOP)
         try:
             work = transport.write(
                 memory.to_view(), UnisonoRemoteBuffer.deserialize(remote), async_op=True
             )
-            time.sleep(4)
+            time.sleep(5)
         finally:
             os.kill(pid, signal.SIGCONT)
         work.wait()
