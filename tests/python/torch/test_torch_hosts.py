@@ -44,8 +44,8 @@ def test_ddp_trains_as_one_process_does_and_goes_in_two_levels(host_of):
         results = run(net, "torch_hosts_ranks:ddp", host_of=host_of, UNISONO_LOG="debug")
     for result in results:
         assert result.value < 1e-12, result
-    # Nothing asked for it. Where two ranks of a host follow each other, halving crosses between hosts
-    # as rarely, and is predicted to take the same time within a hundredth.
+    # Nothing asked for it. Where two ranks of a host follow each other, halving crosses between
+    # hosts as rarely, and is predicted to take the same time within a hundredth.
     chosen = ["hierarchical", "halving"] if host_of == [0, 0, 1, 1] else ["hierarchical"]
     output = results[0].output
     assert any(f"messages={name} " in output for name in chosen), results[0].report()
