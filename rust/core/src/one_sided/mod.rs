@@ -29,9 +29,8 @@ use self::regions::Regions;
 pub use self::regions::{Owner, Region};
 use self::remote::PortId;
 pub use self::remote::RemoteRegion;
-use self::request::Kind;
+use self::request::{INITIATOR, Kind, TARGET};
 use self::serve::Service;
-use self::transfer::TARGET;
 pub use self::transfer::Transfer;
 use crate::buffer::Memory;
 use crate::communicator::Communicator;
@@ -50,9 +49,6 @@ const GUESTS_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Before another attempt to take a peer in.
 const PAUSE: Duration = Duration::from_millis(200);
-
-/// The initiator of a pair.
-const INITIATOR: usize = 1;
 
 /// One end of one-sided transfers: it has at most one peer of its own, and any number of those that have it as theirs.
 ///

@@ -10,6 +10,13 @@
 //! ```
 
 use crate::error::{Code, Error, Result};
+use crate::types::Rank;
+
+/// The rank whose memory is read and written, which serves the store at which the pair meets.
+pub(super) const TARGET: Rank = 0;
+
+/// The rank that asks for transfers.
+pub(super) const INITIATOR: Rank = 1;
 
 /// The tag of requests.
 pub(super) const REQUESTS: u64 = 0;

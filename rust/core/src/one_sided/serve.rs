@@ -5,15 +5,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::regions::{Regions, Use};
-use super::request::{Answer, Kind, LENGTH, PIECE, REQUESTS, Request};
+use super::request::{Answer, INITIATOR, Kind, LENGTH, PIECE, REQUESTS, Request};
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};
 use crate::engine::PointToPoint;
 use crate::error::{Code, Error, Result};
-use crate::types::{DataType, Rank};
-
-/// The target is rank 0 of the pair.
-const INITIATOR: Rank = 1;
+use crate::types::DataType;
 
 /// As long as the initiator takes; its end is noticed at any time.
 const FOR_EVER: Option<Duration> = Some(Duration::ZERO);

@@ -10,15 +10,12 @@ use parking_lot::Mutex;
 use super::Peer;
 use super::regions::{Region, Use};
 use super::remote::RemoteRegion;
-use super::request::{ANSWER, Answer, Kind, LENGTH, REQUESTS, Request};
+use super::request::{ANSWER, Answer, Kind, LENGTH, REQUESTS, Request, TARGET};
 use crate::buffer::Memory;
 use crate::communicator::Work;
 use crate::engine::{Completion, PointToPoint};
 use crate::error::{Code, Error, Result};
-use crate::types::{DataType, Rank};
-
-/// The target is rank 0 of the pair.
-pub(super) const TARGET: Rank = 0;
+use crate::types::DataType;
 
 /// How long the data of a transfer may take after the answer, which comes after it.
 const STRAGGLERS: Duration = Duration::from_secs(5);

@@ -22,8 +22,8 @@ use crate::transport::keys::{Hex, random_bytes};
 /// How long one wait for the next guest takes; another one follows.
 const WATCH: Duration = Duration::from_secs(60);
 
-/// How much longer than a guest has time it waits for the host's reply.
-const GRACE: Duration = Duration::from_secs(1);
+/// How much longer than a guest has time it waits for the host's reply: a busy host may take that long.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// The turn that the next guest may take, so that it need not try all before it.
 const NEXT: &str = "next";
