@@ -42,6 +42,38 @@ again:
   ret;
 }
 """
+# Of sm_70 and later: a kernel that tells another process itself, as a memory operation would, and
+# one each of whose blocks reads a word.
+TELLING = b"""
+.version 8.0
+.target sm_70
+.address_size 64
+.visible .entry tell(.param .u64 address, .param .u32 value)
+{
+  .reg .b64 %rd<3>;
+  .reg .b32 %r<2>;
+  ld.param.u64 %rd1, [address];
+  ld.param.u32 %r1, [value];
+  cvta.to.global.u64 %rd2, %rd1;
+  st.release.sys.global.u32 [%rd2], %r1;
+  ret;
+}
+.visible .entry look(.param .u64 address)
+{
+  .reg .b64 %rd<3>;
+  .reg .b32 %r<3>;
+  .reg .pred %p<2>;
+  mov.u32 %r1, %tid.x;
+  setp.ne.u32 %p1, %r1, 0;
+  @%p1 ret;
+  ld.param.u64 %rd1, [address];
+  cvta.to.global.u64 %rd2, %rd1;
+  ld.volatile.global.u32 %r2, [%rd2];
+  setp.ne.u32 %p1, %r2, 77;
+  @%p1 ret;
+  trap;
+}
+"""
 # Bytes into the registered page.
 PING, PONG, GATE, BLOCK = 0, 64, 128, 192
 # The host's page: a counter for each process, then 64 bytes of a handle.
@@ -101,8 +133,12 @@ class Probe:
         module = ctypes.c_void_p(self.made("cuModuleLoadData", ctypes.c_char_p(PTX)))
         self.empty = ctypes.c_void_p(self.made("cuModuleGetFunction", module, b"empty"))
         self.spin = ctypes.c_void_p(self.made("cuModuleGetFunction", module, b"spin"))
+        module = ctypes.c_void_p(self.made("cuModuleLoadData", ctypes.c_char_p(TELLING)))
+        self.telling = ctypes.c_void_p(self.made("cuModuleGetFunction", module, b"tell"))
+        self.looking = ctypes.c_void_p(self.made("cuModuleGetFunction", module, b"look"))
         self.a = self.made("cuMemAlloc_v2", ctypes.c_size_t(32 << 20))
         self.b = self.made("cuMemAlloc_v2", ctypes.c_size_t(32 << 20))
+        self.pinned = self.made("cuMemAllocHost_v2", ctypes.c_size_t(16 << 20))
         self.launch(self.empty)
         self.launch_spin(1000)
         self.copy(16 << 20)
@@ -150,16 +186,16 @@ class Probe:
             ctypes.c_uint(0),
         )
 
-    def launch(self, function: ctypes.c_void_p, parameters: object = None) -> None:
-        """Enqueue a kernel of one thread."""
+    def launch(self, function: ctypes.c_void_p, parameters: object = None, blocks: int = 1) -> None:
+        """Enqueue a kernel of one thread, or of blocks of 256."""
         one, none = ctypes.c_uint(1), ctypes.c_uint(0)
         self.cu(
             "cuLaunchKernel",
             function,
+            ctypes.c_uint(blocks),
             one,
             one,
-            one,
-            one,
+            one if blocks == 1 else ctypes.c_uint(256),
             one,
             one,
             none,
@@ -173,12 +209,63 @@ class Probe:
         number = ctypes.c_uint64(cycles)
         self.launch(self.spin, (ctypes.c_void_p * 1)(ctypes.addressof(number)))
 
-    def copy(self, size: int) -> None:
+    def launch_telling(self, address: int, value: int) -> None:
+        """Enqueue a kernel that writes a word for all of the system to see."""
+        where, what = ctypes.c_uint64(address), ctypes.c_uint32(value)
+        places = (ctypes.addressof(where), ctypes.addressof(what))
+        self.launch(self.telling, (ctypes.c_void_p * 2)(*places))
+
+    def launch_looking(self, address: int, blocks: int) -> None:
+        """Enqueue a kernel each of whose blocks reads a word."""
+        where = ctypes.c_uint64(address)
+        self.launch(self.looking, (ctypes.c_void_p * 1)(ctypes.addressof(where)), blocks)
+
+    def copy_by_engine(self, size: int) -> bool:
+        """Enqueue a copy within the device that leaves the multiprocessors to others, if it can."""
+        if not hasattr(self.library, "cuMemcpyBatchAsync_v2"):
+            return False
+        attributes = struct.pack("<iiiiiI", 1, 0, 0, 0, 0, 1)
+        one = ctypes.c_size_t(1)
+        code = self.cu(
+            "cuMemcpyBatchAsync_v2",
+            ctypes.byref(ctypes.c_uint64(self.b)),
+            ctypes.byref(ctypes.c_uint64(self.a)),
+            ctypes.byref(ctypes.c_size_t(size)),
+            one,
+            ctypes.create_string_buffer(attributes, len(attributes)),
+            ctypes.byref(ctypes.c_size_t(0)),
+            one,
+            self.stream,
+            check=False,
+        )
+        return code == 0
+
+    def copy_to_host(self, size: int) -> None:
+        """Enqueue a copy into registered memory of the host."""
+        self.cu(
+            "cuMemcpyDtoHAsync_v2",
+            ctypes.c_void_p(self.pinned),
+            ctypes.c_uint64(self.a),
+            ctypes.c_size_t(size),
+            self.stream,
+        )
+
+    def copy_from_host(self, size: int) -> None:
+        """Enqueue a copy from there."""
+        self.cu(
+            "cuMemcpyHtoDAsync_v2",
+            ctypes.c_uint64(self.b),
+            ctypes.c_void_p(self.pinned),
+            ctypes.c_size_t(size),
+            self.stream,
+        )
+
+    def copy(self, size: int, source: int | None = None) -> None:
         """Enqueue a copy within the device."""
         self.cu(
             "cuMemcpyAsync",
             ctypes.c_uint64(self.b),
-            ctypes.c_uint64(self.a),
+            ctypes.c_uint64(self.a if source is None else source),
             ctypes.c_size_t(size),
             self.stream,
         )
@@ -187,19 +274,29 @@ class Probe:
         """Wait for the stream."""
         self.cu("cuStreamSynchronize", self.stream)
 
-    def ping_pong(self, name: str, work: Callable[[], None]) -> None:
+    def ping_pong(
+        self, name: str, work: Callable[[], None] = lambda: None, *, by_kernel: bool = False
+    ) -> None:
         """Both enqueue all rounds behind a gate; then the time is the device's alone."""
         mine, theirs = (PING, PONG) if self.rank == 0 else (PONG, PING)
         first = self.value + 1
+
+        def tell(number: int) -> None:
+            if by_kernel:
+                self.launch_telling(self.page + mine, number)
+            else:
+                self.operate(write(self.page + mine, number))
+
         self.operate(wait(self.page + GATE, first))
         for number in range(first, first + ROUNDS):
             if self.rank == 0:
-                self.operate(write(self.page + mine, number), wait(self.page + theirs, number))
+                tell(number)
+                self.operate(wait(self.page + theirs, number))
                 work()
             else:
                 self.operate(wait(self.page + theirs, number))
                 work()
-                self.operate(write(self.page + mine, number))
+                tell(number)
         self.value += ROUNDS
         self.meet()
         start = time.perf_counter()
@@ -235,6 +332,22 @@ class Probe:
         )
         self.time_of("1 satisfied wait", lambda: self.operate(wait(addresses[0], 1)))
         self.time_of("empty kernel", lambda: self.launch(self.empty))
+        self.time_of(
+            "kernel that writes a word for the system",
+            lambda: self.launch_telling(addresses[0], 1),
+        )
+        for where, address in (("host's", addresses[0]), ("device's", self.a)):
+            for blocks in (1, 16, 256, 1056):
+                self.time_of(
+                    f"{blocks} blocks that each read a word of the {where} memory",
+                    lambda address=address, blocks=blocks: self.launch_looking(address, blocks),
+                )
+        self.time_of("copy of 8 B to the host", lambda: self.copy_to_host(8))
+        self.time_of("copy of 8 B from the host", lambda: self.copy_from_host(8))
+        self.time_of("copy of 16 MiB to the host", lambda: self.copy_to_host(16 << 20), 20)
+        self.time_of("copy of 16 MiB from the host", lambda: self.copy_from_host(16 << 20), 20)
+        if self.copy_by_engine(8):
+            self.time_of("copy of 16 MiB by an engine", lambda: self.copy_by_engine(16 << 20), 50)
         self.time_of("copy of 8 B", lambda: self.copy(8))
         self.time_of("copy of 16 MiB", lambda: self.copy(16 << 20), 50)
         out, status = ctypes.c_void_p(), ctypes.c_uint()
@@ -276,6 +389,39 @@ class Probe:
                 self.word(BLOCK, self.value)
             self.meet()
             self.sync()
+
+    def both_at_once(self) -> None:
+        """Ask what two busy processes lose to taking turns, and how long a turn is."""
+        for busy in (1, 2):
+            self.meet()
+            start = time.perf_counter()
+            if self.rank < busy:
+                for _ in range(200):
+                    self.copy(16 << 20)
+                self.sync()
+            self.meet()
+            if self.rank == 0:
+                rate = busy * 200 * (32 << 20) / (time.perf_counter() - start) / 1e9
+                self.say(f"copies of 16 MiB, processes at it: {busy}", f"{rate:,.0f} GB/s in all")
+        if self.rank == 1:
+            for _ in range(3000):
+                self.launch_spin(180_000)
+        else:
+            time.sleep(0.02)
+            times = []
+            for _ in range(30):
+                start = time.perf_counter()
+                self.launch(self.empty)
+                self.sync()
+                times.append((time.perf_counter() - start) * 1e6)
+            times.sort()
+            self.say(
+                "an empty kernel beside a process with kernels of 0.1 ms",
+                f"{times[0]:.0f} us at the least, {times[15]:.0f} in the middle, "
+                f"{times[-1]:.0f} at the most",
+            )
+        self.sync()
+        self.meet()
 
     def calls_that_may_wait(self) -> None:
         """Ask which calls return while a stream of the same context waits for a word."""
@@ -390,7 +536,12 @@ class Probe:
 
         self.meet()
         handle = Handle.from_buffer_copy(self.memory, MEET + 256)
+        start = time.perf_counter()
         theirs = self.made("cuIpcOpenMemHandle_v2", handle, ctypes.c_uint(1))
+        self.say("map 32 MiB of the other process", f"{(time.perf_counter() - start) * 1e6:.0f} us")
+        self.time_of(
+            "copy of 16 MiB from the other process", lambda: self.copy(16 << 20, theirs), 50
+        )
         seen = ctypes.c_uint32()
 
         def look(when: str) -> None:
@@ -434,11 +585,20 @@ def run(rank: int, memory: mmap.mmap, folder: str | None) -> None:
     probe = Probe(rank, memory)
     probe.meet()
     probe.one_after_the_other(probe.alone)
-    probe.ping_pong("memory operations alone", lambda: None)
+    probe.ping_pong("memory operations alone")
+    probe.ping_pong("told by kernels", by_kernel=True)
     probe.ping_pong("an empty kernel each", lambda: probe.launch(probe.empty))
     probe.ping_pong("a copy of 8 B each", lambda: probe.copy(8))
     probe.ping_pong("a copy of 16 MiB each", lambda: probe.copy(16 << 20))
+    probe.ping_pong("a copy of 8 B to the host each", lambda: probe.copy_to_host(8))
+    probe.ping_pong("a copy of 8 B from the host each", lambda: probe.copy_from_host(8))
+    if probe.copy_by_engine(8):
+        probe.ping_pong("a copy of 8 B by an engine each", lambda: probe.copy_by_engine(8))
+        probe.ping_pong(
+            "a copy of 16 MiB by an engine each", lambda: probe.copy_by_engine(16 << 20)
+        )
     probe.beside_a_blocked_process()
+    probe.both_at_once()
     if rank == 0:
         probe.calls_that_may_wait()
         probe.graph()

@@ -10,7 +10,8 @@ use unisono::error::Code;
 use unisono::transport::cuda::driver::{MemoryOperation, Pinned, Stream};
 use unisono::types::{DataType, DeviceStream, ReduceOp};
 
-use crate::gpu::stream;
+use crate::gpu::{Array, stream};
+use crate::graph::capture;
 use crate::harness::{Ranks, Test};
 use crate::{LARGE, all_reduce, array_of, assert_all, message};
 
@@ -326,6 +327,59 @@ fn a_call_takes_few_writes_and_few_calls_of_the_driver() {
                 .wait(None)
                 .expect("a sum");
             counted(LEGACY, 10);
+        });
+    }
+}
+
+/// Between processes that share a device, windows become as long as calls need; what is captured before goes on in the old ones.
+#[test]
+fn windows_grow_where_processes_share_a_device() {
+    // Of 4 GiB the windows of two ranks take 256 MiB at most: halves of 64 MiB.
+    for (memory, grown) in [("4096", 64_u64 << 20), ("1024", 16 << 20)] {
+        let driver = [("MEMORY", memory)];
+        let test = Test {
+            driver: &driver,
+            ..Test::new(
+                "calls::windows_grow_where_processes_share_a_device",
+                Ranks::Processes,
+                2,
+            )
+        };
+        test.run(|comm| {
+            let (stream, named) = stream();
+            let sum = |array: &Array| {
+                let work = all_reduce(&comm, array, named).expect("a call");
+                work.wait(None).expect("a sum");
+            };
+            let bytes = || {
+                let held = comm.memory();
+                let of = held.iter().find(|(name, _)| *name == "device_bytes");
+                of.expect("a count").1
+            };
+            let small = array_of(&stream, 1.0, 1000);
+            sum(&small);
+            assert_eq!(bytes(), 32 << 20);
+            let graph = capture(&stream, || {
+                all_reduce(&comm, &small, named).expect("captured");
+            });
+            // Of 20 MB, and of 80 MB.
+            let long = [5_000_000, 20_000_000].map(|count| array_of(&stream, 1.0, count));
+            for (array, value) in long.iter().chain(&long).zip([2.0, 2.0, 4.0, 4.0]) {
+                sum(array);
+                assert_all(array, &stream, value);
+            }
+            let expected = match grown {
+                0x0400_0000 => (32 << 20) + (64 << 20) + (128 << 20),
+                _ => 32 << 20,
+            };
+            assert_eq!(bytes(), expected);
+            for value in [4.0, 8.0] {
+                graph.launch(&stream);
+                stream.synchronize().expect("a replay");
+                assert_all(&small, &stream, value);
+            }
+            sum(&small);
+            assert_all(&small, &stream, 16.0);
         });
     }
 }

@@ -118,7 +118,7 @@ fn every_collective_through_host_memory() {
 fn every_collective_without_ipc() {
     for (refusal, warning) in [
         ("refuse-import", "): map 2097152 bytes of another process"),
-        ("refuse-export", "): export 2097152 bytes of device 0"),
+        ("refuse-export", "): export 4194304 bytes of device 0"),
     ] {
         let driver = [("IPC", refusal)];
         let test = Test {

@@ -22,6 +22,7 @@ mod clean {
         a_contribution_is_scaled
         pieces_are_copied_in_several_launches
         nothing_is_made_of_what_is_gone
+        large_launches_see_the_word_too
         the_first_launch_may_be_captured
         what_has_no_meaning_is_refused
     }
@@ -218,7 +219,7 @@ fn pieces_are_copied_in_several_launches() {
 fn nothing_is_made_of_what_is_gone() {
     let stream = Stream::create(device()).unwrap();
     let word = Pinned::private(device(), 4096).unwrap();
-    let guard = Guard::new(word.address(), DataType::Float32);
+    let guard = Guard::new(word.address(), 0, DataType::Float32);
     let source = Array::new(&[1.0_f32; 1000]);
     let out = Array::new(&[5.0_f32; 1000]);
     let sum = (DataType::Float32, ReduceOp::Sum);
@@ -253,6 +254,39 @@ fn nothing_is_made_of_what_is_gone() {
     let values = out.read::<f32>();
     assert!(values[..300].iter().all(|value| value.is_nan()));
     assert!(values[300..].iter().all(|value| *value == 2.0));
+}
+
+/// Launches of many blocks are given a word of the device's memory.
+fn large_launches_see_the_word_too() {
+    let stream = Stream::create(device()).unwrap();
+    let word = Pinned::private(device(), 4096).unwrap();
+    let seen = Array::new(&[0_u32]);
+    let guard = Guard::new(word.address(), seen.at(), DataType::Float32);
+    let sum = (DataType::Float32, ReduceOp::Sum);
+    let count = 100_000_u64;
+    let (source, out) = (
+        Array::new(&vec![1.0_f32; count as usize]),
+        Array::new(&vec![0.0_f32; count as usize]),
+    );
+    for set in [false, true] {
+        let expected = |value: f32| move |seen: &f32| *seen == value || (set && seen.is_nan());
+        word.word(0)
+            .store(u32::from(set), std::sync::atomic::Ordering::Release);
+        let from = [source.at(), source.at()];
+        kernels::reduce(&stream, sum, out.at(), &from, count, (1, guard)).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(seen.read::<u32>(), [u32::from(set)]);
+        assert!(out.read::<f32>().iter().all(expected(2.0)));
+        let piece = Segment {
+            from: source.at(),
+            to: out.at(),
+            bytes: 4 * count,
+        };
+        copy(&stream, &[piece], guard).unwrap();
+        stream.synchronize().unwrap();
+        assert!(out.read::<f32>().iter().all(expected(1.0)));
+        assert_eq!(out.read::<f32>()[0].is_nan(), set);
+    }
 }
 
 fn the_first_launch_may_be_captured() {

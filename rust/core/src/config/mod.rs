@@ -119,8 +119,8 @@ settings! {
         "Memory that peers work on in place grows to this much per process; auto is half of the machine's or container's.";
     eager_bytes: Bytes, "UNISONO_EAGER_BYTES", "64K", "bytes, such as 65536 or 64K", true,
         "A send up to this size leaves at once; a larger one waits until its receive is posted.";
-    window_bytes: Bytes, "UNISONO_WINDOW_BYTES", "16M", "bytes, such as 16M; 0 for none", true,
-        "Collectives on a GPU go through twice this much of its memory per rank; with 0 they go through the host's.";
+    window_bytes: Option<Bytes>, "UNISONO_WINDOW_BYTES", "auto", "auto, or bytes, such as 16M; 0 for none", true,
+        "Collectives on a GPU go through twice this much of its memory per rank, with 0 through the host's; auto is 16M, and on a GPU that processes share what calls need, up to 256M.";
     device_failure: DeviceFailure, "UNISONO_DEVICE_FAILURE", "end", "end or raise", false,
         "A torch process whose group has failed on a GPU ends if 5 seconds later no call has raised the error; with raise it goes on.";
     spin_us: Option<u64>, "UNISONO_SPIN_US", "auto", "auto, or microseconds", false,

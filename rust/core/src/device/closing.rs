@@ -11,6 +11,7 @@ use crate::error::{Code, Error, Result};
 use crate::plan::signals::Peers;
 use crate::transport::cuda::driver::{Device, DeviceMemory};
 use crate::transport::cuda::flags::{Mark, Signal, Spot};
+use crate::transport::cuda::window::Window;
 use crate::types::Rank;
 
 use super::attendant::{self, Found};
@@ -182,7 +183,11 @@ fn take_apart(way: Way, has_failed: bool, is_clean: bool) {
         return;
     };
     let others = Peers::others(windows.rank(), windows.len());
-    let own = windows.close_peers();
+    // No call has them any more.
+    let all = direct.older.into_iter().chain([windows]);
+    let own: Vec<Arc<Window>> = all
+        .filter_map(|windows| Some(Arc::into_inner(windows)?.close_peers()))
+        .collect();
     direct.flags.mark(Mark::Unmapped);
     let since = Instant::now();
     loop {
@@ -203,7 +208,7 @@ fn take_apart(way: Way, has_failed: bool, is_clean: bool) {
         if still.is_empty() {
             let is_whole = !has_failed && direct.flags.marked(Mark::Failed).next().is_none();
             if is_clean && is_whole {
-                own.set_clean();
+                own.iter().for_each(|window| window.set_clean());
             }
             break;
         }

@@ -82,11 +82,11 @@ impl Copies {
     /// # Errors
     /// Those of the driver.
     pub(super) fn flush_from_host(&mut self, stream: &Stream) -> Result<()> {
-        if self.segments.len() > FEW {
-            return self.guarded().flush(stream);
-        }
-        for segment in &self.segments {
-            stream.copy(segment.to, segment.from, segment.bytes as usize)?;
+        match self.segments.len() > FEW {
+            true => kernels::copy(stream, &self.segments, Guard::NONE)?,
+            false => self.segments.iter().try_for_each(|segment| {
+                stream.copy(segment.to, segment.from, segment.bytes as usize)
+            })?,
         }
         let looked = kernels::poison(stream, &self.segments, self.guard);
         self.segments.clear();

@@ -2,6 +2,7 @@
 //! caller's stream; ranks meet there by words in pages that they share, and no host waits for anything.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustc_hash::FxHashMap;
 
@@ -28,15 +29,24 @@ const TWO_SHOTS_FROM: usize = 256 << 10;
 /// Plans kept for reuse; beyond it the cache starts anew.
 const CACHED_PLANS: usize = 256;
 
+/// About what a device could move in the time in which it goes from one process to another (an H200: 0.14 ms at 4.2 TB/s).
+const TURN: usize = 512 << 20;
+
 /// What a group has that goes the direct way.
 pub(super) struct Direct {
-    pub(super) flags: Flags,
+    pub(super) flags: Arc<Flags>,
     /// `None` in a world of one.
-    pub(super) windows: Option<Windows>,
+    pub(super) windows: Option<Arc<Windows>>,
+    /// Those from before: operations may be under way in them, and graphs use them as long as there are any.
+    pub(super) older: Vec<Arc<Windows>>,
     /// Bytes of a half.
     pub(super) half: usize,
+    /// The most that a half may become; the same on all ranks.
+    pub(super) most: AtomicUsize,
     /// How many devices the ranks have together.
     pub(super) devices: usize,
+    /// Several processes use one of them, so that their work takes turns there.
+    pub(super) takes_turns: bool,
 }
 
 /// Plans by what they were made from.
@@ -109,10 +119,55 @@ impl Direct {
             Collective::Reduce | Collective::Broadcast => shape.world > 2 && self.devices > 1,
             _ => false,
         };
-        match pays && bytes >= TWO_SHOTS_FROM {
+        let is_long = match self.takes_turns {
+            // The second meeting costs a device a turn of each rank, for each chunk, and saves each `world - 2` reads of it.
+            true => bytes.min(self.half) * shape.world.saturating_sub(2) >= TURN,
+            false => bytes >= TWO_SHOTS_FROM,
+        };
+        match pays && is_long {
             true => Shots::Two,
             false => Shots::One,
         }
+    }
+
+    /// How long a half should become before `request` is enqueued, if it is too short for it and may grow: where processes
+    /// share a device, each chunk costs it a turn of every rank. Counts that not every rank knows say nothing.
+    pub(super) fn wanted(&self, request: &Request, world: usize) -> Option<usize> {
+        let Sizes::Even(count) = request.sizes else {
+            return None;
+        };
+        let blocks = match request.collective {
+            Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => world,
+            _ => 1,
+        };
+        let bytes = count
+            .checked_mul(request.dtype.size())?
+            .checked_mul(blocks)?;
+        let most = self.most.load(Ordering::Relaxed);
+        let wanted = bytes.checked_next_power_of_two().unwrap_or(most).min(most);
+        (bytes > self.half && wanted > self.half).then_some(wanted)
+    }
+
+    /// Bytes of this rank's windows.
+    pub(super) fn bytes(&self) -> usize {
+        let windows = self.older.iter().chain(&self.windows);
+        windows
+            .map(|windows| HALVES * windows.own().half_bytes())
+            .sum()
+    }
+
+    /// Lets the windows stay as they are. To be called on all ranks alike.
+    pub(super) fn stay(&self) {
+        self.most.store(self.half, Ordering::Relaxed);
+    }
+
+    /// What kernels that have to do with peers look at.
+    fn guard(&self, words: &Words, ticket: &Ticket<'_>) -> Guard {
+        let seen = self
+            .windows
+            .as_ref()
+            .map_or(0, |windows| windows.own().word());
+        Guard::new(words.address(Word::Dead), seen, ticket.request.dtype)
     }
 
     /// Puts an operation into a stream.
@@ -125,7 +180,7 @@ impl Direct {
             ticket,
             stream,
             words,
-            copies: Copies::new(Guard::new(words.address(Word::Dead), ticket.request.dtype)),
+            copies: Copies::new(self.guard(words, ticket)),
             batch: Some(self.flags.batch()),
         };
         if let Some(number) = ticket.after.filter(|_| !ticket.captured) {
@@ -376,9 +431,8 @@ impl<'a> Queueing<'a> {
         kernels::poison(stream, &[scaled], self.guard())
     }
 
-    /// What kernels that have to do with peers look at.
     fn guard(&self) -> Guard {
-        Guard::new(self.words.address(Word::Dead), self.ticket.request.dtype)
+        self.direct.guard(self.words, self.ticket)
     }
 
     fn keep(&mut self, src: Span, dst: Span) -> Result<()> {

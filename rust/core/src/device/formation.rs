@@ -3,14 +3,14 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::buffer::Memory;
 use crate::engine::{Group, Request, Sizes};
 use crate::error::{Code, Error, Result};
-use crate::plan::signals::MOST_RANKS;
+use crate::plan::signals::{HALVES, MOST_RANKS};
 use crate::transport::cuda::driver::Device;
 use crate::transport::cuda::flags::Flags;
 use crate::transport::cuda::kernels;
@@ -20,6 +20,13 @@ use crate::types::{DataType, Rank};
 use super::direct::Direct;
 use super::staged::Staged;
 use super::state::{DeviceGroup, HERE, Way};
+
+/// Bytes of a half where no setting says otherwise.
+const HALF: usize = 16 << 20;
+/// The most that it becomes then, on devices that processes share, and the part of the device's memory that the windows of all its
+/// ranks take at most.
+const MOST_HALF: usize = 256 << 20;
+const PART_OF_MEMORY: usize = 16;
 
 /// The smallest half: an element of the largest type for as many ranks as there can be.
 const SMALLEST_HALF: usize = 4096;
@@ -68,11 +75,16 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
     warn_of_a_crowd(device);
     load_kernels(device, cpu)?;
     if world == 1 {
+        let told = cpu.config().window_bytes.map_or(HALF, |bytes| bytes.0);
+        let half = told.max(SMALLEST_HALF);
         return Ok(Way::Direct(Direct {
-            flags: Flags::new(device, rank, vec![None])?,
+            flags: Arc::new(Flags::new(device, rank, vec![None])?),
             windows: None,
-            half: cpu.config().window_bytes.0.max(SMALLEST_HALF),
+            older: Vec::new(),
+            half,
+            most: AtomicUsize::new(half),
             devices: 1,
+            takes_turns: false,
         }));
     }
     let reason = match open(device, cpu)? {
@@ -190,40 +202,111 @@ fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, Detour>> 
     if world > MOST_RANKS {
         return meant(format!("more than {MOST_RANKS} ranks share the host"));
     }
-    let half = cpu.config().window_bytes.0;
-    if half == 0 {
+    let told = cpu.config().window_bytes.map(|bytes| bytes.0);
+    if told == Some(0) {
         return meant("window_bytes is 0".to_owned());
     }
-    let window = Window::create(device, half.max(SMALLEST_HALF));
+    let half = told.unwrap_or(HALF).max(SMALLEST_HALF);
+    let Opened { windows, records } = match open_windows(device, cpu, half)? {
+        Ok(opened) => opened,
+        Err(refusal) => return Ok(Err(Detour::Refused(refusal))),
+    };
+    let pages = (0..world).map(|peer| match cpu.page(peer) {
+        None if peer != rank => Err(Error::unsupported(format!(
+            "ranks {rank} and {peer} share no memory of the host"
+        ))),
+        page => Ok(page),
+    });
+    let flags = pages
+        .collect::<Result<Vec<_>>>()
+        .and_then(|pages| Flags::new(device, rank, pages));
+    if let Err(refusal) = agree(cpu, flags.as_ref().map(|_| ()))? {
+        shut(cpu, windows)?;
+        return Ok(Err(Detour::Refused(refusal)));
+    }
+    let devices = distinct(&records);
+    let takes_turns = (1..world).any(|at| {
+        let before = &records[..at];
+        before
+            .iter()
+            .any(|record| record.takes_turns_with(&records[at]))
+    });
+    let half = windows.own().half_bytes();
+    let most = match told {
+        None if takes_turns => most_half(device, cpu, &records)?.max(half),
+        _ => half,
+    };
+    Ok(Ok(Direct {
+        flags: Arc::new(flags?),
+        windows: Some(Arc::new(windows)),
+        older: Vec::new(),
+        half,
+        most: AtomicUsize::new(most),
+        devices,
+        takes_turns,
+    }))
+}
+
+/// The same group with longer windows, where no rank lacks the memory for them. Blocks until all ranks have come. What is
+/// under way in those of `direct` goes on.
+///
+/// # Errors
+/// What ends a collective of the host.
+pub(super) fn widen(
+    device: &'static Device,
+    cpu: &Group,
+    direct: &Direct,
+    half: usize,
+) -> Result<Option<Direct>> {
+    let windows = match open_windows(device, cpu, half)? {
+        Ok(Opened { windows, .. }) => windows,
+        Err(refusal) => {
+            tracing::info!(
+                rank = cpu.rank(),
+                "the windows on device {} stay at twice {} bytes: {refusal}",
+                device.number(),
+                direct.half
+            );
+            return Ok(None);
+        }
+    };
+    let before = direct.older.iter().chain(&direct.windows).map(Arc::clone);
+    Ok(Some(Direct {
+        flags: Arc::clone(&direct.flags),
+        half: windows.own().half_bytes(),
+        windows: Some(Arc::new(windows)),
+        older: before.collect(),
+        most: AtomicUsize::new(direct.most.load(Ordering::Relaxed)),
+        devices: direct.devices,
+        takes_turns: direct.takes_turns,
+    }))
+}
+
+/// Windows of all ranks, and what they were opened by.
+struct Opened {
+    windows: Windows,
+    records: Vec<Record>,
+}
+
+/// Makes a window with halves of at least `half` bytes on each rank, and opens those of the others.
+fn open_windows(
+    device: &'static Device,
+    cpu: &Group,
+    half: usize,
+) -> Result<Result<Opened, Refusal>> {
+    let window = Window::create(device, half);
     let window = window.and_then(|window| Ok((window.record()?, window)));
     let record = match &window {
         Ok((record, _)) => record.encode(),
         Err(_) => [0; RECORD],
     };
     if let Err(refusal) = agree(cpu, window.as_ref().map(|_| ()))? {
-        return Ok(Err(Detour::Refused(refusal)));
+        return Ok(Err(refusal));
     }
     let records: Vec<Record> = gather(cpu, &record)?.iter().map(Record::decode).collect();
     meet(cpu)?;
     let own = window.as_ref().map(|(_, window)| Arc::clone(window)).ok();
-    let opened = window.and_then(|(_, window)| {
-        let pages = (0..world)
-            .map(|peer| match cpu.page(peer) {
-                None if peer != rank => Err(Error::unsupported(format!(
-                    "ranks {rank} and {peer} share no memory of the host"
-                ))),
-                page => Ok(page),
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let half = window.half_bytes();
-        let windows = Windows::open(window, rank, &records)?;
-        Ok(Direct {
-            flags: Flags::new(device, rank, pages)?,
-            windows: Some(windows),
-            half,
-            devices: distinct(&records),
-        })
-    });
+    let opened = window.and_then(|(_, window)| Windows::open(window, cpu.rank(), &records));
     if let Err(refusal) = agree(cpu, opened.as_ref().map(|_| ()))? {
         // Some ranks may have mapped the windows of others, which are freed when all have let go of them.
         drop(opened);
@@ -231,9 +314,36 @@ fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, Detour>> 
         if let Some(own) = own {
             own.set_clean();
         }
-        return Ok(Err(Detour::Refused(refusal)));
+        return Ok(Err(refusal));
     }
-    opened.map(Ok)
+    let windows = opened?;
+    Ok(Ok(Opened { windows, records }))
+}
+
+/// Gives back windows that nothing was put into, on all ranks.
+fn shut(cpu: &Group, windows: Windows) -> Result<()> {
+    let own = windows.close_peers();
+    gather(cpu, &[0])?;
+    own.set_clean();
+    Ok(())
+}
+
+/// The most that a half of a window may become where processes share devices: so much that the windows of all ranks of a device
+/// take a small part of its memory, whatever else the process has there.
+fn most_half(device: &'static Device, cpu: &Group, records: &[Record]) -> Result<usize> {
+    let uuid = device.uuid();
+    let here = records
+        .iter()
+        .filter(|record| record.device == uuid)
+        .count();
+    let own = (device.memory() / PART_OF_MEMORY / (HALVES * here.max(1))).min(MOST_HALF);
+    let all = gather(cpu, &(own as u64).to_le_bytes())?;
+    let least = all.into_iter().map(u64::from_le_bytes).min().unwrap_or(0);
+    // Lengths are powers of two, of which this is the last.
+    Ok(match least.checked_ilog2() {
+        Some(power) => 1 << power,
+        None => 0,
+    })
 }
 
 fn distinct(records: &[Record]) -> usize {

@@ -23,7 +23,7 @@ use super::attendant;
 use super::bounce::{lacks_room, make_room};
 use super::copies::check_memory;
 use super::direct::{Direct, Ticket};
-use super::formation::form;
+use super::formation::{form, widen};
 use super::messages::{Messages, Wanted};
 use super::staged::Staged;
 use super::state::{DeviceGroup, HERE, Pending, Queue, Rest, Way, pause};
@@ -115,7 +115,7 @@ impl DeviceGroup {
         let _call = self.come_in()?;
         let entered = self.device.enter()?;
         let (stream, captured) = Stream::of_now(named)?;
-        let way = self.prepare(&request)?;
+        let way = self.prepare(&request, captured)?;
         let timeout = request.timeout.unwrap_or_else(|| self.parent.timeout());
         let mut queue = self.queue.lock();
         self.check_alive()?;
@@ -168,13 +168,20 @@ impl DeviceGroup {
     }
 
     /// The way that `request` goes, with what it needs of the device there.
-    fn prepare(self: &Arc<Self>, request: &Request) -> Result<Arc<Way>> {
+    fn prepare(self: &Arc<Self>, request: &Request, captured: bool) -> Result<Arc<Way>> {
         for (what, memory) in [("input", &request.input), ("output", &request.output)] {
             if let Some(memory) = memory {
                 check_memory(self.device, memory, what)?;
             }
         }
-        let way = self.way()?;
+        let mut way = self.way()?;
+        // While a graph is captured nothing else may have to wait.
+        if let Way::Direct(direct) = &*way
+            && !captured
+            && let Some(half) = direct.wanted(request, self.parent.world())
+        {
+            way = self.widen(half)?;
+        }
         // The host reduces what is staged.
         let op = request.op.filter(|_| matches!(*way, Way::Direct(_)));
         if !kernels::is_prepared(self.device, request.dtype, op) {
@@ -323,6 +330,31 @@ impl DeviceGroup {
         *self.way.write() = Some(Arc::clone(&way));
         HERE.lock()
             .push((self.parent.identity(), Arc::downgrade(self)));
+        Ok(way)
+    }
+
+    /// Has the ranks meet for windows with halves of `half` bytes, and returns the way with what comes of it.
+    fn widen(&self, half: usize) -> Result<Arc<Way>> {
+        let _forming = self.forming.lock();
+        self.check_alive()?;
+        let gone = || Error::invalid("this communicator has been closed");
+        let before = self.way.read().as_ref().map(Arc::clone).ok_or_else(gone)?;
+        let Way::Direct(direct) = &*before else {
+            return Ok(before);
+        };
+        let widened = widen(self.device, &self.cpu, direct, half).inspect_err(|error| {
+            if error.code.is_fatal() {
+                self.fail(error.clone());
+            }
+        })?;
+        let Some(direct) = widened else {
+            direct.stay();
+            return Ok(before);
+        };
+        let way = Arc::new(Way::Direct(direct));
+        let mut queue = self.queue.lock();
+        queue.plans.clear();
+        *self.way.write() = Some(Arc::clone(&way));
         Ok(way)
     }
 
@@ -502,7 +534,7 @@ impl DeviceGroup {
     /// What it holds: bytes of the device, bytes of registered host memory, operations under way.
     pub(super) fn memory(&self) -> (u64, u64, u64) {
         let (device, host) = match self.way.read().as_deref() {
-            Some(Way::Direct(direct)) if direct.windows.is_some() => (2 * direct.half, 0),
+            Some(Way::Direct(direct)) => (direct.bytes(), 0),
             Some(Way::Staged(staged)) => (0, staged.bytes()),
             _ => (0, 0),
         };

@@ -188,7 +188,7 @@ impl Messages {
         }
         hurry();
         // The buffer stays until the stream has said that it is past it.
-        let guard = Guard::new(dead, wanted.dtype);
+        let guard = Guard::new(dead, 0, wanted.dtype);
         let (enqueued, told) = cut.enqueue_receive(wanted.memory, (stream, guard));
         if told.is_err() {
             self.give_up(&work);

@@ -212,7 +212,7 @@ impl Staged {
         }])?;
         let size = request.dtype.size();
         let slot = self.slots.address() + offset(counter) as u64;
-        let mut copies = Copies::new(Guard::new(words.address(Word::Dead), request.dtype));
+        let mut copies = Copies::new(Guard::new(words.address(Word::Dead), 0, request.dtype));
         for (at, span) in &chunk.gets {
             let (memory, offset) = locate(request, *span)?;
             copies.scatter(slot + (at * size) as u64, memory, offset, span.len * size);

@@ -287,7 +287,10 @@ fn every_operator_of_every_type_has_a_kernel_and_no_other_has() {
     let mut expected: Vec<_> = reductions()
         .map(|(op, dtype)| (dtype.name(), format!("unisono_reduce_{op}")))
         .chain(DataType::ALL.map(|dtype| (dtype.name(), "unisono_scale".to_owned())))
-        .chain(["unisono_copy", "unisono_poison"].map(|name| ("uint8", name.to_owned())))
+        .chain(
+            ["unisono_copy", "unisono_poison", "unisono_look"]
+                .map(|name| ("uint8", name.to_owned())),
+        )
         .collect();
     let mut present: Vec<_> = kernels()
         .iter()
@@ -488,6 +491,20 @@ fn what_cannot_be_made_is_no_number() {
         };
         let expected = element.repeat(33 * dtype.size() / element.len());
         assert_eq!(out.bytes(), expected, "{what}");
+    }
+}
+
+#[test]
+fn a_word_that_is_set_is_seen() {
+    for (word, before, after) in [(0_u32, 0_u32, 0_u32), (7, 0, 1), (0, 1, 1)] {
+        let kernel = find("uint8", "unisono_look").unwrap();
+        let mut dead = Shifted::new(4, &word.to_ne_bytes());
+        let mut seen = Shifted::new(8, &before.to_ne_bytes());
+        let (from, to) = (dead.range(), seen.range());
+        let parameters: [&[u8]; 2] = [&from.start.to_ne_bytes(), &to.start.to_ne_bytes()];
+        let faults = launch(kernel, &parameters, ([1, 1, 1], 1), vec![from], vec![to]);
+        assert!(faults.is_empty(), "{faults:?}");
+        assert_eq!(seen.bytes(), after.to_ne_bytes());
     }
 }
 

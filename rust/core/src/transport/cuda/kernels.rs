@@ -11,6 +11,7 @@
 //! the others once per process ([`prepare`]), by the thread that is about to enqueue, after it has waited for what it has under way.
 
 use std::ffi::{CStr, CString, c_void};
+use std::fmt;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
@@ -39,6 +40,9 @@ const COMMON: [DataType; 7] = [
 const THREADS: u32 = 256;
 /// Bytes that a thread moves at a time, of each source.
 const VECTOR: u64 = 16;
+/// The most blocks that each read a word of the host's memory. The reads come one after the other, at about a microsecond each
+/// (an H200: 1,056 blocks take 1 ms); for more blocks a kernel of one reads it into the device's memory first.
+const MOST_LOOKING: u64 = 4;
 
 /// Bytes to be copied from one place to another; the places do not overlap with any that the same call writes.
 #[repr(C)]
@@ -58,16 +62,23 @@ pub struct Segment {
 pub struct Guard {
     /// A word of registered host memory, as the device knows it, that is not 0 once the group has failed. 0 for none.
     pub dead: u64,
+    /// A word of the device's memory, 0 at first, that large launches are given in the place of `dead`, after it has been brought
+    /// there. 0 for none: they look at `dead` themselves.
+    pub seen: u64,
     /// The bytes, again and again, that are copied in the place of others then.
     pub poison: u64,
 }
 
 impl Guard {
     /// Nothing is looked at.
-    pub const NONE: Self = Self { dead: 0, poison: 0 };
+    pub const NONE: Self = Self {
+        dead: 0,
+        seen: 0,
+        poison: 0,
+    };
 
     /// Results of `dtype` become NaN, or zero where it has none, when the word at `dead` is set.
-    pub fn new(dead: u64, dtype: DataType) -> Self {
+    pub fn new(dead: u64, seen: u64, dtype: DataType) -> Self {
         let poison = match dtype {
             DataType::Float16 => 0x7e00_7e00_7e00_7e00,
             DataType::BFloat16 => 0x7fc0_7fc0_7fc0_7fc0,
@@ -76,7 +87,17 @@ impl Guard {
             DataType::Float8E4M3 | DataType::Float8E5M2 => 0x7f7f_7f7f_7f7f_7f7f,
             _ => 0,
         };
-        Self { dead, poison }
+        Self { dead, seen, poison }
+    }
+
+    /// The word for a launch of so many blocks, which is enqueued next.
+    fn word_for(self, stream: &Stream, (blocks, rows): (u32, u32)) -> Result<u64> {
+        let looking = u64::from(blocks) * u64::from(rows);
+        if self.dead == 0 || self.seen == 0 || looking <= MOST_LOOKING {
+            return Ok(self.dead);
+        }
+        look(stream, self.dead, self.seen)?;
+        Ok(self.seen)
     }
 }
 
@@ -126,8 +147,9 @@ pub fn reduce(
     from.at[..sources.len()].copy_from_slice(sources);
     let mut number = sources.len() as u32;
     let mut count = count;
-    let (mut divisor, mut dead) = (divisor, guard.dead);
     let bytes = count.saturating_mul(dtype.size() as u64);
+    let grid = grid(function, bytes, 1);
+    let (mut divisor, mut dead) = (divisor, guard.word_for(stream, grid)?);
     let mut parameters: [*mut c_void; 6] = [
         (&raw mut out).cast(),
         (&raw mut from).cast(),
@@ -142,7 +164,7 @@ pub fn reduce(
     unsafe {
         stream.launch(
             function,
-            (grid(function, bytes, 1), THREADS),
+            (grid, THREADS),
             &mut parameters,
             format_args!("reduce {count} elements of {dtype} from {sources} ranks by {op}"),
         )
@@ -232,7 +254,23 @@ pub fn scale(
 /// `Unsupported` where the kernels cannot be loaded; `System`.
 pub fn copy(stream: &Stream, segments: &[Segment], guard: Guard) -> Result<()> {
     let function = Loaded::of(stream.device())?.copy(stream.device())?;
-    for_all(stream, (function, "copy"), segments, guard)
+    for_all(stream, (function, Work::Copy), segments, guard)
+}
+
+/// Enqueues that the word at `seen`, of the device's memory, becomes 1 where the one at `dead` is set.
+fn look(stream: &Stream, dead: u64, seen: u64) -> Result<()> {
+    let function = Loaded::of(stream.device())?.look(stream.device())?;
+    let (mut dead, mut seen) = (dead, seen);
+    let mut parameters: [*mut c_void; 2] = [(&raw mut dead).cast(), (&raw mut seen).cast()];
+    // SAFETY: the kernel takes (const unsigned*, unsigned*); as in `reduce`.
+    unsafe {
+        stream.launch(
+            function,
+            ((1, 1), 1),
+            &mut parameters,
+            format_args!("look whether the group has failed"),
+        )
+    }
 }
 
 /// Enqueues that what `segments` say has been copied becomes what `guard` says where the group has failed.
@@ -241,13 +279,29 @@ pub fn copy(stream: &Stream, segments: &[Segment], guard: Guard) -> Result<()> {
 /// As [`copy`].
 pub fn poison(stream: &Stream, segments: &[Segment], guard: Guard) -> Result<()> {
     let function = Loaded::of(stream.device())?.poison(stream.device())?;
-    for_all(stream, (function, "look after"), segments, guard)
+    for_all(stream, (function, Work::Poison), segments, guard)
+}
+
+/// What is done with segments.
+#[derive(Clone, Copy)]
+enum Work {
+    Copy,
+    Poison,
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Copy => "copy",
+            Self::Poison => "look after",
+        })
+    }
 }
 
 /// Launches a kernel that takes segments, as often as they need.
 fn for_all(
     stream: &Stream,
-    what: (Function, &str),
+    what: (Function, Work),
     segments: &[Segment],
     guard: Guard,
 ) -> Result<()> {
@@ -277,7 +331,7 @@ fn for_all(
 
 fn launch(
     stream: &Stream,
-    (function, verb): (Function, &str),
+    (function, work): (Function, Work),
     (part, number): (&mut Segments, u32),
     guard: Guard,
 ) -> Result<()> {
@@ -287,20 +341,26 @@ fn launch(
         .map(|segment| segment.bytes)
         .max()
         .unwrap_or(0);
-    let (mut number, mut guard) = (number, guard);
+    let grid = match work {
+        Work::Copy => grid(function, longest, number),
+        // They seldom have anything to do but to look.
+        Work::Poison => (1, number.min(MOST_LOOKING as u32)),
+    };
+    let (mut number, mut poison) = (number, guard.poison);
+    let mut dead = guard.word_for(stream, grid)?;
     let mut parameters: [*mut c_void; 4] = [
         ptr_to(part),
         (&raw mut number).cast(),
-        (&raw mut guard.dead).cast(),
-        (&raw mut guard.poison).cast(),
+        (&raw mut dead).cast(),
+        (&raw mut poison).cast(),
     ];
     // SAFETY: both kernels take (Segments, unsigned, const unsigned*, unsigned long long); as in `reduce`.
     unsafe {
         stream.launch(
             function,
-            (grid(function, longest, number), THREADS),
+            (grid, THREADS),
             &mut parameters,
-            format_args!("{verb} {number} pieces of up to {longest} bytes"),
+            format_args!("{work} {number} pieces of up to {longest} bytes"),
         )
     }
 }
@@ -330,6 +390,7 @@ struct Kernels {
     scale: Option<Function>,
     copy: Option<Function>,
     poison: Option<Function>,
+    look: Option<Function>,
 }
 
 /// Of every device of this process.
@@ -366,6 +427,11 @@ impl Loaded {
     fn poison(&self, device: &'static Device) -> Result<Function> {
         let poison = self.of_type(device, DataType::UInt8)?.poison;
         poison.ok_or_else(|| Error::internal("there is no kernel that looks after copies"))
+    }
+
+    fn look(&self, device: &'static Device) -> Result<Function> {
+        let look = self.of_type(device, DataType::UInt8)?.look;
+        look.ok_or_else(|| Error::internal("there is no kernel that looks at a word"))
     }
 
     /// The kernels of a type. A failure is not kept: memory may be free the next time.
@@ -411,6 +477,7 @@ impl Kernels {
             )?,
             copy: find(dtype == DataType::UInt8, "unisono_copy")?,
             poison: find(dtype == DataType::UInt8, "unisono_poison")?,
+            look: find(dtype == DataType::UInt8, "unisono_look")?,
         })
     }
 }
@@ -463,7 +530,9 @@ mod tests {
             }
         }
         let bytes = source(DataType::UInt8).unwrap().to_str().unwrap();
-        assert!(bytes.contains(".entry unisono_copy("));
+        for name in ["unisono_copy", "unisono_poison", "unisono_look"] {
+            assert!(bytes.contains(&format!(".entry {name}(")), "{name}");
+        }
     }
 
     #[test]

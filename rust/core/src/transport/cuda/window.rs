@@ -27,6 +27,9 @@ use crate::types::Rank;
 /// Bytes of a [`Record`] as it travels.
 pub const RECORD: usize = 16 + 16 + 16 + 8 + 8 + 8 + HANDLE;
 
+/// Bytes of a word.
+const WORD: usize = 4;
+
 /// What a random number is long: 16 bytes name a process or a window beyond doubt.
 type Nonce = [u8; 16];
 
@@ -107,9 +110,10 @@ impl Window {
     /// `System` when there is no memory left.
     pub fn create(device: &'static Device, half: usize) -> Result<Arc<Self>> {
         let half = half.max(1).next_multiple_of(256);
-        let lease = Lease::take(device, 2 * half)?;
+        let lease = Lease::take(device, 2 * half + WORD)?;
         let nonce = nonce()?;
         lease.memory().write(0, &nonce)?;
+        lease.memory().write(2 * half, &[0; WORD])?;
         let window = Arc::new(Self {
             lease,
             half,
@@ -137,6 +141,11 @@ impl Window {
     pub fn half(&self, half: usize) -> u64 {
         assert!(half < 2);
         self.memory().address() + (half * self.half) as u64
+    }
+
+    /// A word behind the halves for the owner's kernels, 0 at first ([`Guard::seen`](super::kernels::Guard::seen)).
+    pub fn word(&self) -> u64 {
+        self.half(0) + 2 * self.half as u64
     }
 
     /// Why the driver does not export it, if so.
@@ -234,6 +243,11 @@ impl Drop for Lease {
 }
 
 impl Record {
+    /// Whether its owner's work on the device takes turns with that of the other's: they are two processes on one device.
+    pub fn takes_turns_with(&self, other: &Self) -> bool {
+        self.device == other.device && self.process != other.process
+    }
+
     /// As bytes.
     pub fn encode(&self) -> [u8; RECORD] {
         let mut out = [0; RECORD];

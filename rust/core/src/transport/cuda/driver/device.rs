@@ -21,6 +21,7 @@ pub struct Device {
     name: String,
     uuid: [u8; 16],
     multiprocessors: u32,
+    memory: usize,
     capability: (u32, u32),
     /// Whether streams can wait for and write words of host memory; found out when first asked.
     pub(super) memory_operations: OnceLock<Result<()>>,
@@ -66,6 +67,9 @@ impl Device {
             attribute(numbers::ATTRIBUTE_CAPABILITY_MINOR)?,
         );
         let multiprocessors = attribute(numbers::ATTRIBUTE_MULTIPROCESSORS)?.max(1);
+        let mut memory = 0;
+        // SAFETY: it stores a number.
+        Failure::check(unsafe { (symbols.device_total_mem)(&mut memory, raw) }).map_err(failed)?;
         let relaxed = Relaxed::begin(driver);
         let mut context = ptr::null_mut();
         // SAFETY: it stores a handle. It is never released: see the module's documentation.
@@ -85,6 +89,7 @@ impl Device {
                 .collect(),
             uuid: uuid.bytes.map(|byte| byte.to_ne_bytes()[0]),
             multiprocessors,
+            memory,
             capability,
             memory_operations: OnceLock::new(),
         })
@@ -108,6 +113,11 @@ impl Device {
     /// How many multiprocessors it has.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    /// Bytes of memory that it has, free or not.
+    pub fn memory(&self) -> usize {
+        self.memory
     }
 
     /// Its compute capability, major and minor.

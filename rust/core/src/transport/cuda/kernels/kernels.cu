@@ -28,9 +28,15 @@
 //     Does what `unisono_copy` does where the group has failed, and nothing else; `from` is not
 //     looked at. For what the driver has copied. In the module of uint8 alone.
 //
-// `dead` is a word of the host's memory, or null. Where it is not 0 the group has failed, and what
-// the contributions lie in may be no memory any more: nothing is read, and the result is NaN, or
-// zero for types that have none; of a copy, the bytes of `poison` again and again.
+//   unisono_look(const unsigned* dead, unsigned* seen)
+//     Makes `seen` 1 where `dead` is not 0. In the module of uint8 alone.
+//
+// `dead` is a word of the host's memory, or a word of the device's that `unisono_look` has brought
+// it to, or null. Where it is not 0 the group has failed, and what the contributions lie in may be
+// no memory any more: nothing is read, and the result is NaN, or zero for types that have none; of
+// a copy, the bytes of `poison` again and again. Each block reads it, and reads of one word of the
+// host's memory come one after the other, at about a microsecond each: launches of many blocks
+// are to look once, and be given `seen`.
 #include "loops.cuh"
 
 #ifdef __CUDACC__
@@ -131,6 +137,10 @@ UNISONO_KERNEL(unisono_copy, Segments segments, unsigned count, const unsigned* 
 UNISONO_KERNEL(unisono_poison, Segments segments, unsigned count, const unsigned* dead,
                unsigned long long poison) {
   if (is_set(dead)) repeat_all(segments, count, poison);
+}
+
+UNISONO_KERNEL(unisono_look, const unsigned* dead, unsigned* seen) {
+  if (is_set(dead)) store(seen, 1u);
 }
 
 #endif

@@ -36,8 +36,8 @@ UNISONO_DEVICE void store(Vector* at, Vector v) {
                : "memory");
 }
 
-// Whether a word of the host's memory is set; false where there is none. A block reads it once, for
-// each read crosses the bus: its first thread does, and the others learn of it.
+// Whether a word is set; false where there is none. A block reads it once, for each read of the
+// host's memory crosses the bus: its first thread does, and the others learn of it.
 UNISONO_DEVICE bool is_set(const u32* word) {
   u32 value = 0;
   if (word != nullptr && threadIdx.x == 0) {
