@@ -91,6 +91,11 @@ def write(address: int, value: int) -> bytes:
     return struct.pack("<I4xQQI4xQ8x", 2, address, value, 0, 0)
 
 
+def write_long(address: int, value: int) -> bytes:
+    """Return a write of 64 bits of a batch."""
+    return struct.pack("<I4xQQI4xQ8x", 5, address, value, 0, 0)
+
+
 class Probe:
     """One of the two processes."""
 
@@ -220,7 +225,7 @@ class Probe:
         where = ctypes.c_uint64(address)
         self.launch(self.looking, (ctypes.c_void_p * 1)(ctypes.addressof(where)), blocks)
 
-    def copy_by_engine(self, size: int) -> bool:
+    def copy_by_engine(self, size: int, source: int | None = None) -> bool:
         """Enqueue a copy within the device that leaves the multiprocessors to others, if it can."""
         if not hasattr(self.library, "cuMemcpyBatchAsync_v2"):
             return False
@@ -229,7 +234,7 @@ class Probe:
         code = self.cu(
             "cuMemcpyBatchAsync_v2",
             ctypes.byref(ctypes.c_uint64(self.b)),
-            ctypes.byref(ctypes.c_uint64(self.a)),
+            ctypes.byref(ctypes.c_uint64(self.a if source is None else source)),
             ctypes.byref(ctypes.c_size_t(size)),
             one,
             ctypes.create_string_buffer(attributes, len(attributes)),
@@ -239,6 +244,18 @@ class Probe:
             check=False,
         )
         return code == 0
+
+    def copy_peer(self, size: int) -> None:
+        """Enqueue a copy as between the memory of two contexts."""
+        self.cu(
+            "cuMemcpyPeerAsync",
+            ctypes.c_uint64(self.b),
+            self.context,
+            ctypes.c_uint64(self.a),
+            self.context,
+            ctypes.c_size_t(size),
+            self.stream,
+        )
 
     def copy_to_host(self, size: int) -> None:
         """Enqueue a copy into registered memory of the host."""
@@ -590,10 +607,26 @@ def run(rank: int, memory: mmap.mmap, folder: str | None) -> None:
     probe.ping_pong("an empty kernel each", lambda: probe.launch(probe.empty))
     probe.ping_pong("a copy of 8 B each", lambda: probe.copy(8))
     probe.ping_pong("a copy of 16 MiB each", lambda: probe.copy(16 << 20))
-    probe.ping_pong("a copy of 8 B to the host each", lambda: probe.copy_to_host(8))
-    probe.ping_pong("a copy of 8 B from the host each", lambda: probe.copy_from_host(8))
+    for size, name in ((8, "8 B"), (64 << 10, "64 KiB"), (16 << 20, "16 MiB")):
+        probe.ping_pong(
+            f"a copy of {name} to the host each", lambda size=size: probe.copy_to_host(size)
+        )
+        probe.ping_pong(
+            f"a copy of {name} from the host each", lambda size=size: probe.copy_from_host(size)
+        )
+    probe.ping_pong(
+        "a write of 8 B into the device's memory each",
+        lambda: probe.operate(write_long(probe.a, 1)),
+    )
     if probe.copy_by_engine(8):
         probe.ping_pong("a copy of 8 B by an engine each", lambda: probe.copy_by_engine(8))
+        probe.ping_pong(
+            "a copy of 8 B by an engine from the host each",
+            lambda: probe.copy_by_engine(8, probe.pinned),
+        )
+        probe.ping_pong(
+            "a copy of 8 B within the device as if between two each", lambda: probe.copy_peer(8)
+        )
         probe.ping_pong(
             "a copy of 16 MiB by an engine each", lambda: probe.copy_by_engine(16 << 20)
         )

@@ -119,14 +119,18 @@ impl Direct {
             Collective::Reduce | Collective::Broadcast => shape.world > 2 && self.devices > 1,
             _ => false,
         };
-        let is_long = match self.takes_turns {
-            // The second meeting costs a device a turn of each rank, for each chunk, and saves each `world - 2` reads of it.
-            true => bytes.min(self.half) * shape.world.saturating_sub(2) >= TURN,
-            false => bytes >= TWO_SHOTS_FROM,
-        };
-        match pays && is_long {
-            true => Shots::Two,
-            false => Shots::One,
+        match (pays, self.takes_turns) {
+            // A second meeting costs a device about half a turn more for each chunk. Of that chunk the ranks move
+            // 5 world - 1 times its bytes then, and world (world + 3) times in one shot.
+            (true, true) if self.devices == 1 => {
+                let saved = bytes.min(self.half) * (shape.world - 1).pow(2);
+                match 2 * saved >= TURN {
+                    true => Shots::ByFirst,
+                    false => Shots::One,
+                }
+            }
+            (true, false) if bytes >= TWO_SHOTS_FROM => Shots::Two,
+            _ => Shots::One,
         }
     }
 

@@ -76,6 +76,9 @@ pub enum Shots {
     /// Every rank makes a part of the result and gets the other parts: two meetings, less to read. For `all_reduce`,
     /// `reduce` and `broadcast`; others do the same in either case.
     Two,
+    /// The first rank makes the whole result, and the others get it: two meetings, the least to read in all, all of it by one rank.
+    /// For `all_reduce`; others do as in one shot.
+    ByFirst,
 }
 
 /// This rank's plan. `premultiplied`: what is put is multiplied on the way, so that a rank's own contribution is what
@@ -100,6 +103,7 @@ pub fn build(shape: &Shape, room: &Room, shots: Shots, premultiplied: bool) -> O
     let two = shots == Shots::Two && shape.world > 2;
     let chunks = match shape.collective {
         Collective::AllReduce if shots == Shots::Two => task.all_reduce_two_shot(),
+        Collective::AllReduce if shots == Shots::ByFirst => task.all_reduce_by_first(),
         Collective::AllReduce => task.all_reduce(),
         Collective::Reduce if two => task.reduce_two_shot(),
         Collective::Reduce => task.reduce(),

@@ -48,6 +48,46 @@ impl Task<'_> {
         })
     }
 
+    /// All ranks but the first put all, the first reduces all into its window, the others get it there.
+    pub(super) fn all_reduce_by_first(&self) -> Chunks {
+        const FIRST: Rank = 0;
+        let (shape, chunk) = (self.shape, self.room.chunk());
+        let first: Peers = [FIRST].into_iter().collect();
+        self.chunks(pieces(shape.count(), chunk), |index, half| {
+            let offset = index * chunk;
+            let len = piece_len(shape.count(), chunk, index);
+            let src = Span::new(self.source(), offset, len);
+            if shape.rank != FIRST {
+                return Chunk {
+                    front: vec![
+                        self.claim(half, first),
+                        self.put(half, src, 0),
+                        self.publish(half, first),
+                    ],
+                    back: vec![
+                        self.await_results(half, first),
+                        self.get(half, (FIRST, 0), self.output(offset, len)),
+                        self.release(half, first),
+                    ],
+                };
+            }
+            let mut front = vec![self.claim(half, self.others)];
+            if self.premultiplied {
+                front.push(self.put(half, src, 0));
+            }
+            Chunk {
+                front,
+                back: vec![
+                    self.await_from(half, self.others),
+                    self.reduce_window(half, 0, self.own(src), self.window(half, 0, len)),
+                    self.publish_results(half, self.others),
+                    self.release(half, self.others),
+                    self.get(half, (FIRST, 0), self.output(offset, len)),
+                ],
+            }
+        })
+    }
+
     /// As in two shots, one chunk after the other: see [`build_in_step`](super::build_in_step).
     pub(super) fn all_reduce_in_step(&self, chunk: usize) -> Vec<Step> {
         let (half, count, to) = (0, self.shape.count(), self.others);

@@ -168,7 +168,7 @@ pub(in crate::plan) fn cases(world: usize, count: usize) -> Vec<Case> {
             } {
                 for in_place in [false, true].into_iter().take(1 + usize::from(in_place)) {
                     for premultiplied in [false, true].into_iter().take(1 + usize::from(reduces)) {
-                        for shots in [Shots::One, Shots::Two] {
+                        for shots in [Shots::One, Shots::Two, Shots::ByFirst] {
                             cases.push(Case {
                                 collective,
                                 sizes: sizes.clone(),
