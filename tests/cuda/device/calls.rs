@@ -331,6 +331,39 @@ fn a_call_takes_few_writes_and_few_calls_of_the_driver() {
     }
 }
 
+/// What goes through host memory for once is two copies and two batches of words.
+#[test]
+fn a_short_call_between_processes_takes_few_calls_of_the_driver() {
+    const TIMES: u64 = 8;
+    let test = Test::new(
+        "calls::a_short_call_between_processes_takes_few_calls_of_the_driver",
+        Ranks::Processes,
+        2,
+    );
+    test.run(|comm| {
+        let (own, named) = stream();
+        for count in [1, 3, 1000] {
+            let array = array_of(&own, 1.0, count);
+            let sum = || {
+                let work = all_reduce(&comm, &array, named).expect("started");
+                work.wait(None).expect("a sum");
+            };
+            sum();
+            let counts = || ["calls_made", "words_written", "words_awaited"].map(reported);
+            let before = counts();
+            for _ in 0..TIMES {
+                sum();
+            }
+            let [calls, written, awaited] = counts();
+            // That it has come to it, filled a slot, and ended.
+            assert_eq!(written - before[1], TIMES * 3);
+            assert_eq!(awaited - before[2], TIMES);
+            assert_eq!(calls - before[0], TIMES * 11);
+            assert_all(&array, &own, 512.0);
+        }
+    });
+}
+
 /// Between processes that share a device, windows become as long as calls need; what is captured before goes on in the old ones.
 #[test]
 fn windows_grow_where_processes_share_a_device() {

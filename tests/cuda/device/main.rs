@@ -30,6 +30,8 @@ use skips::skipped;
 const SMALL: &[(&str, &str)] = &[("window_bytes", "64K"), ("algorithm", "direct")];
 /// Windows that most operations fit.
 const LARGE: &[(&str, &str)] = &[("window_bytes", "1M"), ("algorithm", "direct")];
+/// As it comes: short operations go through host memory where processes share a device.
+const AUTO: &[(&str, &str)] = &[("algorithm", "direct")];
 /// A driver that waits for the device whenever it may.
 const WAITING: &[(&str, &str)] = &[("SYNCHRONIZE", "always")];
 /// Through host memory.
@@ -81,7 +83,8 @@ fn every_collective_is_what_it_is_on_the_host() {
 
 #[test]
 fn every_collective_between_processes() {
-    let cases: [(_, &[_]); 3] = [
+    let cases: [(_, &[_]); 4] = [
+        (AUTO, &[("RANDOM_DELAY", "50")]),
         (SMALL, &[("RANDOM_DELAY", "50")]),
         (LARGE, &[("HOST_POINTERS", "separate"), ("FILL", "170")]),
         (SMALL, &[("CONNECTIONS", "1"), ("REUSE", "yes")]),

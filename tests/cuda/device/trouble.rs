@@ -10,7 +10,7 @@ use unisono::{Communicator, PointToPoint, Request, Work};
 
 use crate::gpu::{floats, stream};
 use crate::harness::{Ranks, Test};
-use crate::{LARGE, SMALL, STAGED, all_reduce, array_of};
+use crate::{AUTO, LARGE, SMALL, STAGED, all_reduce, array_of};
 
 fn under_way(comm: &Communicator) -> u64 {
     let held = comm.memory();
@@ -64,7 +64,7 @@ fn every_stream_goes_on_after_a_failure() {
 /// What streams make of a failed group's operations is NaN, on every way: a program that goes on cannot take it for a result.
 #[test]
 fn what_a_dead_peer_should_have_made_is_no_number() {
-    for config in [SMALL, LARGE, STAGED] {
+    for config in [AUTO, SMALL, LARGE, STAGED] {
         let test = Test {
             config,
             dies: Some(1),

@@ -16,6 +16,7 @@ use crate::types::Rank;
 
 use super::attendant::{self, Found};
 use super::disposal::dispose;
+use super::staged::Staged;
 use super::state::{DeviceGroup, GRACE, HERE, Way, pause};
 use super::stillness;
 
@@ -73,10 +74,9 @@ impl DeviceGroup {
 
     /// Whether the host has something to do for others.
     pub(super) fn has_duty(&self) -> bool {
-        match self.way.read().as_deref() {
-            Some(Way::Staged(staged)) => staged.is_busy(),
-            _ => false,
-        }
+        let way = self.way.read();
+        let staged = way.as_deref().and_then(Way::staged);
+        staged.is_some_and(Staged::is_busy)
     }
 
     /// Begins a call that puts something into a stream. The group is not taken down before the guard goes.
@@ -179,6 +179,11 @@ fn take_apart(way: Way, has_failed: bool, is_clean: bool) {
         Way::Staged(staged) if is_clean => return staged.give_back(),
         Way::Staged(_) => return,
     };
+    if let Some(brief) = direct.brief.and_then(Arc::into_inner)
+        && is_clean
+    {
+        brief.give_back();
+    }
     let Some(windows) = direct.windows else {
         return;
     };

@@ -76,6 +76,24 @@ impl Copies {
         });
     }
 
+    /// Enqueues copies from memory of this process's host, by an engine for copies where they are few.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub(super) fn flush_by_engine(&mut self, stream: &Stream) -> Result<()> {
+        if self.segments.len() > FEW {
+            return self.flush(stream);
+        }
+        self.segments.drain(..).try_for_each(|segment| {
+            stream.copy_from_host(segment.to, segment.from, segment.bytes as usize)
+        })
+    }
+
+    /// Whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
     /// Enqueues them as the driver copies, and looks afterwards whether the group has failed: for what lies in memory of this
     /// process, and comes from peers.
     ///

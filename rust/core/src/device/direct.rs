@@ -18,6 +18,7 @@ use crate::transport::cuda::window::Windows;
 use crate::types::{Collective, Rank, ReduceOp};
 
 use super::copies::{Copies, locate, try_each_run};
+use super::staged::Staged;
 use super::words::{PASSED, Word, Words, replayed};
 
 /// Work on memory is fastest from multiples of so many bytes on.
@@ -29,6 +30,11 @@ const TWO_SHOTS_FROM: usize = 256 << 10;
 /// Plans kept for reuse; beyond it the cache starts anew.
 const CACHED_PLANS: usize = 256;
 
+/// The longest buffers of collectives that go through host memory where processes share a device.
+const BRIEF: usize = 256 << 10;
+/// Bytes of a slot for them: the longest collective fits one.
+pub(super) const BRIEF_SLOT: usize = 4 * BRIEF;
+
 /// About what a device could move in the time in which it goes from one process to another (an H200: 0.14 ms at 4.2 TB/s).
 const TURN: usize = 512 << 20;
 
@@ -39,6 +45,8 @@ pub(super) struct Direct {
     pub(super) windows: Option<Arc<Windows>>,
     /// Those from before: operations may be under way in them, and graphs use them as long as there are any.
     pub(super) older: Vec<Arc<Windows>>,
+    /// For short collectives, where processes share a device: no copy there waits for this process's turn.
+    pub(super) brief: Option<Arc<Staged>>,
     /// Bytes of a half.
     pub(super) half: usize,
     /// The most that a half may become; the same on all ranks.
@@ -132,6 +140,13 @@ impl Direct {
             (true, false) if bytes >= TWO_SHOTS_FROM => Shots::Two,
             _ => Shots::One,
         }
+    }
+
+    /// What carries out `request` through host memory, if that is better. Counts that not every rank knows say nothing.
+    pub(super) fn brief(&self, request: &Request, world: usize) -> Option<&Staged> {
+        let bytes = longest_buffer(request, world)?;
+        let is_brief = (1..=BRIEF).contains(&bytes);
+        self.brief.as_deref().filter(|_| is_brief)
     }
 
     /// How long a half should become before `request` is enqueued, if it is too short for it and may grow: where processes
@@ -256,6 +271,18 @@ impl Direct {
             false => Progress::Unknown,
         }
     }
+}
+
+/// Bytes of the longest buffer of any rank, where each rank knows that.
+fn longest_buffer(request: &Request, world: usize) -> Option<usize> {
+    let Sizes::Even(count) = request.sizes else {
+        return None;
+    };
+    let blocks = match request.collective {
+        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => 1,
+        _ => world,
+    };
+    count.checked_mul(request.dtype.size())?.checked_mul(blocks)
 }
 
 /// How far a stream is in an operation.

@@ -17,8 +17,8 @@ use crate::transport::cuda::kernels;
 use crate::transport::cuda::window::{RECORD, Record, Window, Windows};
 use crate::types::{DataType, Rank};
 
-use super::direct::Direct;
-use super::staged::Staged;
+use super::direct::{BRIEF_SLOT, Direct};
+use super::staged::{SLOT, Staged};
 use super::state::{DeviceGroup, HERE, Way};
 
 /// Bytes of a half where no setting says otherwise.
@@ -81,6 +81,7 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
             flags: Arc::new(Flags::new(device, rank, vec![None])?),
             windows: None,
             older: Vec::new(),
+            brief: None,
             half,
             most: AtomicUsize::new(half),
             devices: 1,
@@ -91,7 +92,7 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
         Ok(direct) => return Ok(Way::Direct(direct)),
         Err(detour) => tell(rank, device, detour),
     };
-    let staged = Staged::new(device, cpu, reason);
+    let staged = Staged::new(device, cpu, (SLOT, reason));
     // Ranks of one process share the device's context, and registering memory may wait for it: no rank begins before
     // all have what they need.
     let all = agree(cpu, staged.as_ref().map(|_| ()))?;
@@ -193,7 +194,7 @@ fn is_crowded(groups: usize, queues: usize) -> bool {
 }
 
 /// Opens the windows of all ranks, or says why that is not possible.
-fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, Detour>> {
+fn open(device: &'static Device, cpu: &Arc<Group>) -> Result<Result<Direct, Detour>> {
     let (rank, world) = (cpu.rank(), cpu.world());
     let meant = |reason: String| Ok(Err(Detour::Meant(reason)));
     if !cpu.is_on_one_host() {
@@ -236,15 +237,28 @@ fn open(device: &'static Device, cpu: &Group) -> Result<Result<Direct, Detour>> 
         None if takes_turns => most_half(device, cpu, &records)?.max(half),
         _ => half,
     };
+    // Who sets the length of windows wants all to go through them.
+    let brief = match told {
+        None if takes_turns => brief(device, cpu)?,
+        _ => None,
+    };
     Ok(Ok(Direct {
         flags: Arc::new(flags?),
         windows: Some(Arc::new(windows)),
         older: Vec::new(),
+        brief,
         half,
         most: AtomicUsize::new(most),
         devices,
         takes_turns,
     }))
+}
+
+/// What carries out short collectives where processes share a device; `None` where a rank lacks the memory for it.
+fn brief(device: &'static Device, cpu: &Arc<Group>) -> Result<Option<Arc<Staged>>> {
+    let staged = Staged::new(device, cpu, (BRIEF_SLOT, String::new()));
+    let all = agree(cpu, staged.as_ref().map(|_| ()))?;
+    Ok(all.ok().and(staged.ok()).map(Arc::new))
 }
 
 /// The same group with longer windows, where no rank lacks the memory for them. Blocks until all ranks have come. What is
@@ -276,6 +290,7 @@ pub(super) fn widen(
         half: windows.own().half_bytes(),
         windows: Some(Arc::new(windows)),
         older: before.collect(),
+        brief: direct.brief.as_ref().map(Arc::clone),
         most: AtomicUsize::new(direct.most.load(Ordering::Relaxed)),
         devices: direct.devices,
         takes_turns: direct.takes_turns,

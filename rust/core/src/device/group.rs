@@ -138,10 +138,15 @@ impl DeviceGroup {
             captured,
             timeout,
         };
-        let enqueued = match &*way {
-            Way::Direct(direct) => self.enqueue_direct(direct, &turn, &mut queue)?,
-            Way::Staged(_) if captured => return Err(uncapturable(&way)),
-            Way::Staged(staged) => self.enqueue_staged(staged, &turn)?,
+        let brief = match &*way {
+            Way::Direct(direct) if !captured => direct.brief(&request, self.parent.world()),
+            _ => None,
+        };
+        let enqueued = match (&*way, brief) {
+            (Way::Direct(direct), Some(brief)) => self.enqueue_brief(direct, brief, &turn)?,
+            (Way::Direct(direct), None) => self.enqueue_direct(direct, &turn, &mut queue)?,
+            (Way::Staged(_), _) if captured => return Err(uncapturable(&way)),
+            (Way::Staged(staged), _) => self.enqueue_staged(staged, turn.pending(0), &turn)?,
         };
         drop(entered);
         queue.number = number;
@@ -160,7 +165,7 @@ impl DeviceGroup {
         }
         drop(queue);
         self.parent.keep_record(&work);
-        match is_awaited || matches!(*way, Way::Staged(_)) {
+        match is_awaited || brief.is_some() || matches!(*way, Way::Staged(_)) {
             true => attendant::hurry(),
             false => attendant::wake(),
         }
@@ -233,11 +238,33 @@ impl DeviceGroup {
         Ok(direct.enqueue(&ticket, turn.stream, &self.words))
     }
 
+    /// As [`Self::enqueue_direct`], of what goes through host memory for once. Peers are told of it as of what does not.
+    fn enqueue_brief(
+        &self,
+        direct: &Direct,
+        brief: &Staged,
+        turn: &Turn<'_>,
+    ) -> Result<Result<()>> {
+        self.refuse_shared_stream(turn.identity)?;
+        let pending = Pending {
+            unheard: Peers::others(self.parent.rank(), self.parent.world()),
+            ..turn.pending(1)
+        };
+        let print = pending.print.encode();
+        direct.flags.announce(turn.number - 1, &print);
+        self.enqueue_staged(brief, pending, turn)
+    }
+
     /// As [`Self::enqueue_direct`].
-    fn enqueue_staged(&self, staged: &Staged, turn: &Turn<'_>) -> Result<Result<()>> {
+    fn enqueue_staged(
+        &self,
+        staged: &Staged,
+        pending: Pending,
+        turn: &Turn<'_>,
+    ) -> Result<Result<()>> {
         let shape = turn.request.shape(self.parent.rank(), self.parent.world());
         let cut = staged.cut(turn.request, &shape)?;
-        self.put_up(turn.pending(0));
+        self.put_up(pending);
         let target = (turn.stream, &self.words);
         let order = (turn.number, turn.after, turn.timeout);
         Ok(staged.enqueue(cut, turn.request, target, order, attendant::hurry))
@@ -534,9 +561,14 @@ impl DeviceGroup {
     /// What it holds: bytes of the device, bytes of registered host memory, operations under way.
     pub(super) fn memory(&self) -> (u64, u64, u64) {
         let (device, host) = match self.way.read().as_deref() {
-            Some(Way::Direct(direct)) => (direct.bytes(), 0),
-            Some(Way::Staged(staged)) => (0, staged.bytes()),
-            _ => (0, 0),
+            Some(way) => {
+                let device = match way {
+                    Way::Direct(direct) => direct.bytes(),
+                    Way::Staged(_) => 0,
+                };
+                (device, way.staged().map_or(0, Staged::bytes))
+            }
+            None => (0, 0),
         };
         let under_way = self.board.lock().pending.len() + self.messages.works().len();
         let host = host + self.messages.bytes();

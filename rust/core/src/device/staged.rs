@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -24,11 +24,15 @@ use super::words::{Word, Words, is_at_least};
 /// Slots that take turns.
 const SLOTS: usize = 4;
 /// Bytes of a slot: long enough to hide the turn of the host, short enough that the first is soon on its way.
-const SLOT: usize = 4 << 20;
+pub(super) const SLOT: usize = 4 << 20;
+/// After this, streams are let pass although an operation of the host has not ended.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a group has that goes the staged way.
 pub(super) struct Staged {
     slots: Pinned,
+    /// Bytes of one.
+    slot: usize,
     cpu: Arc<Group>,
     /// Why it goes this way.
     pub(super) reason: String,
@@ -43,6 +47,11 @@ struct Jobs {
     running: VecDeque<(Option<u32>, Arc<WorkState>)>,
     /// Chunks that were ever enqueued.
     chunks: u32,
+    /// What the bytes of each slot become, again and again, when no result can be made there.
+    poison: [u64; SLOTS],
+    /// When the streams were first to be let pass, and whether the slots have become what they become then.
+    failed: Option<Instant>,
+    is_spoilt: bool,
 }
 
 /// One operation's chunks.
@@ -82,11 +91,18 @@ pub(super) struct Cut {
 }
 
 impl Staged {
+    /// With slots of `slot` bytes.
+    ///
     /// # Errors
-    /// `System` when there is no memory for the slots.
-    pub(super) fn new(device: &'static Device, cpu: &Arc<Group>, reason: String) -> Result<Self> {
+    /// `System` when there is no memory for them.
+    pub(super) fn new(
+        device: &'static Device,
+        cpu: &Arc<Group>,
+        (slot, reason): (usize, String),
+    ) -> Result<Self> {
         Ok(Self {
-            slots: Pinned::shared(device, SLOTS * SLOT)?,
+            slots: Pinned::shared(device, SLOTS * slot)?,
+            slot,
             cpu: Arc::clone(cpu),
             reason,
             jobs: Mutex::default(),
@@ -96,6 +112,16 @@ impl Staged {
     /// Bytes of host memory.
     pub(super) fn bytes(&self) -> usize {
         self.slots.bytes()
+    }
+
+    /// Where a chunk's slot begins.
+    fn offset(&self, counter: u32) -> usize {
+        place_of(counter) * self.slot
+    }
+
+    /// The same, as the device knows it.
+    fn address(&self, counter: u32) -> u64 {
+        self.slots.address() + self.offset(counter) as u64
     }
 
     /// Gives the slots back: neither a stream nor the host will touch them any more.
@@ -108,7 +134,7 @@ impl Staged {
     /// # Errors
     /// `Internal` for what should have been refused before.
     pub(super) fn cut(&self, request: &Request, shape: &Shape) -> Result<Cut> {
-        let chunks = chunks(shape, SLOT / request.dtype.size())
+        let chunks = chunks(shape, self.slot / request.dtype.size())
             .ok_or_else(|| Error::internal(format!("no chunks for {}", request.collective)))?;
         Ok(Cut {
             chunks,
@@ -132,28 +158,44 @@ impl Staged {
         let first = self.accept(&cut, request, timeout);
         // In the middle of being enqueued, too, the stream may wait for the host.
         hurry();
-        let mut begin = Vec::new();
-        if let Some(after) = after {
-            begin.push(MemoryOperation::WaitAtLeast {
-                address: words.address(Word::Done),
-                value: after as u32,
-            });
+        let mut queue = Queueing {
+            staged: self,
+            request,
+            stream,
+            words,
+            operations: Vec::new(),
+        };
+        let begun = write(words, Word::Begun, number as u32);
+        let counter = |index: usize| first.wrapping_add(index as u32);
+        match after {
+            Some(after) => queue.operations.extend([
+                MemoryOperation::WaitAtLeast {
+                    address: words.address(Word::Done),
+                    value: after as u32,
+                },
+                begun,
+            ]),
+            // Said together with the first chunk, where nothing has to be waited for.
+            None if cut.chunks.is_empty() => queue.operations.push(begun),
+            None => {}
         }
-        begin.push(write(words, Word::Begun, number as u32));
-        stream.operate(&begin)?;
         for (index, chunk) in cut.chunks.iter().enumerate() {
             if let Some(before) = index.checked_sub(SLOTS) {
-                let counter = first.wrapping_add(before as u32);
-                self.empty(counter, &cut.chunks[before], request, (stream, words))?;
+                queue.empty(counter(before), &cut.chunks[before])?;
             }
-            let counter = first.wrapping_add(index as u32);
-            self.fill(counter, chunk, request, (stream, words))?;
+            queue.fill(counter(index), chunk)?;
+            if index == 0 && after.is_none() {
+                queue.operations.push(begun);
+            }
+            let filled = write(words, Word::Filled, counter(index));
+            queue.operations.push(filled);
         }
         for index in cut.chunks.len().saturating_sub(SLOTS)..cut.chunks.len() {
-            let counter = first.wrapping_add(index as u32);
-            self.empty(counter, &cut.chunks[index], request, (stream, words))?;
+            queue.empty(counter(index), &cut.chunks[index])?;
         }
-        stream.operate(&[write(words, Word::Done, number as u32)])
+        let done = write(words, Word::Done, number as u32);
+        queue.operations.push(done);
+        queue.operate()
     }
 
     /// The number of its first chunk.
@@ -163,6 +205,10 @@ impl Staged {
         jobs.chunks = jobs.chunks.wrapping_add(cut.chunks.len() as u32);
         let numbered = (0..).map(|index: u32| first.wrapping_add(index));
         let left: VecDeque<_> = numbered.zip(cut.chunks.iter().cloned()).collect();
+        let poison = Guard::new(0, 0, request.dtype).poison;
+        for (counter, _) in &left {
+            jobs.poison[place_of(*counter)] = poison;
+        }
         jobs.waiting.push_back(Job {
             kind: Kind {
                 collective: request.collective,
@@ -179,45 +225,6 @@ impl Staged {
             further: 0,
         });
         first
-    }
-
-    fn fill(
-        &self,
-        counter: u32,
-        chunk: &Chunk,
-        request: &Request,
-        (stream, words): (&Stream, &Words),
-    ) -> Result<()> {
-        let size = request.dtype.size();
-        let slot = self.slots.address() + offset(counter) as u64;
-        let mut copies = Copies::new(Guard::NONE);
-        for (span, at) in &chunk.puts {
-            let (memory, offset) = locate(request, *span)?;
-            copies.gather(memory, offset, span.len * size, slot + (at * size) as u64);
-        }
-        copies.flush(stream)?;
-        stream.operate(&[write(words, Word::Filled, counter)])
-    }
-
-    fn empty(
-        &self,
-        counter: u32,
-        chunk: &Chunk,
-        request: &Request,
-        (stream, words): (&Stream, &Words),
-    ) -> Result<()> {
-        stream.operate(&[MemoryOperation::WaitAtLeast {
-            address: words.address(Word::Finished),
-            value: counter,
-        }])?;
-        let size = request.dtype.size();
-        let slot = self.slots.address() + offset(counter) as u64;
-        let mut copies = Copies::new(Guard::new(words.address(Word::Dead), 0, request.dtype));
-        for (at, span) in &chunk.gets {
-            let (memory, offset) = locate(request, *span)?;
-            copies.scatter(slot + (at * size) as u64, memory, offset, span.len * size);
-        }
-        copies.flush_from_host(stream)
     }
 
     /// The attendant's turn: starts what has been filled, and notes what has ended. Returns whether there was anything,
@@ -261,15 +268,29 @@ impl Staged {
         jobs.running.is_empty()
     }
 
-    /// Lets the stream pass, after a failure: what was to be done is not done.
+    /// Lets the stream pass, after a failure: what was to be done is not done, and no result is made of what lies in the slots.
+    /// To be called again until the stream has drained: it may have to wait for operations of the host.
     pub(super) fn release(&self, words: &Words) {
         let mut jobs = self.jobs.lock();
+        jobs.running.retain(|(_, work)| work.result().is_none());
         let started = |job: &Job| {
             job.agreement
                 .as_ref()
                 .is_some_and(|agreement| agreement.work.result().is_none())
         };
         jobs.waiting.retain(started);
+        if !jobs.is_spoilt {
+            let since = *jobs.failed.get_or_insert_with(Instant::now);
+            if !jobs.running.is_empty() && since.elapsed() < PATIENCE {
+                return;
+            }
+            for (place, poison) in jobs.poison.iter().enumerate() {
+                // SAFETY: no operation of the host uses them, or one that the group has given up; streams put there what none
+                // will read, since none is started any more.
+                unsafe { self.slots.fill(place * self.slot, self.slot, *poison) };
+            }
+            jobs.is_spoilt = true;
+        }
         words.store(Word::Finished, jobs.chunks);
     }
 
@@ -295,7 +316,7 @@ impl Staged {
                 return Ok(moved);
             }
             let (counter, chunk) = job.left.pop_front().expect("it was just seen");
-            let request = self.request(job.kind, &chunk, offset(counter));
+            let request = self.request(job.kind, &chunk, self.offset(counter));
             jobs.running
                 .push_back((Some(counter), self.cpu.submit(request, None, true)?));
             moved = true;
@@ -350,9 +371,63 @@ impl Job {
     }
 }
 
-/// Where a chunk's slot begins.
-fn offset(counter: u32) -> usize {
-    (counter as usize % SLOTS) * SLOT
+/// The number of a chunk's slot.
+fn place_of(counter: u32) -> usize {
+    counter as usize % SLOTS
+}
+
+/// A stream being filled: meetings are collected until a copy has to come after them.
+struct Queueing<'a> {
+    staged: &'a Staged,
+    request: &'a Request,
+    stream: &'a Stream,
+    words: &'a Words,
+    operations: Vec<MemoryOperation>,
+}
+
+impl Queueing<'_> {
+    /// Enqueues the meetings so far.
+    fn operate(&mut self) -> Result<()> {
+        let enqueued = self.stream.operate(&self.operations);
+        self.operations.clear();
+        enqueued
+    }
+
+    /// Copies into a slot.
+    fn fill(&mut self, counter: u32, chunk: &Chunk) -> Result<()> {
+        let size = self.request.dtype.size();
+        let slot = self.staged.address(counter);
+        let mut copies = Copies::new(Guard::NONE);
+        for (span, at) in &chunk.puts {
+            let (memory, offset) = locate(self.request, *span)?;
+            copies.gather(memory, offset, span.len * size, slot + (at * size) as u64);
+        }
+        if !copies.is_empty() {
+            self.operate()?;
+            copies.flush(self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// Copies out of a slot when the host is done with it.
+    fn empty(&mut self, counter: u32, chunk: &Chunk) -> Result<()> {
+        self.operations.push(MemoryOperation::WaitAtLeast {
+            address: self.words.address(Word::Finished),
+            value: counter,
+        });
+        let size = self.request.dtype.size();
+        let slot = self.staged.address(counter);
+        let mut copies = Copies::new(Guard::NONE);
+        for (at, span) in &chunk.gets {
+            let (memory, offset) = locate(self.request, *span)?;
+            copies.scatter(slot + (at * size) as u64, memory, offset, span.len * size);
+        }
+        if !copies.is_empty() {
+            self.operate()?;
+            copies.flush_by_engine(self.stream)?;
+        }
+        Ok(())
+    }
 }
 
 fn write(words: &Words, word: Word, value: u32) -> MemoryOperation {

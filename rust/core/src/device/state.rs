@@ -98,6 +98,16 @@ pub(super) enum Way {
     Staged(Staged),
 }
 
+impl Way {
+    /// What goes through host memory, if anything does.
+    pub(super) fn staged(&self) -> Option<&Staged> {
+        match self {
+            Self::Direct(direct) => direct.brief.as_deref(),
+            Self::Staged(staged) => Some(staged),
+        }
+    }
+}
+
 /// What a thread apart finds out about the device.
 #[derive(Default)]
 pub(super) struct Health {

@@ -16,6 +16,7 @@ use super::attendant::{self, Found};
 use super::direct::{Direct, Progress};
 use super::disposal::dispose;
 use super::messages::Ended;
+use super::staged::Staged;
 use super::state::{DeviceGroup, GRACE, Pending, Way};
 use super::words::Word;
 
@@ -111,15 +112,16 @@ impl DeviceGroup {
     pub(super) fn release(&self) {
         // First of all: no kernel of a stream that passes reads what a peer that is gone had mapped, nor makes a result of it.
         self.words.store(Word::Dead, 1);
-        match self.way.read().as_deref() {
-            Some(Way::Direct(direct)) => {
-                // Before anything that streams do when they are let pass.
-                direct.flags.mark(Mark::Failed);
-                direct.flags.release();
-            }
-            Some(Way::Staged(staged)) => staged.release(&self.words),
-            None => {}
+        let way = self.way.read();
+        if let Some(Way::Direct(direct)) = way.as_deref() {
+            // Before anything that streams do when they are let pass.
+            direct.flags.mark(Mark::Failed);
+            direct.flags.release();
         }
+        if let Some(staged) = way.as_deref().and_then(Way::staged) {
+            staged.release(&self.words);
+        }
+        drop(way);
         // Streams go on in order also now, so that the end of the last is the end of all. None waits for one that is torn: a
         // group that has failed takes nothing more.
         self.messages.release();
@@ -178,9 +180,11 @@ impl DeviceGroup {
     /// Moves what can be moved, and looks around now and then.
     fn advance(&self, ended: &mut Vec<Ended>) -> Result<Found> {
         let (mut moved, mut duty) = (false, false);
-        if let Some(Way::Staged(staged)) = self.way.read().as_deref() {
+        let way = self.way.read();
+        if let Some(staged) = way.as_deref().and_then(Way::staged) {
             (moved, duty) = staged.advance(&self.words)?;
         }
+        drop(way);
         let messages = self.messages.advance(&self.cpu, ended)?;
         moved |= messages.0;
         duty |= messages.1;
@@ -226,10 +230,9 @@ impl DeviceGroup {
         if is_torn && failed.is_some_and(|(_, since)| since.elapsed() < GRACE) {
             return false;
         }
-        let host = match self.way.read().as_deref() {
-            Some(Way::Staged(staged)) => staged.is_quiet(),
-            _ => true,
-        };
+        let way = self.way.read();
+        let staged = way.as_deref().and_then(Way::staged);
+        let host = staged.is_none_or(Staged::is_quiet);
         let has_passed = self.words.has_passed(Word::Done, last) || self.is_lost();
         host && has_passed && self.messages.works().is_empty()
     }

@@ -1,7 +1,7 @@
 //! A collective on memory that only a stage can reach, as data: chunks that fit a slot of the stage.
 //!
 //! For each chunk a rank copies what it contributes from the caller's memory into a slot, all ranks carry out the
-//! collective on their slots, and the rank copies what it has got back. All ranks cut alike, from the room of a slot, the
+//! collective on their slots, and the rank copies what it has got back: from where it has put nothing, or what it had put. All ranks cut alike, from the room of a slot, the
 //! world and the counts. In `gather`, `scatter` and `all_to_all` with a count per rank or pair they do not know each
 //! other's counts, and need not have the same number of chunks ([`is_known`]): a rank that has fewer takes part in the
 //! others with [`nothing`], once the ranks have told each other how many there are.
@@ -87,6 +87,7 @@ fn piece(shape: &Shape, room: usize) -> usize {
     let world = shape.world.max(1);
     match shape.collective {
         Collective::AllGather => room / world,
+        Collective::AllReduce | Collective::Reduce => room / 2,
         Collective::ReduceScatter | Collective::Gather | Collective::Scatter => room / (world + 1),
         Collective::AllToAll => room / (2 * world),
         _ => room,
@@ -175,18 +176,12 @@ fn chunk(shape: &Shape, piece: usize, index: usize) -> Chunk {
     };
     let slot = |at, len| Some(Place { at, len });
     match shape.collective {
-        Collective::AllReduce => {
+        Collective::AllReduce | Collective::Reduce => {
             chunk.puts.push((contribution, 0));
-            chunk.output = slot(0, own);
-            chunk.gets.push((0, whole));
-        }
-        Collective::Reduce => {
-            chunk.puts.push((contribution, 0));
-            if is_root {
-                chunk.output = slot(0, own);
-                chunk.gets.push((0, whole));
-            } else {
-                chunk.input = slot(0, own);
+            chunk.input = slot(0, own);
+            if is_root || shape.collective == Collective::AllReduce {
+                chunk.output = slot(piece, own);
+                chunk.gets.push((piece, whole));
             }
         }
         Collective::Broadcast => {

@@ -69,6 +69,32 @@ pub struct BatchMemOp {
 
 const _: () = assert!(size_of::<BatchMemOp>() == 48);
 
+/// A copy of rows. The emulator carries out those between unified addresses whose rows lie end to end.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Copy2d {
+    pub from_x: usize,
+    pub from_y: usize,
+    pub from_type: u32,
+    pub from_host: usize,
+    pub from: DevicePointer,
+    pub from_array: usize,
+    pub from_pitch: usize,
+    pub to_x: usize,
+    pub to_y: usize,
+    pub to_type: u32,
+    pub to_host: usize,
+    pub to: DevicePointer,
+    pub to_array: usize,
+    pub to_pitch: usize,
+    pub width: usize,
+    pub height: usize,
+}
+
+const _: () = assert!(size_of::<Copy2d>() == 128);
+
+pub const MEMORY_TYPE_UNIFIED: u32 = 4;
+
 pub type HostFunction = extern "C" fn(*mut c_void);
 
 /// Where a caller wants a result.

@@ -3,7 +3,8 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{
-    DevicePointer, HOST_REGISTER_FLAGS, Handle, IPC_LAZY_ENABLE_PEER_ACCESS, In, IpcMemHandle, Out,
+    Copy2d, DevicePointer, HOST_REGISTER_FLAGS, Handle, IPC_LAZY_ENABLE_PEER_ACCESS, In,
+    IpcMemHandle, MEMORY_TYPE_UNIFIED, Out,
 };
 use crate::call::driver_functions;
 use crate::copy::{self, Side};
@@ -104,6 +105,18 @@ driver_functions! {
     /// Copies between any two addresses.
     fn cuMemcpyAsync(to: DevicePointer, from: DevicePointer, bytes: usize, stream: Handle) {
         copy::copy(&stream::get(stream)?, (to, Side::Any), (from, Side::Any), bytes)
+    }
+
+    /// Copies rows.
+    fn cuMemcpy2DAsync_v2(rows: In<Copy2d>, stream: Handle) {
+        let rows = rows.at(0)?;
+        let places = [rows.from_x, rows.from_y, rows.to_x, rows.to_y];
+        let is_unified = [rows.from_type, rows.to_type] == [MEMORY_TYPE_UNIFIED; 2];
+        if !is_unified || places != [0; 4] || [rows.from_pitch, rows.to_pitch] != [rows.width; 2] {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let bytes = rows.width.checked_mul(rows.height).ok_or(Status::INVALID_VALUE)?;
+        copy::copy(&stream::get(stream)?, (rows.to, Side::Any), (rows.from, Side::Any), bytes)
     }
 
     /// Copies within device memory.

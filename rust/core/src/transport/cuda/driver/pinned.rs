@@ -185,6 +185,20 @@ impl Pinned {
         unsafe { Memory::from_raw_parts(self.start().add(offset).as_ptr(), bytes) }
     }
 
+    /// Fills `bytes` bytes from `offset` on with those of `pattern`, again and again; all three are multiples of 8 bytes.
+    ///
+    /// # Safety
+    /// No view of the bytes is in use, and what a stream may be writing there is of no use to anybody.
+    pub unsafe fn fill(&self, offset: usize, bytes: usize, pattern: u64) {
+        assert!(bytes <= self.bytes() && offset <= self.bytes() - bytes);
+        assert!((offset | bytes).is_multiple_of(8));
+        // SAFETY: inside the allocation, which begins at a page; nothing else of the host uses it.
+        let words = unsafe {
+            std::slice::from_raw_parts_mut(self.start().add(offset).cast().as_ptr(), bytes / 8)
+        };
+        words.fill(pattern);
+    }
+
     /// The word at `offset`, a multiple of 4. The device knows it as [`Pinned::address`] plus `offset`. A word that is
     /// used so is not part of a [`Pinned::view`] that is in use.
     pub fn word(&self, offset: usize) -> &AtomicU32 {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ptr;
 
 use cudarc::driver::sys::{
-    CUstream, CUstreamBatchMemOpParams,
+    CUDA_MEMCPY2D, CUmemorytype, CUstream, CUstreamBatchMemOpParams,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitParams,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitValue,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as WriteParams,
@@ -21,6 +21,8 @@ use crate::types::DeviceStream;
 
 /// The most memory operations in one call: the driver takes fewer than 256.
 const MOST_OPERATIONS: usize = 255;
+/// From so many bytes on the driver has an engine for copies write what comes from the host (an H200, driver 580).
+const BY_ENGINE: usize = 2048;
 /// The handles of the default streams: of the context (also as 0), and of each thread.
 const LEGACY: usize = 1;
 pub(super) const PER_THREAD: usize = 2;
@@ -230,6 +232,55 @@ impl Stream {
             // which lives until then is what the maker of the request, or the owner of the object they come from,
             // has promised (see `transport::cuda`).
             |symbols| unsafe { (symbols.memcpy_async)(to, from, bytes, self.raw) },
+        )
+    }
+
+    /// As [`Stream::copy`], from registered host memory to the device's, by an engine for copies also where the bytes are few:
+    /// without waiting until it is this process's turn on a device that others use. (The driver has fewer than 2048 bytes
+    /// written by the engine of kernels, unless they are more than one row.)
+    ///
+    /// # Errors
+    /// As [`Stream::copy`].
+    pub fn copy_from_host(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        if bytes >= BY_ENGINE || bytes < 2 {
+            return self.copy(to, from, bytes);
+        }
+        let half = bytes / 2;
+        self.copy_rows(to, from, half)?;
+        match bytes % 2 {
+            0 => Ok(()),
+            // The last two, of which one has been copied.
+            _ => {
+                let before = bytes as u64 - 2;
+                self.copy_rows(to + before, from + before, 1)
+            }
+        }
+    }
+
+    /// Copies two rows of `width` bytes, of which one follows the other.
+    fn copy_rows(&self, to: u64, from: u64, width: usize) -> Result<()> {
+        let rows = CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+            srcHost: ptr::null(),
+            srcDevice: from,
+            srcArray: ptr::null_mut(),
+            srcPitch: width,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+            dstHost: ptr::null_mut(),
+            dstDevice: to,
+            dstArray: ptr::null_mut(),
+            dstPitch: width,
+            WidthInBytes: width,
+            Height: 2,
+        };
+        self.call(
+            format_args!("copy twice {width} bytes from {from:#x} to {to:#x}"),
+            // SAFETY: as in `copy`; the driver reads the rows' description before it returns.
+            |symbols| unsafe { (symbols.memcpy_2d_async)(&raw const rows, self.raw) },
         )
     }
 

@@ -9,8 +9,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUipcMemHandle, CUmodule, CUstream,
-    CUstreamBatchMemOpParams, CUuuid,
+    CUDA_MEMCPY2D, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUipcMemHandle, CUmodule,
+    CUstream, CUstreamBatchMemOpParams, CUuuid,
 };
 
 /// A `CUresult`, of which 0 means success.
@@ -113,6 +113,7 @@ symbols! {
     memcpy_to_device = "cuMemcpyHtoDAsync_v2" (CUdeviceptr, *const c_void, usize, CUstream);
     memcpy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, CUdeviceptr, usize, CUstream);
     memcpy_async = "cuMemcpyAsync" (CUdeviceptr, CUdeviceptr, usize, CUstream);
+    memcpy_2d_async = "cuMemcpy2DAsync_v2" (*const CUDA_MEMCPY2D, CUstream);
     mem_host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
     mem_host_unregister = "cuMemHostUnregister" (*mut c_void);
     mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2" (*mut CUdeviceptr, *mut c_void, c_uint);
