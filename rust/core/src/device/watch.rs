@@ -188,6 +188,10 @@ impl DeviceGroup {
         let messages = self.messages.advance(&self.cpu, ended)?;
         moved |= messages.0;
         duty |= messages.1;
+        // The progress thread would look some tenths of a millisecond later.
+        if duty {
+            moved |= self.cpu.drive(false).moved;
+        }
         self.look_around()?;
         let waits = !self.board.lock().pending.is_empty();
         Ok(match (moved, duty, waits) {

@@ -150,7 +150,8 @@ impl Group {
         }
     }
 
-    /// One turn of the progress thread. It keeps away while another thread holds the lock: that one drives.
+    /// One turn of the progress thread, or of another that has an interest in what is under way. It keeps away while another
+    /// thread holds the lock: that one drives.
     pub(crate) fn drive(&self, look_around: bool) -> Found {
         let Some(mut core) = self.core.try_lock() else {
             return Found::default();
