@@ -64,6 +64,9 @@ static ATTENDANT: Attendant = Attendant {
 
 /// How long it looks again and again, since something last moved, while it has a part in what is under way.
 const EAGER: Duration = Duration::from_millis(1);
+/// How long it does so when it has had a part in something and has none: where one short collective of a program follows the
+/// other, each would otherwise wait for it to wake.
+const LINGER: Duration = Duration::from_micros(200);
 /// The shortest and the longest nap. Between them a nap takes an eighth of the time since something last moved, so naps
 /// make a wait longer by an eighth at most.
 const NAP: Duration = Duration::from_micros(50);
@@ -117,6 +120,8 @@ fn run() {
     let mut groups: Vec<Arc<DeviceGroup>> = Vec::new();
     let mut idle = 0;
     let mut moved = Instant::now();
+    // When it last had a part in something.
+    let mut served = None;
     loop {
         {
             let mut state = ATTENDANT.state.lock();
@@ -136,9 +141,17 @@ fn run() {
             }
             all = all.max(found);
         }
+        if all >= Found::Duty {
+            served = Some(Instant::now());
+        }
+        let lingers = served.is_some_and(|served: Instant| served.elapsed() < LINGER);
         let elapsed = moved.elapsed();
         let nap = |longest| (elapsed / 8).clamp(NAP, longest);
         let rung = match all {
+            Found::Nothing | Found::Graphs | Found::Streams if lingers => {
+                std::thread::yield_now();
+                false
+            }
             Found::Gone | Found::Nothing => {
                 groups.clear();
                 idle += 1;

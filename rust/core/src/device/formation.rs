@@ -17,7 +17,7 @@ use crate::transport::cuda::kernels;
 use crate::transport::cuda::window::{RECORD, Record, Window, Windows};
 use crate::types::{DataType, Rank};
 
-use super::direct::{BRIEF_SLOT, Direct};
+use super::direct::{Direct, brief_slot};
 use super::staged::{SLOT, Staged};
 use super::state::{DeviceGroup, HERE, Way};
 
@@ -256,7 +256,8 @@ fn open(device: &'static Device, cpu: &Arc<Group>) -> Result<Result<Direct, Deto
 
 /// What carries out short collectives where processes share a device; `None` where a rank lacks the memory for it.
 fn brief(device: &'static Device, cpu: &Arc<Group>) -> Result<Option<Arc<Staged>>> {
-    let staged = Staged::new(device, cpu, (BRIEF_SLOT, String::new()));
+    let slot = brief_slot(cpu.world());
+    let staged = Staged::new(device, cpu, (slot, String::new()));
     let all = agree(cpu, staged.as_ref().map(|_| ()))?;
     Ok(all.ok().and(staged.ok()).map(Arc::new))
 }
