@@ -4,8 +4,9 @@
 #   tools/gpu/first-run.sh [RESULTS]
 #
 # In the root of a checkout, on a machine with a GPU, torch and pytest, and with a wheel for that torch in dist/ (`make wheel`, made
-# anywhere); it needs neither Rust nor a network. What it learns goes to the folder RESULTS (gpu-results). It takes about 8
-# minutes, and each step has its own limit, so that one that hangs costs that step alone.
+# anywhere); it needs neither Rust nor a network. What it learns goes to the folder RESULTS (gpu-results). It takes about 4
+# minutes (an H200 and 16 cores), half of them for the tests, and each step has its own limit, so that one that hangs costs that
+# step alone. With pytest-xdist the tests run several at a time.
 set -uo pipefail
 
 results=${1:-gpu-results}
@@ -30,10 +31,14 @@ step environment 30 bash -c 'nvidia-smi; '"$python"' -c "import torch; print(tor
   which make gcc compute-sanitizer'
 step installed 30 "$python" -m unisono
 step probe 160 "$python" tools/gpu/probe.py rust/core/src/transport/cuda/kernels/ptx
-# The size of a window decides how often ranks that share a GPU take turns.
-for window in 16M 64M 256M; do
+step all_reduce 90 "$python" benchmarks/cuda.py --ranks 2,4 --backends unisono,gloo --collectives all_reduce \
+  --sizes 8,64K,1M,16M,64M,256M --rounds 5
+# Where each block of a kernel, or each chunk of a window, costs time of its own, these differ.
+for window in 16M 256M; do
   step "all_reduce-$window" 60 "$python" benchmarks/cuda.py --ranks 2 --backends unisono --collectives all_reduce \
-    --sizes 8,1M,64M,256M --window "$window"
+    --sizes 8,1M,256M --rounds 5 --window "$window"
 done
-step tests 480 make test-cuda-quick SETUP=no PYTHON="$python"
+at_once=()
+"$python" -c 'import xdist' 2>/dev/null && at_once=(TEST='-n 6 --dist worksteal')
+step tests 480 make test-cuda-quick SETUP=no PYTHON="$python" "${at_once[@]}"
 echo "== what was learned is in $results; the figures belong into docs/cuda.md, with the GPU's name"

@@ -10,7 +10,8 @@
 //!
 //! **Calls that may wait.** A stream here may wait for a peer, and a peer for what this host does next. Some calls of the
 //! driver wait, or may wait, until the whole context is idle: to allocate, register and map memory and to load kernels
-//! (may), to free, unregister and unmap it (do). A host that makes such a call is held up until all that is in the
+//! (may), to free, unregister and unmap it (do). (`tools/gpu/probe.py` asks; on an H200 with driver 580, to load kernels waits as
+//! well, and to allocate and to register does not.) A host that makes such a call is held up until all that is in the
 //! context's streams has been done. Whether that ends depends on which waits for which:
 //!
 //! - With one rank in a process, and groups that all ranks use in the same order, it ends: of all operations that have not
