@@ -367,8 +367,8 @@ fn a_short_call_between_processes_takes_few_calls_of_the_driver() {
 /// Between processes that share a device, windows become as long as calls need; what is captured before goes on in the old ones.
 #[test]
 fn windows_grow_where_processes_share_a_device() {
-    // Of 4 GiB the windows of two ranks take 256 MiB at most: halves of 64 MiB.
-    for (memory, grown) in [("4096", 64_u64 << 20), ("1024", 16 << 20)] {
+    // Of 8 GiB the windows of two ranks take 512 MiB at most, those from before included: halves of 64 MiB.
+    for (memory, grown) in [("8192", 64_u64 << 20), ("1024", 16 << 20)] {
         let driver = [("MEMORY", memory)];
         let test = Test {
             driver: &driver,
@@ -415,4 +415,59 @@ fn windows_grow_where_processes_share_a_device() {
             assert_all(&small, &stream, 16.0);
         });
     }
+}
+
+/// Short collectives, in which the host has a part, are under way when windows grow.
+#[test]
+fn windows_grow_behind_short_collectives() {
+    let test = Test {
+        driver: &[("RANDOM_DELAY", "200")],
+        ..Test::new(
+            "calls::windows_grow_behind_short_collectives",
+            Ranks::Processes,
+            3,
+        )
+    };
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let short: Vec<Array> = (0..8).map(|_| array_of(&stream, 1.0, 1000)).collect();
+        let long = [5_000_000, 9_000_000].map(|count| array_of(&stream, 1.0, count));
+        for (round, long) in long.iter().enumerate() {
+            for array in &short {
+                all_reduce(&comm, array, named).expect("a call");
+            }
+            all_reduce(&comm, long, named).expect("a call");
+            for array in &short {
+                all_reduce(&comm, array, named).expect("a call");
+            }
+            assert_all(long, &stream, 3.0);
+            for array in &short {
+                assert_all(array, &stream, 9_f32.powi(round as i32 + 1));
+            }
+        }
+    });
+}
+
+/// A rank that is in another operation when the others meet for longer windows is found out at once.
+#[test]
+fn a_mismatch_is_found_where_windows_would_grow() {
+    let test = Test::new(
+        "calls::a_mismatch_is_found_where_windows_would_grow",
+        Ranks::Processes,
+        2,
+    );
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let array = array_of(&stream, 1.0, 6_000_000);
+        let first = all_reduce(&comm, &array, named).expect("a call");
+        first.wait(None).expect("a sum");
+        let since = Instant::now();
+        // Of 32 MB, for which windows grow again, and of 8 MB.
+        let count = [9_000_000, 2_000_000][comm.rank()];
+        let other = array_of(&stream, 1.0, count);
+        let ended = all_reduce(&comm, &other, named).and_then(|work| work.wait(None));
+        assert_eq!(ended.unwrap_err().code, Code::Mismatch);
+        assert!(since.elapsed() < Duration::from_secs(20));
+        stream.synchronize().expect("the stream goes on");
+    });
 }

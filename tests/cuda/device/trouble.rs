@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use unisono::error::Code;
 use unisono::transport::cuda::driver::{MemoryOperation, Pinned};
-use unisono::types::DataType;
+use unisono::types::{DataType, ReduceOp};
 use unisono::{Communicator, PointToPoint, Request, Work};
 
-use crate::gpu::{floats, stream};
+use crate::gpu::{Array, floats, stream};
 use crate::harness::{Ranks, Test};
 use crate::{AUTO, LARGE, SMALL, STAGED, all_reduce, array_of};
 
@@ -120,6 +120,59 @@ fn what_a_dead_peer_should_have_made_is_no_number() {
                     "{config:?}, array {index}: {:?}",
                     values.first()
                 );
+            }
+        });
+    }
+}
+
+/// Operations of several types and kinds, which use the same memory of the host one after the other.
+#[test]
+fn what_could_not_be_made_is_no_number_whatever_came_before_it() {
+    for config in [AUTO, STAGED] {
+        let test = Test {
+            config,
+            dies: Some(1),
+            ..Test::new(
+                "trouble::what_could_not_be_made_is_no_number_whatever_came_before_it",
+                Ranks::Processes,
+                2,
+            )
+        };
+        test.run(|comm| {
+            let (stream, named) = stream();
+            let floats_of = |value: f32| array_of(&stream, value, 20_000);
+            let first = floats_of(1.0);
+            let sum = all_reduce(&comm, &first, named).expect("started");
+            sum.wait(None).expect("a sum");
+            if comm.rank() == 1 {
+                comm.receive_slice(&mut [0_u8], Some(0), 0).expect("a word");
+                // SAFETY: it ends the process, without anything that would tell the others.
+                unsafe { libc::_exit(9) };
+            }
+            let arrays: Vec<Array> = (0..12).map(|_| floats_of(1.0)).collect();
+            for (index, array) in arrays.iter().enumerate() {
+                let (memory, dtype) = (array.memory(), DataType::Float32);
+                let request = match index % 3 {
+                    0 => Request::all_reduce(DataType::Int64, ReduceOp::Sum, None, memory),
+                    1 => Request::all_reduce(dtype, ReduceOp::Sum, None, memory),
+                    _ => Request::broadcast(dtype, 1, memory),
+                };
+                // SAFETY: the arrays outlive the stream's work.
+                unsafe { comm.start(request.on(named), None) }.expect("started");
+            }
+            comm.send_slice(&[1_u8], 1, 0).expect("sent");
+            stream.synchronize().expect("the stream goes on");
+            for (index, array) in arrays.iter().enumerate() {
+                let bytes = array.read(&stream);
+                match index % 3 {
+                    0 => assert!(bytes.iter().all(|byte| *byte == 0), "{config:?}, {index}"),
+                    _ => {
+                        let values = floats(&bytes);
+                        let first = values.first();
+                        let is_right = values.iter().all(|value| value.is_nan());
+                        assert!(is_right, "{config:?}, array {index}: {first:?}");
+                    }
+                }
             }
         });
     }

@@ -30,12 +30,15 @@ const TWO_SHOTS_FROM: usize = 256 << 10;
 /// Plans kept for reuse; beyond it the cache starts anew.
 const CACHED_PLANS: usize = 256;
 
-/// The longest buffers of collectives of `world` ranks that go through host memory where processes share a device. (An H200 and
-/// 16 cores: 512 KiB of 2 ranks take 0.20 ms there, at best 0.18 in windows, and 0.24 and 0.45 alone; 1 MiB of 4 ranks 0.52 and
-/// 0.55, and 0.56 and 1.08 alone.)
+/// Bytes of the longest buffer of a collective that goes through host memory where processes share a device. On an H200 with 16
+/// cores an all_reduce of 512 KiB between 2 ranks takes 0.20 ms so and 0.18 ms through windows at the rate of many calls, and
+/// 0.24 and 0.45 ms where each call is waited for; 1 MiB between 4 ranks 0.52 and 0.55 ms, and 0.56 and 1.08 ms.
 fn most_brief(world: usize) -> usize {
     (256 << 10) * world.min(4)
 }
+
+/// How often the ranks meet in vain for longer windows before they do no more.
+const PUT_OFF: usize = 16;
 
 /// Bytes of a slot for them: the longest fits one.
 pub(super) fn brief_slot(world: usize) -> usize {
@@ -58,6 +61,8 @@ pub(super) struct Direct {
     pub(super) half: usize,
     /// The most that a half may become; the same on all ranks.
     pub(super) most: AtomicUsize,
+    /// How often growing was put off, which is the same on all ranks.
+    pub(super) put_off: AtomicUsize,
     /// How many devices the ranks have together.
     pub(super) devices: usize,
     /// Several processes use one of them, so that their work takes turns there.
@@ -134,10 +139,10 @@ impl Direct {
             Collective::Reduce | Collective::Broadcast => shape.world > 2 && self.devices > 1,
             _ => false,
         };
-        match (pays, self.takes_turns) {
+        match (pays, self.takes_turns && self.devices == 1) {
             // A second meeting costs a device about half a turn more for each chunk. Of that chunk the ranks move
             // 5 world - 1 times its bytes then, and world (world + 3) times in one shot.
-            (true, true) if self.devices == 1 => {
+            (true, true) => {
                 let saved = bytes.min(self.half) * (shape.world - 1).pow(2);
                 match 2 * saved >= TURN {
                     true => Shots::ByFirst,
@@ -180,6 +185,13 @@ impl Direct {
         windows
             .map(|windows| HALVES * windows.own().half_bytes())
             .sum()
+    }
+
+    /// Notes that the windows could not grow this time. To be called on all ranks alike.
+    pub(super) fn put_off(&self) {
+        if self.put_off.fetch_add(1, Ordering::Relaxed) >= PUT_OFF {
+            self.stay();
+        }
     }
 
     /// Lets the windows stay as they are. To be called on all ranks alike.

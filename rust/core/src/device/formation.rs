@@ -1,5 +1,5 @@
-//! How the ranks of a device group learn whether they can read each other's windows. They meet once, at the first
-//! collective on device memory, by collectives on the host; what comes of it is the same on all of them.
+//! How the ranks of a device group learn whether they can read each other's windows. They meet at the first collective on
+//! device memory, by collectives on the host, and again where windows are to grow; what comes of it is the same on all of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,22 +11,26 @@ use crate::buffer::Memory;
 use crate::engine::{Group, Request, Sizes};
 use crate::error::{Code, Error, Result};
 use crate::plan::signals::{HALVES, MOST_RANKS};
-use crate::transport::cuda::driver::Device;
+use crate::transport::cuda::driver::{Device, Pinned};
 use crate::transport::cuda::flags::Flags;
 use crate::transport::cuda::kernels;
 use crate::transport::cuda::window::{RECORD, Record, Window, Windows};
 use crate::types::{DataType, Rank};
 
 use super::direct::{Direct, brief_slot};
+use super::disposal::dispose;
 use super::staged::{SLOT, Staged};
 use super::state::{DeviceGroup, HERE, Way};
 
 /// Bytes of a half where no setting says otherwise.
 const HALF: usize = 16 << 20;
-/// The most that it becomes then, on devices that processes share, and the part of the device's memory that the windows of all its
-/// ranks take at most.
+/// The most that it becomes then, on devices that processes share, and the part of the device's memory that the windows of all
+/// ranks of a group take at most.
 const MOST_HALF: usize = 256 << 20;
 const PART_OF_MEMORY: usize = 16;
+
+/// Registered host memory that is there for messages.
+const FOR_MESSAGES: usize = 8 << 20;
 
 /// The smallest half: an element of the largest type for as many ranks as there can be.
 const SMALLEST_HALF: usize = 4096;
@@ -84,6 +88,7 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
             brief: None,
             half,
             most: AtomicUsize::new(half),
+            put_off: AtomicUsize::new(0),
             devices: 1,
             takes_turns: false,
         }));
@@ -237,7 +242,7 @@ fn open(device: &'static Device, cpu: &Arc<Group>) -> Result<Result<Direct, Deto
         None if takes_turns => most_half(device, cpu, &records)?.max(half),
         _ => half,
     };
-    // Who sets the length of windows wants all to go through them.
+    // Where a setting says how long windows are, everything goes through them.
     let brief = match told {
         None if takes_turns => brief(device, cpu)?,
         _ => None,
@@ -249,6 +254,7 @@ fn open(device: &'static Device, cpu: &Arc<Group>) -> Result<Result<Direct, Deto
         brief,
         half,
         most: AtomicUsize::new(most),
+        put_off: AtomicUsize::new(0),
         devices,
         takes_turns,
     }))
@@ -259,20 +265,35 @@ fn brief(device: &'static Device, cpu: &Arc<Group>) -> Result<Option<Arc<Staged>
     let slot = brief_slot(cpu.world());
     let staged = Staged::new(device, cpu, (slot, String::new()));
     let all = agree(cpu, staged.as_ref().map(|_| ()))?;
-    Ok(all.ok().and(staged.ok()).map(Arc::new))
+    let Ok(staged) = staged else {
+        return Ok(None);
+    };
+    if all.is_err() {
+        staged.give_back();
+        return Ok(None);
+    }
+    // It comes from what had been registered for messages.
+    if let Err(error) = Pinned::shared(device, FOR_MESSAGES).map(Pinned::give_back) {
+        tracing::debug!("messages go in small pieces: {error}");
+    }
+    Ok(Some(Arc::new(staged)))
 }
 
-/// The same group with longer windows, where no rank lacks the memory for them. Blocks until all ranks have come. What is
-/// under way in those of `direct` goes on.
+/// The same group with longer windows, where all ranks are quiet and none lacks the memory for them. Blocks until all ranks have
+/// come. What is under way in the windows of `direct` goes on.
 ///
 /// # Errors
 /// What ends a collective of the host.
 pub(super) fn widen(
-    device: &'static Device,
-    cpu: &Group,
+    (device, cpu): (&'static Device, &Group),
     direct: &Direct,
-    half: usize,
+    (half, is_quiet): (usize, bool),
 ) -> Result<Option<Direct>> {
+    let all = gather(cpu, &[u8::from(is_quiet)])?;
+    if all.iter().any(|[is_quiet]| *is_quiet == 0) {
+        direct.put_off();
+        return Ok(None);
+    }
     let windows = match open_windows(device, cpu, half)? {
         Ok(Opened { windows, .. }) => windows,
         Err(refusal) => {
@@ -282,6 +303,7 @@ pub(super) fn widen(
                 device.number(),
                 direct.half
             );
+            direct.stay();
             return Ok(None);
         }
     };
@@ -293,6 +315,7 @@ pub(super) fn widen(
         older: before.collect(),
         brief: direct.brief.as_ref().map(Arc::clone),
         most: AtomicUsize::new(direct.most.load(Ordering::Relaxed)),
+        put_off: AtomicUsize::new(0),
         devices: direct.devices,
         takes_turns: direct.takes_turns,
     }))
@@ -317,6 +340,11 @@ fn open_windows(
         Err(_) => [0; RECORD],
     };
     if let Err(refusal) = agree(cpu, window.as_ref().map(|_| ()))? {
+        // There is too little memory somewhere, perhaps on this device.
+        if let Ok((_, window)) = window {
+            window.set_unwanted();
+            dispose(move || drop(window));
+        }
         return Ok(Err(refusal));
     }
     let records: Vec<Record> = gather(cpu, &record)?.iter().map(Record::decode).collect();
@@ -352,7 +380,9 @@ fn most_half(device: &'static Device, cpu: &Group, records: &[Record]) -> Result
         .iter()
         .filter(|record| record.device == uuid)
         .count();
-    let own = (device.memory() / PART_OF_MEMORY / (HALVES * here.max(1))).min(MOST_HALF);
+    // Windows that were shorter stay: together they are no longer than the longest.
+    let halves = 2 * HALVES * here.max(1);
+    let own = (device.memory() / PART_OF_MEMORY / halves).min(MOST_HALF);
     let all = gather(cpu, &(own as u64).to_le_bytes())?;
     let least = all.into_iter().map(u64::from_le_bytes).min().unwrap_or(0);
     // Lengths are powers of two, of which this is the last.
@@ -426,7 +456,7 @@ fn carry_out(cpu: &Group, request: Request, input: &[u8], output: &mut [u8]) -> 
     let ran = cpu.run_on(request, Some(input), Some(output));
     ran.map(drop).map_err(|error| {
         let mut message = format!(
-            "while the ranks met for their first collective on device memory: {}",
+            "while the ranks met to set up memory on their devices: {}",
             error.message
         );
         if error.code == Code::Timeout {

@@ -183,9 +183,9 @@ impl DeviceGroup {
         // While a graph is captured nothing else may have to wait.
         if let Way::Direct(direct) = &*way
             && !captured
-            && let Some(half) = direct.wanted(request, self.parent.world())
+            && direct.wanted(request, self.parent.world()).is_some()
         {
-            way = self.widen(half)?;
+            way = self.widen(request)?;
         }
         // The host reduces what is staged.
         let op = request.op.filter(|_| matches!(*way, Way::Direct(_)));
@@ -360,8 +360,10 @@ impl DeviceGroup {
         Ok(way)
     }
 
-    /// Has the ranks meet for windows with halves of `half` bytes, and returns the way with what comes of it.
-    fn widen(&self, half: usize) -> Result<Arc<Way>> {
+    /// Has the ranks meet for the longer windows that `request` wants, and returns the way with what comes of it.
+    fn widen(&self, request: &Request) -> Result<Arc<Way>> {
+        // The host has a part in collectives under way, and its operations have the same order on all ranks.
+        self.drain()?;
         let _forming = self.forming.lock();
         self.check_alive()?;
         let gone = || Error::invalid("this communicator has been closed");
@@ -369,18 +371,27 @@ impl DeviceGroup {
         let Way::Direct(direct) = &*before else {
             return Ok(before);
         };
-        let widened = widen(self.device, &self.cpu, direct, half).inspect_err(|error| {
+        let Some(half) = direct.wanted(request, self.parent.world()) else {
+            return Ok(before);
+        };
+        // A rank that is in another operation finds that out, and this one hears of it.
+        let number = self.queue.lock().number + 1;
+        let print = request.fingerprint(number, 1).encode();
+        direct.flags.announce(number - 1, &print);
+        // The driver may wait for streams that receive, and what they receive may be sent after this.
+        let groups = attendant::groups();
+        let is_quiet = groups.iter().all(|group| group.messages.works().is_empty());
+        let widened = widen((self.device, &self.cpu), direct, (half, is_quiet));
+        let widened = widened.inspect_err(|error| {
             if error.code.is_fatal() {
                 self.fail(error.clone());
             }
         })?;
         let Some(direct) = widened else {
-            direct.stay();
             return Ok(before);
         };
         let way = Arc::new(Way::Direct(direct));
-        let mut queue = self.queue.lock();
-        queue.plans.clear();
+        self.queue.lock().plans.clear();
         *self.way.write() = Some(Arc::clone(&way));
         Ok(way)
     }

@@ -3,7 +3,7 @@
 //! A [`Devices`] belongs to a communicator and has a [`DeviceGroup`] for each device that this rank uses with it. A call
 //! enqueues the whole operation on the caller's stream and returns. Ranks whose devices read each other's memory go the
 //! *direct* way: they meet on their streams by words in host memory, one kernel reads what all of them have put into
-//! their windows. All others go the *staged* way, through host memory and the engine. Messages between two ranks always do.
+//! their windows. All others go the *staged* way, through host memory and the engine, as do short collectives of processes that share a device. Messages between two ranks always do.
 //!
 //! Collectives of one communicator on several streams come one after the other, as they were called; those of one graph
 //! that is being captured belong on one stream, or on streams that the capturer has put in order. Ranks of one process

@@ -1,4 +1,5 @@
-//! The staged way: ranks that cannot read each other's device memory. Chunks go through slots of registered host memory:
+//! The staged way: ranks that cannot read each other's device memory, and short collectives of processes that share a device.
+//! Chunks go through slots of registered host memory:
 //! the stream fills a slot and writes a word; the attendant sees it and has the group on the host carry out the collective
 //! there (in memory that peers on the host read in place, over TCP beyond); it writes a word that the stream waits for,
 //! and the stream empties the slot. Slots take turns, so copies and the network work at the same time.
@@ -47,11 +48,10 @@ struct Jobs {
     running: VecDeque<(Option<u32>, Arc<WorkState>)>,
     /// Chunks that were ever enqueued.
     chunks: u32,
-    /// What the bytes of each slot become, again and again, when no result can be made there.
-    poison: [u64; SLOTS],
-    /// When the streams were first to be let pass, and whether the slots have become what they become then.
+    /// What results of operations become that cannot be made, by their last chunks: the bytes of a slot, again and again.
+    poison: VecDeque<(u32, u64)>,
+    /// When streams were first to be let pass.
     failed: Option<Instant>,
-    is_spoilt: bool,
 }
 
 /// One operation's chunks.
@@ -205,9 +205,9 @@ impl Staged {
         jobs.chunks = jobs.chunks.wrapping_add(cut.chunks.len() as u32);
         let numbered = (0..).map(|index: u32| first.wrapping_add(index));
         let left: VecDeque<_> = numbered.zip(cut.chunks.iter().cloned()).collect();
-        let poison = Guard::new(0, 0, request.dtype).poison;
-        for (counter, _) in &left {
-            jobs.poison[place_of(*counter)] = poison;
+        if let Some((last, _)) = left.back() {
+            let poison = Guard::new(0, 0, request.dtype).poison;
+            jobs.poison.push_back((*last, poison));
         }
         jobs.waiting.push_back(Job {
             kind: Kind {
@@ -245,8 +245,13 @@ impl Staged {
         while let Some((counter, work)) = jobs.running.front() {
             let Some(result) = work.result() else { break };
             result.clone()?;
-            if let Some(counter) = counter {
-                words.store(Word::Finished, *counter);
+            if let Some(counter) = *counter {
+                words.store(Word::Finished, counter);
+                while let Some((last, _)) = jobs.poison.front()
+                    && is_at_least(counter, *last)
+                {
+                    jobs.poison.pop_front();
+                }
             }
             jobs.running.pop_front();
             moved = true;
@@ -268,8 +273,8 @@ impl Staged {
         jobs.running.is_empty()
     }
 
-    /// Lets the stream pass, after a failure: what was to be done is not done, and no result is made of what lies in the slots.
-    /// To be called again until the stream has drained: it may have to wait for operations of the host.
+    /// Lets the stream pass what it has come to, after a failure: what was to be done is not done, and results are no numbers.
+    /// To be called again until the stream has drained.
     pub(super) fn release(&self, words: &Words) {
         let mut jobs = self.jobs.lock();
         jobs.running.retain(|(_, work)| work.result().is_none());
@@ -279,19 +284,26 @@ impl Staged {
                 .is_some_and(|agreement| agreement.work.result().is_none())
         };
         jobs.waiting.retain(started);
-        if !jobs.is_spoilt {
-            let since = *jobs.failed.get_or_insert_with(Instant::now);
-            if !jobs.running.is_empty() && since.elapsed() < PATIENCE {
-                return;
-            }
-            for (place, poison) in jobs.poison.iter().enumerate() {
-                // SAFETY: no operation of the host uses them, or one that the group has given up; streams put there what none
-                // will read, since none is started any more.
-                unsafe { self.slots.fill(place * self.slot, self.slot, *poison) };
-            }
-            jobs.is_spoilt = true;
+        let since = *jobs.failed.get_or_insert_with(Instant::now);
+        if !jobs.running.is_empty() && since.elapsed() < PATIENCE {
+            return;
         }
-        words.store(Word::Finished, jobs.chunks);
+        // Chunk by chunk, as the stream has filled their slots: it fills one again when it has emptied it.
+        let filled = words.load(Word::Filled);
+        let mut finished = words.load(Word::Finished);
+        while !is_at_least(finished, filled) {
+            finished = finished.wrapping_add(1);
+            while let Some((last, _)) = jobs.poison.front()
+                && !is_at_least(*last, finished)
+            {
+                jobs.poison.pop_front();
+            }
+            let poison = jobs.poison.front().map_or(0, |(_, poison)| *poison);
+            // SAFETY: no operation of the host uses the slot, or one that the group has given up; the stream has put there what
+            // only such an operation would have read, and comes to it again when it is told.
+            unsafe { self.slots.fill(self.offset(finished), self.slot, poison) };
+        }
+        words.store(Word::Finished, finished);
     }
 
     /// Starts what can be started of one operation.

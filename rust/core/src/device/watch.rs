@@ -323,7 +323,8 @@ impl DeviceGroup {
 
     /// Whether a peer has not come to operation `number`, counted from 0.
     fn has_not_called(&self, peer: Rank, number: Option<u64>) -> bool {
-        match (self.way.read().as_deref(), number) {
+        // The caller may hold what a thread waits for that has the way for reading, and another wait for writing.
+        match (self.way.read_recursive().as_deref(), number) {
             (Some(Way::Direct(direct)), Some(number)) => {
                 direct.flags.announced(peer, number) == Announced::NotYet
             }

@@ -1,7 +1,8 @@
 //! A collective on memory that only a stage can reach, as data: chunks that fit a slot of the stage.
 //!
 //! For each chunk a rank copies what it contributes from the caller's memory into a slot, all ranks carry out the
-//! collective on their slots, and the rank copies what it has got back: from where it has put nothing, or what it had put. All ranks cut alike, from the room of a slot, the
+//! collective on their slots, and the rank copies what it has got back. It gets nothing from where it has put something else
+//! of the same chunk. All ranks cut alike, from the room of a slot, the
 //! world and the counts. In `gather`, `scatter` and `all_to_all` with a count per rank or pair they do not know each
 //! other's counts, and need not have the same number of chunks ([`is_known`]): a rank that has fewer takes part in the
 //! others with [`nothing`], once the ranks have told each other how many there are.

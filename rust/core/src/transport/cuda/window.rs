@@ -55,6 +55,8 @@ struct Allotment {
     export: Result<Handle>,
     /// No rank reads or writes it any more.
     is_clean: bool,
+    /// It is freed, and not kept.
+    is_unwanted: bool,
 }
 
 /// An allotment in use.
@@ -70,6 +72,7 @@ pub struct Window {
     half: usize,
     nonce: Nonce,
     is_clean: AtomicBool,
+    is_unwanted: AtomicBool,
 }
 
 /// What another rank needs to open a window.
@@ -119,6 +122,7 @@ impl Window {
             half,
             nonce,
             is_clean: AtomicBool::new(false),
+            is_unwanted: AtomicBool::new(false),
         });
         let mut windows = WINDOWS.lock();
         let windows = windows.get_or_insert_default();
@@ -130,6 +134,11 @@ impl Window {
     /// All ranks that had mapped it have unmapped it, and no stream will touch it: its memory may serve another window.
     pub fn set_clean(&self) {
         self.is_clean.store(true, Ordering::Relaxed);
+    }
+
+    /// Its memory is freed when it is dropped, for which the driver waits, and kept for no other window. No rank has opened it.
+    pub fn set_unwanted(&self) {
+        self.is_unwanted.store(true, Ordering::Relaxed);
     }
 
     /// Bytes of a half.
@@ -179,6 +188,7 @@ impl Drop for Window {
     fn drop(&mut self) {
         if let Some(allotment) = &mut self.lease.0 {
             allotment.is_clean = *self.is_clean.get_mut();
+            allotment.is_unwanted = *self.is_unwanted.get_mut();
         }
     }
 }
@@ -208,6 +218,7 @@ impl Lease {
             memory,
             export,
             is_clean: false,
+            is_unwanted: false,
         });
         Ok(lease)
     }
@@ -230,12 +241,17 @@ impl Drop for Lease {
         }
         let unused = {
             let mut spare = SPARE.lock();
-            spare.memory.extend(self.0.take());
-            spare.windows -= 1;
-            match spare.windows {
-                0 => std::mem::take(&mut spare.memory),
-                _ => Vec::new(),
+            let own = self.0.take();
+            let mut unused: Vec<Allotment> = Vec::new();
+            match own {
+                Some(own) if own.is_unwanted => unused.push(own),
+                own => spare.memory.extend(own),
             }
+            spare.windows -= 1;
+            if spare.windows == 0 {
+                unused.append(&mut spare.memory);
+            }
+            unused
         };
         // Without the lock: the driver waits.
         drop(unused);

@@ -185,18 +185,19 @@ impl Pinned {
         unsafe { Memory::from_raw_parts(self.start().add(offset).as_ptr(), bytes) }
     }
 
-    /// Fills `bytes` bytes from `offset` on with those of `pattern`, again and again; all three are multiples of 8 bytes.
+    /// Fills `bytes` bytes from `offset` on with the 8 bytes of `pattern`, again and again. `offset` and `bytes` are multiples of 8.
     ///
     /// # Safety
-    /// No view of the bytes is in use, and what a stream may be writing there is of no use to anybody.
+    /// No operation of the host and no stream needs what is there.
     pub unsafe fn fill(&self, offset: usize, bytes: usize, pattern: u64) {
         assert!(bytes <= self.bytes() && offset <= self.bytes() - bytes);
         assert!((offset | bytes).is_multiple_of(8));
-        // SAFETY: inside the allocation, which begins at a page; nothing else of the host uses it.
-        let words = unsafe {
-            std::slice::from_raw_parts_mut(self.start().add(offset).cast().as_ptr(), bytes / 8)
-        };
-        words.fill(pattern);
+        // SAFETY: inside the allocation, which begins at a page.
+        let start: *mut u64 = unsafe { self.start().add(offset).cast().as_ptr() };
+        for at in 0..bytes / 8 {
+            // SAFETY: as above; the caller promises that nothing depends on what is overwritten.
+            unsafe { start.add(at).write(pattern) };
+        }
     }
 
     /// The word at `offset`, a multiple of 4. The device knows it as [`Pinned::address`] plus `offset`. A word that is
