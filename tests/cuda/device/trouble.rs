@@ -211,7 +211,7 @@ fn an_operation_that_cannot_be_enqueued_fails_the_group() {
 fn a_receive_that_cannot_be_enqueued_fails_the_group() {
     let test = Test {
         config: LARGE,
-        driver: &[("FAIL", "cuMemcpyAsync:1=CUDA_ERROR_INVALID_HANDLE")],
+        driver: &[("FAIL", "cuMemcpy2DAsync_v2:1=CUDA_ERROR_INVALID_HANDLE")],
         ..Test::new(
             "trouble::a_receive_that_cannot_be_enqueued_fails_the_group",
             Ranks::Processes,

@@ -250,10 +250,21 @@ impl BounceBuffer {
         self.moved > before
     }
 
-    /// There is nothing to give the stream. Returns whether that is news.
-    pub(super) fn skip(&mut self) -> bool {
+    /// What is received will not be there: lets the stream pass, which finds the bytes of `poison` again and again. Returns whether
+    /// that is news. What the stream has been given before stays.
+    ///
+    /// # Safety
+    /// The operation of [`BounceBuffer::view`] has ended, or nobody needs what comes of it.
+    pub(super) unsafe fn spoil(&mut self, poison: u64) -> bool {
+        if self.moved == self.cut.pieces {
+            return false;
+        }
+        self.moved = self.cut.pieces;
+        // SAFETY: the stream may be reading pieces that it was given, of a message that is lost all the same; the rest is the
+        // caller's promise.
+        unsafe { self.window.fill(0, self.window.bytes() - WORDS, poison) };
         self.release();
-        std::mem::replace(&mut self.moved, self.cut.pieces) < self.cut.pieces
+        true
     }
 
     /// Lets the stream pass, whatever is there.
@@ -318,14 +329,14 @@ impl Cut {
         stream.operate(&[self.counts(self.pieces)])
     }
 
-    /// Enqueues what puts a message into `memory`, or what `guard` says. Returns how the last count went, too: without it the
-    /// stream does not say that it is past the message.
+    /// Enqueues what puts a message into `memory`. Returns how the last count went, too: without it the stream does not say that it
+    /// is past the message.
     pub(super) fn enqueue_receive(
         &self,
         memory: &Memory,
-        (stream, guard): (&Stream, Guard),
+        stream: &Stream,
     ) -> (Result<()>, Result<()>) {
-        let mut copies = Copies::new(guard);
+        let mut copies = Copies::new(Guard::NONE);
         let put = (0..self.pieces).try_for_each(|index| {
             let mut operations = Vec::with_capacity(2);
             operations.extend((index > 0).then(|| self.counts(index)));
@@ -333,7 +344,7 @@ impl Cut {
             stream.operate(&operations)?;
             let (place, first, bytes) = self.piece(index);
             copies.scatter(self.window + place as u64, memory, first, bytes);
-            copies.flush_from_host(stream)
+            copies.flush_by_engine(stream)
         });
         (put, stream.operate(&[self.counts(self.pieces)]))
     }

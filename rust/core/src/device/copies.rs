@@ -94,23 +94,6 @@ impl Copies {
         self.segments.is_empty()
     }
 
-    /// Enqueues them as the driver copies, and looks afterwards whether the group has failed: for what lies in memory of this
-    /// process, and comes from peers.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub(super) fn flush_from_host(&mut self, stream: &Stream) -> Result<()> {
-        match self.segments.len() > FEW {
-            true => kernels::copy(stream, &self.segments, Guard::NONE)?,
-            false => self.segments.iter().try_for_each(|segment| {
-                stream.copy(segment.to, segment.from, segment.bytes as usize)
-            })?,
-        }
-        let looked = kernels::poison(stream, &self.segments, self.guard);
-        self.segments.clear();
-        looked
-    }
-
     /// Enqueues them.
     ///
     /// # Errors

@@ -446,9 +446,8 @@ impl DeviceGroup {
             (dtype, memory, tag),
             options,
             |wanted, stream| {
-                let dead = self.words.address(Word::Dead);
-                self.messages
-                    .receive(wanted, from, (stream, &self.cpu), (dead, attendant::hurry))
+                let host = (stream, &*self.cpu);
+                self.messages.receive(wanted, from, host, attendant::hurry)
             },
         )
     }

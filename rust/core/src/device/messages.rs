@@ -67,8 +67,7 @@ impl Message {
         }
     }
 
-    /// Gives the stream what the host has received, once it has ended: all of it, if that is nothing. Returns whether anything
-    /// moved.
+    /// Gives the stream what the host has received, once that has ended. Returns whether anything moved.
     fn deliver(&mut self, is_received: bool) -> bool {
         let Side::Receive { posted } = &self.side else {
             return false;
@@ -76,9 +75,24 @@ impl Message {
         if let Some(source) = posted.source() {
             self.work.set_source(source);
         }
-        match is_received {
-            true => self.buffer.put(),
-            false => self.buffer.skip(),
+        if is_received {
+            return self.buffer.put();
+        }
+        let poison = Guard::new(0, 0, self.dtype).poison;
+        // SAFETY: the receive has ended.
+        unsafe { self.buffer.spoil(poison) }
+    }
+
+    /// Lets the stream pass, after a failure. What is to be received must not change any more then: before `is_late` that is
+    /// waited for.
+    fn release(&mut self, is_late: bool) {
+        let Side::Receive { posted } = &self.side else {
+            return self.buffer.release();
+        };
+        if is_late || posted.result().is_some() {
+            let poison = Guard::new(0, 0, self.dtype).poison;
+            // SAFETY: the receive has ended, or the group has failed and nobody asks for what it still brings.
+            unsafe { self.buffer.spoil(poison) };
         }
     }
 
@@ -145,8 +159,7 @@ impl Messages {
         enqueued
     }
 
-    /// Asks the host for a message and enqueues what puts it into place; `dead` is where the group's [`Word::Dead`] is, and `hurry`
-    /// rouses the attendant.
+    /// Asks the host for a message and enqueues what puts it into place. `hurry` rouses the attendant.
     ///
     /// # Errors
     /// Those of the driver, and of a receive on the host.
@@ -155,7 +168,7 @@ impl Messages {
         wanted: Wanted,
         from: Option<Rank>,
         (stream, cpu): (&Stream, &Group),
-        (dead, hurry): (u64, impl FnOnce()),
+        hurry: impl FnOnce(),
     ) -> Result<()> {
         let buffer = BounceBuffer::new(stream.device(), wanted.memory.len(), Direction::In)?;
         let cut = buffer.cut();
@@ -188,8 +201,7 @@ impl Messages {
         }
         hurry();
         // The buffer stays until the stream has said that it is past it.
-        let guard = Guard::new(dead, 0, wanted.dtype);
-        let (enqueued, told) = cut.enqueue_receive(wanted.memory, (stream, guard));
+        let (enqueued, told) = cut.enqueue_receive(wanted.memory, stream);
         if told.is_err() {
             self.give_up(&work);
         }
@@ -260,10 +272,10 @@ impl Messages {
         Ok((moved, !under_way.is_empty()))
     }
 
-    /// Lets streams pass, after a failure.
-    pub(super) fn release(&self) {
-        for message in &*self.0.lock() {
-            message.buffer.release();
+    /// Lets streams pass, after a failure, `is_late` where that was some time ago. To be called again until all have passed.
+    pub(super) fn release(&self, is_late: bool) {
+        for message in &mut *self.0.lock() {
+            message.release(is_late);
         }
     }
 

@@ -20,14 +20,13 @@ use crate::transport::cuda::kernels::Guard;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
 use super::copies::{Copies, locate};
+use super::state::HOST_PATIENCE;
 use super::words::{Word, Words, is_at_least};
 
 /// Slots that take turns.
 const SLOTS: usize = 4;
 /// Bytes of a slot: long enough to hide the turn of the host, short enough that the first is soon on its way.
 pub(super) const SLOT: usize = 4 << 20;
-/// After this, streams are let pass although an operation of the host has not ended.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a group has that goes the staged way.
 pub(super) struct Staged {
@@ -285,7 +284,7 @@ impl Staged {
         };
         jobs.waiting.retain(started);
         let since = *jobs.failed.get_or_insert_with(Instant::now);
-        if !jobs.running.is_empty() && since.elapsed() < PATIENCE {
+        if !jobs.running.is_empty() && since.elapsed() < HOST_PATIENCE {
             return;
         }
         // Chunk by chunk, as the stream has filled their slots: it fills one again when it has emptied it.

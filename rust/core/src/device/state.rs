@@ -21,6 +21,9 @@ use super::words::Words;
 /// How long after a failure operations end although their streams have not got past them.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
+/// How long after a failure streams are not let pass because an operation of the host has not ended.
+pub(super) const HOST_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Those of this process whose way has been found, for ranks that share it.
 pub(super) static HERE: Mutex<Vec<(Identity, Weak<DeviceGroup>)>> = Mutex::new(Vec::new());
 

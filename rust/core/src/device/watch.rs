@@ -17,7 +17,7 @@ use super::direct::{Direct, Progress};
 use super::disposal::dispose;
 use super::messages::Ended;
 use super::staged::Staged;
-use super::state::{DeviceGroup, GRACE, Pending, Way};
+use super::state::{DeviceGroup, GRACE, HOST_PATIENCE, Pending, Way};
 use super::words::Word;
 
 /// How often deadlines and the state of peers are looked at.
@@ -124,7 +124,9 @@ impl DeviceGroup {
         drop(way);
         // Streams go on in order also now, so that the end of the last is the end of all. None waits for one that is torn: a
         // group that has failed takes nothing more.
-        self.messages.release();
+        let since = self.failure.get().map(|(_, since)| since.elapsed());
+        self.messages
+            .release(since.is_some_and(|since| since > HOST_PATIENCE));
     }
 
     /// Whether the attendant is needed.
