@@ -231,12 +231,7 @@ fn open(device: &'static Device, cpu: &Arc<Group>) -> Result<Result<Direct, Deto
         return Ok(Err(Detour::Refused(refusal)));
     }
     let devices = distinct(&records);
-    let takes_turns = (1..world).any(|at| {
-        let before = &records[..at];
-        before
-            .iter()
-            .any(|record| record.takes_turns_with(&records[at]))
-    });
+    let takes_turns = take_turns(device, cpu, &records)?;
     let half = windows.own().half_bytes();
     let most = match told {
         None if takes_turns => most_half(device, cpu, &records)?.max(half),
@@ -258,6 +253,19 @@ fn open(device: &'static Device, cpu: &Arc<Group>) -> Result<Result<Direct, Deto
         devices,
         takes_turns,
     }))
+}
+
+/// Whether work of the ranks takes turns on a device, since they are several processes there.
+fn take_turns(device: &'static Device, cpu: &Group, records: &[Record]) -> Result<bool> {
+    let is_shared = records.iter().enumerate().any(|(at, record)| {
+        let before = &records[..at];
+        before.iter().any(|other| other.takes_turns_with(record))
+    });
+    if !is_shared {
+        return Ok(false);
+    }
+    let all = gather(cpu, &[u8::from(device.has_mps())])?;
+    Ok(all.iter().any(|[has_mps]| *has_mps == 0))
 }
 
 /// What carries out short collectives where processes share a device; `None` where a rank lacks the memory for it.

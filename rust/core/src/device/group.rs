@@ -138,16 +138,7 @@ impl DeviceGroup {
             captured,
             timeout,
         };
-        let brief = match &*way {
-            Way::Direct(direct) if !captured => direct.brief(&request, self.parent.world()),
-            _ => None,
-        };
-        let enqueued = match (&*way, brief) {
-            (Way::Direct(direct), Some(brief)) => self.enqueue_brief(direct, brief, &turn)?,
-            (Way::Direct(direct), None) => self.enqueue_direct(direct, &turn, &mut queue)?,
-            (Way::Staged(_), _) if captured => return Err(uncapturable(&way)),
-            (Way::Staged(staged), _) => self.enqueue_staged(staged, turn.pending(0), &turn)?,
-        };
+        let (enqueued, is_staged) = self.enqueue(&way, &turn, &mut queue)?;
         drop(entered);
         queue.number = number;
         if let Err(error) = enqueued {
@@ -165,11 +156,30 @@ impl DeviceGroup {
         }
         drop(queue);
         self.parent.keep_record(&work);
-        match is_awaited || brief.is_some() || matches!(*way, Way::Staged(_)) {
+        match is_awaited || is_staged {
             true => attendant::hurry(),
             false => attendant::wake(),
         }
         Ok(work)
+    }
+
+    /// Returns how it went once a part of the collective may be in the stream, and whether it goes through host memory.
+    ///
+    /// # Errors
+    /// What refuses it before.
+    fn enqueue(&self, way: &Way, turn: &Turn<'_>, queue: &mut Queue) -> Result<(Result<()>, bool)> {
+        let world = self.parent.world();
+        Ok(match way {
+            Way::Direct(direct) => {
+                let brief = direct.brief(turn.request, world);
+                match brief.filter(|_| !turn.captured) {
+                    Some(brief) => (self.enqueue_brief(direct, brief, turn)?, true),
+                    None => (self.enqueue_direct(direct, turn, queue)?, false),
+                }
+            }
+            Way::Staged(_) if turn.captured => return Err(uncapturable(way)),
+            Way::Staged(staged) => (self.enqueue_staged(staged, turn.pending(0), turn)?, true),
+        })
     }
 
     /// The way that `request` goes, with what it needs of the device there.

@@ -22,6 +22,7 @@ pub struct Device {
     uuid: [u8; 16],
     multiprocessors: u32,
     memory: usize,
+    has_mps: bool,
     capability: (u32, u32),
     /// Whether streams can wait for and write words of host memory; found out when first asked.
     pub(super) memory_operations: OnceLock<Result<()>>,
@@ -67,6 +68,9 @@ impl Device {
             attribute(numbers::ATTRIBUTE_CAPABILITY_MINOR)?,
         );
         let multiprocessors = attribute(numbers::ATTRIBUTE_MULTIPROCESSORS)?.max(1);
+        // Older drivers do not know it.
+        let has_mps =
+            attribute(numbers::ATTRIBUTE_MPS_ENABLED).is_ok_and(|is_enabled| is_enabled != 0);
         let mut memory = 0;
         // SAFETY: it stores a number.
         Failure::check(unsafe { (symbols.device_total_mem)(&mut memory, raw) }).map_err(failed)?;
@@ -90,6 +94,7 @@ impl Device {
             uuid: uuid.bytes.map(|byte| byte.to_ne_bytes()[0]),
             multiprocessors,
             memory,
+            has_mps,
             capability,
             memory_operations: OnceLock::new(),
         })
@@ -113,6 +118,11 @@ impl Device {
     /// How many multiprocessors it has.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    /// Whether kernels of several processes run on it at the same time, by NVIDIA's Multi-Process Service (MPS), and not in turns.
+    pub fn has_mps(&self) -> bool {
+        self.has_mps
     }
 
     /// Bytes of memory that it has, free or not.

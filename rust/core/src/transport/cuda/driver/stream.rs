@@ -242,7 +242,7 @@ impl Stream {
     /// # Errors
     /// As [`Stream::copy`].
     pub fn copy_from_host(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        if bytes >= BY_ENGINE || bytes < 2 {
+        if !(2..BY_ENGINE).contains(&bytes) {
             return self.copy(to, from, bytes);
         }
         let half = bytes / 2;

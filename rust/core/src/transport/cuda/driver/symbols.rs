@@ -186,6 +186,7 @@ pub(super) mod numbers {
     pub(in crate::transport::cuda::driver) const ATTRIBUTE_UNIFIED_ADDRESSING: u32 = 41;
     pub(in crate::transport::cuda::driver) const ATTRIBUTE_CAPABILITY_MAJOR: u32 = 75;
     pub(in crate::transport::cuda::driver) const ATTRIBUTE_CAPABILITY_MINOR: u32 = 76;
+    pub(in crate::transport::cuda::driver) const ATTRIBUTE_MPS_ENABLED: u32 = 133;
 
     pub(in crate::transport::cuda::driver) const CAPTURE_MODE_RELAXED: u32 = 2;
     pub(in crate::transport::cuda::driver) const CAPTURE_STATUS_NONE: u32 = 0;
