@@ -4,9 +4,8 @@
 #   tools/gpu/first-run.sh [RESULTS]
 #
 # In the root of a checkout, on a machine with a GPU, torch and pytest, and with a wheel for that torch in dist/ (`make wheel`, made
-# anywhere); it needs neither Rust nor a network. What it learns goes to the folder RESULTS (gpu-results). It takes about 4
-# minutes (an H200 and 16 cores), half of them for the tests, and each step has its own limit, so that one that hangs costs that
-# step alone. With pytest-xdist the tests run several at a time.
+# anywhere); it needs neither Rust nor a network. What it learns goes to the folder RESULTS (gpu-results). It takes some
+# minutes, and each step has its own limit, so that one that hangs costs that step alone. With pytest-xdist the tests run several at a time.
 set -uo pipefail
 
 results=${1:-gpu-results}

@@ -277,6 +277,14 @@ class Probe:
             self.stream,
         )
 
+    def copy_rows_from_host(self, width: int) -> None:
+        """Enqueue a copy of two rows from there, of which one follows the other."""
+        unified = 4
+        side = struct.pack("<QQi4xQ", 0, 0, unified, 0)
+        rows = side + struct.pack("<QQQ", self.pinned, 0, width)
+        rows += side + struct.pack("<QQQ", self.b, 0, width) + struct.pack("<QQ", width, 2)
+        self.cu("cuMemcpy2DAsync_v2", ctypes.create_string_buffer(rows, len(rows)), self.stream)
+
     def copy(self, size: int, source: int | None = None) -> None:
         """Enqueue a copy within the device."""
         self.cu(
@@ -607,13 +615,22 @@ def run(rank: int, memory: mmap.mmap, folder: str | None) -> None:
     probe.ping_pong("an empty kernel each", lambda: probe.launch(probe.empty))
     probe.ping_pong("a copy of 8 B each", lambda: probe.copy(8))
     probe.ping_pong("a copy of 16 MiB each", lambda: probe.copy(16 << 20))
-    for size, name in ((8, "8 B"), (64 << 10, "64 KiB"), (16 << 20, "16 MiB")):
+    for size, name in (
+        (8, "8 B"),
+        (1 << 10, "1 KiB"),
+        (2 << 10, "2 KiB"),
+        (64 << 10, "64 KiB"),
+        (16 << 20, "16 MiB"),
+    ):
         probe.ping_pong(
             f"a copy of {name} to the host each", lambda size=size: probe.copy_to_host(size)
         )
         probe.ping_pong(
             f"a copy of {name} from the host each", lambda size=size: probe.copy_from_host(size)
         )
+    probe.ping_pong(
+        "a copy of two rows of 4 B from the host each", lambda: probe.copy_rows_from_host(4)
+    )
     probe.ping_pong(
         "a write of 8 B into the device's memory each",
         lambda: probe.operate(write_long(probe.a, 1)),

@@ -5,12 +5,12 @@
 use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
-use unisono::Request;
 use unisono::error::Code;
 use unisono::transport::cuda::driver::{MemoryOperation, Pinned, Stream};
 use unisono::types::{DataType, DeviceStream, ReduceOp};
+use unisono::{Communicator, Request};
 
-use crate::gpu::{Array, stream};
+use crate::gpu::{Array, bytes_of, floats, stream};
 use crate::graph::capture;
 use crate::harness::{Ranks, Test};
 use crate::{LARGE, all_reduce, array_of, assert_all, message};
@@ -368,7 +368,8 @@ fn a_short_call_between_processes_takes_few_calls_of_the_driver() {
 #[test]
 fn windows_grow_where_processes_share_a_device() {
     // Of 8 GiB the windows of two ranks take 512 MiB at most, those from before included: halves of 64 MiB.
-    for (memory, grown) in [("8192", 64_u64 << 20), ("1024", 16 << 20)] {
+    let (initial, grown) = (32 << 20, (32 << 20) + (64 << 20) + (128 << 20));
+    for (memory, expected) in [("8192", grown), ("1024", initial)] {
         let driver = [("MEMORY", memory)];
         let test = Test {
             driver: &driver,
@@ -384,14 +385,9 @@ fn windows_grow_where_processes_share_a_device() {
                 let work = all_reduce(&comm, array, named).expect("a call");
                 work.wait(None).expect("a sum");
             };
-            let bytes = || {
-                let held = comm.memory();
-                let of = held.iter().find(|(name, _)| *name == "device_bytes");
-                of.expect("a count").1
-            };
             let small = array_of(&stream, 1.0, 1000);
             sum(&small);
-            assert_eq!(bytes(), 32 << 20);
+            assert_eq!(window_bytes(&comm), initial);
             let graph = capture(&stream, || {
                 all_reduce(&comm, &small, named).expect("captured");
             });
@@ -401,11 +397,7 @@ fn windows_grow_where_processes_share_a_device() {
                 sum(array);
                 assert_all(array, &stream, value);
             }
-            let expected = match grown {
-                0x0400_0000 => (32 << 20) + (64 << 20) + (128 << 20),
-                _ => 32 << 20,
-            };
-            assert_eq!(bytes(), expected);
+            assert_eq!(window_bytes(&comm), expected);
             for value in [4.0, 8.0] {
                 graph.launch(&stream);
                 stream.synchronize().expect("a replay");
@@ -469,5 +461,92 @@ fn a_mismatch_is_found_where_windows_would_grow() {
         assert_eq!(ended.unwrap_err().code, Code::Mismatch);
         assert!(since.elapsed() < Duration::from_secs(20));
         stream.synchronize().expect("the stream goes on");
+    });
+}
+
+/// Bytes of this rank's windows.
+fn window_bytes(comm: &Communicator) -> u64 {
+    let held = comm.memory();
+    let of = held.iter().find(|(name, _)| *name == "device_bytes");
+    of.expect("a count").1
+}
+
+/// Where there is too little memory for longer windows, the short ones stay, and nothing is kept of the try.
+#[test]
+fn windows_stay_where_they_cannot_grow() {
+    let test = Test {
+        // After that of the first array, the windows and the second array.
+        driver: &[("FAIL", "cuMemAlloc_v2:4=CUDA_ERROR_OUT_OF_MEMORY")],
+        ..Test::new(
+            "calls::windows_stay_where_they_cannot_grow",
+            Ranks::Processes,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let (stream, named) = stream();
+        for count in [1_000_000, 5_000_000, 6_000_000] {
+            let array = array_of(&stream, 1.0, count);
+            all_reduce(&comm, &array, named).expect("a call");
+            assert_all(&array, &stream, 2.0);
+            assert_eq!(window_bytes(&comm), 32 << 20);
+        }
+    });
+}
+
+/// What a stream receives may be sent after the call for which windows would grow: they do so at a later one.
+#[test]
+fn windows_grow_when_no_message_is_awaited() {
+    let test = Test::new(
+        "calls::windows_grow_when_no_message_is_awaited",
+        Ranks::Processes,
+        2,
+    );
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let (beside, beside_named) = crate::gpu::stream();
+        let arrays = [1000, 5_000_000, 5_000_001].map(|count| array_of(&stream, 1.0, count));
+        let passed = array_of(&beside, 7.0, 100);
+        let sum = |array: &Array, expected| {
+            all_reduce(&comm, array, named).expect("a call");
+            assert_all(array, &stream, 2.0);
+            assert_eq!(window_bytes(&comm), expected);
+        };
+        sum(&arrays[0], 32 << 20);
+        let place = (Some(1 - comm.rank()), 0);
+        let received =
+            (comm.rank() == 0).then(|| message(&comm, &passed, place, beside_named, false));
+        sum(&arrays[1], 32 << 20);
+        let sent = (comm.rank() == 1).then(|| message(&comm, &passed, place, beside_named, true));
+        for work in received.into_iter().chain(sent) {
+            work.wait(None).expect("a message");
+        }
+        sum(&arrays[2], (32 << 20) + (64 << 20));
+    });
+}
+
+/// From so many bytes on one rank makes the sum, where processes share a device.
+#[test]
+fn one_rank_makes_a_large_sum_for_all() {
+    let test = Test::new(
+        "calls::one_rank_makes_a_large_sum_for_all",
+        Ranks::Processes,
+        5,
+    );
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let own: Vec<f32> = (0..4_400_003)
+            .map(|at| ((at * 7 + comm.rank() * 13) % 101) as f32)
+            .collect();
+        let array = Array::of(&stream, &bytes_of(&own));
+        for _ in 0..2 {
+            array.write(&stream, &bytes_of(&own));
+            all_reduce(&comm, &array, named).expect("a call");
+            let sums = floats(&array.read(&stream));
+            for (at, sum) in sums.iter().enumerate() {
+                let expected: usize = (0..5).map(|rank| (at * 7 + rank * 13) % 101).sum();
+                assert_eq!(*sum, expected as f32, "element {at}");
+            }
+        }
     });
 }

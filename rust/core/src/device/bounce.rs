@@ -254,7 +254,7 @@ impl BounceBuffer {
     /// that is news. What the stream has been given before stays.
     ///
     /// # Safety
-    /// The operation of [`BounceBuffer::view`] has ended, or nobody needs what comes of it.
+    /// The operation of [`BounceBuffer::view`] has ended, or what comes of it is not used.
     pub(super) unsafe fn spoil(&mut self, poison: u64) -> bool {
         if self.moved == self.cut.pieces {
             return false;

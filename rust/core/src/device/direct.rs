@@ -164,16 +164,11 @@ impl Direct {
     /// How long a half should become before `request` is enqueued, if it is too short for it and may grow: where processes
     /// share a device, each chunk costs it a turn of every rank. Counts that not every rank knows say nothing.
     pub(super) fn wanted(&self, request: &Request, world: usize) -> Option<usize> {
-        let Sizes::Even(count) = request.sizes else {
-            return None;
-        };
         let blocks = match request.collective {
             Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => world,
             _ => 1,
         };
-        let bytes = count
-            .checked_mul(request.dtype.size())?
-            .checked_mul(blocks)?;
+        let bytes = even_bytes(request, blocks)?;
         let most = self.most.load(Ordering::Relaxed);
         let wanted = bytes.checked_next_power_of_two().unwrap_or(most).min(most);
         (bytes > self.half && wanted > self.half).then_some(wanted)
@@ -294,14 +289,20 @@ impl Direct {
 
 /// Bytes of the longest buffer of any rank, where each rank knows that.
 fn longest_buffer(request: &Request, world: usize) -> Option<usize> {
-    let Sizes::Even(count) = request.sizes else {
-        return None;
-    };
-    let blocks = match request.collective {
-        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => 1,
-        _ => world,
-    };
-    count.checked_mul(request.dtype.size())?.checked_mul(blocks)
+    match request.collective {
+        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => {
+            even_bytes(request, 1)
+        }
+        _ => even_bytes(request, world),
+    }
+}
+
+/// Bytes of so many blocks, where all have the same length, which each rank knows.
+fn even_bytes(request: &Request, blocks: usize) -> Option<usize> {
+    match request.sizes {
+        Sizes::Even(count) => count.checked_mul(request.dtype.size())?.checked_mul(blocks),
+        _ => None,
+    }
 }
 
 /// How far a stream is in an operation.

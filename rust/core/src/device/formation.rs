@@ -1,5 +1,5 @@
 //! How the ranks of a device group learn whether they can read each other's windows. They meet at the first collective on
-//! device memory, by collectives on the host, and again where windows are to grow; what comes of it is the same on all of them.
+//! device memory, by collectives on the host; what comes of it is the same on all of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ enum Detour {
 
 /// The reason of the first rank that has not succeeded.
 #[derive(Debug)]
-struct Refusal {
+pub(super) struct Refusal {
     rank: String,
     said: String,
 }
@@ -287,56 +287,14 @@ fn brief(device: &'static Device, cpu: &Arc<Group>) -> Result<Option<Arc<Staged>
     Ok(Some(Arc::new(staged)))
 }
 
-/// The same group with longer windows, where all ranks are quiet and none lacks the memory for them. Blocks until all ranks have
-/// come. What is under way in the windows of `direct` goes on.
-///
-/// # Errors
-/// What ends a collective of the host.
-pub(super) fn widen(
-    (device, cpu): (&'static Device, &Group),
-    direct: &Direct,
-    (half, is_quiet): (usize, bool),
-) -> Result<Option<Direct>> {
-    let all = gather(cpu, &[u8::from(is_quiet)])?;
-    if all.iter().any(|[is_quiet]| *is_quiet == 0) {
-        direct.put_off();
-        return Ok(None);
-    }
-    let windows = match open_windows(device, cpu, half)? {
-        Ok(Opened { windows, .. }) => windows,
-        Err(refusal) => {
-            tracing::info!(
-                rank = cpu.rank(),
-                "the windows on device {} stay at twice {} bytes: {refusal}",
-                device.number(),
-                direct.half
-            );
-            direct.stay();
-            return Ok(None);
-        }
-    };
-    let before = direct.older.iter().chain(&direct.windows).map(Arc::clone);
-    Ok(Some(Direct {
-        flags: Arc::clone(&direct.flags),
-        half: windows.own().half_bytes(),
-        windows: Some(Arc::new(windows)),
-        older: before.collect(),
-        brief: direct.brief.as_ref().map(Arc::clone),
-        most: AtomicUsize::new(direct.most.load(Ordering::Relaxed)),
-        put_off: AtomicUsize::new(0),
-        devices: direct.devices,
-        takes_turns: direct.takes_turns,
-    }))
-}
-
 /// Windows of all ranks, and what they were opened by.
-struct Opened {
-    windows: Windows,
+pub(super) struct Opened {
+    pub(super) windows: Windows,
     records: Vec<Record>,
 }
 
 /// Makes a window with halves of at least `half` bytes on each rank, and opens those of the others.
-fn open_windows(
+pub(super) fn open_windows(
     device: &'static Device,
     cpu: &Group,
     half: usize,
@@ -433,7 +391,7 @@ fn agree(cpu: &Group, own: Result<(), &Error>) -> Result<Result<(), Refusal>> {
 }
 
 /// The `own` of all ranks, in rank order.
-fn gather<const N: usize>(cpu: &Group, own: &[u8; N]) -> Result<Vec<[u8; N]>> {
+pub(super) fn gather<const N: usize>(cpu: &Group, own: &[u8; N]) -> Result<Vec<[u8; N]>> {
     let mut all = vec![0_u8; N * cpu.world()];
     let request = Request::all_gather(DataType::UInt8, None, Memory::empty(), Sizes::Even(N));
     carry_out(cpu, request, own, &mut all)?;

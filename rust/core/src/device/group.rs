@@ -23,7 +23,7 @@ use super::attendant;
 use super::bounce::{lacks_room, make_room};
 use super::copies::check_memory;
 use super::direct::{Direct, Ticket};
-use super::formation::{form, widen};
+use super::formation::form;
 use super::messages::{Messages, Wanted};
 use super::staged::Staged;
 use super::state::{DeviceGroup, HERE, Pending, Queue, Rest, Way, pause};
@@ -367,42 +367,6 @@ impl DeviceGroup {
         *self.way.write() = Some(Arc::clone(&way));
         HERE.lock()
             .push((self.parent.identity(), Arc::downgrade(self)));
-        Ok(way)
-    }
-
-    /// Has the ranks meet for the longer windows that `request` wants, and returns the way with what comes of it.
-    fn widen(&self, request: &Request) -> Result<Arc<Way>> {
-        // The host has a part in collectives under way, and its operations have the same order on all ranks.
-        self.drain()?;
-        let _forming = self.forming.lock();
-        self.check_alive()?;
-        let gone = || Error::invalid("this communicator has been closed");
-        let before = self.way.read().as_ref().map(Arc::clone).ok_or_else(gone)?;
-        let Way::Direct(direct) = &*before else {
-            return Ok(before);
-        };
-        let Some(half) = direct.wanted(request, self.parent.world()) else {
-            return Ok(before);
-        };
-        // A rank that is in another operation finds that out, and this one hears of it.
-        let number = self.queue.lock().number + 1;
-        let print = request.fingerprint(number, 1).encode();
-        direct.flags.announce(number - 1, &print);
-        // The driver may wait for streams that receive, and what they receive may be sent after this.
-        let groups = attendant::groups();
-        let is_quiet = groups.iter().all(|group| group.messages.works().is_empty());
-        let widened = widen((self.device, &self.cpu), direct, (half, is_quiet));
-        let widened = widened.inspect_err(|error| {
-            if error.code.is_fatal() {
-                self.fail(error.clone());
-            }
-        })?;
-        let Some(direct) = widened else {
-            return Ok(before);
-        };
-        let way = Arc::new(Way::Direct(direct));
-        self.queue.lock().plans.clear();
-        *self.way.write() = Some(Arc::clone(&way));
         Ok(way)
     }
 

@@ -91,7 +91,7 @@ impl Message {
         };
         if is_late || posted.result().is_some() {
             let poison = Guard::new(0, 0, self.dtype).poison;
-            // SAFETY: the receive has ended, or the group has failed and nobody asks for what it still brings.
+            // SAFETY: the receive has ended, or the group has failed and what it still brings is not used.
             unsafe { self.buffer.spoil(poison) };
         }
     }
@@ -221,8 +221,8 @@ impl Messages {
         let mut under_way = self.0.lock();
         let mut messages = under_way.iter_mut();
         if let Some(message) = messages.find(|message| Arc::ptr_eq(&message.work, work)) {
+            // The group fails, and lets the stream pass then.
             message.is_torn = true;
-            message.buffer.release();
         }
     }
 

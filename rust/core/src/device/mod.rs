@@ -17,6 +17,7 @@ mod direct;
 mod disposal;
 mod formation;
 mod group;
+mod growth;
 mod level;
 mod messages;
 mod replay;
