@@ -471,7 +471,7 @@ fn window_bytes(comm: &Communicator) -> u64 {
     of.expect("a count").1
 }
 
-/// Where there is too little memory for longer windows, the short ones stay, and nothing is kept of the try.
+/// Where there is too little memory for longer windows, the short ones stay.
 #[test]
 fn windows_stay_where_they_cannot_grow() {
     let test = Test {
