@@ -76,8 +76,9 @@ TELLING = b"""
 """
 # Bytes into the registered page.
 PING, PONG, GATE, BLOCK = 0, 64, 128, 192
-# The host's page: a counter for each process, then 64 bytes of a handle.
+# The host's page: a counter for each process, then a handle of each.
 MEET = 4096
+HANDLES = MEET + 256
 ROUNDS = 100
 
 
@@ -94,6 +95,12 @@ def write(address: int, value: int) -> bytes:
 def write_long(address: int, value: int) -> bytes:
     """Return a write of 64 bits of a batch."""
     return struct.pack("<I4xQQI4xQ8x", 5, address, value, 0, 0)
+
+
+class Handle(ctypes.Structure):
+    """Of memory that another process may map; the driver takes it by value."""
+
+    _fields_ = (("reserved", ctypes.c_char * 64),)
 
 
 class Probe:
@@ -448,10 +455,20 @@ class Probe:
         self.sync()
         self.meet()
 
+    def export(self, address: int) -> None:
+        """Leave a handle of memory in this process's place for it."""
+        place = (ctypes.c_char * 64).from_buffer(self.memory, HANDLES + 64 * self.rank)
+        self.cu("cuIpcGetMemHandle", place, ctypes.c_uint64(address))
+
+    def exported(self, rank: int) -> Handle:
+        """Return the handle that the other process has left."""
+        return Handle.from_buffer_copy(self.memory, HANDLES + 64 * rank)
+
     def calls_that_may_wait(self) -> None:
         """Ask which calls return while a stream of the same context waits for a word."""
         anonymous = mmap.mmap(-1, 16 << 20)
         at, place = ctypes.addressof(ctypes.c_char.from_buffer(anonymous)), ctypes.c_size_t()
+        theirs = ctypes.c_uint64()
         spare = self.made("cuMemAlloc_v2", ctypes.c_size_t(32 << 20))
         host = self.made("cuMemAllocHost_v2", ctypes.c_size_t(4 << 20))
         calls = {
@@ -476,6 +493,11 @@ class Probe:
             "cuStreamCreate": lambda: self.cu(
                 "cuStreamCreate", ctypes.byref(place), ctypes.c_uint(1)
             ),
+            "cuIpcGetMemHandle": lambda: self.export(self.b),
+            "cuIpcOpenMemHandle": lambda: self.cu(
+                "cuIpcOpenMemHandle_v2", ctypes.byref(theirs), self.exported(1), ctypes.c_uint(1)
+            ),
+            "cuIpcCloseMemHandle": lambda: self.cu("cuIpcCloseMemHandle", theirs),
         }
         for name, call in calls.items():
             self.value += 1
@@ -548,19 +570,12 @@ class Probe:
                 ctypes.c_size_t(8 << 20),
             )
             self.cu("cuCtxSynchronize")
-            handle = (ctypes.c_char * 64).from_buffer(self.memory, MEET + 256)
-            self.cu("cuIpcGetMemHandle", handle, ctypes.c_uint64(self.a))
+            self.export(self.a)
             self.meet()
             self.meet()
             os.kill(os.getpid(), signal.SIGKILL)
-
-        class Handle(ctypes.Structure):
-            """As the driver passes it: by value."""
-
-            _fields_ = (("reserved", ctypes.c_char * 64),)
-
         self.meet()
-        handle = Handle.from_buffer_copy(self.memory, MEET + 256)
+        handle = self.exported(0)
         start = time.perf_counter()
         theirs = self.made("cuIpcOpenMemHandle_v2", handle, ctypes.c_uint(1))
         self.say("map 32 MiB of the other process", f"{(time.perf_counter() - start) * 1e6:.0f} us")
@@ -649,6 +664,8 @@ def run(rank: int, memory: mmap.mmap, folder: str | None) -> None:
         )
     probe.beside_a_blocked_process()
     probe.both_at_once()
+    probe.export(probe.a)
+    probe.meet()
     if rank == 0:
         probe.calls_that_may_wait()
         probe.graph()

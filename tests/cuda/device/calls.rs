@@ -550,3 +550,39 @@ fn one_rank_makes_a_large_sum_for_all() {
         }
     });
 }
+
+/// Whatever way short collectives go, and whatever the host would do by itself, they fold in rank order, as a kernel does.
+#[test]
+fn short_sums_fold_in_rank_order() {
+    const ROOT: usize = 6;
+    let test = Test {
+        config: &[("algorithm", "tree")],
+        ..Test::new("calls::short_sums_fold_in_rank_order", Ranks::Processes, 8)
+    };
+    test.run(|comm| {
+        let (stream, named) = stream();
+        let value = |rank: usize, at: usize| 1.0 / (1 + rank * 31 + at) as f32;
+        for count in [1, 1003, 40_000] {
+            let own: Vec<f32> = (0..count).map(|at| value(comm.rank(), at)).collect();
+            let sum = |at: usize| (1..8).fold(value(0, at), |sum, rank| sum + value(rank, at));
+            let expected: Vec<f32> = (0..count).map(sum).collect();
+            let array = Array::of(&stream, &bytes_of(&own));
+            all_reduce(&comm, &array, named).expect("a call");
+            assert_eq!(floats(&array.read(&stream)), expected, "{count} elements");
+            array.write(&stream, &bytes_of(&own));
+            let is_root = comm.rank() == ROOT;
+            let output = is_root.then(|| array.memory());
+            let input = (!is_root).then(|| array.memory());
+            let request = Request::reduce(DataType::Float32, ReduceOp::Sum, ROOT, input, output);
+            // SAFETY: the array is read, below, when the operation has ended.
+            let work = unsafe { comm.start(request.on(named), None) };
+            work.expect("a call").wait(None).expect("a sum");
+            let got = floats(&array.read(&stream));
+            assert_eq!(
+                got,
+                if is_root { expected } else { own },
+                "{count} elements"
+            );
+        }
+    });
+}

@@ -124,6 +124,7 @@ impl Case {
             sizes: self.sizes(rank),
             timeout: None,
             stream: None,
+            in_rank_order: false,
         }
     }
 

@@ -284,7 +284,7 @@ fn brief(device: &'static Device, cpu: &Arc<Group>) -> Result<Option<Arc<Staged>
     if let Err(error) = Pinned::shared(device, FOR_MESSAGES).map(Pinned::give_back) {
         tracing::debug!("messages go in small pieces: {error}");
     }
-    Ok(Some(Arc::new(staged)))
+    Ok(Some(Arc::new(staged.in_rank_order())))
 }
 
 /// Windows of all ranks, and what they were opened by.

@@ -36,6 +36,8 @@ pub(super) struct Staged {
     cpu: Arc<Group>,
     /// Why it goes this way.
     pub(super) reason: String,
+    /// Results have the bits that the direct way gives them.
+    in_rank_order: bool,
     jobs: Mutex<Jobs>,
 }
 
@@ -104,8 +106,18 @@ impl Staged {
             slot,
             cpu: Arc::clone(cpu),
             reason,
+            in_rank_order: false,
             jobs: Mutex::default(),
         })
+    }
+
+    /// For operations that would otherwise go the direct way, in which one kernel reduces in rank order: their results have the
+    /// same bits.
+    pub(super) fn in_rank_order(self) -> Self {
+        Self {
+            in_rank_order: true,
+            ..self
+        }
     }
 
     /// Bytes of host memory.
@@ -372,6 +384,7 @@ impl Staged {
             },
             timeout: Some(kind.timeout),
             stream: None,
+            in_rank_order: self.in_rank_order,
         }
     }
 }

@@ -76,6 +76,12 @@ impl Membership {
         choose(shape, dtype.size(), &self.topology, &self.costs, wanted)
     }
 
+    /// As [`Membership::choose`] for a reduction that folds in rank order, whatever the user asks for.
+    pub(crate) fn choose_in_rank_order(&self, shape: &Shape, dtype: DataType) -> Choice {
+        let choice = self.choose(shape, dtype, None);
+        select::in_rank_order(choice, shape, dtype.size(), &self.topology, &self.costs)
+    }
+
     /// What each algorithm should take for `shape`, in microseconds, the cheapest first.
     pub(crate) fn prices(&self, shape: &Shape, dtype: DataType) -> String {
         let prices = select::prices(shape, dtype.size(), &self.topology, &self.costs);

@@ -93,6 +93,24 @@ pub fn choose(
     }
 }
 
+/// `choice` where a reduction is to fold in rank order: by an algorithm of messages that does. In shared memory all do.
+pub fn in_rank_order(
+    choice: Choice,
+    shape: &Shape,
+    element_size: usize,
+    topology: &Topology,
+    costs: &Costs,
+) -> Choice {
+    let candidates = [Algorithm::Direct, Algorithm::TwoShot]
+        .into_iter()
+        .filter(|algorithm| applicable_on(*algorithm, shape, topology));
+    let messages = least(candidates, shape, element_size, topology, costs);
+    Choice {
+        messages: messages.unwrap_or(Algorithm::Direct),
+        ..choice
+    }
+}
+
 /// The algorithm of messages for `shape`, whose elements are `element_size` bytes long. Always applicable, and equal on
 /// all ranks.
 pub fn select(shape: &Shape, element_size: usize, topology: &Topology, costs: &Costs) -> Algorithm {

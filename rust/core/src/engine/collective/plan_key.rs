@@ -14,6 +14,8 @@ pub(crate) struct PlanKey {
     pub(crate) widen: bool,
     /// The input is multiplied on the way, by the plan itself.
     pub(crate) premultiplied: bool,
+    /// It folds in rank order.
+    pub(crate) in_rank_order: bool,
 }
 
 impl PlanKey {
@@ -30,6 +32,7 @@ impl PlanKey {
             in_place: shape.in_place,
             widen: shape.widen,
             premultiplied: false,
+            in_rank_order: false,
         })
     }
 

@@ -61,6 +61,8 @@ pub struct Request {
     pub timeout: Option<Duration>,
     /// The stream of buffers that are a device's memory; `None` for memory of the host.
     pub stream: Option<DeviceStream>,
+    /// A reduction folds in rank order, so that its result does not depend on the algorithm. Must be the same on every rank.
+    pub in_rank_order: bool,
 }
 
 impl Request {
@@ -75,6 +77,7 @@ impl Request {
             sizes,
             timeout: None,
             stream: None,
+            in_rank_order: false,
         }
     }
 

@@ -122,16 +122,20 @@ impl Group {
             in_place: is_in_place && factor.is_none(),
             ..request.shape(self.rank, self.world)
         };
-        let key = PlanKey::of(&shape, request.dtype.size());
+        let order = request.in_rank_order && shape.world > 2;
+        let key = PlanKey::of(&shape, request.dtype.size()).map(|key| PlanKey {
+            in_rank_order: order,
+            ..key
+        });
         let wanted = self.config.algorithm;
-        let choice = core
-            .plans
-            .choice(key, |is_told| self.choose(&shape, request.dtype, is_told));
+        let choice = core.plans.choice(key, |is_told| {
+            self.choose(&shape, request.dtype, (order, is_told))
+        });
         let workers = self.workers.clone();
         let elements = Elements::new(request.dtype, request.op, self.world, workers)?;
         let compiled = match choice.needs_agreement() {
             true => None,
-            false => Some(self.compiled(&mut core.plans, &shape, request.dtype, choice)?),
+            false => Some(self.compiled(&mut core.plans, (&shape, key), request.dtype, choice)?),
         };
         let fingerprint = request.fingerprint(sequence, choice.messages.number());
         let mut operands = Operands {
@@ -172,10 +176,18 @@ impl Group {
         Ok(run)
     }
 
-    /// The algorithms for a request, which are logged if `is_told`.
-    fn choose(&self, shape: &Shape, dtype: DataType, is_told: bool) -> Choice {
+    /// The algorithms for a request that folds in rank order or in any, which are logged if `is_told`.
+    fn choose(
+        &self,
+        shape: &Shape,
+        dtype: DataType,
+        (in_rank_order, is_told): (bool, bool),
+    ) -> Choice {
         let wanted = self.config.algorithm;
-        let choice = self.membership.choose(shape, dtype, wanted);
+        let choice = match in_rank_order {
+            true => self.membership.choose_in_rank_order(shape, dtype),
+            false => self.membership.choose(shape, dtype, wanted),
+        };
         if is_told && tracing::enabled!(tracing::Level::DEBUG) {
             let prices = self.membership.prices(shape, dtype);
             tracing::debug!(
@@ -192,11 +204,10 @@ impl Group {
     fn compiled(
         &self,
         plans: &mut PlanStore,
-        shape: &Shape,
+        (shape, key): (&Shape, Option<PlanKey>),
         dtype: DataType,
         choice: Choice,
     ) -> Result<Arc<CompiledPlan>> {
-        let key = PlanKey::of(shape, dtype.size());
         plans.compiled(key, || {
             let algorithm = choice.messages;
             let Membership {
@@ -226,8 +237,10 @@ impl Group {
         };
         let shape = key.shape(self.rank, self.world);
         let dtype = run.operands().elements.dtype;
-        let choice = plans.choice(Some(key), |is_told| self.choose(&shape, dtype, is_told));
-        let compiled = self.compiled(plans, &shape, dtype, choice)?;
+        let choice = plans.choice(Some(key), |is_told| {
+            self.choose(&shape, dtype, (key.in_rank_order, is_told))
+        });
+        let compiled = self.compiled(plans, (&shape, Some(key)), dtype, choice)?;
         let neighbours = self.membership.topology.ranks_beside(self.rank);
         run.go_by_messages(plans.prepare(compiled, run.operands(), neighbours));
         Ok(true)
