@@ -3,6 +3,7 @@
 
 mod calls;
 mod cases;
+mod depots;
 mod gpu;
 mod graph;
 mod harness;

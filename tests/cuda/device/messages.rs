@@ -66,14 +66,14 @@ fn messages_meet_by_rank_and_tag() {
 }
 
 /// Registered host memory that messages of a rank have.
-fn pinned(comm: &Communicator) -> u64 {
+pub(crate) fn pinned(comm: &Communicator) -> u64 {
     let held = comm.memory();
     let found = held.iter().find(|(name, _)| *name == "pinned_bytes");
     found.expect("it is listed").1
 }
 
 /// Values that tell a piece of a message from another one, and a rank's from another's.
-fn values(rank: usize, count: usize) -> Vec<f32> {
+pub(crate) fn values(rank: usize, count: usize) -> Vec<f32> {
     (0..count)
         .map(|at| ((at / 1024 * 7 + at) % 65_521 + rank) as f32)
         .collect()

@@ -16,6 +16,10 @@
 //! | a receive | empties a place when the host has filled it | fills a place, once it has the message, when the stream has emptied it |
 //!
 //! A message that fits has one piece, which the host sends from where it is, or receives into it.
+//!
+//! A long message may lie in a [depot](crate::transport::cuda::depot) instead, which the receiver learns when it comes. So its
+//! stream *fetches* each piece from an address that the host writes down before it counts the piece: of the place, or of the
+//! sender's depot for all pieces.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,12 +27,16 @@ use crate::buffer::Memory;
 use crate::error::Result;
 use crate::heap::Scratch;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
-use crate::transport::cuda::kernels::Guard;
+use crate::transport::cuda::kernels::{self, Guard, Segment};
 
-use super::copies::Copies;
+use super::copies::{Copies, for_each_run};
 
 /// Bytes of the words, after those of the message.
 const WORDS: usize = 256;
+/// Bytes of an address.
+const ADDRESS: usize = 8;
+/// Bytes of the addresses that pieces are fetched from, before the words.
+const ADDRESSES: usize = MOST_PIECES * ADDRESS;
 /// Pieces that take turns.
 const TURNS: usize = 2;
 /// Bytes of a piece, unless there were more than [`MOST_PIECES`].
@@ -56,6 +64,8 @@ pub(super) enum Direction {
     Out,
     /// To the device.
     In,
+    /// To the device, from where the host says.
+    Fetched,
 }
 
 /// How a message is cut, and where its stream finds the pieces and the words.
@@ -63,6 +73,8 @@ pub(super) enum Direction {
 pub(super) struct Cut {
     window: u64,
     words: u64,
+    /// The addresses that pieces are fetched from.
+    addresses: Option<u64>,
     bytes: usize,
     /// Of a piece.
     piece: usize,
@@ -113,32 +125,37 @@ impl BounceBuffer {
     /// `System` where there is no memory.
     pub(super) fn new(device: &'static Device, bytes: usize, direction: Direction) -> Result<Self> {
         let room = Pinned::most_at_once(device);
-        let wanted = wanted(bytes);
+        let is_fetched = matches!(direction, Direction::Fetched);
+        let (wanted, tail) = match is_fetched {
+            true => (wanted(bytes) + ADDRESSES, WORDS + ADDRESSES),
+            false => (wanted(bytes), WORDS),
+        };
         if bytes <= LONGEST
             && wanted <= room / 2
             && let Some(window) = Pinned::shared_at_once(device, wanted)
         {
-            return Self::over(window, bytes, bytes);
+            return Self::over(window, (bytes, bytes), is_fetched);
         }
         let least = match direction {
             Direction::Out => SMALLEST,
-            Direction::In => least(bytes),
+            Direction::In | Direction::Fetched => least(bytes),
         };
         let usual = 1 << (room / (8 * TURNS)).clamp(SMALLEST, LARGEST).ilog2();
         let mut piece = least.max(usual);
         loop {
-            let taken = bytes.min(TURNS * piece) + WORDS;
+            let taken = bytes.min(TURNS * piece) + tail;
             if let Some(window) = Pinned::shared_at_once(device, taken) {
-                return Self::over(window, bytes, piece);
+                return Self::over(window, (bytes, piece), is_fetched);
             }
             if piece / 2 < least {
-                return Self::over(Pinned::shared(device, taken)?, bytes, piece);
+                let window = Pinned::shared(device, taken)?;
+                return Self::over(window, (bytes, piece), is_fetched);
             }
             piece /= 2;
         }
     }
 
-    fn over(window: Pinned, bytes: usize, piece: usize) -> Result<Self> {
+    fn over(window: Pinned, (bytes, piece): (usize, usize), is_fetched: bool) -> Result<Self> {
         let pieces = bytes.div_ceil(piece.max(1)).max(1) as u32;
         let whole = match pieces {
             1 => None,
@@ -150,10 +167,12 @@ impl BounceBuffer {
                 }
             },
         };
+        let words = window.address() + (window.bytes() - WORDS) as u64;
         let buffer = Self {
             cut: Cut {
                 window: window.address(),
-                words: window.address() + (window.bytes() - WORDS) as u64,
+                words,
+                addresses: is_fetched.then(|| words - ADDRESSES as u64),
                 bytes,
                 piece,
                 pieces,
@@ -232,6 +251,39 @@ impl BounceBuffer {
         self.moved == self.cut.pieces
     }
 
+    /// Writes down where a piece is fetched from, if it is: the message would begin `address`.
+    fn lead(&self, index: u32, address: u64) {
+        if self.cut.addresses.is_none() {
+            return;
+        }
+        let at = self.window.bytes() - WORDS - ADDRESSES + index as usize * ADDRESS;
+        let halves = [address as u32, (address >> 32) as u32];
+        for (half, at) in halves.into_iter().zip([at, at + 4]) {
+            // The stream reads it after the count.
+            self.window.word(at).store(half, Ordering::Relaxed);
+        }
+    }
+
+    /// The address where the message would begin, if the piece is in its place.
+    fn beginning(&self, index: u32) -> u64 {
+        let (place, first, _) = self.cut.piece(index);
+        (self.cut.window + place as u64).wrapping_sub(first as u64)
+    }
+
+    /// Whether the stream has been given nothing of a receive.
+    pub(super) fn awaits_all(&self) -> bool {
+        self.moved == 0
+    }
+
+    /// Has the stream fetch the whole message from `address` on, memory of the device that it can read.
+    pub(super) fn put_from(&mut self, address: u64) {
+        for index in self.moved..self.cut.pieces {
+            self.lead(index, address);
+        }
+        self.moved = self.cut.pieces;
+        self.release();
+    }
+
     /// Gives the stream the pieces of a receive for which there is a place. Returns whether there was one.
     pub(super) fn put(&mut self) -> bool {
         let until = self.load(Count::Stream).saturating_add(TURNS as u32);
@@ -244,6 +296,7 @@ impl BounceBuffer {
                 to.write(0, bytes)
                     .copy_from_slice(whole.memory().read(first, bytes));
             }
+            self.lead(self.moved, self.beginning(self.moved));
             self.moved += 1;
             self.store(Count::Host, self.moved);
         }
@@ -259,12 +312,21 @@ impl BounceBuffer {
         if self.moved == self.cut.pieces {
             return false;
         }
-        self.moved = self.cut.pieces;
         // SAFETY: the stream may be reading pieces that it was given, of a message that is lost all the same; the rest is the
         // caller's promise.
-        unsafe { self.window.fill(0, self.window.bytes() - WORDS, poison) };
+        unsafe { self.window.fill(0, self.places(), poison) };
+        for index in self.moved..self.cut.pieces {
+            self.lead(index, self.beginning(index));
+        }
+        self.moved = self.cut.pieces;
         self.release();
         true
+    }
+
+    /// Bytes of the window that are for pieces.
+    fn places(&self) -> usize {
+        let addresses = self.cut.addresses.map_or(0, |_| ADDRESSES);
+        self.window.bytes() - WORDS - addresses
     }
 
     /// Lets the stream pass, whatever is there.
@@ -327,6 +389,48 @@ impl Cut {
             copies.flush(stream)?;
         }
         stream.operate(&[self.counts(self.pieces)])
+    }
+
+    /// Enqueues what takes a message out of `memory` to `slot`, which has room for all of it, of a buffer for no bytes.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub(super) fn enqueue_leave(&self, memory: &Memory, slot: u64, stream: &Stream) -> Result<()> {
+        let mut copies = Copies::new(Guard::NONE);
+        copies.gather(memory, 0, memory.len(), slot);
+        copies.flush(stream)?;
+        stream.operate(&[self.counts(self.pieces)])
+    }
+
+    /// As [`Cut::enqueue_receive`], of pieces that are fetched. `word` is of 8 bytes of the device's memory, this message's alone:
+    /// the address is brought there first, since all blocks of a kernel read it.
+    pub(super) fn enqueue_fetch(
+        &self,
+        memory: &Memory,
+        word: Option<u64>,
+        stream: &Stream,
+    ) -> (Result<()>, Result<()>) {
+        let put = (0..self.pieces).try_for_each(|index| {
+            let mut operations = Vec::with_capacity(2);
+            operations.extend((index > 0).then(|| self.counts(index)));
+            operations.push(self.awaits_host(index + 1));
+            stream.operate(&operations)?;
+            let address = self.addresses.unwrap_or(0) + u64::from(index) * ADDRESS as u64;
+            if let Some(word) = word {
+                stream.copy_from_host(word, address, ADDRESS)?;
+            }
+            let (_, first, bytes) = self.piece(index);
+            let mut segments = Vec::new();
+            for_each_run(memory, first, bytes, |done, to, run| {
+                segments.push(Segment {
+                    from: (first + done) as u64,
+                    to,
+                    bytes: run as u64,
+                });
+            });
+            kernels::fetch(stream, &segments, word.unwrap_or(address))
+        });
+        (put, stream.operate(&[self.counts(self.pieces)]))
     }
 
     /// Enqueues what puts a message into `memory`. Returns how the last count went, too: without it the stream does not say that it

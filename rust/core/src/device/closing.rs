@@ -113,6 +113,7 @@ impl DeviceGroup {
         if is_clean {
             self.words.set_clean();
         }
+        self.messages.depots.close(is_clean);
         let way = self.way.write().take();
         if let Some(way) = way {
             match Arc::try_unwrap(way) {

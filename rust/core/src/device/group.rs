@@ -15,6 +15,7 @@ use crate::engine::{Completion, Group, PointToPoint, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::plan::Plan;
 use crate::plan::signals::Peers;
+use crate::transport::cuda::depot::Slot;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Stream, StreamIdentity};
 use crate::transport::cuda::kernels;
 use crate::types::{Collective, DataType, Rank};
@@ -22,6 +23,7 @@ use crate::types::{Collective, DataType, Rank};
 use super::attendant;
 use super::bounce::{lacks_room, make_room};
 use super::copies::check_memory;
+use super::depots::{FIRST_INTERNAL_TAG, is_long};
 use super::direct::{Direct, Ticket};
 use super::formation::form;
 use super::messages::{Messages, Wanted};
@@ -42,6 +44,22 @@ struct Turn<'a> {
     after: Option<u64>,
     captured: bool,
     timeout: Duration,
+}
+
+/// Where a message comes from or goes to.
+#[derive(Clone, Copy)]
+enum End {
+    To(Rank),
+    From(Option<Rank>),
+}
+
+impl End {
+    fn collective(self) -> Collective {
+        match self {
+            Self::To(_) => Collective::Send,
+            Self::From(_) => Collective::Recv,
+        }
+    }
 }
 
 impl Turn<'_> {
@@ -393,12 +411,7 @@ impl DeviceGroup {
         options: PointToPoint,
     ) -> Result<Arc<WorkState>> {
         self.cpu.check_rank(to, "send to")?;
-        self.message(
-            Collective::Send,
-            (dtype, memory, tag),
-            options,
-            |wanted, stream| self.messages.send(wanted, to, stream, attendant::hurry),
-        )
+        self.message(End::To(to), (dtype, memory, tag), options)
     }
 
     /// Enqueues a receive.
@@ -415,24 +428,16 @@ impl DeviceGroup {
         if let Some(from) = from {
             self.cpu.check_rank(from, "receive from")?;
         }
-        self.message(
-            Collective::Recv,
-            (dtype, memory, tag),
-            options,
-            |wanted, stream| {
-                let host = (stream, &*self.cpu);
-                self.messages.receive(wanted, from, host, attendant::hurry)
-            },
-        )
+        self.message(End::From(from), (dtype, memory, tag), options)
     }
 
     fn message(
         &self,
-        collective: Collective,
+        end: End,
         (dtype, memory, tag): (DataType, &Memory, u64),
         options: PointToPoint,
-        enqueue: impl FnOnce(Wanted, &Stream) -> Result<()>,
     ) -> Result<Arc<WorkState>> {
+        let collective = end.collective();
         let named = options
             .stream
             .ok_or_else(|| Error::internal("a message of a device without a stream"))?;
@@ -442,17 +447,21 @@ impl DeviceGroup {
                 memory.len()
             )));
         }
+        if tag >= FIRST_INTERNAL_TAG {
+            return Err(Error::invalid(format!(
+                "{collective}: tag {tag} is too large for messages of device memory, whose tags are less than 2^62"
+            )));
+        }
         let entered = self.device.enter()?;
         let (stream, captured) = Stream::of_now(named)?;
         check_memory(self.device, memory, "buffer")?;
         self.device.memory_operations()?;
         self.check_alive()?;
-        if !captured
-            && lacks_room(self.device, memory.len())
-            && let Some(_still) = still()
-        {
-            make_room(self.device, memory.len());
-        }
+        let is_long = is_long(&self.cpu, memory.len());
+        let slot = match captured {
+            true => None,
+            false => self.make_room_for(end, (memory.len(), is_long)),
+        };
         let _call = self.come_in()?;
         self.check_alive()?;
         if captured {
@@ -469,8 +478,18 @@ impl DeviceGroup {
             tag,
             timeout,
             work: Arc::clone(&work),
+            is_long,
         };
-        let enqueued = enqueue(wanted, &stream);
+        let enqueued = match end {
+            End::To(to) => {
+                let to = (to, slot);
+                self.messages.send(wanted, to, &stream, attendant::hurry)
+            }
+            End::From(from) => {
+                let host = (&stream, &*self.cpu);
+                self.messages.receive(wanted, from, host, attendant::hurry)
+            }
+        };
         drop(entered);
         if let Err(error) = enqueued {
             // A receive that the host knows of would take another one's message.
@@ -482,6 +501,29 @@ impl DeviceGroup {
         self.parent.keep_record(&work);
         attendant::hurry();
         Ok(work)
+    }
+
+    /// Has memory ready for a message, as far as that is possible while no stream waits for a peer. Returns where a long one may be
+    /// left.
+    fn make_room_for(&self, end: End, (bytes, is_long): (usize, bool)) -> Option<Slot> {
+        if is_long
+            && self.messages.depots.lacks_something(&self.cpu)
+            && let Some(_still) = still()
+        {
+            self.messages.depots.prepare(&self.cpu);
+        }
+        if let End::To(to) = end
+            && is_long
+            && let Some(slot) = self.messages.depots.take((to, self.cpu.rank()), bytes)
+        {
+            return Some(slot);
+        }
+        if lacks_room(self.device, bytes)
+            && let Some(_still) = still()
+        {
+            make_room(self.device, bytes);
+        }
+        None
     }
 
     /// Waits until the stream has got past an operation, or it has failed.
@@ -556,6 +598,7 @@ impl DeviceGroup {
         };
         let under_way = self.board.lock().pending.len() + self.messages.works().len();
         let host = host + self.messages.bytes();
+        let device = device + self.messages.depots.bytes();
         (device as u64, host as u64, under_way as u64)
     }
 }

@@ -13,6 +13,7 @@ mod attendant;
 mod bounce;
 mod closing;
 mod copies;
+mod depots;
 mod direct;
 mod disposal;
 mod formation;

@@ -46,6 +46,7 @@ pub(crate) use collective::plan_key::PlanKey;
 pub use collective::request::{Request, Sizes};
 pub(crate) use group::for_devices::Identity;
 pub(crate) use message::blocking::{Inbound, Outbound};
+pub(crate) use message::frame::NOTE;
 pub(crate) use state::Group;
 pub use threads::wait_for_threads;
 pub(crate) use work::WorkState;

@@ -20,11 +20,20 @@ impl Group {
         self.membership.key.id()
     }
 
-    /// The page shared with `peer`, once the link to it is open and if it has one.
+    /// The page shared with `peer`, once the link to it for collectives is open and if it has one.
     pub(crate) fn page(&self, peer: Rank) -> Option<Page> {
+        self.page_of(Lane::Collective, peer)
+    }
+
+    /// As [`Group::page`], of the link for messages.
+    pub(crate) fn message_page(&self, peer: Rank) -> Option<Page> {
+        self.page_of(Lane::PointToPoint, peer)
+    }
+
+    fn page_of(&self, lane: Lane, peer: Rank) -> Option<Page> {
         let mut core = self.core.lock();
         self.read_mail(&mut core);
-        let link = &mut core.links.open(Lane::Collective, peer)?.link;
+        let link = &mut core.links.open(lane, peer)?.link;
         link.neighbour().map(|neighbour| neighbour.page())
     }
 

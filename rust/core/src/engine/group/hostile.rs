@@ -204,6 +204,7 @@ fn frame(kind: Kind, tag: u64, bytes: u64) -> [u8; HEADER] {
     let frame = Frame {
         kind,
         dtype,
+        is_note: false,
         tag,
         id,
         bytes,

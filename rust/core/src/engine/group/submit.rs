@@ -21,6 +21,7 @@ use crate::engine::collective::request::Request;
 use crate::engine::collective::run::{CompiledPlan, PlanRun, ReuseKey};
 use crate::engine::collective::shared::{Host, SharedRun};
 use crate::engine::group::deadlock::TOLD_AFTER;
+use crate::engine::message::frame::NOTE;
 use crate::engine::state::{Core, Group, LARGE, Membership, Operation};
 use crate::engine::work::{Completion, WorkState};
 
@@ -261,6 +262,7 @@ impl Group {
             (Collective::Send, Some(to), bytes),
             options,
             |core, work| {
+                let memory = (memory, None);
                 core.matching
                     .send(dtype, memory, (to, tag), work, &mut core.finished)
             },
@@ -281,8 +283,39 @@ impl Group {
         check_elements(dtype, &memory, "recv")?;
         let bytes = memory.len();
         self.message((Collective::Recv, from, bytes), options, |core, work| {
+            let memory = (memory, None);
             core.matching
                 .receive(dtype, memory, (from, tag), work, &mut core.finished)
+        })
+    }
+
+    /// Sends a note in the place of a message of `note_of` bytes of `dtype`: it meets a receive of such a note.
+    pub(crate) fn send_note(
+        &self,
+        (dtype, note_of): (DataType, usize),
+        note: Memory,
+        (to, tag): (Rank, u64),
+        options: PointToPoint,
+    ) -> Result<Arc<WorkState>> {
+        self.message((Collective::Send, Some(to), NOTE), options, |core, work| {
+            let note = (note, Some(note_of));
+            core.matching
+                .send(dtype, note, (to, tag), work, &mut core.finished)
+        })
+    }
+
+    /// Receives a note that stands for a message of `note_of` bytes of `dtype`, for an operation that reports name as `operation`.
+    pub(crate) fn receive_note(
+        &self,
+        (operation, dtype, note_of): (Collective, DataType, usize),
+        note: Memory,
+        (from, tag): (Option<Rank>, u64),
+        options: PointToPoint,
+    ) -> Result<Arc<WorkState>> {
+        self.message((operation, from, NOTE), options, |core, work| {
+            let note = (note, Some(note_of));
+            core.matching
+                .receive(dtype, note, (from, tag), work, &mut core.finished)
         })
     }
 

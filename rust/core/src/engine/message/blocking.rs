@@ -305,6 +305,7 @@ mod tests {
         let frame = Frame {
             kind: Kind::Eager,
             dtype: DataType::UInt8 as u8,
+            is_note: false,
             tag,
             id: 0,
             bytes: bytes as u64,

@@ -7,6 +7,9 @@ use crate::types::Rank;
 /// Bytes of a frame header; the same as on the collective lane, so that links keep one kind of partial header.
 pub(crate) const HEADER: usize = crate::engine::collective::header::HEADER;
 
+/// Bytes of a note, which travels in the place of a longer message whose payload lies elsewhere.
+pub(crate) const NOTE: usize = 32;
+
 const MAGIC: u32 = u32::from_le_bytes(*b"UNP1");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,19 +27,30 @@ pub(crate) enum Kind {
 pub(crate) struct Frame {
     pub(crate) kind: Kind,
     pub(crate) dtype: u8,
+    /// What travels is a note of [`NOTE`] bytes that stands for a message of `bytes` bytes.
+    pub(crate) is_note: bool,
     pub(crate) tag: u64,
     /// The sender's number of the message; in `Credit` unused.
     pub(crate) id: u64,
-    /// Payload bytes of the message; in `Credit` the bytes given back.
+    /// Bytes of the message; in `Credit` the bytes given back.
     pub(crate) bytes: u64,
 }
 
 impl Frame {
+    /// Bytes that follow the header of a frame with a payload.
+    pub(crate) fn payload(&self) -> usize {
+        match self.is_note {
+            true => NOTE,
+            false => usize::try_from(self.bytes).unwrap_or(usize::MAX),
+        }
+    }
+
     pub(crate) fn encode(&self) -> [u8; HEADER] {
         let mut out = [0; HEADER];
         out[0..4].copy_from_slice(&MAGIC.to_le_bytes());
         out[4] = self.kind as u8;
         out[5] = self.dtype;
+        out[6] = u8::from(self.is_note);
         out[8..16].copy_from_slice(&self.tag.to_le_bytes());
         out[16..24].copy_from_slice(&self.id.to_le_bytes());
         out[24..32].copy_from_slice(&self.bytes.to_le_bytes());
@@ -54,9 +68,10 @@ impl Frame {
             _ => None,
         };
         match kind {
-            Some(kind) if u32_at(bytes, 0) == MAGIC => Ok(Self {
+            Some(kind) if u32_at(bytes, 0) == MAGIC && bytes[6] <= 1 => Ok(Self {
                 kind,
                 dtype: bytes[5],
+                is_note: bytes[6] == 1,
                 tag: u64_at(bytes, 8),
                 id: u64_at(bytes, 16),
                 bytes: u64_at(bytes, 24),

@@ -28,6 +28,7 @@ impl Wanted<'_> {
         frame.kind == Kind::Eager
             && frame.tag == self.tag
             && frame.dtype == self.dtype as u8
+            && !frame.is_note
             && frame.bytes == self.memory.len() as u64
     }
 }

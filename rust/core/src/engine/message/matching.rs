@@ -198,7 +198,7 @@ impl Matching {
             });
         };
         for posted in &self.posted {
-            add(&posted.work, posted.from, posted.memory.len());
+            add(&posted.work, posted.from, posted.bytes());
         }
         for (rank, peer) in self.peers.iter().enumerate() {
             let lent = peer.lent.iter().map(|(_, frame)| frame);
@@ -208,10 +208,10 @@ impl Matching {
                 }
             }
             for announced in &peer.announced {
-                add(&announced.work, Some(rank), announced.payload.len());
+                add(&announced.work, Some(rank), announced.frame.bytes as usize);
             }
             for (_, posted) in &peer.ready {
-                add(&posted.work, Some(rank), posted.memory.len());
+                add(&posted.work, Some(rank), posted.bytes());
             }
             if let Some(Sink::Receive { work, memory, .. }) = &peer.sink {
                 add(work, Some(rank), memory.len());

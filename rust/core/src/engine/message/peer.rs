@@ -32,6 +32,8 @@ pub(crate) struct Posted {
     pub(crate) tag: u64,
     pub(crate) dtype: DataType,
     pub(crate) memory: Memory,
+    /// How long the message is that a note in `memory` stands for.
+    pub(crate) note_of: Option<usize>,
     pub(crate) work: Arc<WorkState>,
 }
 
@@ -156,6 +158,7 @@ impl Peer {
             self.push_control(Frame {
                 kind: Kind::Credit,
                 dtype: 0,
+                is_note: false,
                 tag: 0,
                 id: 0,
                 bytes,
@@ -170,8 +173,12 @@ impl Posted {
     }
 
     pub(crate) fn check(&self, rank: Rank, from: Rank, frame: &Frame) -> Result<()> {
-        if frame.dtype == self.dtype as u8 && frame.bytes == self.memory.len() as u64 {
-            return Ok(());
+        let bytes = self.bytes();
+        if frame.dtype == self.dtype as u8 && frame.bytes == bytes as u64 {
+            return match frame.is_note == self.note_of.is_some() {
+                true => Ok(()),
+                false => Err(corrupt(from, "a message in another form than it receives")),
+            };
         }
         let theirs = DataType::from_number(frame.dtype).map_or("an unknown type", DataType::name);
         let field = if frame.dtype == self.dtype as u8 {
@@ -182,9 +189,8 @@ impl Posted {
         Err(Error::new(
             Code::Mismatch,
             format!(
-                "the {field} differs: rank {rank} receives {} bytes of {} but rank {from} sends {} bytes of {theirs} \
+                "the {field} differs: rank {rank} receives {bytes} bytes of {} but rank {from} sends {} bytes of {theirs} \
                  (tag {}); both sides of a message must have the same type and length",
-                self.memory.len(),
                 self.dtype,
                 frame.bytes,
                 self.tag
@@ -193,6 +199,11 @@ impl Posted {
         .with_field(field)
         .with_peer(from)
         .with_operation(self.work.name()))
+    }
+
+    /// Bytes of the message.
+    pub(crate) fn bytes(&self) -> usize {
+        self.note_of.unwrap_or(self.memory.len())
     }
 
     pub(crate) fn fill(&mut self, payload: &[u8]) {

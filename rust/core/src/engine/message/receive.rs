@@ -15,11 +15,11 @@ use crate::transport::endpoint::Lane;
 use crate::types::{DataType, Rank};
 
 impl Matching {
-    /// Starts a receive.
+    /// Starts a receive; with `note_of` of a note that stands for a message of so many bytes.
     pub(crate) fn receive(
         &mut self,
         dtype: DataType,
-        memory: Memory,
+        (memory, note_of): (Memory, Option<usize>),
         (from, tag): (Option<Rank>, u64),
         work: &Arc<WorkState>,
         finished: &mut Finished,
@@ -29,6 +29,7 @@ impl Matching {
             tag,
             dtype,
             memory,
+            note_of,
             work: Arc::clone(work),
         };
         let fits = |kept: &Kept| posted.fits(kept.from, kept.frame.tag);
@@ -132,7 +133,7 @@ impl Matching {
         link: &mut PeerLink,
         finished: &mut Finished,
     ) -> Result<()> {
-        let length = usize::try_from(frame.bytes).unwrap_or(usize::MAX);
+        let length = frame.payload();
         match frame.kind {
             Kind::Eager => match self.take_posted(rank, &frame)? {
                 Some(posted) => {

@@ -15,17 +15,18 @@ use crate::transport::endpoint::Lane;
 use crate::types::{DataType, Rank};
 
 impl Matching {
-    /// Starts a send. To oneself it needs a receive in flight.
+    /// Starts a send, with `note_of` of a note that stands for a message of so many bytes. To oneself it needs a receive in
+    /// flight.
     pub(crate) fn send(
         &mut self,
         dtype: DataType,
-        memory: Memory,
+        (memory, note_of): (Memory, Option<usize>),
         (to, tag): (Rank, u64),
         work: &Arc<WorkState>,
         finished: &mut Finished,
     ) -> Result<()> {
         if to == self.rank {
-            return self.send_to_self(dtype, &memory, tag, work, finished);
+            return self.send_to_self(dtype, (&memory, note_of), tag, work, finished);
         }
         let id = self.next_id;
         self.next_id += 1;
@@ -33,9 +34,10 @@ impl Matching {
         let frame = Frame {
             kind: Kind::Eager,
             dtype: dtype as u8,
+            is_note: note_of.is_some(),
             tag,
             id,
-            bytes: bytes as u64,
+            bytes: note_of.unwrap_or(bytes) as u64,
         };
         let peer = &mut self.peers[to];
         let work = Arc::clone(work);
@@ -70,7 +72,7 @@ impl Matching {
     fn send_to_self(
         &mut self,
         dtype: DataType,
-        memory: &Memory,
+        (memory, note_of): (&Memory, Option<usize>),
         tag: u64,
         work: &Arc<WorkState>,
         finished: &mut Finished,
@@ -83,13 +85,13 @@ impl Matching {
                  first"
             )));
         };
-        if self.posted[at].dtype != dtype || self.posted[at].memory.len() != memory.len() {
-            let posted = &self.posted[at];
+        let posted = &self.posted[at];
+        let sent = note_of.unwrap_or(memory.len());
+        let received = posted.bytes();
+        if posted.dtype != dtype || received != sent || posted.memory.len() != memory.len() {
             return Err(Error::invalid(format!(
-                "rank {rank} sends itself {} bytes of {dtype} (tag {tag}) but its receive in flight expects {} bytes \
-                 of {}",
-                memory.len(),
-                posted.memory.len(),
+                "rank {rank} sends itself {sent} bytes of {dtype} (tag {tag}) but its receive in flight expects {received} \
+                 bytes of {}",
                 posted.dtype
             )));
         }
@@ -128,6 +130,7 @@ impl Matching {
         let frame = Frame {
             kind: Kind::Eager,
             dtype: dtype as u8,
+            is_note: false,
             tag,
             id: self.next_id,
             bytes: bytes as u64,

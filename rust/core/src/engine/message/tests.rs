@@ -46,6 +46,7 @@ impl<L: Link> Side<L> {
         let frame = Frame {
             kind,
             dtype: DataType::UInt8 as u8,
+            is_note: false,
             tag: TAG,
             id: 0,
             bytes: LENGTH as u64,
@@ -63,7 +64,7 @@ impl<L: Link> Side<L> {
         let place = (Some(1), tag);
         let finished = &mut self.finished;
         self.matching
-            .receive(DataType::UInt8, memory, place, &work(), finished)
+            .receive(DataType::UInt8, (memory, None), place, &work(), finished)
             .unwrap();
     }
 

@@ -113,6 +113,14 @@ struct Segments {
     at: [Segment; MOST_SEGMENTS],
 }
 
+impl Segments {
+    /// Bytes of the longest.
+    fn longest(&self) -> u64 {
+        let lengths = self.at.iter().map(|segment| segment.bytes);
+        lengths.max().unwrap_or(0)
+    }
+}
+
 /// Enqueues `out[i] = sources[0][i] op sources[1][i] op ...` for `count` elements, in that order, so that ranks that
 /// give the same sources in the same order get the same bits. The small floats accumulate in float32 and are rounded
 /// once. `out` may be one of the sources. `divisor` is what `avg` divides by; the others ignore it. `premul_sum` is a
@@ -282,6 +290,35 @@ pub fn poison(stream: &Stream, segments: &[Segment], guard: Guard) -> Result<()>
     for_all(stream, (function, Work::Poison), segments, guard)
 }
 
+/// Enqueues copies of all `segments`, whose `from` is counted from the address that is in the word at `base` then: a word of the
+/// device's memory, which keeps its value until the copies have been made.
+///
+/// # Errors
+/// As [`copy`].
+pub fn fetch(stream: &Stream, segments: &[Segment], base: u64) -> Result<()> {
+    let function = Loaded::of(stream.device())?.fetch(stream.device())?;
+    for (mut part, mut number) in parts(segments.iter()) {
+        let longest = part.longest();
+        let grid = grid(function, longest, number);
+        let mut base = base;
+        let mut parameters: [*mut c_void; 3] = [
+            ptr_to(&mut part),
+            (&raw mut number).cast(),
+            (&raw mut base).cast(),
+        ];
+        // SAFETY: the kernel takes (Segments, unsigned, const unsigned long long*); as in `reduce`.
+        unsafe {
+            stream.launch(
+                function,
+                (grid, THREADS),
+                &mut parameters,
+                format_args!("fetch {number} pieces of up to {longest} bytes"),
+            )?;
+        }
+    }
+    Ok(())
+}
+
 /// What is done with segments.
 #[derive(Clone, Copy)]
 enum Work {
@@ -305,10 +342,14 @@ fn for_all(
     segments: &[Segment],
     guard: Guard,
 ) -> Result<()> {
-    let mut segments = segments
-        .iter()
-        .filter(|segment| segment.bytes > 0 && segment.from != segment.to);
-    loop {
+    let moved = segments.iter().filter(|segment| segment.from != segment.to);
+    parts(moved).try_for_each(|(mut part, number)| launch(stream, what, (&mut part, number), guard))
+}
+
+/// The segments that are not empty, as many at a time as a launch takes.
+fn parts<'a>(segments: impl Iterator<Item = &'a Segment>) -> impl Iterator<Item = (Segments, u32)> {
+    let mut segments = segments.filter(|segment| segment.bytes > 0);
+    std::iter::from_fn(move || {
         let nothing = Segment {
             from: 0,
             to: 0,
@@ -322,11 +363,8 @@ fn for_all(
             *place = *segment;
             number += 1;
         }
-        if number == 0 {
-            return Ok(());
-        }
-        launch(stream, what, (&mut part, number), guard)?;
-    }
+        (number > 0).then_some((part, number))
+    })
 }
 
 fn launch(
@@ -335,12 +373,7 @@ fn launch(
     (part, number): (&mut Segments, u32),
     guard: Guard,
 ) -> Result<()> {
-    let longest = part
-        .at
-        .iter()
-        .map(|segment| segment.bytes)
-        .max()
-        .unwrap_or(0);
+    let longest = part.longest();
     let grid = match work {
         Work::Copy => grid(function, longest, number),
         // They seldom have anything to do but to look.
@@ -391,6 +424,7 @@ struct Kernels {
     copy: Option<Function>,
     poison: Option<Function>,
     look: Option<Function>,
+    fetch: Option<Function>,
 }
 
 /// Of every device of this process.
@@ -432,6 +466,11 @@ impl Loaded {
     fn look(&self, device: &'static Device) -> Result<Function> {
         let look = self.of_type(device, DataType::UInt8)?.look;
         look.ok_or_else(|| Error::internal("there is no kernel that looks at a word"))
+    }
+
+    fn fetch(&self, device: &'static Device) -> Result<Function> {
+        let fetch = self.of_type(device, DataType::UInt8)?.fetch;
+        fetch.ok_or_else(|| Error::internal("there is no kernel that fetches messages"))
     }
 
     /// The kernels of a type. A failure is not kept: memory may be free the next time.
@@ -478,6 +517,7 @@ impl Kernels {
             copy: find(dtype == DataType::UInt8, "unisono_copy")?,
             poison: find(dtype == DataType::UInt8, "unisono_poison")?,
             look: find(dtype == DataType::UInt8, "unisono_look")?,
+            fetch: find(dtype == DataType::UInt8, "unisono_fetch")?,
         })
     }
 }
@@ -530,7 +570,12 @@ mod tests {
             }
         }
         let bytes = source(DataType::UInt8).unwrap().to_str().unwrap();
-        for name in ["unisono_copy", "unisono_poison", "unisono_look"] {
+        for name in [
+            "unisono_copy",
+            "unisono_poison",
+            "unisono_look",
+            "unisono_fetch",
+        ] {
             assert!(bytes.contains(&format!(".entry {name}(")), "{name}");
         }
     }

@@ -348,6 +348,11 @@ impl PeerWindow {
         self.address + (half * self.half) as u64
     }
 
+    /// Bytes of both halves.
+    pub fn bytes(&self) -> usize {
+        2 * self.half
+    }
+
     /// Whether it lies in another process.
     pub fn is_mapped(&self) -> bool {
         matches!(self._memory, Kept::Mapped(_))

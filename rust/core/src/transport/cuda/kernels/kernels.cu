@@ -28,6 +28,10 @@
 //     Does what `unisono_copy` does where the group has failed, and nothing else; `from` is not
 //     looked at. For what the driver has copied. In the module of uint8 alone.
 //
+//   unisono_fetch(Segments segments, unsigned count, const unsigned long long* base)
+//     As `unisono_copy`, where what is read begins `from` bytes after the address in `base`, which
+//     is a word of the device's memory: where a message lies is known only when it has come. In
+//     the module of uint8 alone.
 //   unisono_look(const unsigned* dead, unsigned* seen)
 //     Makes `seen` 1 where `dead` is not 0. In the module of uint8 alone.
 //
@@ -137,6 +141,15 @@ UNISONO_KERNEL(unisono_copy, Segments segments, unsigned count, const unsigned* 
 UNISONO_KERNEL(unisono_poison, Segments segments, unsigned count, const unsigned* dead,
                unsigned long long poison) {
   if (is_set(dead)) repeat_all(segments, count, poison);
+}
+
+UNISONO_KERNEL(unisono_fetch, Segments segments, unsigned count, const unsigned long long* base) {
+  const unsigned long long begin = load(base);
+  for (unsigned row = blockIdx.y; row < count; row += gridDim.y) {
+    const Segment& segment = segments.at[row];
+    const auto from = begin + reinterpret_cast<unsigned long long>(segment.from);
+    copy(static_cast<char*>(segment.to), reinterpret_cast<const char*>(from), segment.bytes);
+  }
 }
 
 UNISONO_KERNEL(unisono_look, const unsigned* dead, unsigned* seen) {

@@ -1,0 +1,305 @@
+//! The depots of a group's ranks, for its long messages, and the notes that travel in their place.
+//!
+//! A long message between ranks of one host is copied to the sender's [depot](crate::transport::cuda::depot), and the
+//! receiver's stream fetches it from there; the host carries a [`Note`] that says where. Whether a message is long depends on its
+//! length alone, so that both sides know. Where the receiver has not mapped the sender's depot, or that has no room left, the note
+//! says so, and the message follows by way of host memory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::engine::{Group, NOTE};
+use crate::error::{Code, Error, Result};
+use crate::transport::cuda::depot::{self, Depot, Mapped, Pair, Slot};
+use crate::transport::cuda::driver::Device;
+use crate::transport::cuda::window::PeerWindow;
+use crate::types::Rank;
+
+use super::disposal::dispose;
+
+/// Shorter messages are through host memory before a device has gone from one process to another and back.
+const LONG: usize = 1 << 20;
+
+/// How long a depot is kept for peers that have not unmapped it.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Tags from here on are for what follows notes; the tags of users are less.
+pub(super) const FIRST_INTERNAL_TAG: u64 = 1 << 62;
+const FOLLOWS: u64 = FIRST_INTERNAL_TAG;
+const FETCHED: u64 = FIRST_INTERNAL_TAG | 1 << 61;
+
+/// Whether messages of `bytes` bytes between the ranks of a group are long: the same for the sender and the receiver.
+pub(super) fn is_long(cpu: &Group, bytes: usize) -> bool {
+    bytes >= LONG && cpu.is_on_one_host()
+}
+
+/// What travels in the place of a long message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Note {
+    /// Its number, of those that its sender sends in the group.
+    pub(super) number: u64,
+    /// Where it lies in the sender's depot; `None` where it follows.
+    pub(super) offset: Option<u64>,
+}
+
+impl Note {
+    pub(super) fn encode(&self) -> [u8; NOTE] {
+        let mut out = [0; NOTE];
+        out[..8].copy_from_slice(&self.number.to_le_bytes());
+        out[8] = u8::from(self.offset.is_some());
+        out[16..24].copy_from_slice(&self.offset.unwrap_or(0).to_le_bytes());
+        out
+    }
+
+    pub(super) fn decode(bytes: &[u8; NOTE]) -> Self {
+        let part =
+            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        Self {
+            number: part(0),
+            offset: (bytes[8] == 1).then(|| part(16)),
+        }
+    }
+
+    /// The tag of the message that follows it.
+    pub(super) fn tag(&self) -> u64 {
+        FOLLOWS | self.number
+    }
+
+    /// The tag of the empty message by which its receiver says that it has fetched it.
+    pub(super) fn tag_of_end(&self) -> u64 {
+        FETCHED | self.number
+    }
+}
+
+/// The depots of a group.
+pub(super) struct Depots {
+    device: &'static Device,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    is_closed: bool,
+    own: Option<Arc<Depot>>,
+    /// Why there is none, once it has been found out.
+    is_refused: bool,
+    peers: Vec<Peer>,
+    sent: u64,
+}
+
+#[derive(Clone, Default)]
+struct Peer {
+    pair: Option<Pair>,
+    is_told: bool,
+    is_looked_at: bool,
+    depot: Option<Arc<PeerWindow>>,
+}
+
+impl Depots {
+    pub(super) fn new(device: &'static Device) -> Self {
+        Self {
+            device,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Whether there is something to [prepare](Self::prepare).
+    pub(super) fn lacks_something(&self, cpu: &Group) -> bool {
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return false;
+        }
+        let lacks_own = state.own.is_none() && !state.is_refused;
+        let mut others = (0..cpu.world()).filter(|rank| *rank != cpu.rank());
+        let has_own = state.own.is_some();
+        lacks_own || others.any(|rank| state.peer(rank, cpu).lacks_something(has_own))
+    }
+
+    /// Makes this rank's depot, tells the peers of it, and maps theirs. To be called while the driver waits for no peer.
+    pub(super) fn prepare(&self, cpu: &Group) {
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return;
+        }
+        if state.own.is_none() && !state.is_refused {
+            state.own = own_depot(self.device);
+            state.is_refused = state.own.is_none();
+        }
+        let record = state.own.as_ref().and_then(|own| own.record().ok());
+        for rank in (0..cpu.world()).filter(|rank| *rank != cpu.rank()) {
+            let peer = state.peer(rank, cpu);
+            if let (Some(pair), Some(record), false) = (&peer.pair, &record, peer.is_told) {
+                pair.publish(record);
+                peer.is_told = true;
+            }
+            if let Err(error) = peer.look(self.device) {
+                tracing::debug!(
+                    rank = cpu.rank(),
+                    "messages from rank {rank} on device {} go through host memory: {error}",
+                    self.device.number()
+                );
+            }
+        }
+    }
+
+    /// Room for a message of `bytes` bytes that rank `to` can fetch; `None` where it has to follow its note.
+    pub(super) fn take(&self, (to, rank): (Rank, Rank), bytes: usize) -> Option<Slot> {
+        let state = self.state.lock();
+        let own = state.own.as_ref()?;
+        let pair = state.peers.get(to).and_then(|peer| peer.pair.as_ref());
+        let is_mapped = to == rank || pair.is_some_and(|pair| pair.said() == Mapped::Yes);
+        is_mapped.then(|| own.take(bytes)).flatten()
+    }
+
+    /// A word for a message that is to be fetched, if there is one.
+    pub(super) fn word(&self) -> Option<Slot> {
+        self.state.lock().own.as_ref()?.word()
+    }
+
+    /// The number of the next long message that this rank sends.
+    pub(super) fn number(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.sent += 1;
+        state.sent
+    }
+
+    /// Where the device finds a message of `bytes` bytes that lies `offset` bytes from the beginning of `from`'s depot.
+    ///
+    /// # Errors
+    /// `Untrusted` where there is no such place.
+    pub(super) fn place(
+        &self,
+        (from, rank): (Rank, Rank),
+        offset: u64,
+        bytes: usize,
+    ) -> Result<u64> {
+        let state = self.state.lock();
+        let (address, length) = match (&state.own, state.peers.get(from)) {
+            (Some(own), _) if from == rank => (own.address(), own.bytes()),
+            (
+                _,
+                Some(Peer {
+                    depot: Some(depot), ..
+                }),
+            ) => (depot.half(0), depot.bytes()),
+            _ => (0, 0),
+        };
+        let end = offset.checked_add(bytes as u64);
+        match end.is_some_and(|end| end <= length as u64) {
+            true => Ok(address + offset),
+            false => Err(Error::new(
+                Code::Untrusted,
+                format!("rank {from} left a message where this rank has nothing of it mapped; its memory is damaged"),
+            )
+            .with_peer(from)),
+        }
+    }
+
+    /// Bytes of the device's memory.
+    pub(super) fn bytes(&self) -> usize {
+        let state = self.state.lock();
+        state.own.as_ref().map_or(0, |own| own.bytes())
+    }
+
+    /// Gives everything back, once no stream of this rank uses it: what is mapped at once, and the own depot when the peers have
+    /// unmapped it. Where that cannot be said everything stays.
+    pub(super) fn close(&self, is_clean: bool) {
+        let mut state = self.state.lock();
+        state.is_closed = true;
+        let own = state.own.take();
+        let peers = std::mem::take(&mut state.peers);
+        drop(state);
+        if own.is_none() && peers.iter().all(|peer| peer.depot.is_none()) {
+            return;
+        }
+        if !is_clean {
+            std::mem::forget((own, peers));
+            return;
+        }
+        dispose(move || take_apart(own, peers));
+    }
+}
+
+impl State {
+    /// What is known of `rank`, once the link to it is open.
+    fn peer(&mut self, rank: Rank, cpu: &Group) -> &mut Peer {
+        if self.peers.len() < cpu.world() {
+            self.peers.resize(cpu.world(), Peer::default());
+        }
+        let peer = &mut self.peers[rank];
+        if peer.pair.is_none() {
+            let page = cpu.message_page(rank);
+            peer.pair = page.map(|page| Pair::new(page, cpu.rank() < rank));
+        }
+        peer
+    }
+}
+
+impl Peer {
+    fn lacks_something(&self, has_own: bool) -> bool {
+        self.pair.as_ref().is_some_and(|pair| {
+            let is_new = !self.is_looked_at && pair.published().is_some();
+            is_new || (has_own && !self.is_told)
+        })
+    }
+
+    /// Maps its depot, if it has told of one.
+    fn look(&mut self, device: &'static Device) -> Result<()> {
+        let Some(pair) = self.pair.as_ref().filter(|_| !self.is_looked_at) else {
+            return Ok(());
+        };
+        let Some(record) = pair.published() else {
+            return Ok(());
+        };
+        self.is_looked_at = true;
+        let mapped = depot::map(device, &record);
+        pair.say(match mapped {
+            Ok(_) => Mapped::Yes,
+            Err(_) => Mapped::Refused,
+        });
+        self.depot = Some(mapped?);
+        Ok(())
+    }
+}
+
+fn own_depot(device: &'static Device) -> Option<Arc<Depot>> {
+    match Depot::of(device) {
+        Ok(depot) => Some(depot),
+        Err(error) => {
+            tracing::debug!("long messages go through host memory: {error}");
+            None
+        }
+    }
+}
+
+fn take_apart(own: Option<Arc<Depot>>, peers: Vec<Peer>) {
+    let mut readers = Vec::new();
+    for peer in peers {
+        let Some(pair) = peer.pair else { continue };
+        if peer.depot.is_some() {
+            drop(peer.depot);
+            pair.say(Mapped::NoMore);
+        }
+        readers.extend(peer.is_told.then_some(pair));
+    }
+    let since = Instant::now();
+    while readers.iter().any(|pair| pair.said() == Mapped::Yes) && since.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(own);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Note;
+
+    #[test]
+    fn a_note_travels() {
+        for offset in [None, Some(0), Some(u64::MAX)] {
+            let note = Note { number: 77, offset };
+            assert_eq!(Note::decode(&note.encode()), note);
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! A depot: memory of a device in which a process leaves long messages for the ranks of its host, which map it and fetch them.
+//!
+//! A process has one on each device, while a group there has use for it. A message takes a [`Slot`] until its receiver has
+//! fetched it.
+//!
+//! Two ranks tell each other of their depots in the page of the link between them ([`Pair`]): the owner leaves a record
+//! there, and the reader, once it has mapped the depot or the driver has refused to, says so. Mapping is for a thread that
+//! calls anyhow: the driver may make a call wait that another thread of the process is in the middle of. So the owner goes
+//! on by other ways until it sees that the reader has mapped the depot.
+//!
+//! The page, in words of 32 bits; what begins at 0 is about the depot of the lower rank, what begins at 64 about the higher one's:
+//!
+//! ```text
+//!   0       1 once the record is there; the owner writes it
+//!   1..35   the record
+//!   48      what the reader makes of it ([`Mapped`])
+//! ```
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::driver::Device;
+use super::window::{PeerWindow, RECORD, Record, Window};
+use crate::error::Result;
+use crate::transport::Page;
+
+/// The part of a device's memory that a depot is, and its least and greatest length.
+const PART_OF_MEMORY: usize = 512;
+const LEAST: usize = 32 << 20;
+const GREATEST: usize = 256 << 20;
+
+/// Slots begin at multiples of this.
+const ALIGNMENT: usize = 256;
+/// Bytes behind the slots for words: one for each message that is being fetched.
+const WORDS: usize = 64 << 10;
+const WORD: usize = 8;
+
+const RECORD_WORDS: usize = RECORD / 4;
+const OF_HIGHER: usize = 64;
+const MAPPED: usize = 48;
+
+const _: () = assert!(RECORD.is_multiple_of(4) && 1 + RECORD_WORDS <= MAPPED);
+
+/// Those of this process, one on each device.
+static DEPOTS: Mutex<Vec<Weak<Depot>>> = Mutex::new(Vec::new());
+
+/// Those of peers that are mapped, by the device that they are mapped for.
+static MAPPINGS: Mutex<Vec<Mapping>> = Mutex::new(Vec::new());
+
+struct Mapping {
+    device: u32,
+    record: Record,
+    window: Weak<PeerWindow>,
+}
+
+/// A process's own depot on a device.
+#[derive(Debug)]
+pub struct Depot {
+    device: &'static Device,
+    window: Arc<Window>,
+    slots: Mutex<Room>,
+    words: Mutex<Room>,
+}
+
+/// A part of a depot, taken until it is dropped.
+#[derive(Debug)]
+pub struct Slot {
+    depot: Arc<Depot>,
+    at: usize,
+    bytes: usize,
+}
+
+impl Depot {
+    /// This process's depot on `device`, made now if there is none.
+    ///
+    /// # Errors
+    /// `System` where there is no memory for it.
+    pub fn of(device: &'static Device) -> Result<Arc<Self>> {
+        let mut all = DEPOTS.lock();
+        all.retain(|depot| depot.strong_count() > 0);
+        let mut there = all.iter().filter_map(Weak::upgrade);
+        if let Some(depot) = there.find(|depot| depot.device.number() == device.number()) {
+            return Ok(depot);
+        }
+        let bytes = (device.memory() / PART_OF_MEMORY).clamp(LEAST, GREATEST);
+        let bytes = 1_usize << bytes.ilog2();
+        let window = Window::create(device, (bytes + WORDS) / 2)?;
+        // It is of no use to a group's windows.
+        window.set_unwanted();
+        let depot = Arc::new(Self {
+            device,
+            window,
+            // Readers find out by the first bytes whether they have mapped what they should.
+            slots: Mutex::new(Room::new(ALIGNMENT, bytes)),
+            words: Mutex::new(Room::new(bytes, bytes + WORDS)),
+        });
+        all.push(Arc::downgrade(&depot));
+        Ok(depot)
+    }
+
+    /// Room for a message; `None` where there is none now.
+    pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Slot> {
+        let bytes = bytes.next_multiple_of(ALIGNMENT);
+        let at = self.slots.lock().take(bytes)?;
+        Some(self.slot(at, bytes))
+    }
+
+    /// A word of 8 bytes for kernels of this process; `None` where thousands are in use.
+    pub fn word(self: &Arc<Self>) -> Option<Slot> {
+        let at = self.words.lock().take(WORD)?;
+        Some(self.slot(at, WORD))
+    }
+
+    /// What peers map it with.
+    ///
+    /// # Errors
+    /// As [`Window::record`]; that of the driver where it shares no memory between processes is left to the readers.
+    pub fn record(&self) -> Result<Record> {
+        self.window.record()
+    }
+
+    /// Its first byte, as this process knows it.
+    pub fn address(&self) -> u64 {
+        self.window.half(0)
+    }
+
+    /// Bytes of the device's memory.
+    pub fn bytes(&self) -> usize {
+        2 * self.window.half_bytes()
+    }
+
+    fn slot(self: &Arc<Self>, at: usize, bytes: usize) -> Slot {
+        Slot {
+            depot: Arc::clone(self),
+            at,
+            bytes,
+        }
+    }
+}
+
+impl Slot {
+    /// Where it begins in the depot.
+    pub fn offset(&self) -> usize {
+        self.at
+    }
+
+    /// Its first byte, as this process knows it.
+    pub fn address(&self) -> u64 {
+        self.depot.address() + self.at as u64
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let room = match self.bytes {
+            WORD => &self.depot.words,
+            _ => &self.depot.slots,
+        };
+        room.lock().give_back(self.at, self.bytes);
+    }
+}
+
+/// The depot of a peer, mapped for `device`; one mapping serves all groups of the process. Dropping the last use of it may wait
+/// until the device is idle.
+///
+/// # Errors
+/// As [`PeerWindow::open`].
+pub fn map(device: &'static Device, record: &Record) -> Result<Arc<PeerWindow>> {
+    let mut all = MAPPINGS.lock();
+    all.retain(|mapping| mapping.window.strong_count() > 0);
+    let found = all
+        .iter()
+        .find(|mapping| mapping.device == device.number() && mapping.record == *record);
+    if let Some(window) = found.and_then(|mapping| mapping.window.upgrade()) {
+        return Ok(window);
+    }
+    let window = Arc::new(PeerWindow::open(device, record)?);
+    all.push(Mapping {
+        device: device.number(),
+        record: record.clone(),
+        window: Arc::downgrade(&window),
+    });
+    Ok(window)
+}
+
+/// What a reader has made of a depot that it was told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Mapped {
+    /// Nothing yet.
+    NotYet = 0,
+    /// It can fetch messages from there.
+    Yes = 1,
+    /// It cannot, and will not.
+    Refused = 2,
+    /// It does so no more.
+    NoMore = 3,
+}
+
+/// What two ranks tell each other of their depots.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    page: Page,
+    /// This rank is the lower one.
+    lower: bool,
+}
+
+impl Pair {
+    /// Over a page that nothing else uses.
+    pub fn new(page: Page, lower: bool) -> Self {
+        Self { page, lower }
+    }
+
+    /// Tells the peer of this rank's depot.
+    pub fn publish(&self, record: &Record) {
+        let words = self.words(self.lower);
+        for (word, bytes) in words[1..].iter().zip(record.encode().chunks_exact(4)) {
+            let value = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
+            word.store(value, Ordering::Relaxed);
+        }
+        words[0].store(1, Ordering::Release);
+    }
+
+    /// The peer's depot, once it has told of it.
+    pub fn published(&self) -> Option<Record> {
+        let words = self.words(!self.lower);
+        if words[0].load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut bytes = [0; RECORD];
+        for (bytes, word) in bytes.chunks_exact_mut(4).zip(&words[1..]) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        }
+        Some(Record::decode(&bytes))
+    }
+
+    /// Says what this rank has made of the peer's depot.
+    pub fn say(&self, mapped: Mapped) {
+        self.words(!self.lower)[MAPPED].store(mapped as u32, Ordering::Release);
+    }
+
+    /// What the peer has made of this rank's depot.
+    pub fn said(&self) -> Mapped {
+        match self.words(self.lower)[MAPPED].load(Ordering::Acquire) {
+            0 => Mapped::NotYet,
+            1 => Mapped::Yes,
+            2 => Mapped::Refused,
+            _ => Mapped::NoMore,
+        }
+    }
+
+    fn words(&self, of_lower: bool) -> &[AtomicU32] {
+        let at = match of_lower {
+            true => 0,
+            false => OF_HIGHER,
+        };
+        &self.page.words()[at..at + OF_HIGHER]
+    }
+}
+
+/// What is free of a range: its parts in order, none of which touches the next.
+#[derive(Debug)]
+struct Room(Vec<(usize, usize)>);
+
+impl Room {
+    fn new(begin: usize, end: usize) -> Self {
+        Self(vec![(begin, end)])
+    }
+
+    /// The beginning of `bytes` bytes that are free until now: of the first part that is long enough.
+    fn take(&mut self, bytes: usize) -> Option<usize> {
+        let at = self
+            .0
+            .iter()
+            .position(|(begin, end)| end - begin >= bytes)?;
+        let (begin, end) = &mut self.0[at];
+        let taken = *begin;
+        *begin += bytes;
+        if begin == end {
+            self.0.remove(at);
+        }
+        Some(taken)
+    }
+
+    fn give_back(&mut self, begin: usize, bytes: usize) {
+        let at = self.0.partition_point(|part| part.0 < begin);
+        self.0.insert(at, (begin, begin + bytes));
+        if at + 1 < self.0.len() && self.0[at].1 == self.0[at + 1].0 {
+            self.0[at].1 = self.0.remove(at + 1).1;
+        }
+        if at > 0 && self.0[at - 1].1 == self.0[at].0 {
+            self.0[at - 1].1 = self.0.remove(at).1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::Room;
+
+    proptest! {
+        #[test]
+        fn room_is_taken_once_and_comes_back_whole(
+            steps in proptest::collection::vec((any::<bool>(), 1_usize..300), 1..200)
+        ) {
+            let mut room = Room::new(100, 1100);
+            let mut taken: Vec<(usize, usize)> = Vec::new();
+            for (takes, bytes) in steps {
+                if !takes {
+                    if let Some((at, bytes)) = taken.pop() {
+                        room.give_back(at, bytes);
+                    }
+                } else if let Some(at) = room.take(bytes) {
+                    prop_assert!(at >= 100 && at + bytes <= 1100);
+                    let apart = |(other, length): &(usize, usize)| {
+                        at + bytes <= *other || *other + *length <= at
+                    };
+                    prop_assert!(taken.iter().all(apart));
+                    let place = bytes % (taken.len() + 1);
+                    taken.insert(place, (at, bytes));
+                }
+            }
+            for (at, bytes) in taken {
+                room.give_back(at, bytes);
+            }
+            prop_assert_eq!(room.0, vec![(100, 1100)]);
+        }
+    }
+}
