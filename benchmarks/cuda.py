@@ -1,4 +1,4 @@
-"""Collectives of CUDA tensors on unisono beside gloo and NCCL, interleaved in one run.
+"""Collectives and messages of CUDA tensors on unisono beside gloo and NCCL, interleaved in one run.
 
     python benchmarks/cuda.py               1, 2, 4 and 8 ranks that share one GPU
     python benchmarks/cuda.py --ranks 2 --sizes 8,64M --collectives all_reduce
@@ -60,7 +60,11 @@ sys.path.remove(HERE)
 
 WAIT = datetime.timedelta(seconds=60)
 BACKENDS = ("unisono", "gloo", "nccl")
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+# With what takes only some backends at the end: one that fails is left out from there on.
+COLLECTIVES = (
+    *("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"),
+    "exchange",
+)
 SIZES = (8, 16 << 10, 1 << 20, 64 << 20, 256 << 20)
 # For ranks that share a device: what lets NCCL accept them, and leaves each of them room on it.
 NCCL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "4"}
@@ -78,12 +82,15 @@ class Cell:
     """One collective at one size on one backend's group."""
 
     def __init__(self, collective: str, size: int, group: dist.ProcessGroup) -> None:
-        world = dist.get_world_size()
+        rank, world = dist.get_rank(), dist.get_world_size()
+        self.next, self.previous = (rank + 1) % world, (rank - 1) % world
         count = max(size // 4 // world, 1)
         self.group = group
         self.call: Callable[[], object] = getattr(self, collective)
         self.whole = torch.zeros(
-            max(size // 4, 1) if collective in ("all_reduce", "broadcast") else count * world,
+            max(size // 4, 1)
+            if collective in ("all_reduce", "broadcast", "exchange")
+            else count * world,
             device="cuda",
         )
         self.other = torch.zeros_like(self.whole)
@@ -103,6 +110,17 @@ class Cell:
 
     def all_to_all(self) -> None:
         dist.all_to_all_single(self.other, self.whole, group=self.group)
+
+    def exchange(self) -> None:
+        """Send to the next rank, and receive from the one before, as pipelines do."""
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, self.whole, self.next, self.group),
+                dist.P2POp(dist.irecv, self.other, self.previous, self.group),
+            ]
+        )
+        for work in works:
+            work.wait()
 
     def round(self, calls: int) -> tuple[float, float, float]:
         """Return a call's seconds: at the rate of many, until it returns, and waited for."""

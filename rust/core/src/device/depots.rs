@@ -30,9 +30,12 @@ pub(super) const FIRST_INTERNAL_TAG: u64 = 1 << 62;
 const FOLLOWS: u64 = FIRST_INTERNAL_TAG;
 const FETCHED: u64 = FIRST_INTERNAL_TAG | 1 << 61;
 
-/// Whether messages of `bytes` bytes between the ranks of a group are long: the same for the sender and the receiver.
+/// Whether messages of `bytes` bytes between the ranks of a group are long: the same for the sender and the receiver. None is where
+/// nothing is to go through memory of the device.
 pub(super) fn is_long(cpu: &Group, bytes: usize) -> bool {
-    bytes >= LONG && cpu.is_on_one_host()
+    let told = cpu.config().window_bytes;
+    let has_windows = told.is_none_or(|bytes| bytes.0 > 0);
+    bytes >= LONG && has_windows && cpu.is_on_one_host()
 }
 
 /// What travels in the place of a long message.

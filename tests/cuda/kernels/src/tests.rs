@@ -288,8 +288,13 @@ fn every_operator_of_every_type_has_a_kernel_and_no_other_has() {
         .map(|(op, dtype)| (dtype.name(), format!("unisono_reduce_{op}")))
         .chain(DataType::ALL.map(|dtype| (dtype.name(), "unisono_scale".to_owned())))
         .chain(
-            ["unisono_copy", "unisono_poison", "unisono_look"]
-                .map(|name| ("uint8", name.to_owned())),
+            [
+                "unisono_copy",
+                "unisono_poison",
+                "unisono_look",
+                "unisono_fetch",
+            ]
+            .map(|name| ("uint8", name.to_owned())),
         )
         .collect();
     let mut present: Vec<_> = kernels()
@@ -541,6 +546,38 @@ fn copies_of_a_failed_group_become_the_pattern() {
             _ => (1..=8).cycle().take(21).collect(),
         };
         assert_eq!(to.bytes(), expected, "{name}");
+    }
+}
+
+#[test]
+fn what_is_fetched_begins_where_a_word_says() {
+    let kernel = find("uint8", "unisono_fetch").unwrap();
+    let content: Vec<u8> = (0..=199).collect();
+    for (shift, first, length) in [(0, 0, 160), (3, 5, 160), (8, 40, 33), (0, 7, 0)] {
+        let mut from = Shifted::new(shift, &content);
+        let mut to = Shifted::new(0, &[255; 200]);
+        let (read, written) = (from.range(), to.range());
+        let mut word = Shifted::new(8, &read.start.to_ne_bytes());
+        let base = word.range();
+        let mut segments = [[0; 24]; 64];
+        let parts = [(first, 0, length), (1, 170, 9)];
+        for (segment, (at, out, bytes)) in segments.iter_mut().zip(parts) {
+            let part = [at, written.start + out, bytes];
+            segment.copy_from_slice(&part.map(usize::to_ne_bytes).concat());
+        }
+        let parameters: [&[u8]; 3] = [
+            &segments.concat(),
+            &2_u32.to_ne_bytes(),
+            &base.start.to_ne_bytes(),
+        ];
+        let shape = ([2, 2, 1], 7);
+        let faults = launch(kernel, &parameters, shape, vec![read, base], vec![written]);
+        assert!(faults.is_empty(), "{faults:?}");
+        let mut expected = vec![255; 200];
+        for (at, out, bytes) in parts {
+            expected[out..out + bytes].copy_from_slice(&content[at..at + bytes]);
+        }
+        assert_eq!(to.bytes(), expected);
     }
 }
 
