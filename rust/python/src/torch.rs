@@ -429,6 +429,7 @@ unsafe fn request(call: &ffi::Call<'_>) -> Result<Request> {
         sizes,
         timeout: timeout(call.timeout_ms),
         stream: stream(call.place),
+        in_rank_order: false,
     })
 }
 

@@ -4,6 +4,11 @@
 //! receiver's stream fetches it from there; the host carries a [`Note`] that says where. Whether a message is long depends on its
 //! length alone, so that both sides know. Where the receiver has not mapped the sender's depot, or that has no room left, the note
 //! says so, and the message follows by way of host memory.
+//!
+//! A stream cannot choose how it gets a message: what is enqueued for a receive either copies from host memory, by an engine, or
+//! [*fetches*](crate::transport::cuda::kernels::fetch), by a kernel that also reads host memory, but slowly. So a rank tells a peer
+//! that it has mapped its depot when no receive that copies could meet a message of that peer any more, and from then on all
+//! that could fetch.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,12 +23,20 @@ use crate::transport::cuda::window::PeerWindow;
 use crate::types::Rank;
 
 use super::disposal::dispose;
+use super::state::pause;
 
 /// Shorter messages are through host memory before a device has gone from one process to another and back.
 const LONG: usize = 1 << 20;
 
 /// How long a depot is kept for peers that have not unmapped it.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a call waits for a moment at which nothing is under way, to make or map a depot, and how often.
+const STILLNESS: Duration = Duration::from_millis(2);
+const MOST_TRIES: u32 = 32;
+
+/// How long a send waits for room in the depot. Where that has been in vain, none does until something has been fetched.
+const ROOM: Duration = Duration::from_millis(100);
 
 /// Tags from here on are for what follows notes; the tags of users are less.
 pub(super) const FIRST_INTERNAL_TAG: u64 = 1 << 62;
@@ -90,6 +103,12 @@ struct State {
     is_refused: bool,
     peers: Vec<Peer>,
     sent: u64,
+    /// How often a call has waited for a moment at which nothing is under way.
+    tries: u32,
+    /// Receives from any rank under way that copy.
+    copying: usize,
+    /// How many messages had been fetched when a send last waited for room in vain.
+    was_full: Option<u64>,
 }
 
 #[derive(Clone, Default)]
@@ -98,6 +117,19 @@ struct Peer {
     is_told: bool,
     is_looked_at: bool,
     depot: Option<Arc<PeerWindow>>,
+    /// It knows that its depot is mapped.
+    may_leave: bool,
+    /// Receives from it under way that copy.
+    copying: usize,
+}
+
+/// How a receive gets its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Getting {
+    /// From host memory.
+    Copies,
+    /// From where the host says.
+    Fetches,
 }
 
 impl Depots {
@@ -145,15 +177,80 @@ impl Depots {
                 );
             }
         }
+        state.tell();
     }
 
-    /// Room for a message of `bytes` bytes that rank `to` can fetch; `None` where it has to follow its note.
+    /// Until when a call may wait for a moment at which it can [prepare](Self::prepare) something.
+    pub(super) fn patience(&self) -> Option<Instant> {
+        let mut state = self.state.lock();
+        state.tries += 1;
+        (state.tries <= MOST_TRIES).then(|| Instant::now() + STILLNESS)
+    }
+
+    /// Room for a message of `bytes` bytes that rank `to` can fetch, after a while where there is none at once; `None` where it has
+    /// to follow its note.
     pub(super) fn take(&self, (to, rank): (Rank, Rank), bytes: usize) -> Option<Slot> {
-        let state = self.state.lock();
-        let own = state.own.as_ref()?;
-        let pair = state.peers.get(to).and_then(|peer| peer.pair.as_ref());
-        let is_mapped = to == rank || pair.is_some_and(|pair| pair.said() == Mapped::Yes);
-        is_mapped.then(|| own.take(bytes)).flatten()
+        let own = {
+            let state = self.state.lock();
+            let pair = state.peers.get(to).and_then(|peer| peer.pair.as_ref());
+            let is_mapped = match to == rank {
+                // It receives before it sends, so that it may copy.
+                true => {
+                    state.copying == 0 && state.peers.get(to).is_none_or(|own| own.copying == 0)
+                }
+                false => pair.is_some_and(|pair| pair.said() == Mapped::Yes),
+            };
+            state.own.as_ref().filter(|_| is_mapped).map(Arc::clone)
+        };
+        let own = own?;
+        if !own.could_hold(bytes) {
+            return None;
+        }
+        let (since, mut looks) = (Instant::now(), 0);
+        loop {
+            if let Some(slot) = own.take(bytes) {
+                return Some(slot);
+            }
+            let fetched = own.fetched();
+            let mut state = self.state.lock();
+            if state.was_full == Some(fetched) || since.elapsed() > ROOM {
+                state.was_full = Some(fetched);
+                return None;
+            }
+            drop(state);
+            pause(&mut looks);
+        }
+    }
+
+    /// How a receive that begins now gets its message.
+    pub(super) fn begin(&self, from: Option<Rank>, cpu: &Group) -> Getting {
+        let mut state = self.state.lock();
+        let may_leave = |peer: &Peer| peer.may_leave;
+        let fetches = match from {
+            Some(from) if from == cpu.rank() => state.own.is_some(),
+            Some(from) => state.peer(from, cpu).may_leave,
+            None => state.peers.iter().any(may_leave),
+        };
+        match (fetches, from) {
+            (true, _) => return Getting::Fetches,
+            (false, Some(from)) => state.peer(from, cpu).copying += 1,
+            (false, None) => state.copying += 1,
+        }
+        Getting::Copies
+    }
+
+    /// A receive that copies has ended.
+    pub(super) fn end(&self, from: Option<Rank>) {
+        let mut state = self.state.lock();
+        match from {
+            Some(from) => {
+                if let Some(peer) = state.peers.get_mut(from) {
+                    peer.copying -= 1;
+                }
+            }
+            None => state.copying -= 1,
+        }
+        state.tell();
     }
 
     /// A word for a message that is to be fetched, if there is one.
@@ -226,6 +323,23 @@ impl Depots {
 }
 
 impl State {
+    /// Tells peers that their depots are mapped, where no receive that copies could meet a message of theirs.
+    fn tell(&mut self) {
+        if self.copying > 0 {
+            return;
+        }
+        for peer in &mut self.peers {
+            if let Some(pair) = &peer.pair
+                && peer.depot.is_some()
+                && !peer.may_leave
+                && peer.copying == 0
+            {
+                peer.may_leave = true;
+                pair.say(Mapped::Yes);
+            }
+        }
+    }
+
     /// What is known of `rank`, once the link to it is open.
     fn peer(&mut self, rank: Rank, cpu: &Group) -> &mut Peer {
         if self.peers.len() < cpu.world() {
@@ -258,10 +372,9 @@ impl Peer {
         };
         self.is_looked_at = true;
         let mapped = depot::map(device, &record);
-        pair.say(match mapped {
-            Ok(_) => Mapped::Yes,
-            Err(_) => Mapped::Refused,
-        });
+        if mapped.is_err() {
+            pair.say(Mapped::Refused);
+        }
         self.depot = Some(mapped?);
         Ok(())
     }

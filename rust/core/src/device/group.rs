@@ -506,15 +506,13 @@ impl DeviceGroup {
     /// Has memory ready for a message, as far as that is possible while no stream waits for a peer. Returns where a long one may be
     /// left.
     fn make_room_for(&self, end: End, (bytes, is_long): (usize, bool)) -> Option<Slot> {
-        if is_long
-            && self.messages.depots.lacks_something(&self.cpu)
-            && let Some(_still) = still()
-        {
-            self.messages.depots.prepare(&self.cpu);
+        let depots = &self.messages.depots;
+        if is_long && depots.lacks_something(&self.cpu) {
+            self.await_stillness(depots.patience(), || depots.prepare(&self.cpu));
         }
         if let End::To(to) = end
             && is_long
-            && let Some(slot) = self.messages.depots.take((to, self.cpu.rank()), bytes)
+            && let Some(slot) = depots.take((to, self.cpu.rank()), bytes)
         {
             return Some(slot);
         }
@@ -524,6 +522,21 @@ impl DeviceGroup {
             make_room(self.device, bytes);
         }
         None
+    }
+
+    /// Does something while nothing is under way in the process, if there is such a moment at once or, if it is to be waited for,
+    /// until then.
+    fn await_stillness(&self, until: Option<Instant>, act: impl FnOnce()) {
+        let mut looks = 0;
+        loop {
+            if let Some(_still) = still() {
+                return act();
+            }
+            if self.failure.get().is_some() || until.is_none_or(|until| Instant::now() >= until) {
+                return;
+            }
+            pause(&mut looks);
+        }
     }
 
     /// Waits until the stream has got past an operation, or it has failed.

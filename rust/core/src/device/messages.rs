@@ -21,7 +21,7 @@ use crate::transport::cuda::kernels::{self, Guard};
 use crate::types::{Collective, DataType, Rank};
 
 use super::bounce::{BounceBuffer, Direction};
-use super::depots::{Depots, Note};
+use super::depots::{Depots, Getting, Note};
 
 /// The messages of a group.
 pub(super) struct Messages {
@@ -38,6 +38,8 @@ enum Side {
     },
     Receive {
         posted: Arc<WorkState>,
+        /// The rank that it was asked for from, where it is long and copies.
+        copies_from: Option<Option<Rank>>,
     },
 }
 
@@ -96,7 +98,7 @@ impl Message {
 
     /// Gives the stream what the host has received, once that has ended. Returns whether anything moved.
     fn deliver(&mut self, is_received: bool) -> bool {
-        let Side::Receive { posted } = &self.side else {
+        let Side::Receive { posted, .. } = &self.side else {
             return false;
         };
         if let Some(source) = posted.source() {
@@ -113,7 +115,7 @@ impl Message {
     /// Lets the stream pass, after a failure. What is to be received must not change any more then: before `is_late` that is
     /// waited for.
     fn release(&mut self, is_late: bool) {
-        let Side::Receive { posted } = &self.side else {
+        let Side::Receive { posted, .. } = &self.side else {
             return self.buffer.release();
         };
         if is_late || posted.result().is_some() && self.has_ended_next() {
@@ -132,7 +134,7 @@ impl Message {
     fn result(&self) -> Option<Result<()>> {
         let first = match &self.side {
             Side::Send { posted, .. } => result_of(posted.as_ref()?)?,
-            Side::Receive { posted } => posted.result().cloned()?,
+            Side::Receive { posted, .. } => posted.result().cloned()?,
         };
         match &self.long {
             Some(long) if first.is_ok() => {
@@ -143,6 +145,13 @@ impl Message {
                 }))
             }
             _ => Some(first),
+        }
+    }
+
+    fn copies_from(&self) -> Option<Option<Rank>> {
+        match self.side {
+            Side::Send { .. } => None,
+            Side::Receive { copies_from, .. } => copies_from,
         }
     }
 
@@ -191,7 +200,10 @@ impl Message {
                     }
                 }
             }
-            Side::Receive { posted } if long.next.is_none() => {
+            Side::Receive {
+                posted,
+                copies_from,
+            } if long.next.is_none() => {
                 let (Some(Ok(())), Some(from)) = (posted.result(), posted.source()) else {
                     return Ok(false);
                 };
@@ -204,7 +216,12 @@ impl Message {
                     return Ok(true);
                 };
                 if self.buffer.awaits_all() {
-                    let place = depots.place((from, cpu.rank()), offset, long.bytes)?;
+                    let bytes = match copies_from {
+                        None => long.bytes,
+                        // It cannot get it from there.
+                        Some(_) => usize::MAX,
+                    };
+                    let place = depots.place((from, cpu.rank()), offset, bytes)?;
                     self.buffer.put_from(place);
                     return Ok(true);
                 }
@@ -319,17 +336,31 @@ impl Messages {
         hurry: impl FnOnce(),
     ) -> Result<()> {
         let bytes = wanted.memory.len();
-        let direction = match wanted.is_long {
-            true => Direction::Fetched,
-            false => Direction::In,
+        let getting = match wanted.is_long {
+            true => self.depots.begin(from, cpu),
+            false => Getting::Copies,
         };
-        let buffer = BounceBuffer::new(stream.device(), bytes, direction)?;
+        let direction = match getting {
+            Getting::Copies => Direction::In,
+            Getting::Fetches => Direction::Fetched,
+        };
+        let copies_from = (wanted.is_long && getting == Getting::Copies).then_some(from);
+        let buffer = match BounceBuffer::new(stream.device(), bytes, direction) {
+            Ok(buffer) => buffer,
+            Err(error) => {
+                self.note_end(copies_from);
+                return Err(error);
+            }
+        };
         let cut = buffer.cut();
         let mut long = wanted.is_long.then(|| Long {
             note: Box::new([0; NOTE]),
             end: Box::new([0; NOTE]),
             bytes,
-            slot: self.depots.word(),
+            slot: match getting {
+                Getting::Copies => None,
+                Getting::Fetches => self.depots.word(),
+            },
             next: None,
         });
         let slot = long.as_ref().and_then(|long| long.slot.as_ref());
@@ -360,12 +391,16 @@ impl Messages {
                 Ok(posted) => posted,
                 Err(refusal) => {
                     buffer.give_back();
+                    self.note_end(copies_from);
                     return Err(refusal);
                 }
             };
             under_way.push(Message {
                 work: wanted.work,
-                side: Side::Receive { posted },
+                side: Side::Receive {
+                    posted,
+                    copies_from,
+                },
                 dtype,
                 tag: wanted.tag,
                 timeout: wanted.timeout,
@@ -376,14 +411,21 @@ impl Messages {
         }
         hurry();
         // The buffer stays until the stream has said that it is past it.
-        let (enqueued, told) = match wanted.is_long {
-            true => cut.enqueue_fetch(wanted.memory, word, stream),
-            false => cut.enqueue_receive(wanted.memory, stream),
+        let (enqueued, told) = match getting {
+            Getting::Copies => cut.enqueue_receive(wanted.memory, stream),
+            Getting::Fetches => cut.enqueue_fetch(wanted.memory, word, stream),
         };
         if told.is_err() {
             self.give_up(&work);
         }
         enqueued.and(told)
+    }
+
+    /// A receive that copies has ended, if it was one that matters.
+    fn note_end(&self, copies_from: Option<Option<Rank>>) {
+        if let Some(from) = copies_from {
+            self.depots.end(from);
+        }
     }
 
     /// Whether a message is under way.
@@ -442,6 +484,7 @@ impl Messages {
             {
                 let message = under_way.remove(at);
                 ended.push((Arc::clone(&message.work), result));
+                self.note_end(message.copies_from());
                 message.let_go();
                 moved = true;
             } else {
@@ -468,12 +511,13 @@ impl Messages {
                 Side::Send { posted, .. } => posted
                     .as_ref()
                     .is_none_or(|posted| result_of(posted).is_some()),
-                Side::Receive { posted } => posted.result().is_some(),
+                Side::Receive { posted, .. } => posted.result().is_some(),
             };
             let is_over = message.is_passed() && has_ended && message.has_ended_next();
             if is_over || all {
                 let message = under_way.remove(at);
                 ended.push(Arc::clone(&message.work));
+                self.note_end(message.copies_from());
                 match is_over {
                     true => message.let_go(),
                     false => message.leave(),

@@ -16,7 +16,7 @@
 //!   48      what the reader makes of it ([`Mapped`])
 //! ```
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -27,9 +27,9 @@ use crate::error::Result;
 use crate::transport::Page;
 
 /// The part of a device's memory that a depot is, and its least and greatest length.
-const PART_OF_MEMORY: usize = 512;
+const PART_OF_MEMORY: usize = 256;
 const LEAST: usize = 32 << 20;
-const GREATEST: usize = 256 << 20;
+const GREATEST: usize = 512 << 20;
 
 /// Slots begin at multiples of this.
 const ALIGNMENT: usize = 256;
@@ -62,6 +62,10 @@ pub struct Depot {
     window: Arc<Window>,
     slots: Mutex<Room>,
     words: Mutex<Room>,
+    /// Bytes of the longest message.
+    longest: usize,
+    /// How many slots have come back.
+    fetched: AtomicU64,
 }
 
 /// A part of a depot, taken until it is dropped.
@@ -86,15 +90,18 @@ impl Depot {
         }
         let bytes = (device.memory() / PART_OF_MEMORY).clamp(LEAST, GREATEST);
         let bytes = 1_usize << bytes.ilog2();
-        let window = Window::create(device, (bytes + WORDS) / 2)?;
+        // Readers find out by the first bytes whether they have mapped what they should.
+        let end = ALIGNMENT + bytes;
+        let window = Window::create(device, (end + WORDS) / 2)?;
         // It is of no use to a group's windows.
         window.set_unwanted();
         let depot = Arc::new(Self {
             device,
             window,
-            // Readers find out by the first bytes whether they have mapped what they should.
-            slots: Mutex::new(Room::new(ALIGNMENT, bytes)),
-            words: Mutex::new(Room::new(bytes, bytes + WORDS)),
+            slots: Mutex::new(Room::new(ALIGNMENT, end)),
+            words: Mutex::new(Room::new(end, end + WORDS)),
+            longest: bytes,
+            fetched: AtomicU64::new(0),
         });
         all.push(Arc::downgrade(&depot));
         Ok(depot)
@@ -105,6 +112,16 @@ impl Depot {
         let bytes = bytes.next_multiple_of(ALIGNMENT);
         let at = self.slots.lock().take(bytes)?;
         Some(self.slot(at, bytes))
+    }
+
+    /// Whether there could be room for a message of `bytes` bytes.
+    pub fn could_hold(&self, bytes: usize) -> bool {
+        bytes <= self.longest
+    }
+
+    /// How many messages have been fetched.
+    pub fn fetched(&self) -> u64 {
+        self.fetched.load(Ordering::Acquire)
     }
 
     /// A word of 8 bytes for kernels of this process; `None` where thousands are in use.
@@ -159,6 +176,7 @@ impl Drop for Slot {
             _ => &self.depot.slots,
         };
         room.lock().give_back(self.at, self.bytes);
+        self.depot.fetched.fetch_add(1, Ordering::AcqRel);
     }
 }
 
