@@ -7,6 +7,7 @@ mod depots;
 mod gpu;
 mod graph;
 mod harness;
+mod lanes;
 mod messages;
 mod replay;
 #[path = "../../../rust/core/src/skips.rs"]

@@ -113,7 +113,8 @@ impl DeviceGroup {
         if is_clean {
             self.words.set_clean();
         }
-        self.messages.depots.close(is_clean);
+        let lanes = self.messages.lanes.take();
+        self.messages.depots.close(self.is_lost(), lanes);
         let way = self.way.write().take();
         if let Some(way) = way {
             match Arc::try_unwrap(way) {

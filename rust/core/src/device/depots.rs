@@ -121,6 +121,20 @@ struct Peer {
     may_leave: bool,
     /// Receives from it under way that copy.
     copying: usize,
+    /// The lane to it, and the bytes of a half.
+    lane: Option<(Arc<Slot>, usize)>,
+    has_offered: bool,
+}
+
+/// Where the halves of a lane are.
+pub(super) struct Place {
+    pub(super) pair: Pair,
+    /// Of the first half, as this rank's device knows it.
+    pub(super) address: u64,
+    /// Bytes of a half.
+    pub(super) piece: usize,
+    /// Keeps the lane while it is in use.
+    _slot: Option<Arc<Slot>>,
 }
 
 /// How a receive gets its message.
@@ -178,6 +192,96 @@ impl Depots {
             }
         }
         state.tell();
+    }
+
+    /// As [`Depots::prepare`], also while something is under way, and has a lane to every peer.
+    pub(super) fn offer_lanes(&self, cpu: &Group) {
+        self.prepare(cpu);
+        let mut state = self.state.lock();
+        let Some(own) = state.own.clone() else {
+            return;
+        };
+        let half = own.half_of_lane(cpu.world());
+        for peer in &mut state.peers {
+            let Some(pair) = peer.pair.as_ref().filter(|_| !peer.has_offered) else {
+                continue;
+            };
+            peer.has_offered = true;
+            peer.lane = own.take(2 * half).map(|slot| (Arc::new(slot), half));
+            let place = peer.lane.as_ref();
+            pair.publish_lane(place.map(|(slot, half)| (slot.offset(), *half)));
+        }
+    }
+
+    /// The lane to or from `peer`, once both can reach it.
+    ///
+    /// # Errors
+    /// `Unsupported` where that will not be.
+    pub(super) fn lane(&self, peer: Rank, receives: bool) -> Result<Option<Place>> {
+        let state = self.state.lock();
+        let refused = |reason: String| {
+            Err(Error::unsupported(format!(
+                "messages with rank {peer} cannot be captured in a graph: {reason}"
+            )))
+        };
+        let rank = self.device.number();
+        if state.is_refused {
+            return refused(format!("device {rank} has no memory left for them"));
+        }
+        let Some(peer) = state.peers.get(peer) else {
+            return Ok(None);
+        };
+        let Some(pair) = &peer.pair else {
+            return Ok(None);
+        };
+        if !receives {
+            if peer.has_offered && peer.lane.is_none() {
+                return refused(format!(
+                    "the memory of device {rank} that is for messages is taken by others under way"
+                ));
+            }
+            let is_mapped = match pair.said() {
+                Mapped::Refused | Mapped::NoMore => {
+                    return refused("its driver does not map memory of this process".to_owned());
+                }
+                Mapped::NotYet => false,
+                Mapped::Yes | Mapped::Lane => true,
+            };
+            let lane = peer.lane.as_ref().filter(|_| is_mapped);
+            return Ok(lane.map(|(slot, piece)| Place {
+                pair: pair.clone(),
+                address: slot.address(),
+                piece: *piece,
+                _slot: Some(Arc::clone(slot)),
+            }));
+        }
+        let (Some(lane), Some(depot)) = (pair.published_lane(), &peer.depot) else {
+            return match peer.is_looked_at && peer.depot.is_none() {
+                true => refused("the driver does not map its memory".to_owned()),
+                false => Ok(None),
+            };
+        };
+        let Some((offset, piece)) = lane else {
+            return refused("it has no memory left for them".to_owned());
+        };
+        if piece == 0 || offset.saturating_add(2 * piece) > depot.bytes() {
+            return refused("it gave a place that it does not have".to_owned());
+        }
+        Ok(Some(Place {
+            pair: pair.clone(),
+            address: depot.half(0) + offset as u64,
+            piece,
+            _slot: None,
+        }))
+    }
+
+    /// A word of the own depot, 0 at first.
+    ///
+    /// # Errors
+    /// `System`.
+    pub(super) fn zeroed_word(&self) -> Result<Option<Slot>> {
+        let own = self.state.lock().own.clone();
+        own.map_or(Ok(None), |own| own.zeroed_word())
     }
 
     /// Until when a call may wait for a moment at which it can [prepare](Self::prepare) something.
@@ -303,9 +407,9 @@ impl Depots {
         state.own.as_ref().map_or(0, |own| own.bytes())
     }
 
-    /// Gives everything back, once no stream of this rank uses it: what is mapped at once, and the own depot when the peers have
-    /// unmapped it. Where that cannot be said everything stays.
-    pub(super) fn close(&self, is_clean: bool) {
+    /// Gives everything back, once no stream of this rank uses it: the lanes and what is mapped at once, and the own depot when the
+    /// peers have unmapped it. Nothing, where the device `is_lost`.
+    pub(super) fn close(&self, is_lost: bool, lanes: impl Send + 'static) {
         let mut state = self.state.lock();
         state.is_closed = true;
         let own = state.own.take();
@@ -314,11 +418,14 @@ impl Depots {
         if own.is_none() && peers.iter().all(|peer| peer.depot.is_none()) {
             return;
         }
-        if !is_clean {
-            std::mem::forget((own, peers));
+        if is_lost {
+            std::mem::forget((own, peers, lanes));
             return;
         }
-        dispose(move || take_apart(own, peers));
+        dispose(move || {
+            drop(lanes);
+            take_apart(own, peers);
+        });
     }
 }
 
@@ -372,9 +479,10 @@ impl Peer {
         };
         self.is_looked_at = true;
         let mapped = depot::map(device, &record);
-        if mapped.is_err() {
-            pair.say(Mapped::Refused);
-        }
+        pair.say(match mapped {
+            Ok(_) => Mapped::Lane,
+            Err(_) => Mapped::Refused,
+        });
         self.depot = Some(mapped?);
         Ok(())
     }
@@ -394,6 +502,7 @@ fn take_apart(own: Option<Arc<Depot>>, peers: Vec<Peer>) {
     let mut readers = Vec::new();
     for peer in peers {
         let Some(pair) = peer.pair else { continue };
+        drop(peer.lane);
         if peer.depot.is_some() {
             drop(peer.depot);
             pair.say(Mapped::NoMore);
@@ -401,7 +510,8 @@ fn take_apart(own: Option<Arc<Depot>>, peers: Vec<Peer>) {
         readers.extend(peer.is_told.then_some(pair));
     }
     let since = Instant::now();
-    while readers.iter().any(|pair| pair.said() == Mapped::Yes) && since.elapsed() < PATIENCE {
+    let reads = |pair: &Pair| matches!(pair.said(), Mapped::Yes | Mapped::Lane);
+    while readers.iter().any(reads) && since.elapsed() < PATIENCE {
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(own);

@@ -26,6 +26,7 @@ use super::copies::check_memory;
 use super::depots::{FIRST_INTERNAL_TAG, is_long};
 use super::direct::{Direct, Ticket};
 use super::formation::form;
+use super::lanes::check_capture;
 use super::messages::{Messages, Wanted};
 use super::staged::Staged;
 use super::state::{DeviceGroup, HERE, Pending, Queue, Rest, Way, pause};
@@ -464,11 +465,6 @@ impl DeviceGroup {
         };
         let _call = self.come_in()?;
         self.check_alive()?;
-        if captured {
-            return Err(Error::unsupported(format!(
-                "{collective} cannot be captured in a graph: messages of device memory go through the host"
-            )));
-        }
         let timeout = options.timeout.unwrap_or_else(|| self.parent.timeout());
         let work = WorkState::new(collective, 0, timeout, options.completion);
         let work = Arc::new(work);
@@ -480,6 +476,9 @@ impl DeviceGroup {
             work: Arc::clone(&work),
             is_long,
         };
+        if captured {
+            return self.capture(end, &wanted, &stream);
+        }
         let enqueued = match end {
             End::To(to) => {
                 let to = (to, slot);
@@ -498,6 +497,30 @@ impl DeviceGroup {
             }
             return Err(error);
         }
+        self.parent.keep_record(&work);
+        attendant::hurry();
+        Ok(work)
+    }
+
+    /// Has a message become part of a graph.
+    fn capture(&self, end: End, wanted: &Wanted, stream: &Stream) -> Result<Arc<WorkState>> {
+        let work = Arc::clone(&wanted.work);
+        let (peer, receives) = match end {
+            End::To(to) => (Some(to), false),
+            End::From(from) => (from, true),
+        };
+        let peer = check_capture(&self.cpu, end.collective(), peer)?;
+        let lanes = &self.messages.lanes;
+        let host = (&*self.cpu, &self.messages.depots);
+        lanes
+            .capture(wanted, (peer, receives), (stream, &self.words), host)
+            .inspect_err(|error| {
+                if error.code.is_fatal() {
+                    self.fail(error.clone());
+                }
+            })?;
+        self.captured.store(true, Ordering::Relaxed);
+        self.parent.end(&work, Ok(()));
         self.parent.keep_record(&work);
         attendant::hurry();
         Ok(work)

@@ -22,11 +22,13 @@ use crate::types::{Collective, DataType, Rank};
 
 use super::bounce::{BounceBuffer, Direction};
 use super::depots::{Depots, Getting, Note};
+use super::lanes::Lanes;
 
 /// The messages of a group.
 pub(super) struct Messages {
     under_way: Mutex<Vec<Message>>,
     pub(super) depots: Depots,
+    pub(super) lanes: Lanes,
 }
 
 /// What a message is, on this side.
@@ -265,6 +267,7 @@ impl Messages {
         Ok(Self {
             under_way: Mutex::default(),
             depots: Depots::new(device),
+            lanes: Lanes::default(),
         })
     }
 
@@ -462,8 +465,8 @@ impl Messages {
     /// # Errors
     /// What ended a message on the host.
     pub(super) fn advance(&self, cpu: &Group, ended: &mut Vec<Ended>) -> Result<(bool, bool)> {
+        let mut moved = self.lanes.advance(cpu.rank())?;
         let mut under_way = self.under_way.lock();
-        let mut moved = false;
         for at in 0..under_way.len() {
             moved |= post(&mut under_way, at, cpu)?;
             let message = &mut under_way[at];
@@ -496,6 +499,7 @@ impl Messages {
 
     /// Lets streams pass, after a failure, `is_late` where that was some time ago. To be called again until all have passed.
     pub(super) fn release(&self, is_late: bool) {
+        self.lanes.release();
         for message in &mut *self.under_way.lock() {
             message.release(is_late);
         }

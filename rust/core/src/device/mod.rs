@@ -19,6 +19,7 @@ mod disposal;
 mod formation;
 mod group;
 mod growth;
+mod lanes;
 mod level;
 mod messages;
 mod replay;

@@ -27,9 +27,10 @@ impl DeviceGroup {
         self.captured.load(Ordering::Relaxed)
     }
 
-    /// Whether a stream is in a collective of this group as part of a graph.
+    /// Whether a stream is in an operation of this group as part of a graph.
     pub(super) fn is_replaying(&self) -> bool {
-        self.words.load(Word::Replayed) != 0
+        let lanes = &self.messages.lanes;
+        self.words.load(Word::Replayed) != 0 || lanes.waits(&self.words, Instant::now()).is_some()
     }
 
     /// Looks whether a replay waits for a rank that is gone. While no replay is under way nothing waits, and ranks that
@@ -38,7 +39,7 @@ impl DeviceGroup {
         let place = (self.words.load(Word::Replayed), self.words.load(Word::Step));
         if place.0 == 0 {
             self.board.lock().replays.waits = None;
-            return Ok(());
+            return self.look_at_lanes(now);
         }
         self.check_peers()?;
         if let Some(error) = self.parent.error() {
@@ -67,13 +68,49 @@ impl DeviceGroup {
         self.look_at_context(now, now.checked_sub(waited))
     }
 
+    /// The same, of the messages in graphs.
+    fn look_at_lanes(&self, now: Instant) -> Result<()> {
+        let Some((missing, waited)) = self.messages.lanes.waits(&self.words, now) else {
+            return Ok(());
+        };
+        self.check_peers()?;
+        if let Some(error) = self.parent.error() {
+            return Err(error);
+        }
+        let is_stuck = waited >= GRACE;
+        if let Some(error) = self.cpu.lost(|peer| is_stuck && missing.contains(&peer)) {
+            return Err(error);
+        }
+        if is_stuck && self.closed.get().is_some() {
+            return Err(Error::new(
+                Code::Aborted,
+                format!(
+                    "rank {} closed its communicator while a graph was being replayed: {}",
+                    self.parent.rank(),
+                    self.lanes_in_words(&missing)
+                ),
+            ));
+        }
+        self.look_at_context(now, now.checked_sub(waited))
+    }
+
+    fn lanes_in_words(&self, missing: &[Rank]) -> String {
+        let missing: Vec<String> = missing.iter().map(|peer| self.cpu.name_of(*peer)).collect();
+        format!(
+            "a message waits, as part of a graph, for {}",
+            missing.join(", ")
+        )
+    }
+
     /// What is replayed waits for, in words, and the first rank.
     pub(super) fn replay_waits(&self) -> Option<(String, Option<Rank>)> {
         let place = (self.words.load(Word::Replayed), self.words.load(Word::Step));
-        (place.0 != 0).then(|| {
-            let wait = self.wait_at(place);
-            (self.in_words(&wait), wait.missing.first().copied())
-        })
+        if place.0 == 0 {
+            let (missing, _) = self.messages.lanes.waits(&self.words, Instant::now())?;
+            return Some((self.lanes_in_words(&missing), missing.first().copied()));
+        }
+        let wait = self.wait_at(place);
+        Some((self.in_words(&wait), wait.missing.first().copied()))
     }
 
     fn wait_at(&self, (number, step): Place) -> Wait {

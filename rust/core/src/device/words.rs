@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
+use crate::plan::signals::MOST_RANKS;
 use crate::transport::cuda::driver::{Device, Pinned};
+use crate::types::Rank;
 
 use super::disposal::dispose;
 
@@ -66,6 +68,16 @@ impl Words {
         self.pinned().address() + offset(word) as u64
     }
 
+    /// A word that is 1 while a stream that carries out a graph waits in a lane to or from a rank. The stream alone writes it.
+    pub(super) fn lane_address(&self, peer: Rank, receives: bool) -> u64 {
+        self.pinned().address() + lane_offset(peer, receives) as u64
+    }
+
+    pub(super) fn lane(&self, peer: Rank, receives: bool) -> u32 {
+        let word = self.pinned().word(lane_offset(peer, receives));
+        word.load(Ordering::Acquire)
+    }
+
     pub(super) fn load(&self, word: Word) -> u32 {
         self.pinned().word(offset(word)).load(Ordering::Acquire)
     }
@@ -103,6 +115,12 @@ impl Drop for Words {
 /// Whether `value` is `number` or later, in the cyclic order.
 pub(super) fn is_at_least(value: u32, number: u32) -> bool {
     value.wrapping_sub(number).cast_signed() >= 0
+}
+
+/// For 64 ranks, after the others.
+fn lane_offset(peer: Rank, receives: bool) -> usize {
+    assert!(peer < MOST_RANKS);
+    1024 + 16 * (2 * peer + usize::from(receives))
 }
 
 /// Each on cache lines of its own: the stream and the host write them at the same time.

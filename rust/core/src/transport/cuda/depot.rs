@@ -13,7 +13,10 @@
 //! ```text
 //!   0       1 once the record is there; the owner writes it
 //!   1..35   the record
+//!   40      1 once the owner says where its lane to the reader is, 2 where there is no room for one
+//!   41, 42  where the lane begins in the depot and how long a half of it is, in units of 256 bytes
 //!   48      what the reader makes of it ([`Mapped`])
+//!   128..   the words of both lanes ([`lane`](super::lane))
 //! ```
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -21,7 +24,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::driver::Device;
+use super::driver::{Device, Stream};
 use super::window::{PeerWindow, RECORD, Record, Window};
 use crate::error::Result;
 use crate::transport::Page;
@@ -33,15 +36,18 @@ const GREATEST: usize = 512 << 20;
 
 /// Slots begin at multiples of this.
 const ALIGNMENT: usize = 256;
+/// The most bytes of a half of a lane.
+const LONGEST_HALF: usize = 16 << 20;
 /// Bytes behind the slots for words: one for each message that is being fetched.
 const WORDS: usize = 64 << 10;
 const WORD: usize = 8;
 
 const RECORD_WORDS: usize = RECORD / 4;
 const OF_HIGHER: usize = 64;
+const LANE: usize = 40;
 const MAPPED: usize = 48;
 
-const _: () = assert!(RECORD.is_multiple_of(4) && 1 + RECORD_WORDS <= MAPPED);
+const _: () = assert!(RECORD.is_multiple_of(4) && 1 + RECORD_WORDS <= LANE);
 
 /// Those of this process, one on each device.
 static DEPOTS: Mutex<Vec<Weak<Depot>>> = Mutex::new(Vec::new());
@@ -130,6 +136,24 @@ impl Depot {
         Some(self.slot(at, WORD))
     }
 
+    /// As [`Depot::word`], 0 at first.
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn zeroed_word(self: &Arc<Self>) -> Result<Option<Slot>> {
+        let Some(word) = self.word() else {
+            return Ok(None);
+        };
+        Stream::create(self.device)?.write(word.address(), &[0; WORD])?;
+        Ok(Some(word))
+    }
+
+    /// Bytes of a half of a lane to each of `world` ranks: all of them take half of the depot at most.
+    pub fn half_of_lane(&self, world: usize) -> usize {
+        let half = self.longest / (4 * world.max(1));
+        half.clamp(ALIGNMENT, LONGEST_HALF) / ALIGNMENT * ALIGNMENT
+    }
+
     /// What peers map it with.
     ///
     /// # Errors
@@ -215,6 +239,8 @@ pub enum Mapped {
     Refused = 2,
     /// It does so no more.
     NoMore = 3,
+    /// It has mapped it, and can fetch what comes by the lane.
+    Lane = 4,
 }
 
 /// What two ranks tell each other of their depots.
@@ -254,6 +280,36 @@ impl Pair {
         Some(Record::decode(&bytes))
     }
 
+    /// Tells the peer where this rank's lane to it is: the offset in the depot and the bytes of a half, multiples of 256; or that
+    /// there is none.
+    pub fn publish_lane(&self, place: Option<(usize, usize)>) {
+        let words = self.words(self.lower);
+        if let Some((offset, half)) = place {
+            words[LANE + 1].store((offset / ALIGNMENT) as u32, Ordering::Relaxed);
+            words[LANE + 2].store((half / ALIGNMENT) as u32, Ordering::Relaxed);
+        }
+        let state = if place.is_some() { 1 } else { 2 };
+        words[LANE].store(state, Ordering::Release);
+    }
+
+    /// The peer's lane to this rank, as it has been published: `Some(None)` if there is none.
+    pub fn published_lane(&self) -> Option<Option<(usize, usize)>> {
+        let words = self.words(!self.lower);
+        match words[LANE].load(Ordering::Acquire) {
+            0 => None,
+            1 => {
+                let part = |at: usize| words[at].load(Ordering::Relaxed) as usize * ALIGNMENT;
+                Some(Some((part(LANE + 1), part(LANE + 2))))
+            }
+            _ => Some(None),
+        }
+    }
+
+    /// The page.
+    pub fn page(&self) -> Page {
+        self.page.clone()
+    }
+
     /// Says what this rank has made of the peer's depot.
     pub fn say(&self, mapped: Mapped) {
         self.words(!self.lower)[MAPPED].store(mapped as u32, Ordering::Release);
@@ -265,6 +321,7 @@ impl Pair {
             0 => Mapped::NotYet,
             1 => Mapped::Yes,
             2 => Mapped::Refused,
+            4 => Mapped::Lane,
             _ => Mapped::NoMore,
         }
     }

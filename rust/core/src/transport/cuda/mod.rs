@@ -7,7 +7,7 @@
 //!   memory that both have mapped and registered, written and awaited by memory operations of the streams. No kernel
 //!   ever waits.
 //! - [`window`] is device memory that the other ranks of the host have mapped.
-//! - [`depot`] is such memory for messages.
+//! - [`depot`] is such memory for messages, and [`lane`] a part of it for those in graphs.
 //!
 //! **Calls that may wait.** A stream here may wait for a peer, and a peer for what this host does next. Some calls of the
 //! driver wait, or may wait, until the whole context is idle: to allocate, register and map memory and to load kernels
@@ -44,4 +44,5 @@ pub mod depot;
 pub mod driver;
 pub mod flags;
 pub mod kernels;
+pub mod lane;
 pub mod window;

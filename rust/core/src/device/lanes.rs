@@ -1,0 +1,391 @@
+//! Messages that become part of a graph: they go through [lanes](crate::transport::cuda::lane), in which streams meet without
+//! the host.
+//!
+//! A graph does the same each time, so nothing can look for the message that a receive waits for: between two ranks the captured
+//! messages meet in the order in which they were captured. Their tags do not choose, but must agree: the ranks compare
+//! them, and the lengths, by notes that the host carries, once for each message that is captured.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::buffer::Memory;
+use crate::engine::{Group, NOTE, PointToPoint, WorkState};
+use crate::error::{Code, Error, Result};
+use crate::plan::signals::MOST_RANKS;
+use crate::transport::cuda::depot::Slot;
+use crate::transport::cuda::driver::{Device, MemoryOperation, Stream};
+use crate::transport::cuda::kernels::Guard;
+use crate::transport::cuda::lane::Lane;
+use crate::types::{Collective, DataType, Rank};
+
+use super::copies::Copies;
+use super::depots::{Depots, FIRST_INTERNAL_TAG, Place};
+use super::messages::Wanted;
+use super::state::pause;
+use super::words::{Word, Words};
+
+/// The tags of notes about captured messages begin here.
+const CAPTURED: u64 = FIRST_INTERNAL_TAG | 1 << 60;
+
+/// The lanes of a group.
+#[derive(Default)]
+pub(super) struct Lanes(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    ends: Vec<End>,
+    /// Where kernels look whether the group has failed ([`Guard::seen`]).
+    seen: Option<Slot>,
+    checks: Vec<Check>,
+    /// Since when these ranks have been waited for.
+    waits: Option<(Vec<Rank>, Instant)>,
+}
+
+/// One end of a lane.
+struct End {
+    peer: Rank,
+    receives: bool,
+    lane: Lane,
+    place: Place,
+    /// Pieces and messages that were captured so far.
+    pieces: usize,
+    messages: u64,
+}
+
+/// What the ranks compare of a captured message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Print {
+    tag: u64,
+    bytes: u64,
+    dtype: u8,
+}
+
+/// A note on its way.
+struct Check {
+    name: String,
+    peer: Rank,
+    print: Print,
+    receives: bool,
+    note: Box<[u8; NOTE]>,
+    posted: Arc<WorkState>,
+}
+
+impl Print {
+    fn encode(self) -> [u8; NOTE] {
+        let mut out = [0; NOTE];
+        out[..8].copy_from_slice(&self.tag.to_le_bytes());
+        out[8..16].copy_from_slice(&self.bytes.to_le_bytes());
+        out[16] = self.dtype;
+        out
+    }
+
+    fn decode(bytes: &[u8; NOTE]) -> Self {
+        let part =
+            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        Self {
+            tag: part(0),
+            bytes: part(8),
+            dtype: bytes[16],
+        }
+    }
+
+    fn in_words(self) -> String {
+        let dtype = DataType::from_number(self.dtype).map_or("an unknown type", DataType::name);
+        format!("{} bytes of {dtype} with tag {}", self.bytes, self.tag)
+    }
+}
+
+impl Lanes {
+    /// Captures a message to or from `peer`. Blocks until the peer is ready for captured messages, the first time, for which it must
+    /// capture one itself.
+    ///
+    /// # Errors
+    /// `Unsupported` where the ranks share no memory of the device; `Timeout` when the peer does not come; those of the driver.
+    pub(super) fn capture(
+        &self,
+        wanted: &Wanted,
+        (peer, receives): (Rank, bool),
+        (stream, words): (&Stream, &Words),
+        (cpu, depots): (&Group, &Depots),
+    ) -> Result<()> {
+        let at = self.open(wanted, (peer, receives), stream.device(), (cpu, depots))?;
+        let mut state = self.0.lock();
+        let seen = state.seen.as_ref().map_or(0, Slot::address);
+        let guard = Guard::new(words.address(Word::Dead), seen, wanted.dtype);
+        let end = &mut state.ends[at];
+        end.enqueue(wanted.memory, guard, (stream, words))
+    }
+
+    /// The end of a lane, and has the ranks compare what is captured.
+    fn open(
+        &self,
+        wanted: &Wanted,
+        (peer, receives): (Rank, bool),
+        device: &'static Device,
+        (cpu, depots): (&Group, &Depots),
+    ) -> Result<usize> {
+        let is_it = |end: &End| end.peer == peer && end.receives == receives;
+        let found = self.0.lock().ends.iter().position(is_it);
+        let number = found.map_or(0, |at| self.0.lock().ends[at].messages);
+        // This opens the link between the two as well.
+        self.compare(wanted, (peer, receives, number), cpu)?;
+        if let Some(at) = found {
+            return Ok(at);
+        }
+        let place = await_place((peer, receives), wanted.timeout, (cpu, depots))?;
+        let lower_sends = (cpu.rank() < peer) != receives;
+        let lane = Lane::open(device, place.pair.page(), lower_sends, receives)?;
+        let mut state = self.0.lock();
+        if state.seen.is_none() {
+            state.seen = depots.zeroed_word()?;
+        }
+        state.ends.push(End {
+            peer,
+            receives,
+            lane,
+            place,
+            pieces: 0,
+            messages: 0,
+        });
+        Ok(state.ends.len() - 1)
+    }
+
+    /// Has the other rank know of a captured message, or hears of it.
+    fn compare(
+        &self,
+        wanted: &Wanted,
+        (peer, receives, number): (Rank, bool, u64),
+        cpu: &Group,
+    ) -> Result<()> {
+        let options = PointToPoint {
+            timeout: Some(wanted.timeout),
+            ..PointToPoint::default()
+        };
+        let print = Print {
+            tag: wanted.tag,
+            bytes: wanted.memory.len() as u64,
+            dtype: wanted.dtype as u8,
+        };
+        let mut note = Box::new(print.encode());
+        // SAFETY: the note stays where it is, and is not looked at, until the operation has ended (see `advance`).
+        let memory = unsafe { Memory::of_mut(note.as_mut_slice()) };
+        let (dtype, tag) = (DataType::UInt8, CAPTURED | number);
+        let posted = match receives {
+            true => {
+                let what = (Collective::Recv, dtype, NOTE);
+                cpu.receive_note(what, memory, (Some(peer), tag), options)?
+            }
+            false => cpu.send_note((dtype, NOTE), memory, (peer, tag), options)?,
+        };
+        self.0.lock().checks.push(Check {
+            name: wanted.work.name(),
+            peer,
+            print,
+            receives,
+            note,
+            posted,
+        });
+        Ok(())
+    }
+
+    /// Compares what peers have captured.
+    ///
+    /// # Errors
+    /// `Mismatch`; what ended a note.
+    pub(super) fn advance(&self, rank: Rank) -> Result<bool> {
+        let mut state = self.0.lock();
+        let before = state.checks.len();
+        let mut at = 0;
+        while at < state.checks.len() {
+            let Some(result) = state.checks[at].posted.result() else {
+                at += 1;
+                continue;
+            };
+            result.clone()?;
+            let check = state.checks.swap_remove(at);
+            check.compare(rank)?;
+        }
+        Ok(state.checks.len() < before)
+    }
+
+    /// The ranks that streams wait for now, and since when they have been seen to.
+    pub(super) fn waits(&self, words: &Words, now: Instant) -> Option<(Vec<Rank>, Duration)> {
+        let mut state = self.0.lock();
+        let is_waiting = |end: &&End| words.lane(end.peer, end.receives) != 0;
+        let peers: Vec<Rank> = state
+            .ends
+            .iter()
+            .filter(is_waiting)
+            .map(|end| end.peer)
+            .collect();
+        if peers.is_empty() {
+            state.waits = None;
+            return None;
+        }
+        match &state.waits {
+            Some((before, since)) if *before == peers => {
+                Some((peers, now.saturating_duration_since(*since)))
+            }
+            _ => {
+                state.waits = Some((peers.clone(), now));
+                Some((peers, Duration::ZERO))
+            }
+        }
+    }
+
+    /// Lets streams pass, after a failure.
+    pub(super) fn release(&self) {
+        let state = self.0.lock();
+        state.ends.iter().for_each(|end| end.lane.release());
+    }
+
+    /// What there is, to be given back once no stream uses it.
+    pub(super) fn take(&self) -> impl Send + 'static {
+        std::mem::take(&mut *self.0.lock())
+    }
+}
+
+impl End {
+    fn enqueue(
+        &mut self,
+        memory: &Memory,
+        guard: Guard,
+        (stream, words): (&Stream, &Words),
+    ) -> Result<()> {
+        let waiting = |value| MemoryOperation::Write {
+            address: words.lane_address(self.peer, self.receives),
+            value,
+        };
+        let mut told = None;
+        let mut copies = Copies::new(guard);
+        let bytes = memory.len();
+        for first in (0..bytes).step_by(self.place.piece) {
+            let half = self.pieces % 2;
+            self.pieces += 1;
+            let [wait, clear] = self.lane.wait(half);
+            let operations = [waiting(1), wait, clear, waiting(0)];
+            let operations: Vec<_> = told.into_iter().chain(operations).collect();
+            stream.operate(&operations)?;
+            let length = self.place.piece.min(bytes - first);
+            let place = self.place.address + (half * self.place.piece) as u64;
+            // What a rank that has failed puts there, or finds there, is no message.
+            match self.receives {
+                true => copies.guarded().scatter(place, memory, first, length),
+                false => copies.guarded().gather(memory, first, length, place),
+            }
+            copies.flush(stream)?;
+            told = Some(self.lane.tell(half));
+        }
+        self.messages += 1;
+        match told {
+            Some(told) => stream.operate(&[told]),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Check {
+    fn compare(&self, rank: Rank) -> Result<()> {
+        let theirs = Print::decode(&self.note);
+        if theirs == self.print {
+            return Ok(());
+        }
+        debug_assert!(self.receives, "what is sent does not change");
+        Err(Error::new(
+            Code::Mismatch,
+            format!(
+                "rank {rank} captured a receive of {} from rank {}, which captured a send of {} in its place: in graphs messages \
+                 between two ranks meet in the order in which they are captured, and must have the same tag, type and length",
+                self.print.in_words(),
+                self.peer,
+                theirs.in_words()
+            ),
+        )
+        .with_peer(self.peer)
+        .with_operation(self.name.clone()))
+    }
+}
+
+/// Where a lane's halves are, once both ranks can reach them. Each rank serves the others meanwhile, so that it does not matter
+/// which messages each of them captures first.
+fn await_place(
+    (peer, receives): (Rank, bool),
+    timeout: Duration,
+    (cpu, depots): (&Group, &Depots),
+) -> Result<Place> {
+    let since = Instant::now();
+    let mut looks = 0;
+    loop {
+        depots.offer_lanes(cpu);
+        if let Some(place) = depots.lane(peer, receives)? {
+            return Ok(place);
+        }
+        if let Some(error) = cpu.lost(|gone| gone == peer) {
+            return Err(error);
+        }
+        if since.elapsed() > timeout {
+            let what = if receives { "send to" } else { "receive from" };
+            return Err(Error::new(
+                Code::Timeout,
+                format!(
+                    "{} has not captured a {what} rank {} within {:.3} s; before its first captured message each of two ranks \
+                     waits for the other's",
+                    cpu.name_of(peer),
+                    cpu.rank(),
+                    timeout.as_secs_f64()
+                ),
+            )
+            .with_peer(peer));
+        }
+        pause(&mut looks);
+    }
+}
+
+/// Refuses what no graph can do.
+///
+/// # Errors
+/// `Unsupported`, with the reason.
+pub(super) fn check_capture(
+    cpu: &Group,
+    collective: Collective,
+    peer: Option<Rank>,
+) -> Result<Rank> {
+    let refused = |reason: &str| {
+        Err(Error::unsupported(format!(
+            "{collective} cannot be captured in a graph: {reason}"
+        )))
+    };
+    let Some(peer) = peer else {
+        return refused("a graph does the same each time, so a captured receive names its rank");
+    };
+    if peer == cpu.rank() {
+        return refused("a rank meets itself by the host");
+    }
+    if !cpu.is_on_one_host() {
+        return refused("the ranks are on several hosts, and messages go through the host");
+    }
+    if cpu.config().window_bytes.is_some_and(|bytes| bytes.0 == 0) {
+        return refused("window_bytes is 0, and messages go through the host");
+    }
+    if cpu.world() > MOST_RANKS {
+        return refused("too many ranks share the host");
+    }
+    Ok(peer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Print;
+
+    #[test]
+    fn a_print_travels() {
+        let print = Print {
+            tag: 5,
+            bytes: u64::MAX,
+            dtype: 3,
+        };
+        assert_eq!(Print::decode(&print.encode()), print);
+    }
+}
