@@ -31,7 +31,9 @@ c10::intrusive_ptr<DeviceWork> Backend::make_work(Label label, at::Device device
   const auto caller = streams_.current(device);
   const auto stream = own ? streams_.own(caller, *own) : caller;
   const bool captured = is_capturing(caller);
-  if (captured) streams_.order_in_graph(stream);
+  const bool exchanges = own && own->kind != Traffic::Kind::Collectives;
+  if (captured && exchanges) streams_.note_in_graph(caller);
+  if (captured && !exchanges) streams_.order_in_graph(stream);
   return c10::make_intrusive<DeviceWork>(
       getRank(), label.type, label.title, inputs, std::move(results),
       timeout == c10d::kUnsetTimeout ? options_->timeout : timeout, handle_, stream, caller,
@@ -70,11 +72,6 @@ Backend::WorkPointer Backend::launch_on_device(Label label, std::vector<Job> job
 Backend::WorkPointer Backend::exchange_on_device(Label label, Job job, const at::Tensor& tensor,
                                                  int64_t peer, int tag) {
   const bool sends = label.type == c10d::OpType::SEND;
-  if (is_capturing(streams_.current(job.device()))) {
-    wrong_value("tensor",
-                "messages of device memory go through the host and cannot be captured in a graph; "
-                "exchange them before the capture begins or after its end, or by a collective");
-  }
   const Traffic traffic{sends ? Traffic::Kind::Send : Traffic::Kind::Receive, peer};
   const auto work = make_work(label, job.device(), traffic, {tensor}, {tensor}, options_->timeout);
   Passage& passage = work->passage();
@@ -89,6 +86,7 @@ Backend::WorkPointer Backend::exchange_on_device(Label label, Job job, const at:
     const auto error = exception(begun.status);
     passage.part(error);
     passage.part(nullptr);
+    work->give_up();
     raise(error);
   }
   work->attach(std::move(begun.operation));

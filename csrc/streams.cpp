@@ -82,6 +82,12 @@ void Streams::order_in_graph(const c10::Stream& stream) {
   known.captured = stream;
 }
 
+void Streams::note_in_graph(const c10::Stream& stream) {
+  std::lock_guard lock(mutex_);
+  Known& known = this->known(stream.device());
+  if (!known.captured || !is_capturing(*known.captured)) known.captured = stream;
+}
+
 void Streams::drain(const std::vector<at::Device>& more) {
   std::vector<c10::Stream> streams;
   {

@@ -59,6 +59,9 @@ class Streams {
   // has, and two of one group at the same time would wait for each other.
   void order_in_graph(const c10::Stream& stream);
 
+  // A message is being captured in `stream`. Messages come after nothing but what is there.
+  void note_in_graph(const c10::Stream& stream);
+
   // Blocks until what is in the current stream of each device in use and in the own stream of its
   // collectives has ended. `more` are devices that count as used from now on. Not messages: one
   // that waits may be what a peer sends only later. Refused while one of them is being captured,
@@ -74,7 +77,7 @@ class Streams {
     // Recorded in the caller's stream, again and again.
     c10::Event ready;
     std::map<Traffic, OwnedStream> streams;
-    // Where the last collective that became part of a graph was put.
+    // Where the last collective that became part of a graph was put, or a message came from.
     std::optional<c10::Stream> captured;
   };
 

@@ -354,6 +354,40 @@ def rank_is_captured() -> None:
         check(between, summed(world, 1000), "between replays", round_number)
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_captures_messages(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_captures_messages", torch=True, timeout=120)
+
+
+def rank_captures_messages() -> None:
+    rank, world, device = start()
+    right, left = (rank + 1) % world, (rank - 1) % world
+    own, got = (torch.zeros(20_000_001, device=device) for _ in range(2))
+    token, seen = (torch.zeros(3, device=device) for _ in range(2))
+    dist.all_reduce(own)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        batch = [dist.P2POp(dist.irecv, got, left), dist.P2POp(dist.isend, own, right)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        dist.all_reduce(got)
+        sending = dist.isend(token, right, tag=5)
+        dist.recv(seen, left, tag=5)
+        sending.wait()
+    for number in range(3):
+        own.copy_(data(rank + number, own.numel()))
+        token.copy_(data(rank - number, 3))
+        graph.replay()
+        everything = sum(data(r + number, got.numel()) for r in range(world))
+        check(got, everything, "exchanged and summed", number)
+        check(seen, data(left - number, 3), "received", number)
+        sending = dist.isend(data(rank, 10), right)
+        dist.recv(more := torch.zeros(10, device=device), left)
+        sending.wait()
+        check(more, data(left, 10), "between replays", number)
+
+
 @pytest.mark.skipif(not TIMES, reason="torch 2.11 has no durations of plugins")
 def test_tells_durations(run: Any) -> None:
     run(2, f"{__name__}:rank_tells_durations", torch=True)

@@ -111,6 +111,11 @@ def test_is_captured_into_a_graph(emulated: dict[str, str]) -> None:
     run(2, "is_captured", emulated)
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_captures_messages(world: int, emulated: dict[str, str]) -> None:
+    run(world, "captures_messages", emulated)
+
+
 def test_a_peer_that_dies_leaves_no_stream_waiting(way: dict[str, str]) -> None:
     results = run(3, "loses_a_peer", way, check=False)
     for result in results[:2]:

@@ -683,6 +683,37 @@ def is_captured() -> None:
             check(between, summed(world, 100), "between replays", round_number)
 
 
+def captures_messages() -> None:
+    """A graph of messages, on which the host has no part; between its replays others, as ever."""
+    rank, world = start()
+    right, left = (rank + 1) % world, (rank - 1) % world
+    # Of several pieces each, in both directions at the same time.
+    own, got = empty(5_000_001), empty(5_000_001)
+    token, seen = empty(3), empty(3)
+    with cuda.stream():
+        torch.ops.emulated.synchronize(0)
+        torch.ops.emulated.begin_capture(0)
+        batch = [dist.P2POp(dist.irecv, got, left), dist.P2POp(dist.isend, own, right)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        dist.all_reduce(got)
+        sending = dist.isend(token, right, tag=5)
+        dist.recv(seen, left, tag=5)
+        sending.wait()
+        graph = torch.ops.emulated.end_capture(0)
+        for number in range(3):
+            torch.ops.emulated.upload(own, data(rank + number, own.numel()))
+            torch.ops.emulated.upload(token, data(rank - number, 3))
+            torch.ops.emulated.replay(graph, 0)
+            everything = sum(data(r + number, got.numel()) for r in range(world))
+            check(got, everything, "exchanged and summed", number)
+            check(seen, data(left - number, 3), "received", number)
+            works = [dist.isend(tensor(data(rank, 10)), right), dist.irecv(more := empty(10), left)]
+            for work in works:
+                work.wait()
+            check(more, data(left, 10), "between replays", number)
+
+
 # Trouble
 
 
