@@ -110,7 +110,7 @@ std::vector<Job> Backend::all_reduce_jobs(const Tensors& tensors, const c10d::Re
     const auto at = std::find_if(counts.begin(), counts.end(), same) - counts.begin();
     if (static_cast<size_t>(at) == counts.size()) {
       counts.emplace_back(tensor.scalar_type(), 0);
-      jobs.emplace_back(Collective::AllReduce).op(how.op, how.factor);
+      jobs.emplace_back(Collective::AllReduce).op(how.op, how.factor, how.by);
     }
     if (!shared.empty() && shared[i]) {
       jobs[at].update_beside(tensor, "tensors");
@@ -148,12 +148,12 @@ Backend::WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions
   check_rank(opts.rootRank, "dst");
   const Reduction how = reduction(opts.reduceOp);
   Job job(Collective::Reduce);
+  job.op(how.op, how.factor, how.by);
   if (getRank() == opts.rootRank) {
     job.update(tensor, "tensor");
   } else {
     job.read(tensor, "tensor");
   }
-  job.op(how.op, how.factor);
   job.root(opts.rootRank);
   job.even(tensor.numel());
   return launch({OpType::REDUCE, "unisono:reduce"}, std::move(job), tensors, tensors,
@@ -318,9 +318,9 @@ Backend::WorkPointer Backend::reduce_scatter(Tensors& outputs, TensorLists& inpu
   check_same_count(blocks[getRank()], output, "input tensor list", "this rank's output");
   const Reduction how = reduction(opts.reduceOp);
   Job job(Collective::ReduceScatter);
+  job.op(how.op, how.factor, how.by);
   for (const at::Tensor& block : blocks) job.read(block, "input tensor list");
   job.write(output, "output tensor");
-  job.op(how.op, how.factor);
   if (auto counts = uneven_counts(blocks); counts.empty()) {
     job.even(output.numel());
   } else {
@@ -338,9 +338,9 @@ Job Backend::reduce_scatter_job(const at::Tensor& output, const at::Tensor& inpu
   check_blocks(input, output, getSize(), "input tensor", "the output tensor");
   const Reduction how = reduction(op);
   Job job(Collective::ReduceScatter);
+  job.op(how.op, how.factor, how.by);
   job.read(input, "input tensor");
   job.write(output, "output tensor");
-  job.op(how.op, how.factor);
   job.even(output.numel());
   job.part_overlap();
   return job;

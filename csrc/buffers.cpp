@@ -124,11 +124,23 @@ void Job::accept(const at::Tensor& tensor, const char* argument) {
   }
 }
 
+bool Job::multiplies(const at::Tensor& tensor) {
+  if (!by_.defined()) return false;
+  const bool is_wide = at::isFloatingType(type_) && c10::elementSize(type_) > 1;
+  if (tensor.is_cuda() && (is_wide || at::isComplexType(type_))) return true;
+  factor_ *= by_.item<double>();
+  by_ = {};
+  return false;
+}
+
 void Job::read(const at::Tensor& tensor, const char* argument) {
   accept(tensor, argument);
   has_input_ = true;
   at::Tensor source = tensor;
-  if (!is_plain(tensor)) {
+  if (multiplies(tensor)) {
+    source = beside(tensor);
+    at::mul_out(source, tensor, by_.reshape({}));
+  } else if (!is_plain(tensor)) {
     source = beside(tensor);
     source.copy_(tensor);
   }
@@ -154,6 +166,11 @@ void Job::write_beside(const at::Tensor& tensor) {
 }
 
 void Job::update(const at::Tensor& tensor, const char* argument) {
+  accept(tensor, argument);
+  if (multiplies(tensor)) {
+    read(tensor, argument);
+    return write(tensor, argument);
+  }
   const auto before = kept_.copies.size();
   write(tensor, argument);
   if (kept_.copies.size() > before) kept_.copies.back().second.copy_(tensor);
@@ -162,8 +179,10 @@ void Job::update(const at::Tensor& tensor, const char* argument) {
 void Job::update_beside(const at::Tensor& tensor, const char* argument) {
   accept(tensor, argument);
   has_output_ = true;
+  const bool multiplied = multiplies(tensor);
+  if (multiplied) read(tensor, argument);
   write_beside(tensor);
-  kept_.copies.back().second.copy_(tensor);
+  if (!multiplied) kept_.copies.back().second.copy_(tensor);
 }
 
 void Job::repeat(const at::Tensor& from, const at::Tensor& to, const char* argument) {

@@ -51,7 +51,12 @@ class Job {
   // The outputs must be disjoint: the core writes to them at the same time.
   void check_outputs(const char* argument) const;
 
-  void op(Operator op, double factor) { op_ = op, factor_ = factor; }
+  // Before its tensors. `by`: a factor besides, of one element on a device. Inputs on a device are
+  // multiplied there, in the order of its stream; the host reads it only for those that torch does
+  // not multiply as it should.
+  void op(Operator op, double factor, at::Tensor by = {}) {
+    op_ = op, factor_ = factor, by_ = std::move(by);
+  }
   void root(int64_t root) { root_ = root; }
   void even(int64_t count) { layout_ = Layout::Even, count_ = static_cast<size_t>(count); }
   void per_rank(std::vector<size_t> counts) {
@@ -73,6 +78,8 @@ class Job {
  private:
   void accept(const at::Tensor& tensor, const char* argument);
   void write_beside(const at::Tensor& tensor);
+  // Whether this tensor is to be multiplied before the operation.
+  bool multiplies(const at::Tensor& tensor);
 
   Collective collective_;
   at::ScalarType type_ = at::kByte;
@@ -80,6 +87,7 @@ class Job {
   bool typed_ = false;
   Operator op_ = Operator::None;
   double factor_ = 1.0;
+  at::Tensor by_;
   int64_t root_ = 0;
   c10::SmallVector<Piece, 2> input_;
   c10::SmallVector<Piece, 2> output_;

@@ -61,6 +61,8 @@ inline DataType data_type(at::ScalarType type) {
 struct Reduction {
   Operator op = Operator::None;
   double factor = 1.0;
+  // A factor that lies on a device, which the host does not know.
+  at::Tensor by = {};
 };
 
 inline Reduction reduction(const c10d::ReduceOp& op) {
@@ -87,6 +89,9 @@ inline Reduction reduction(const c10d::ReduceOp& op) {
       const auto* factor = static_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
       if (factor == nullptr) break;
       if (!factor->tensor_factor.defined()) return {Operator::PremulSum, factor->double_factor};
+      if (factor->tensor_factor.is_cuda()) {
+        return {Operator::PremulSum, 1.0, factor->tensor_factor};
+      }
       return {Operator::PremulSum, factor->tensor_factor.item<double>()};
     }
     default:

@@ -68,7 +68,7 @@ void all_reduce_in_place(const at::Tensor& tensor, string_view group, string_vie
   if (served.directly) {
     Job job(Collective::AllReduce);
     const Reduction how = reduction(operator_named(op));
-    job.op(how.op, how.factor);
+    job.op(how.op, how.factor, how.by);
     job.update(tensor, "tensor");
     job.even(tensor.numel());
     return served.directly->carry_out(job);
@@ -103,7 +103,7 @@ at::Tensor all_reduce(const at::Tensor& tensor, string_view group, string_view o
   if (served.directly) {
     Job job(Collective::AllReduce);
     const Reduction how = reduction(operator_named(op));
-    job.op(how.op, how.factor);
+    job.op(how.op, how.factor, how.by);
     job.read(tensor, "tensor");
     job.write(result, "tensor");
     job.even(tensor.numel());

@@ -86,7 +86,7 @@ Job Backend::all_reduce_several_job(const Tensors& tensors, const c10d::ReduceOp
   const Reduction how = reduction(op);
   const at::Tensor result = reduced_here(tensors, op);
   Job job(Collective::AllReduce);
-  job.op(how.op, how.factor);
+  job.op(how.op, how.factor, how.by);
   job.update(result, "tensors");
   job.even(result.numel());
   for (const at::Tensor& tensor : tensors) job.repeat(result, tensor, "tensors");

@@ -50,6 +50,10 @@ fn long_messages_meet_by_rank_and_tag() {
             [("SYNCHRONIZE", "refuse")],
             [("IPC", "refuse-import")],
         ] {
+            // Of ranks in one process one would allocate an array while another one's stream waits.
+            if driver[0].0 == "SYNCHRONIZE" && ranks != Ranks::Processes {
+                continue;
+            }
             let is_mapped = driver[0].0 != "IPC" || ranks != Ranks::Processes;
             let test = Test {
                 config: AUTO,

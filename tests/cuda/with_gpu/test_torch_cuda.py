@@ -115,6 +115,18 @@ def rank_reduces() -> None:
         dist.all_reduce(scaled, make(0.5 * (rank + 1)))
         expected = sum(wide(data(r, 1000)) * 0.5 * (r + 1) for r in range(world))
         check(scaled, expected.to(dtype), "premul_sum")
+        # A factor that the host does not know, in a graph, too.
+        factor = torch.zeros((), device="cuda", dtype=dtype)
+        scaled, result = data(rank, 1000, dtype), data(rank, 1000, dtype)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result.copy_(scaled)
+            dist.all_reduce(result, make(factor))
+        for number in (1, 2):
+            factor.fill_(number * 0.5 * (rank + 1))
+            graph.replay()
+            check(result, (number * expected).to(dtype), "premul_sum by the device")
 
 
 def reduces_bits(rank: int, world: int) -> None:

@@ -19,7 +19,7 @@ use crate::engine::{Group, NOTE};
 use crate::error::{Code, Error, Result};
 use crate::transport::cuda::depot::{self, Depot, Mapped, Pair, Slot};
 use crate::transport::cuda::driver::Device;
-use crate::transport::cuda::window::PeerWindow;
+use crate::transport::cuda::window::{PeerWindow, Record};
 use crate::types::Rank;
 
 use super::disposal::dispose;
@@ -92,6 +92,8 @@ impl Note {
 /// The depots of a group.
 pub(super) struct Depots {
     device: &'static Device,
+    /// Held by a thread that makes or maps depots. The attendant does not take it, since the driver may have a call wait.
+    preparing: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -150,6 +152,7 @@ impl Depots {
     pub(super) fn new(device: &'static Device) -> Self {
         Self {
             device,
+            preparing: Mutex::default(),
             state: Mutex::default(),
         }
     }
@@ -168,30 +171,51 @@ impl Depots {
 
     /// Makes this rank's depot, tells the peers of it, and maps theirs. To be called while the driver waits for no peer.
     pub(super) fn prepare(&self, cpu: &Group) {
-        let mut state = self.state.lock();
-        if state.is_closed {
-            return;
-        }
-        if state.own.is_none() && !state.is_refused {
-            state.own = own_depot(self.device);
-            state.is_refused = state.own.is_none();
-        }
-        let record = state.own.as_ref().and_then(|own| own.record().ok());
-        for rank in (0..cpu.world()).filter(|rank| *rank != cpu.rank()) {
-            let peer = state.peer(rank, cpu);
-            if let (Some(pair), Some(record), false) = (&peer.pair, &record, peer.is_told) {
-                pair.publish(record);
-                peer.is_told = true;
+        let _one = self.preparing.lock();
+        let lacks_own = {
+            let state = self.state.lock();
+            !state.is_closed && state.own.is_none() && !state.is_refused
+        };
+        if lacks_own {
+            let own = own_depot(self.device);
+            let mut state = self.state.lock();
+            state.is_refused = own.is_none();
+            if !state.is_closed {
+                state.own = own;
             }
-            if let Err(error) = peer.look(self.device) {
-                tracing::debug!(
+        }
+        for rank in (0..cpu.world()).filter(|rank| *rank != cpu.rank()) {
+            let found = {
+                let mut state = self.state.lock();
+                if state.is_closed {
+                    return;
+                }
+                state.publish(rank, cpu);
+                state.peer(rank, cpu).found()
+            };
+            let Some((pair, record)) = found else {
+                continue;
+            };
+            let mapped = depot::map(self.device, &record);
+            let mut state = self.state.lock();
+            if state.is_closed {
+                drop(state);
+                return dispose(move || drop(mapped));
+            }
+            pair.say(match mapped {
+                Ok(_) => Mapped::Lane,
+                Err(_) => Mapped::Refused,
+            });
+            match mapped {
+                Ok(depot) => state.peer(rank, cpu).depot = Some(depot),
+                Err(error) => tracing::debug!(
                     rank = cpu.rank(),
                     "messages from rank {rank} on device {} go through host memory: {error}",
                     self.device.number()
-                );
+                ),
             }
         }
-        state.tell();
+        self.state.lock().tell();
     }
 
     /// As [`Depots::prepare`], also while something is under way, and has a lane to every peer.
@@ -430,6 +454,16 @@ impl Depots {
 }
 
 impl State {
+    /// Tells a peer of the own depot, if there is one.
+    fn publish(&mut self, rank: Rank, cpu: &Group) {
+        let record = self.own.as_ref().and_then(|own| own.record().ok());
+        let peer = self.peer(rank, cpu);
+        if let (Some(pair), Some(record), false) = (&peer.pair, &record, peer.is_told) {
+            pair.publish(record);
+            peer.is_told = true;
+        }
+    }
+
     /// Tells peers that their depots are mapped, where no receive that copies could meet a message of theirs.
     fn tell(&mut self) {
         if self.copying > 0 {
@@ -469,22 +503,12 @@ impl Peer {
         })
     }
 
-    /// Maps its depot, if it has told of one.
-    fn look(&mut self, device: &'static Device) -> Result<()> {
-        let Some(pair) = self.pair.as_ref().filter(|_| !self.is_looked_at) else {
-            return Ok(());
-        };
-        let Some(record) = pair.published() else {
-            return Ok(());
-        };
+    /// What it has told of its depot, once.
+    fn found(&mut self) -> Option<(Pair, Record)> {
+        let pair = self.pair.as_ref().filter(|_| !self.is_looked_at)?;
+        let record = pair.published()?;
         self.is_looked_at = true;
-        let mapped = depot::map(device, &record);
-        pair.say(match mapped {
-            Ok(_) => Mapped::Lane,
-            Err(_) => Mapped::Refused,
-        });
-        self.depot = Some(mapped?);
-        Ok(())
+        Some((pair.clone(), record))
     }
 }
 

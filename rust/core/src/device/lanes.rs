@@ -47,11 +47,16 @@ struct State {
 struct End {
     peer: Rank,
     receives: bool,
-    lane: Lane,
-    place: Place,
+    way: Arc<Way>,
     /// Pieces and messages that were captured so far.
     pieces: usize,
     messages: u64,
+}
+
+/// What is enqueued leads there. No lock is held meanwhile that the attendant takes: the driver may have a call wait.
+struct Way {
+    lane: Lane,
+    place: Place,
 }
 
 /// What the ranks compare of a captured message.
@@ -111,11 +116,19 @@ impl Lanes {
         (cpu, depots): (&Group, &Depots),
     ) -> Result<()> {
         let at = self.open(wanted, (peer, receives), stream.device(), (cpu, depots))?;
-        let mut state = self.0.lock();
-        let seen = state.seen.as_ref().map_or(0, Slot::address);
+        let bytes = wanted.memory.len();
+        let (way, seen, first) = {
+            let mut state = self.0.lock();
+            let seen = state.seen.as_ref().map_or(0, Slot::address);
+            let end = &mut state.ends[at];
+            let first = end.pieces;
+            end.pieces += bytes.div_ceil(end.way.place.piece);
+            end.messages += 1;
+            (Arc::clone(&end.way), seen, first)
+        };
         let guard = Guard::new(words.address(Word::Dead), seen, wanted.dtype);
-        let end = &mut state.ends[at];
-        end.enqueue(wanted.memory, guard, (stream, words))
+        let word = words.lane_address(peer, receives);
+        way.enqueue((wanted.memory, first), (receives, word), guard, stream)
     }
 
     /// The end of a lane, and has the ranks compare what is captured.
@@ -137,15 +150,19 @@ impl Lanes {
         let place = await_place((peer, receives), wanted.timeout, (cpu, depots))?;
         let lower_sends = (cpu.rank() < peer) != receives;
         let lane = Lane::open(device, place.pair.page(), lower_sends, receives)?;
+        let lacks_seen = self.0.lock().seen.is_none();
+        let seen = match lacks_seen {
+            true => depots.zeroed_word()?,
+            false => None,
+        };
         let mut state = self.0.lock();
         if state.seen.is_none() {
-            state.seen = depots.zeroed_word()?;
+            state.seen = seen;
         }
         state.ends.push(End {
             peer,
             receives,
-            lane,
-            place,
+            way: Arc::new(Way { lane, place }),
             pieces: 0,
             messages: 0,
         });
@@ -238,7 +255,7 @@ impl Lanes {
     /// Lets streams pass, after a failure.
     pub(super) fn release(&self) {
         let state = self.0.lock();
-        state.ends.iter().for_each(|end| end.lane.release());
+        state.ends.iter().for_each(|end| end.way.lane.release());
     }
 
     /// What there is, to be given back once no stream uses it.
@@ -247,23 +264,24 @@ impl Lanes {
     }
 }
 
-impl End {
+impl Way {
+    /// A message whose first piece is number `number` of the lane's. The stream notes in `word` that it waits.
     fn enqueue(
-        &mut self,
-        memory: &Memory,
+        &self,
+        (memory, number): (&Memory, usize),
+        (receives, word): (bool, u64),
         guard: Guard,
-        (stream, words): (&Stream, &Words),
+        stream: &Stream,
     ) -> Result<()> {
         let waiting = |value| MemoryOperation::Write {
-            address: words.lane_address(self.peer, self.receives),
+            address: word,
             value,
         };
         let mut told = None;
         let mut copies = Copies::new(guard);
         let bytes = memory.len();
-        for first in (0..bytes).step_by(self.place.piece) {
-            let half = self.pieces % 2;
-            self.pieces += 1;
+        for (first, number) in (0..bytes).step_by(self.place.piece).zip(number..) {
+            let half = number % 2;
             let [wait, clear] = self.lane.wait(half);
             let operations = [waiting(1), wait, clear, waiting(0)];
             let operations: Vec<_> = told.into_iter().chain(operations).collect();
@@ -271,14 +289,13 @@ impl End {
             let length = self.place.piece.min(bytes - first);
             let place = self.place.address + (half * self.place.piece) as u64;
             // What a rank that has failed puts there, or finds there, is no message.
-            match self.receives {
+            match receives {
                 true => copies.guarded().scatter(place, memory, first, length),
                 false => copies.guarded().gather(memory, first, length, place),
             }
             copies.flush(stream)?;
             told = Some(self.lane.tell(half));
         }
-        self.messages += 1;
         match told {
             Some(told) => stream.operate(&[told]),
             None => Ok(()),
@@ -319,12 +336,15 @@ fn await_place(
     let mut looks = 0;
     loop {
         depots.offer_lanes(cpu);
-        if let Some(place) = depots.lane(peer, receives)? {
+        let found = depots.lane(peer, receives);
+        if let Ok(Some(place)) = found {
             return Ok(place);
         }
+        // A peer that is gone may have refused before.
         if let Some(error) = cpu.lost(|gone| gone == peer) {
             return Err(error);
         }
+        found?;
         if since.elapsed() > timeout {
             let what = if receives { "send to" } else { "receive from" };
             return Err(Error::new(

@@ -259,6 +259,10 @@ fn what_is_no_part_of_a_collective_ends_the_group() {
 fn what_is_no_message_ends_the_group() {
     let mut unknown = frame(Kind::Eager, TAG, 16);
     unknown[4] = 9;
+    let mut note = frame(Kind::Eager, TAG, 16);
+    note[6] = 1;
+    let mut neither = note;
+    neither[6] = 2;
     let endless = frame(Kind::Eager, 4, u64::MAX);
     let longer = frame(Kind::Eager, TAG, 17);
     let unasked = frame(Kind::Data, TAG, 16);
@@ -268,6 +272,8 @@ fn what_is_no_message_ends_the_group() {
         &[
             ("bytes that are no frame", &[0xa5; 4096], Code::Untrusted),
             ("an unknown kind", &unknown, Code::Untrusted),
+            ("a note in the place of bytes", &note, Code::Untrusted),
+            ("neither a note nor bytes", &neither, Code::Untrusted),
             ("a length of 2^64", &endless, Code::Untrusted),
             ("another length", &longer, Code::Mismatch),
             ("a payload unasked for", &unasked, Code::Untrusted),

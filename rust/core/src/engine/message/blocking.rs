@@ -364,7 +364,7 @@ mod tests {
         let work = Arc::new(WorkState::new(Collective::Recv, 1, Duration::ZERO, None));
         let place = (Some(1), TAG + 1);
         matching
-            .receive(DataType::UInt8, others, place, &work, &mut finished)
+            .receive(DataType::UInt8, (others, None), place, &work, &mut finished)
             .unwrap();
         assert_eq!(finished.len(), 1);
         assert_eq!(other, message);

@@ -131,7 +131,13 @@ fn an_offer_does_not_wait_before_what_is_wanted() {
             1 => {
                 let place = (None, TAG + 1);
                 side.matching
-                    .receive(DataType::UInt8, memory(), place, &work(), &mut Vec::new())
+                    .receive(
+                        DataType::UInt8,
+                        (memory(), None),
+                        place,
+                        &work(),
+                        &mut Vec::new(),
+                    )
                     .unwrap();
             }
             2 => {
@@ -145,7 +151,13 @@ fn an_offer_does_not_wait_before_what_is_wanted() {
                 for _ in 0..2 {
                     let finished = &mut side.finished;
                     side.matching
-                        .send(DataType::UInt8, memory(), (1, TAG), &work(), finished)
+                        .send(
+                            DataType::UInt8,
+                            (memory(), None),
+                            (1, TAG),
+                            &work(),
+                            finished,
+                        )
                         .unwrap();
                 }
             }
