@@ -12,7 +12,7 @@ use crate::messages::{message, pinned, values};
 use crate::{AUTO, array_of};
 
 /// Elements of a message that is long.
-const LONG: usize = 300_001;
+const LONG: usize = 600_001;
 
 /// Exchanges long messages until ranks have mapped each other's depots, which they do in calls before which nothing is under way in
 /// the process.

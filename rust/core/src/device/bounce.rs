@@ -138,7 +138,9 @@ impl BounceBuffer {
         }
         let least = match direction {
             Direction::Out => SMALLEST,
-            Direction::In | Direction::Fetched => least(bytes),
+            Direction::In => least(bytes),
+            // Of which each takes one command more.
+            Direction::Fetched => 2 * least(bytes),
         };
         let usual = 1 << (room / (8 * TURNS)).clamp(SMALLEST, LARGEST).ilog2();
         let mut piece = least.max(usual);
@@ -407,7 +409,7 @@ impl Cut {
     pub(super) fn enqueue_fetch(
         &self,
         memory: &Memory,
-        word: Option<u64>,
+        (word, guard): (Option<u64>, Guard),
         stream: &Stream,
     ) -> (Result<()>, Result<()>) {
         let put = (0..self.pieces).try_for_each(|index| {
@@ -428,7 +430,7 @@ impl Cut {
                     bytes: run as u64,
                 });
             });
-            kernels::fetch(stream, &segments, word.unwrap_or(address))
+            kernels::fetch(stream, &segments, word.unwrap_or(address), guard)
         });
         (put, stream.operate(&[self.counts(self.pieces)]))
     }

@@ -114,7 +114,9 @@ impl DeviceGroup {
             self.words.set_clean();
         }
         let lanes = self.messages.lanes.take();
-        self.messages.depots.close(self.is_lost(), lanes);
+        let has_failed = self.failure.get().is_some();
+        let state = (self.is_lost(), has_failed);
+        self.messages.depots.close(state, lanes);
         let way = self.way.write().take();
         if let Some(way) = way {
             match Arc::try_unwrap(way) {

@@ -26,10 +26,12 @@ use super::disposal::dispose;
 use super::state::pause;
 
 /// Shorter messages are through host memory before a device has gone from one process to another and back.
-const LONG: usize = 1 << 20;
+const LONG: usize = 2 << 20;
 
 /// How long a depot is kept for peers that have not unmapped it.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// The same where graphs read it.
+const READING: Duration = Duration::from_secs(60);
 
 /// How long a call waits for a moment at which nothing is under way, to make or map a depot, and how often.
 const STILLNESS: Duration = Duration::from_millis(2);
@@ -111,6 +113,10 @@ struct State {
     copying: usize,
     /// How many messages had been fetched when a send last waited for room in vain.
     was_full: Option<u64>,
+    /// Of messages that failed: a peer may still fetch from there.
+    left: Vec<Slot>,
+    /// A word for [`Guard::seen`](crate::transport::cuda::kernels::Guard::seen).
+    seen: Option<Slot>,
 }
 
 #[derive(Clone, Default)]
@@ -118,6 +124,8 @@ struct Peer {
     pair: Option<Pair>,
     is_told: bool,
     is_looked_at: bool,
+    /// Its depot could not be mapped.
+    is_refused: bool,
     depot: Option<Arc<PeerWindow>>,
     /// It knows that its depot is mapped.
     may_leave: bool,
@@ -178,10 +186,13 @@ impl Depots {
         };
         if lacks_own {
             let own = own_depot(self.device);
+            let seen = own
+                .as_ref()
+                .and_then(|own| own.zeroed_word().ok().flatten());
             let mut state = self.state.lock();
             state.is_refused = own.is_none();
             if !state.is_closed {
-                state.own = own;
+                (state.own, state.seen) = (own, seen);
             }
         }
         for rank in (0..cpu.world()).filter(|rank| *rank != cpu.rank()) {
@@ -208,11 +219,14 @@ impl Depots {
             });
             match mapped {
                 Ok(depot) => state.peer(rank, cpu).depot = Some(depot),
-                Err(error) => tracing::debug!(
-                    rank = cpu.rank(),
-                    "messages from rank {rank} on device {} go through host memory: {error}",
-                    self.device.number()
-                ),
+                Err(error) => {
+                    state.peer(rank, cpu).is_refused = true;
+                    tracing::debug!(
+                        rank = cpu.rank(),
+                        "messages from rank {rank} on device {} go through host memory: {error}",
+                        self.device.number()
+                    );
+                }
             }
         }
         self.state.lock().tell();
@@ -222,16 +236,19 @@ impl Depots {
     pub(super) fn offer_lanes(&self, cpu: &Group) {
         self.prepare(cpu);
         let mut state = self.state.lock();
-        let Some(own) = state.own.clone() else {
+        let own = state.own.clone();
+        if own.is_none() && !state.is_refused {
             return;
-        };
-        let half = own.half_of_lane(cpu.world());
+        }
         for peer in &mut state.peers {
             let Some(pair) = peer.pair.as_ref().filter(|_| !peer.has_offered) else {
                 continue;
             };
             peer.has_offered = true;
-            peer.lane = own.take(2 * half).map(|slot| (Arc::new(slot), half));
+            peer.lane = own.as_ref().and_then(|own| {
+                let half = own.half_of_lane(cpu.world());
+                Some((Arc::new(own.take(2 * half)?), half))
+            });
             let place = peer.lane.as_ref();
             pair.publish_lane(place.map(|(slot, half)| (slot.offset(), *half)));
         }
@@ -248,10 +265,7 @@ impl Depots {
                 "messages with rank {peer} cannot be captured in a graph: {reason}"
             )))
         };
-        let rank = self.device.number();
-        if state.is_refused {
-            return refused(format!("device {rank} has no memory left for them"));
-        }
+        let device = self.device.number();
         let Some(peer) = state.peers.get(peer) else {
             return Ok(None);
         };
@@ -259,9 +273,12 @@ impl Depots {
             return Ok(None);
         };
         if !receives {
+            if state.is_refused {
+                return refused(format!("device {device} has no memory left for them"));
+            }
             if peer.has_offered && peer.lane.is_none() {
                 return refused(format!(
-                    "the memory of device {rank} that is for messages is taken by others under way"
+                    "the memory of device {device} that is for messages is taken by others under way"
                 ));
             }
             let is_mapped = match pair.said() {
@@ -279,15 +296,16 @@ impl Depots {
                 _slot: Some(Arc::clone(slot)),
             }));
         }
-        let (Some(lane), Some(depot)) = (pair.published_lane(), &peer.depot) else {
-            return match peer.is_looked_at && peer.depot.is_none() {
+        if pair.published_lane() == Some(None) {
+            return refused("it has no memory left for them".to_owned());
+        }
+        let (Some(lane), Some(depot)) = (pair.published_lane().flatten(), &peer.depot) else {
+            return match peer.is_refused {
                 true => refused("the driver does not map its memory".to_owned()),
                 false => Ok(None),
             };
         };
-        let Some((offset, piece)) = lane else {
-            return refused("it has no memory left for them".to_owned());
-        };
+        let (offset, piece) = lane;
         if piece == 0 || offset.saturating_add(2 * piece) > depot.bytes() {
             return refused("it gave a place that it does not have".to_owned());
         }
@@ -299,13 +317,22 @@ impl Depots {
         }))
     }
 
-    /// A word of the own depot, 0 at first.
-    ///
-    /// # Errors
-    /// `System`.
-    pub(super) fn zeroed_word(&self) -> Result<Option<Slot>> {
-        let own = self.state.lock().own.clone();
-        own.map_or(Ok(None), |own| own.zeroed_word())
+    /// A word of the device's memory for kernels that look whether the group has failed; 0 where there is none.
+    pub(super) fn seen(&self) -> u64 {
+        self.state.lock().seen.as_ref().map_or(0, Slot::address)
+    }
+
+    /// A message has failed that a peer may still fetch from its slot, if it has one.
+    pub(super) fn leave(&self, slot: Option<Slot>) {
+        let Some(slot) = slot else {
+            return;
+        };
+        let mut state = self.state.lock();
+        match state.is_closed {
+            // The peers have been waited for.
+            true => dispose(move || drop(slot)),
+            false => state.left.push(slot),
+        }
     }
 
     /// Until when a call may wait for a moment at which it can [prepare](Self::prepare) something.
@@ -317,17 +344,11 @@ impl Depots {
 
     /// Room for a message of `bytes` bytes that rank `to` can fetch, after a while where there is none at once; `None` where it has
     /// to follow its note.
-    pub(super) fn take(&self, (to, rank): (Rank, Rank), bytes: usize) -> Option<Slot> {
+    pub(super) fn take(&self, to: Rank, bytes: usize) -> Option<Slot> {
         let own = {
             let state = self.state.lock();
             let pair = state.peers.get(to).and_then(|peer| peer.pair.as_ref());
-            let is_mapped = match to == rank {
-                // It receives before it sends, so that it may copy.
-                true => {
-                    state.copying == 0 && state.peers.get(to).is_none_or(|own| own.copying == 0)
-                }
-                false => pair.is_some_and(|pair| pair.said() == Mapped::Yes),
-            };
+            let is_mapped = pair.is_some_and(|pair| pair.said() == Mapped::Yes);
             state.own.as_ref().filter(|_| is_mapped).map(Arc::clone)
         };
         let own = own?;
@@ -355,7 +376,6 @@ impl Depots {
         let mut state = self.state.lock();
         let may_leave = |peer: &Peer| peer.may_leave;
         let fetches = match from {
-            Some(from) if from == cpu.rank() => state.own.is_some(),
             Some(from) => state.peer(from, cpu).may_leave,
             None => state.peers.iter().any(may_leave),
         };
@@ -432,14 +452,18 @@ impl Depots {
     }
 
     /// Gives everything back, once no stream of this rank uses it: the lanes and what is mapped at once, and the own depot when the
-    /// peers have unmapped it. Nothing, where the device `is_lost`.
-    pub(super) fn close(&self, is_lost: bool, lanes: impl Send + 'static) {
+    /// peers have unmapped it, of a group that `has_failed` soon. Nothing, where the device `is_lost`.
+    pub(super) fn close(&self, (is_lost, has_failed): (bool, bool), lanes: impl Send + 'static) {
         let mut state = self.state.lock();
         state.is_closed = true;
-        let own = state.own.take();
+        let own = Own {
+            depot: state.own.take(),
+            _left: std::mem::take(&mut state.left),
+            _seen: state.seen.take(),
+        };
         let peers = std::mem::take(&mut state.peers);
         drop(state);
-        if own.is_none() && peers.iter().all(|peer| peer.depot.is_none()) {
+        if own.depot.is_none() && peers.iter().all(|peer| peer.depot.is_none()) {
             return;
         }
         if is_lost {
@@ -448,7 +472,7 @@ impl Depots {
         }
         dispose(move || {
             drop(lanes);
-            take_apart(own, peers);
+            take_apart(own, peers, has_failed);
         });
     }
 }
@@ -522,23 +546,36 @@ fn own_depot(device: &'static Device) -> Option<Arc<Depot>> {
     }
 }
 
-fn take_apart(own: Option<Arc<Depot>>, peers: Vec<Peer>) {
-    let mut readers = Vec::new();
+/// What a group has of its own depot.
+struct Own {
+    depot: Option<Arc<Depot>>,
+    _left: Vec<Slot>,
+    _seen: Option<Slot>,
+}
+
+/// Unmaps what this rank reads, and gives back what it owns once the peers have done the same: they may be behind in graphs, unless
+/// the group has failed.
+fn take_apart(own: Own, peers: Vec<Peer>, has_failed: bool) {
+    let (mut readers, mut lanes) = (Vec::new(), Vec::new());
     for peer in peers {
         let Some(pair) = peer.pair else { continue };
-        drop(peer.lane);
         if peer.depot.is_some() {
             drop(peer.depot);
             pair.say(Mapped::NoMore);
         }
+        lanes.extend(peer.lane);
         readers.extend(peer.is_told.then_some(pair));
     }
-    let since = Instant::now();
+    let patience = match lanes.is_empty() || has_failed {
+        true => PATIENCE,
+        false => READING,
+    };
     let reads = |pair: &Pair| matches!(pair.said(), Mapped::Yes | Mapped::Lane);
-    while readers.iter().any(reads) && since.elapsed() < PATIENCE {
+    let since = Instant::now();
+    while readers.iter().any(reads) && since.elapsed() < patience {
         std::thread::sleep(Duration::from_millis(1));
     }
-    drop(own);
+    drop((lanes, own));
 }
 
 #[cfg(test)]

@@ -485,7 +485,7 @@ impl DeviceGroup {
                 self.messages.send(wanted, to, &stream, attendant::hurry)
             }
             End::From(from) => {
-                let host = (&stream, &*self.cpu);
+                let host = (&stream, &*self.cpu, self.words.address(Word::Dead));
                 self.messages.receive(wanted, from, host, attendant::hurry)
             }
         };
@@ -512,13 +512,18 @@ impl DeviceGroup {
         let peer = check_capture(&self.cpu, end.collective(), peer)?;
         let lanes = &self.messages.lanes;
         let host = (&*self.cpu, &self.messages.depots);
-        lanes
+        let captured = lanes
             .capture(wanted, (peer, receives), (stream, &self.words), host)
             .inspect_err(|error| {
                 if error.code.is_fatal() {
                     self.fail(error.clone());
                 }
             })?;
+        // The peer counts on it.
+        captured.inspect_err(|error| self.fail(error.clone()))?;
+        if receives {
+            work.set_source(peer);
+        }
         self.captured.store(true, Ordering::Relaxed);
         self.parent.end(&work, Ok(()));
         self.parent.keep_record(&work);
@@ -535,7 +540,7 @@ impl DeviceGroup {
         }
         if let End::To(to) = end
             && is_long
-            && let Some(slot) = depots.take((to, self.cpu.rank()), bytes)
+            && let Some(slot) = depots.take(to, bytes)
         {
             return Some(slot);
         }

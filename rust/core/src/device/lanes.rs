@@ -14,7 +14,6 @@ use crate::buffer::Memory;
 use crate::engine::{Group, NOTE, PointToPoint, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::plan::signals::MOST_RANKS;
-use crate::transport::cuda::depot::Slot;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Stream};
 use crate::transport::cuda::kernels::Guard;
 use crate::transport::cuda::lane::Lane;
@@ -31,17 +30,22 @@ const CAPTURED: u64 = FIRST_INTERNAL_TAG | 1 << 60;
 
 /// The lanes of a group.
 #[derive(Default)]
-pub(super) struct Lanes(Mutex<State>);
+pub(super) struct Lanes {
+    state: Mutex<State>,
+    /// Held by a thread that opens one. The attendant does not take it.
+    opening: Mutex<()>,
+}
 
 #[derive(Default)]
 struct State {
     ends: Vec<End>,
-    /// Where kernels look whether the group has failed ([`Guard::seen`]).
-    seen: Option<Slot>,
     checks: Vec<Check>,
-    /// Since when these ranks have been waited for.
-    waits: Option<(Vec<Rank>, Instant)>,
+    /// Since when streams have waited at these pieces.
+    waits: Option<(Vec<Piece>, Instant)>,
 }
+
+/// A piece, as a stream notes it, of a message to or from a rank.
+type Piece = (Rank, u32);
 
 /// One end of a lane.
 struct End {
@@ -104,31 +108,30 @@ impl Print {
 
 impl Lanes {
     /// Captures a message to or from `peer`. Blocks until the peer is ready for captured messages, the first time, for which it must
-    /// capture one itself.
+    /// capture one itself. Returns how it went once a part of it may be in the graph.
     ///
     /// # Errors
-    /// `Unsupported` where the ranks share no memory of the device; `Timeout` when the peer does not come; those of the driver.
+    /// `Unsupported` where the ranks share no memory of the device; `Timeout` when the peer does not come.
     pub(super) fn capture(
         &self,
         wanted: &Wanted,
         (peer, receives): (Rank, bool),
         (stream, words): (&Stream, &Words),
         (cpu, depots): (&Group, &Depots),
-    ) -> Result<()> {
+    ) -> Result<Result<()>> {
         let at = self.open(wanted, (peer, receives), stream.device(), (cpu, depots))?;
         let bytes = wanted.memory.len();
-        let (way, seen, first) = {
-            let mut state = self.0.lock();
-            let seen = state.seen.as_ref().map_or(0, Slot::address);
+        let (way, first) = {
+            let mut state = self.state.lock();
             let end = &mut state.ends[at];
             let first = end.pieces;
             end.pieces += bytes.div_ceil(end.way.place.piece);
             end.messages += 1;
-            (Arc::clone(&end.way), seen, first)
+            (Arc::clone(&end.way), first)
         };
-        let guard = Guard::new(words.address(Word::Dead), seen, wanted.dtype);
+        let guard = Guard::new(words.address(Word::Dead), depots.seen(), wanted.dtype);
         let word = words.lane_address(peer, receives);
-        way.enqueue((wanted.memory, first), (receives, word), guard, stream)
+        Ok(way.enqueue((wanted.memory, first), (receives, word), guard, stream))
     }
 
     /// The end of a lane, and has the ranks compare what is captured.
@@ -139,9 +142,10 @@ impl Lanes {
         device: &'static Device,
         (cpu, depots): (&Group, &Depots),
     ) -> Result<usize> {
+        let _one = self.opening.lock();
         let is_it = |end: &End| end.peer == peer && end.receives == receives;
-        let found = self.0.lock().ends.iter().position(is_it);
-        let number = found.map_or(0, |at| self.0.lock().ends[at].messages);
+        let found = self.state.lock().ends.iter().position(is_it);
+        let number = found.map_or(0, |at| self.state.lock().ends[at].messages);
         // This opens the link between the two as well.
         self.compare(wanted, (peer, receives, number), cpu)?;
         if let Some(at) = found {
@@ -150,15 +154,7 @@ impl Lanes {
         let place = await_place((peer, receives), wanted.timeout, (cpu, depots))?;
         let lower_sends = (cpu.rank() < peer) != receives;
         let lane = Lane::open(device, place.pair.page(), lower_sends, receives)?;
-        let lacks_seen = self.0.lock().seen.is_none();
-        let seen = match lacks_seen {
-            true => depots.zeroed_word()?,
-            false => None,
-        };
-        let mut state = self.0.lock();
-        if state.seen.is_none() {
-            state.seen = seen;
-        }
+        let mut state = self.state.lock();
         state.ends.push(End {
             peer,
             receives,
@@ -196,7 +192,7 @@ impl Lanes {
             }
             false => cpu.send_note((dtype, NOTE), memory, (peer, tag), options)?,
         };
-        self.0.lock().checks.push(Check {
+        self.state.lock().checks.push(Check {
             name: wanted.work.name(),
             peer,
             print,
@@ -212,7 +208,7 @@ impl Lanes {
     /// # Errors
     /// `Mismatch`; what ended a note.
     pub(super) fn advance(&self, rank: Rank) -> Result<bool> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let before = state.checks.len();
         let mut at = 0;
         while at < state.checks.len() {
@@ -229,24 +225,23 @@ impl Lanes {
 
     /// The ranks that streams wait for now, and since when they have been seen to.
     pub(super) fn waits(&self, words: &Words, now: Instant) -> Option<(Vec<Rank>, Duration)> {
-        let mut state = self.0.lock();
-        let is_waiting = |end: &&End| words.lane(end.peer, end.receives) != 0;
-        let peers: Vec<Rank> = state
-            .ends
-            .iter()
-            .filter(is_waiting)
-            .map(|end| end.peer)
-            .collect();
-        if peers.is_empty() {
+        let mut state = self.state.lock();
+        let pieces = state.ends.iter().map(|end| {
+            let piece = words.lane(end.peer, end.receives);
+            (end.peer, piece)
+        });
+        let pieces: Vec<Piece> = pieces.filter(|(_, piece)| *piece != 0).collect();
+        if pieces.is_empty() {
             state.waits = None;
             return None;
         }
+        let peers = pieces.iter().map(|(peer, _)| *peer).collect();
         match &state.waits {
-            Some((before, since)) if *before == peers => {
+            Some((before, since)) if *before == pieces => {
                 Some((peers, now.saturating_duration_since(*since)))
             }
             _ => {
-                state.waits = Some((peers.clone(), now));
+                state.waits = Some((pieces, now));
                 Some((peers, Duration::ZERO))
             }
         }
@@ -254,13 +249,13 @@ impl Lanes {
 
     /// Lets streams pass, after a failure.
     pub(super) fn release(&self) {
-        let state = self.0.lock();
+        let state = self.state.lock();
         state.ends.iter().for_each(|end| end.way.lane.release());
     }
 
     /// What there is, to be given back once no stream uses it.
     pub(super) fn take(&self) -> impl Send + 'static {
-        std::mem::take(&mut *self.0.lock())
+        std::mem::take(&mut *self.state.lock())
     }
 }
 
@@ -283,7 +278,8 @@ impl Way {
         for (first, number) in (0..bytes).step_by(self.place.piece).zip(number..) {
             let half = number % 2;
             let [wait, clear] = self.lane.wait(half);
-            let operations = [waiting(1), wait, clear, waiting(0)];
+            let piece = (number as u32).wrapping_add(1).max(1);
+            let operations = [waiting(piece), wait, clear, waiting(0)];
             let operations: Vec<_> = told.into_iter().chain(operations).collect();
             stream.operate(&operations)?;
             let length = self.place.piece.min(bytes - first);
@@ -345,6 +341,11 @@ fn await_place(
             return Err(error);
         }
         found?;
+        if cpu.has_message_link(peer) && cpu.message_page(peer).is_none() {
+            return Err(Error::unsupported(format!(
+                "messages with rank {peer} cannot be captured in a graph: the two share no memory of the host"
+            )));
+        }
         if since.elapsed() > timeout {
             let what = if receives { "send to" } else { "receive from" };
             return Err(Error::new(

@@ -95,7 +95,7 @@ impl Message {
 
     /// A stream may still use what it has, whenever.
     fn leave(self) {
-        std::mem::forget((self.buffer, self.long.and_then(|long| long.slot)));
+        std::mem::forget((self.buffer, self.long));
     }
 
     /// Gives the stream what the host has received, once that has ended. Returns whether anything moved.
@@ -147,6 +147,14 @@ impl Message {
                 }))
             }
             _ => Some(first),
+        }
+    }
+
+    /// Where it lies in the depot, if this rank sends it.
+    fn slot_of_send(&mut self) -> Option<Slot> {
+        match self.side {
+            Side::Send { .. } => self.long.as_mut()?.slot.take(),
+            Side::Receive { .. } => None,
         }
     }
 
@@ -327,7 +335,8 @@ impl Messages {
         enqueued
     }
 
-    /// Asks the host for a message and enqueues what puts it into place. `hurry` rouses the attendant.
+    /// Asks the host for a message and enqueues what puts it into place, which looks at the word at `dead` whether the group has
+    /// failed. `hurry` rouses the attendant.
     ///
     /// # Errors
     /// Those of the driver, and of a receive on the host.
@@ -335,7 +344,7 @@ impl Messages {
         &self,
         wanted: Wanted,
         from: Option<Rank>,
-        (stream, cpu): (&Stream, &Group),
+        (stream, cpu, dead): (&Stream, &Group, u64),
         hurry: impl FnOnce(),
     ) -> Result<()> {
         let bytes = wanted.memory.len();
@@ -416,7 +425,10 @@ impl Messages {
         // The buffer stays until the stream has said that it is past it.
         let (enqueued, told) = match getting {
             Getting::Copies => cut.enqueue_receive(wanted.memory, stream),
-            Getting::Fetches => cut.enqueue_fetch(wanted.memory, word, stream),
+            Getting::Fetches => {
+                let guard = Guard::new(dead, self.depots.seen(), wanted.dtype);
+                cut.enqueue_fetch(wanted.memory, (word, guard), stream)
+            }
         };
         if told.is_err() {
             self.give_up(&work);
@@ -519,11 +531,14 @@ impl Messages {
             };
             let is_over = message.is_passed() && has_ended && message.has_ended_next();
             if is_over || all {
-                let message = under_way.remove(at);
+                let mut message = under_way.remove(at);
                 ended.push(Arc::clone(&message.work));
                 self.note_end(message.copies_from());
                 match is_over {
-                    true => message.let_go(),
+                    true => {
+                        self.depots.leave(message.slot_of_send());
+                        message.let_go();
+                    }
                     false => message.leave(),
                 }
             } else {

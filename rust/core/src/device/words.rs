@@ -68,7 +68,8 @@ impl Words {
         self.pinned().address() + offset(word) as u64
     }
 
-    /// A word that is 1 while a stream that carries out a graph waits in a lane to or from a rank. The stream alone writes it.
+    /// A word that is not 0 while a stream that carries out a graph waits in a lane to or from a rank: it says for which piece. The
+    /// stream alone writes it.
     pub(super) fn lane_address(&self, peer: Rank, receives: bool) -> u64 {
         self.pinned().address() + lane_offset(peer, receives) as u64
     }

@@ -553,29 +553,47 @@ fn copies_of_a_failed_group_become_the_pattern() {
 fn what_is_fetched_begins_where_a_word_says() {
     let kernel = find("uint8", "unisono_fetch").unwrap();
     let content: Vec<u8> = (0..=199).collect();
-    for (shift, first, length) in [(0, 0, 160), (3, 5, 160), (8, 40, 33), (0, 7, 0)] {
+    let pattern = 0x0807_0605_0403_0201_u64;
+    for (shift, first, length, set) in [
+        (0, 0, 160, 0_u32),
+        (3, 5, 160, 0),
+        (8, 40, 33, 1),
+        (0, 7, 0, 0),
+    ] {
         let mut from = Shifted::new(shift, &content);
         let mut to = Shifted::new(0, &[255; 200]);
         let (read, written) = (from.range(), to.range());
         let mut word = Shifted::new(8, &read.start.to_ne_bytes());
         let base = word.range();
+        let mut failed = Shifted::new(4, &set.to_ne_bytes());
+        let dead = failed.range();
         let mut segments = [[0; 24]; 64];
         let parts = [(first, 0, length), (1, 170, 9)];
         for (segment, (at, out, bytes)) in segments.iter_mut().zip(parts) {
             let part = [at, written.start + out, bytes];
             segment.copy_from_slice(&part.map(usize::to_ne_bytes).concat());
         }
-        let parameters: [&[u8]; 3] = [
+        let parameters: [&[u8]; 5] = [
             &segments.concat(),
             &2_u32.to_ne_bytes(),
             &base.start.to_ne_bytes(),
+            &dead.start.to_ne_bytes(),
+            &pattern.to_ne_bytes(),
         ];
         let shape = ([2, 2, 1], 7);
-        let faults = launch(kernel, &parameters, shape, vec![read, base], vec![written]);
+        let readable = match set {
+            0 => vec![read, base, dead],
+            _ => vec![dead],
+        };
+        let faults = launch(kernel, &parameters, shape, readable, vec![written]);
         assert!(faults.is_empty(), "{faults:?}");
         let mut expected = vec![255; 200];
         for (at, out, bytes) in parts {
-            expected[out..out + bytes].copy_from_slice(&content[at..at + bytes]);
+            let made = match set {
+                0 => content[at..at + bytes].to_vec(),
+                _ => (1..=8).cycle().take(bytes).collect(),
+            };
+            expected[out..out + bytes].copy_from_slice(&made);
         }
         assert_eq!(to.bytes(), expected);
     }

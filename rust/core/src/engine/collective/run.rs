@@ -142,6 +142,7 @@ pub(crate) struct ReuseKey {
     root: Rank,
     count: usize,
     in_place: bool,
+    in_rank_order: bool,
 }
 
 impl ReuseKey {
@@ -156,6 +157,7 @@ impl ReuseKey {
                 root: request.root,
                 count: *count,
                 in_place: request.in_place(),
+                in_rank_order: request.in_rank_order,
             }),
             _ => None,
         }

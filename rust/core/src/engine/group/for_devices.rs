@@ -30,6 +30,13 @@ impl Group {
         self.page_of(Lane::PointToPoint, peer)
     }
 
+    /// Whether the link for messages to `peer` is open.
+    pub(crate) fn has_message_link(&self, peer: Rank) -> bool {
+        let mut core = self.core.lock();
+        self.read_mail(&mut core);
+        core.links.open(Lane::PointToPoint, peer).is_some()
+    }
+
     fn page_of(&self, lane: Lane, peer: Rank) -> Option<Page> {
         let mut core = self.core.lock();
         self.read_mail(&mut core);

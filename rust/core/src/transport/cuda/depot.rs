@@ -195,11 +195,10 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let room = match self.bytes {
-            WORD => &self.depot.words,
-            _ => &self.depot.slots,
-        };
-        room.lock().give_back(self.at, self.bytes);
+        if self.bytes == WORD {
+            return self.depot.words.lock().give_back(self.at, WORD);
+        }
+        self.depot.slots.lock().give_back(self.at, self.bytes);
         self.depot.fetched.fetch_add(1, Ordering::AcqRel);
     }
 }

@@ -291,22 +291,27 @@ pub fn poison(stream: &Stream, segments: &[Segment], guard: Guard) -> Result<()>
 }
 
 /// Enqueues copies of all `segments`, whose `from` is counted from the address that is in the word at `base` then: a word of the
-/// device's memory, which keeps its value until the copies have been made.
+/// device's memory, which keeps its value until the copies have been made. Where the group has failed they become what `guard`
+/// says.
 ///
 /// # Errors
 /// As [`copy`].
-pub fn fetch(stream: &Stream, segments: &[Segment], base: u64) -> Result<()> {
+pub fn fetch(stream: &Stream, segments: &[Segment], base: u64, guard: Guard) -> Result<()> {
     let function = Loaded::of(stream.device())?.fetch(stream.device())?;
     for (mut part, mut number) in parts(segments.iter()) {
         let longest = part.longest();
         let grid = grid(function, longest, number);
-        let mut base = base;
-        let mut parameters: [*mut c_void; 3] = [
+        let (mut base, mut poison) = (base, guard.poison);
+        let mut dead = guard.word_for(stream, grid)?;
+        let mut parameters: [*mut c_void; 5] = [
             ptr_to(&mut part),
             (&raw mut number).cast(),
             (&raw mut base).cast(),
+            (&raw mut dead).cast(),
+            (&raw mut poison).cast(),
         ];
-        // SAFETY: the kernel takes (Segments, unsigned, const unsigned long long*); as in `reduce`.
+        // SAFETY: the kernel takes (Segments, unsigned, const unsigned long long*, const unsigned*, unsigned long long); as in
+        // `reduce`.
         unsafe {
             stream.launch(
                 function,

@@ -136,7 +136,8 @@ impl Window {
         self.is_clean.store(true, Ordering::Relaxed);
     }
 
-    /// Its memory is freed when it is dropped, for which the driver waits, and kept for no other window. No rank has opened it.
+    /// Its memory is freed when it is dropped, for which the driver waits, and kept for no other window. Ranks that have opened it
+    /// have let go of it then, or read nothing of it any more.
     pub fn set_unwanted(&self) {
         self.is_unwanted.store(true, Ordering::Relaxed);
     }

@@ -28,7 +28,8 @@
 //     Does what `unisono_copy` does where the group has failed, and nothing else; `from` is not
 //     looked at. For what the driver has copied. In the module of uint8 alone.
 //
-//   unisono_fetch(Segments segments, unsigned count, const unsigned long long* base)
+//   unisono_fetch(Segments segments, unsigned count, const unsigned long long* base,
+//                 const unsigned* dead, unsigned long long poison)
 //     As `unisono_copy`, where what is read begins `from` bytes after the address in `base`, which
 //     is a word of the device's memory: where a message lies is known only when it has come. In
 //     the module of uint8 alone.
@@ -143,7 +144,9 @@ UNISONO_KERNEL(unisono_poison, Segments segments, unsigned count, const unsigned
   if (is_set(dead)) repeat_all(segments, count, poison);
 }
 
-UNISONO_KERNEL(unisono_fetch, Segments segments, unsigned count, const unsigned long long* base) {
+UNISONO_KERNEL(unisono_fetch, Segments segments, unsigned count, const unsigned long long* base,
+               const unsigned* dead, unsigned long long poison) {
+  if (is_set(dead)) return repeat_all(segments, count, poison);
   const unsigned long long begin = load(base);
   for (unsigned row = blockIdx.y; row < count; row += gridDim.y) {
     const Segment& segment = segments.at[row];
