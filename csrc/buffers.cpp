@@ -129,7 +129,7 @@ bool Job::multiplies(const at::Tensor& tensor) {
   const bool is_wide = at::isFloatingType(type_) && c10::elementSize(type_) > 1;
   if (tensor.is_cuda() && (is_wide || at::isComplexType(type_))) return true;
   factor_ *= by_.item<double>();
-  by_ = {};
+  by_.reset();
   return false;
 }
 

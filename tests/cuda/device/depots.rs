@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use unisono::error::Code;
+use unisono::transport::cuda::driver::Stream;
 use unisono::types::{DataType, DeviceStream};
 use unisono::{Communicator, PointToPoint, Work};
 
-use crate::gpu::{Array, bytes_of, floats, stream};
+use crate::gpu::{Array, bytes_of, floats, stream_of};
 use crate::harness::{Ranks, Test};
 use crate::messages::{message, pinned, values};
 use crate::{AUTO, array_of};
@@ -14,10 +15,22 @@ use crate::{AUTO, array_of};
 /// Elements of a message that is long.
 const LONG: usize = 600_001;
 
+/// Three devices: processes that share one leave nothing in depots.
+const DEVICES: (&str, &str) = ("DEVICES", "3");
+
+/// Two streams of the rank's own device, and their names.
+fn streams(comm: &Communicator) -> [(Stream, DeviceStream); 2] {
+    [(); 2].map(|()| {
+        let stream = stream_of(comm.rank() as u32);
+        let named = stream.handle();
+        (stream, named)
+    })
+}
+
 /// Exchanges long messages until ranks have mapped each other's depots, which they do in calls before which nothing is under way in
 /// the process.
 fn warm_up(comm: &Communicator, named: DeviceStream, named_back: DeviceStream) {
-    let (stream, _) = stream();
+    let stream = stream_of(named.device);
     let (from, to) = (array_of(&stream, 1.0, LONG), array_of(&stream, 1.0, LONG));
     let exchange = |peer| {
         let works = [
@@ -46,15 +59,15 @@ fn warm_up(comm: &Communicator, named: DeviceStream, named_back: DeviceStream) {
 fn long_messages_meet_by_rank_and_tag() {
     for ranks in [Ranks::Local, Ranks::Threads, Ranks::Processes] {
         for driver in [
-            [("RANDOM_DELAY", "200")],
-            [("SYNCHRONIZE", "refuse")],
-            [("IPC", "refuse-import")],
+            [DEVICES, ("RANDOM_DELAY", "200")],
+            [DEVICES, ("SYNCHRONIZE", "refuse")],
+            [DEVICES, ("IPC", "refuse-import")],
         ] {
             // Of ranks in one process one would allocate an array while another one's stream waits.
-            if driver[0].0 == "SYNCHRONIZE" && ranks != Ranks::Processes {
+            if driver[1].0 == "SYNCHRONIZE" && ranks != Ranks::Processes {
                 continue;
             }
-            let is_mapped = driver[0].0 != "IPC" || ranks != Ranks::Processes;
+            let is_mapped = driver[1].0 != "IPC" || ranks != Ranks::Processes;
             let test = Test {
                 config: AUTO,
                 driver: &driver,
@@ -66,7 +79,7 @@ fn long_messages_meet_by_rank_and_tag() {
 }
 
 fn meet_by_rank_and_tag(comm: &Communicator, is_mapped: bool) {
-    let ((stream, named), (back, named_back)) = (stream(), stream());
+    let [(stream, named), (back, named_back)] = streams(comm);
     let (rank, world) = (comm.rank(), comm.world_size());
     let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
     warm_up(comm, named, named_back);
@@ -112,10 +125,11 @@ fn meet_by_rank_and_tag(comm: &Communicator, is_mapped: bool) {
 fn long_messages_go_to_oneself() {
     let test = Test {
         config: AUTO,
+        driver: &[DEVICES],
         ..Test::new("depots::long_messages_go_to_oneself", Ranks::Processes, 2)
     };
     test.run(|comm| {
-        let ((stream, named), (back, named_back)) = (stream(), stream());
+        let [(stream, named), (back, named_back)] = streams(&comm);
         let rank = comm.rank();
         for count in [LONG, 20 << 20] {
             let own = Array::of(&stream, &bytes_of(&values(rank, count)));
@@ -140,10 +154,11 @@ fn long_messages_go_to_oneself() {
 fn a_depot_may_be_full() {
     let test = Test {
         config: AUTO,
+        driver: &[DEVICES],
         ..Test::new("depots::a_depot_may_be_full", Ranks::Processes, 2)
     };
     test.run(|comm| {
-        let ((stream, named), (back, named_back)) = (stream(), stream());
+        let [(stream, named), (back, named_back)] = streams(&comm);
         warm_up(&comm, named, named_back);
         // Of 8 MiB each.
         let (count, number) = (2 << 20, 9);
@@ -171,7 +186,7 @@ fn a_depot_may_be_full() {
 #[test]
 fn lengths_that_differ_are_named() {
     for (sent, received) in [(LONG, LONG + 1), (3, LONG), (LONG, 3)] {
-        let label = [("SEED", &*(sent + 2 * received).to_string())];
+        let label = [DEVICES, ("SEED", &*(sent + 2 * received).to_string())];
         let test = Test {
             config: AUTO,
             driver: &label,
@@ -179,7 +194,7 @@ fn lengths_that_differ_are_named() {
             ..Test::new("depots::lengths_that_differ_are_named", Ranks::Processes, 2)
         };
         test.run(|comm| {
-            let (stream, named) = stream();
+            let [(stream, named), _] = streams(&comm);
             let array = array_of(&stream, 1.0, LONG + 1);
             let sends = comm.rank() == 0;
             let count = if sends { sent } else { received };
@@ -216,6 +231,7 @@ fn a_long_message_ends_with_its_peer() {
     let test = Test {
         config: AUTO,
         dies: Some(1),
+        driver: &[DEVICES],
         ..Test::new(
             "depots::a_long_message_ends_with_its_peer",
             Ranks::Processes,
@@ -223,7 +239,7 @@ fn a_long_message_ends_with_its_peer() {
         )
     };
     test.run(|comm| {
-        let ((stream, named), (back, named_back)) = (stream(), stream());
+        let [(stream, named), (back, named_back)] = streams(&comm);
         warm_up(&comm, named, named_back);
         let own = array_of(&stream, 1.0, LONG);
         let incoming = array_of(&back, 1.0, LONG);
@@ -256,6 +272,7 @@ fn a_send_that_is_not_fetched_times_out() {
     let test = Test {
         config: &[("algorithm", "direct"), ("timeout", "3")],
         may_leak: true,
+        driver: &[DEVICES],
         ..Test::new(
             "depots::a_send_that_is_not_fetched_times_out",
             Ranks::Processes,
@@ -263,7 +280,7 @@ fn a_send_that_is_not_fetched_times_out() {
         )
     };
     test.run(|comm| {
-        let ((stream, named), (_back, named_back)) = (stream(), stream());
+        let [(stream, named), (_back, named_back)] = streams(&comm);
         warm_up(&comm, named, named_back);
         if comm.rank() == 1 {
             std::thread::sleep(Duration::from_secs(5));
@@ -282,5 +299,70 @@ fn a_send_that_is_not_fetched_times_out() {
                 .starts_with("send"),
             "{error}"
         );
+    });
+}
+
+/// Between processes that share a device messages go through host memory, whatever they have mapped.
+#[test]
+fn processes_that_share_a_device_leave_nothing() {
+    let test = Test {
+        config: AUTO,
+        ..Test::new(
+            "depots::processes_that_share_a_device_leave_nothing",
+            Ranks::Processes,
+            2,
+        )
+    };
+    test.run(|comm| {
+        let [(stream, named), (back, named_back)] = [(); 2].map(|()| {
+            let stream = stream_of(0);
+            let named = stream.handle();
+            (stream, named)
+        });
+        warm_up(&comm, named, named_back);
+        let own = Array::of(&stream, &bytes_of(&values(comm.rank(), LONG)));
+        let work = message(&comm, &own, (Some(1 - comm.rank()), 1), named, true);
+        assert!(pinned(&comm) > 4 * LONG as u64);
+        comm.barrier().expect("barrier");
+        let got = array_of(&back, -1.0, LONG);
+        let received = message(&comm, &got, (Some(1 - comm.rank()), 1), named_back, false);
+        received.wait(None).expect("a message");
+        work.wait(None).expect("a message");
+        assert!(floats(&got.read(&back)) == values(1 - comm.rank(), LONG));
+    });
+}
+
+/// Depots come into use where no host waits for a message, and each call begins as soon as the streams are past the last one.
+#[test]
+fn depots_come_into_use() {
+    let test = Test {
+        config: AUTO,
+        driver: &[DEVICES],
+        ..Test::new("depots::depots_come_into_use", Ranks::Processes, 2)
+    };
+    test.run(|comm| {
+        let [(stream, named), (back, named_back)] = streams(&comm);
+        let peer = Some(1 - comm.rank());
+        let own = Array::of(&stream, &bytes_of(&values(comm.rank(), LONG)));
+        let got = array_of(&back, -1.0, LONG);
+        let exchange = |looks: bool| {
+            message(&comm, &own, (peer, 1), named, true);
+            let held = pinned(&comm);
+            assert!(!looks || held < 64 << 10, "{held} bytes");
+            message(&comm, &got, (peer, 1), named_back, false);
+            for stream in [&stream, &back] {
+                stream.synchronize().expect("the stream goes on");
+            }
+        };
+        for _ in 0..200 {
+            exchange(false);
+        }
+        comm.barrier().expect("barrier");
+        // Where the last receive has ended on the host, too.
+        while pinned(&comm) > 0 {
+            std::thread::yield_now();
+        }
+        exchange(true);
+        assert!(floats(&got.read(&back)) == values(1 - comm.rank(), LONG));
     });
 }

@@ -16,8 +16,9 @@ use crate::types::Rank;
 
 use super::attendant::{self, Found};
 use super::disposal::dispose;
+use super::pause::pause;
 use super::staged::Staged;
-use super::state::{DeviceGroup, GRACE, HERE, Way, pause};
+use super::state::{DeviceGroup, GRACE, HERE, Way};
 use super::stillness;
 
 /// How long a window that is closed is kept for peers that have not unmapped it.

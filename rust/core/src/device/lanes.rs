@@ -20,9 +20,10 @@ use crate::transport::cuda::lane::Lane;
 use crate::types::{Collective, DataType, Rank};
 
 use super::copies::Copies;
-use super::depots::{Depots, FIRST_INTERNAL_TAG, Place};
-use super::messages::Wanted;
-use super::state::pause;
+use super::depots::{Depots, Place};
+use super::message::Wanted;
+use super::note::FIRST_INTERNAL_TAG;
+use super::pause::pause;
 use super::words::{Word, Words};
 
 /// The tags of notes about captured messages begin here.

@@ -5,262 +5,31 @@
 //! is known to the host at once; the stream waits for it and copies it in.
 //!
 //! [`BounceBuffer`] is the memory between. A long message goes another way if it can ([`depots`](super::depots)): the host carries
-//! a note alone.
+//! a note alone. [`message`](super::message) is one of them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::buffer::Memory;
-use crate::engine::{Group, NOTE, PointToPoint, WorkState};
-use crate::error::{Error, Result};
+use crate::engine::{Group, PointToPoint, WorkState};
+use crate::error::Result;
 use crate::transport::cuda::depot::Slot;
 use crate::transport::cuda::driver::{Device, Pinned, Stream};
 use crate::transport::cuda::kernels::{self, Guard};
 use crate::types::{Collective, DataType, Rank};
 
 use super::bounce::{BounceBuffer, Direction};
-use super::depots::{Depots, Getting, Note};
+use super::depots::{Depots, Getting};
 use super::lanes::Lanes;
+use super::message::{Ended, Long, Message, Side, Wanted, result_of};
+use super::note::Note;
 
 /// The messages of a group.
 pub(super) struct Messages {
     under_way: Mutex<Vec<Message>>,
     pub(super) depots: Depots,
     pub(super) lanes: Lanes,
-}
-
-/// What a message is, on this side.
-enum Side {
-    Send {
-        to: Rank,
-        /// The host's send, once the stream has filled the buffer.
-        posted: Option<Result<Arc<WorkState>>>,
-    },
-    Receive {
-        posted: Arc<WorkState>,
-        /// The rank that it was asked for from, where it is long and copies.
-        copies_from: Option<Option<Rank>>,
-    },
-}
-
-struct Message {
-    work: Arc<WorkState>,
-    side: Side,
-    dtype: DataType,
-    tag: u64,
-    timeout: Duration,
-    buffer: BounceBuffer,
-    long: Option<Long>,
-    /// A stream holds a part of it, and will not say when it has got past that.
-    is_torn: bool,
-}
-
-/// What a message has besides in whose place a note travels.
-struct Long {
-    /// Notes stay where they are until the host has sent or received them.
-    note: Box<[u8; NOTE]>,
-    end: Box<[u8; NOTE]>,
-    bytes: usize,
-    /// Of a send, where it lies; of a receive, a word for its kernels.
-    slot: Option<Slot>,
-    /// What the host does after the note: it sends or receives what follows; or of what has been left in a depot, it receives
-    /// another note when it has been fetched, or sends that.
-    next: Option<Result<Arc<WorkState>>>,
-}
-
-/// One message, as it was asked for.
-pub(super) struct Wanted<'a> {
-    pub(super) dtype: DataType,
-    pub(super) memory: &'a Memory,
-    pub(super) tag: u64,
-    pub(super) timeout: Duration,
-    pub(super) work: Arc<WorkState>,
-    /// A note travels in its place.
-    pub(super) is_long: bool,
-}
-
-/// What became of a message that has ended.
-pub(super) type Ended = (Arc<WorkState>, Result<()>);
-
-impl Message {
-    /// Its buffer is for others now, unless a stream may still use it.
-    fn let_go(self) {
-        match self.is_torn {
-            true => self.leave(),
-            false => self.buffer.give_back(),
-        }
-    }
-
-    /// A stream may still use what it has, whenever.
-    fn leave(self) {
-        std::mem::forget((self.buffer, self.long));
-    }
-
-    /// Gives the stream what the host has received, once that has ended. Returns whether anything moved.
-    fn deliver(&mut self, is_received: bool) -> bool {
-        let Side::Receive { posted, .. } = &self.side else {
-            return false;
-        };
-        if let Some(source) = posted.source() {
-            self.work.set_source(source);
-        }
-        if is_received {
-            return self.buffer.put();
-        }
-        let poison = Guard::new(0, 0, self.dtype).poison;
-        // SAFETY: the receive has ended.
-        unsafe { self.buffer.spoil(poison) }
-    }
-
-    /// Lets the stream pass, after a failure. What is to be received must not change any more then: before `is_late` that is
-    /// waited for.
-    fn release(&mut self, is_late: bool) {
-        let Side::Receive { posted, .. } = &self.side else {
-            return self.buffer.release();
-        };
-        if is_late || posted.result().is_some() && self.has_ended_next() {
-            let poison = Guard::new(0, 0, self.dtype).poison;
-            // SAFETY: the receive has ended, or the group has failed and what it still brings is not used.
-            unsafe { self.buffer.spoil(poison) };
-        }
-    }
-
-    /// Whether the stream is past it, or will not say so.
-    fn is_passed(&self) -> bool {
-        self.is_torn || self.buffer.is_passed()
-    }
-
-    /// How the host's part has ended.
-    fn result(&self) -> Option<Result<()>> {
-        let first = match &self.side {
-            Side::Send { posted, .. } => result_of(posted.as_ref()?)?,
-            Side::Receive { posted, .. } => posted.result().cloned()?,
-        };
-        match &self.long {
-            Some(long) if first.is_ok() => {
-                let ended = result_of(long.next.as_ref()?)?;
-                Some(ended.map_err(|error| Error {
-                    operation: Some(self.work.name()),
-                    ..error
-                }))
-            }
-            _ => Some(first),
-        }
-    }
-
-    /// Where it lies in the depot, if this rank sends it.
-    fn slot_of_send(&mut self) -> Option<Slot> {
-        match self.side {
-            Side::Send { .. } => self.long.as_mut()?.slot.take(),
-            Side::Receive { .. } => None,
-        }
-    }
-
-    fn copies_from(&self) -> Option<Option<Rank>> {
-        match self.side {
-            Side::Send { .. } => None,
-            Side::Receive { copies_from, .. } => copies_from,
-        }
-    }
-
-    /// Whether the host does nothing after the note.
-    fn has_ended_next(&self) -> bool {
-        let next = self.long.as_ref().and_then(|long| long.next.as_ref());
-        next.is_none_or(|next| result_of(next).is_some())
-    }
-
-    /// Does what comes after a note. Returns whether there was anything.
-    ///
-    /// # Errors
-    /// What ends the group.
-    fn go_on(&mut self, cpu: &Group, depots: &Depots) -> Result<bool> {
-        let Some(long) = &mut self.long else {
-            return Ok(false);
-        };
-        let options = PointToPoint {
-            timeout: Some(self.timeout),
-            ..PointToPoint::default()
-        };
-        let next = match &self.side {
-            Side::Send {
-                to,
-                posted: Some(Ok(_)),
-            } if long.next.is_none() => {
-                let (to, note) = (*to, Note::decode(&long.note));
-                match long.slot {
-                    Some(_) => {
-                        let what = (Collective::Send, self.dtype, long.bytes);
-                        let place = (Some(to), note.tag_of_end());
-                        // SAFETY: the message keeps the note, and does not look at it.
-                        let end = unsafe { Memory::of_mut(long.end.as_mut_slice()) };
-                        cpu.receive_note(what, end, place, options)
-                    }
-                    None => {
-                        // SAFETY: the message keeps the buffer until the send has ended, and it has been filled.
-                        let view = unsafe { self.buffer.view() };
-                        match cpu.send(self.dtype, view, (to, note.tag()), options) {
-                            // To itself a rank sends what it has begun to receive.
-                            Err(error) if to == cpu.rank() && !error.code.is_fatal() => {
-                                return Ok(false);
-                            }
-                            sent => sent,
-                        }
-                    }
-                }
-            }
-            Side::Receive {
-                posted,
-                copies_from,
-            } if long.next.is_none() => {
-                let (Some(Ok(())), Some(from)) = (posted.result(), posted.source()) else {
-                    return Ok(false);
-                };
-                let note = Note::decode(&long.note);
-                let Some(offset) = note.offset else {
-                    let place = (Some(from), note.tag());
-                    // SAFETY: the message keeps the buffer until the receive has ended, and moves nothing of it before.
-                    let view = unsafe { self.buffer.view() };
-                    long.next = Some(cpu.receive(self.dtype, view, place, options));
-                    return Ok(true);
-                };
-                if self.buffer.awaits_all() {
-                    let bytes = match copies_from {
-                        None => long.bytes,
-                        // It cannot get it from there.
-                        Some(_) => usize::MAX,
-                    };
-                    let place = depots.place((from, cpu.rank()), offset, bytes)?;
-                    self.buffer.put_from(place);
-                    return Ok(true);
-                }
-                if !self.buffer.is_passed() && !self.is_torn {
-                    return Ok(false);
-                }
-                // SAFETY: the message keeps the note until the send has ended.
-                let end = unsafe { Memory::of_mut(long.end.as_mut_slice()) };
-                let place = (from, note.tag_of_end());
-                cpu.send_note((self.dtype, long.bytes), end, place, options)
-            }
-            _ => return Ok(false),
-        };
-        match next {
-            Err(error) if error.code.is_fatal() => Err(error),
-            next => {
-                long.next = Some(next);
-                Ok(true)
-            }
-        }
-    }
-}
-
-/// How what the host was asked for has ended.
-fn result_of(posted: &Result<Arc<WorkState>>) -> Option<Result<()>> {
-    match posted {
-        Ok(work) => work.result().cloned(),
-        Err(refusal) => Some(Err(refusal.clone())),
-    }
 }
 
 impl Messages {
@@ -297,18 +66,12 @@ impl Messages {
         };
         let buffer = BounceBuffer::new(stream.device(), bytes, Direction::Out)?;
         let cut = buffer.cut();
-        let long = wanted.is_long.then(|| Long {
-            note: Box::new(
-                Note {
-                    number: self.depots.number(),
-                    offset: slot.as_ref().map(|slot| slot.offset() as u64),
-                }
-                .encode(),
-            ),
-            end: Box::new([0; NOTE]),
-            bytes: wanted.memory.len(),
-            slot,
-            next: None,
+        let long = wanted.is_long.then(|| {
+            let note = Note {
+                number: self.depots.number(),
+                offset: slot.as_ref().map(|slot| slot.offset() as u64),
+            };
+            Long::new(wanted.memory.len(), Some(note), slot)
         });
         // Before it is enqueued, since the stream waits for the host; and without the lock then: to enqueue may have to wait for
         // room in the stream, and the stream for the attendant, which takes the lock.
@@ -365,62 +128,17 @@ impl Messages {
             }
         };
         let cut = buffer.cut();
-        let mut long = wanted.is_long.then(|| Long {
-            note: Box::new([0; NOTE]),
-            end: Box::new([0; NOTE]),
-            bytes,
-            slot: match getting {
+        let long = wanted.is_long.then(|| {
+            let slot = match getting {
                 Getting::Copies => None,
                 Getting::Fetches => self.depots.word(),
-            },
-            next: None,
+            };
+            Long::new(bytes, None, slot)
         });
         let slot = long.as_ref().and_then(|long| long.slot.as_ref());
         let word = slot.map(Slot::address);
-        let options = PointToPoint {
-            timeout: Some(wanted.timeout),
-            ..PointToPoint::default()
-        };
         let work = Arc::clone(&wanted.work);
-        {
-            // In one piece, so that receives are posted in the order in which they are listed.
-            let mut under_way = self.under_way.lock();
-            let (dtype, place) = (wanted.dtype, (from, wanted.tag));
-            let posted = match &mut long {
-                Some(long) => {
-                    // SAFETY: the message keeps the note where it is, and looks at it when the receive has ended.
-                    let note = unsafe { Memory::of_mut(long.note.as_mut_slice()) };
-                    let what = (Collective::Recv, dtype, bytes);
-                    cpu.receive_note(what, note, place, options)
-                }
-                None => {
-                    // SAFETY: the message keeps the buffer until the receive has ended, and moves nothing of it before.
-                    let view = unsafe { buffer.view() };
-                    cpu.receive(dtype, view, place, options)
-                }
-            };
-            let posted = match posted {
-                Ok(posted) => posted,
-                Err(refusal) => {
-                    buffer.give_back();
-                    self.note_end(copies_from);
-                    return Err(refusal);
-                }
-            };
-            under_way.push(Message {
-                work: wanted.work,
-                side: Side::Receive {
-                    posted,
-                    copies_from,
-                },
-                dtype,
-                tag: wanted.tag,
-                timeout: wanted.timeout,
-                buffer,
-                long,
-                is_torn: false,
-            });
-        }
+        self.expect(&wanted, (from, copies_from), (buffer, long), cpu)?;
         hurry();
         // The buffer stays until the stream has said that it is past it.
         let (enqueued, told) = match getting {
@@ -434,6 +152,58 @@ impl Messages {
             self.give_up(&work);
         }
         enqueued.and(told)
+    }
+
+    /// Asks the host for a message, and lists it.
+    fn expect(
+        &self,
+        wanted: &Wanted,
+        (from, copies_from): (Option<Rank>, Option<Option<Rank>>),
+        (buffer, mut long): (BounceBuffer, Option<Long>),
+        cpu: &Group,
+    ) -> Result<()> {
+        let options = PointToPoint {
+            timeout: Some(wanted.timeout),
+            ..PointToPoint::default()
+        };
+        let (dtype, place) = (wanted.dtype, (from, wanted.tag));
+        // In one piece, so that receives are posted in the order in which they are listed.
+        let mut under_way = self.under_way.lock();
+        let posted = match &mut long {
+            Some(long) => {
+                let what = (Collective::Recv, dtype, long.bytes);
+                // SAFETY: the message keeps the note where it is, and looks at it when the receive has ended.
+                let note = unsafe { Memory::of_mut(long.note.as_mut_slice()) };
+                cpu.receive_note(what, note, place, options)
+            }
+            None => {
+                // SAFETY: the message keeps the buffer until the receive has ended, and moves nothing of it before.
+                let view = unsafe { buffer.view() };
+                cpu.receive(dtype, view, place, options)
+            }
+        };
+        let posted = match posted {
+            Ok(posted) => posted,
+            Err(refusal) => {
+                buffer.give_back();
+                self.note_end(copies_from);
+                return Err(refusal);
+            }
+        };
+        under_way.push(Message {
+            work: Arc::clone(&wanted.work),
+            side: Side::Receive {
+                posted,
+                copies_from,
+            },
+            dtype,
+            tag: wanted.tag,
+            timeout: wanted.timeout,
+            buffer,
+            long,
+            is_torn: false,
+        });
+        Ok(())
     }
 
     /// A receive that copies has ended, if it was one that matters.

@@ -3,7 +3,8 @@
 //! A [`Devices`] belongs to a communicator and has a [`DeviceGroup`] for each device that this rank uses with it. A call
 //! enqueues the whole operation on the caller's stream and returns. Ranks whose devices read each other's memory go the
 //! *direct* way: they meet on their streams by words in host memory, one kernel reads what all of them have put into
-//! their windows. All others go the *staged* way, through host memory and the engine, as do short collectives of processes that share a device. Messages between two ranks always do.
+//! their windows. All others go the *staged* way, through host memory and the engine, as do short collectives of processes that share a device. So do
+//! messages between two ranks, unless they are long and the ranks on devices of their own ([`depots`]), or part of a graph ([`lanes`]).
 //!
 //! Collectives of one communicator on several streams come one after the other, as they were called; those of one graph
 //! that is being captured belong on one stream, or on streams that the capturer has put in order. Ranks of one process
@@ -16,12 +17,16 @@ mod copies;
 mod depots;
 mod direct;
 mod disposal;
+mod exchange;
 mod formation;
 mod group;
 mod growth;
 mod lanes;
 mod level;
+mod message;
 mod messages;
+mod note;
+mod pause;
 mod replay;
 mod staged;
 mod state;
@@ -246,7 +251,7 @@ pub(crate) fn refuse_memory(memory: &Memory, what: &str) -> Result<()> {
 
 /// Yields, or sleeps for a moment, between two looks of a caller that waits for operations of several groups.
 pub(crate) fn pause(looks: &mut u32) {
-    state::pause(looks);
+    pause::pause(looks);
 }
 
 /// How long a look around in another group may take while a device's operation is awaited.

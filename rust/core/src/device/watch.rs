@@ -15,7 +15,7 @@ use crate::types::Rank;
 use super::attendant::{self, Found};
 use super::direct::{Direct, Progress};
 use super::disposal::dispose;
-use super::messages::Ended;
+use super::message::Ended;
 use super::staged::Staged;
 use super::state::{DeviceGroup, GRACE, HOST_PATIENCE, Pending, Way};
 use super::words::Word;

@@ -36,6 +36,14 @@ impl PlanKey {
         })
     }
 
+    /// The same, of a request that folds in rank order or in any.
+    pub(crate) fn in_rank_order(self, in_rank_order: bool) -> Self {
+        Self {
+            in_rank_order,
+            ..self
+        }
+    }
+
     /// What it was made of, on rank `rank` of `world`.
     pub(crate) fn shape(&self, rank: Rank, world: usize) -> Shape<'static> {
         Shape {

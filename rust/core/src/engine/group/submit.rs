@@ -123,15 +123,11 @@ impl Group {
             in_place: is_in_place && factor.is_none(),
             ..request.shape(self.rank, self.world)
         };
+        // Two ranks have one order.
         let order = request.in_rank_order && shape.world > 2;
-        let key = PlanKey::of(&shape, request.dtype.size()).map(|key| PlanKey {
-            in_rank_order: order,
-            ..key
-        });
-        let wanted = self.config.algorithm;
-        let choice = core.plans.choice(key, |is_told| {
-            self.choose(&shape, request.dtype, (order, is_told))
-        });
+        let key = PlanKey::of(&shape, request.dtype.size()).map(|key| key.in_rank_order(order));
+        let choose = |is_told| self.choose(&shape, request.dtype, (order, is_told));
+        let choice = core.plans.choice(key, choose);
         let workers = self.workers.clone();
         let elements = Elements::new(request.dtype, request.op, self.world, workers)?;
         let compiled = match choice.needs_agreement() {
@@ -165,6 +161,7 @@ impl Group {
         if let Some(prepared) = prepared {
             run.go_by_messages(prepared);
         } else if let Some(key) = key {
+            let wanted = self.config.algorithm;
             let is_asked_for = wanted.is_some_and(Algorithm::needs_shared_memory);
             let host = Host {
                 world: self.world,

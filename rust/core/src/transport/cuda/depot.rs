@@ -47,7 +47,7 @@ const OF_HIGHER: usize = 64;
 const LANE: usize = 40;
 const MAPPED: usize = 48;
 
-const _: () = assert!(RECORD.is_multiple_of(4) && 1 + RECORD_WORDS <= LANE);
+const _: () = assert!(RECORD.is_multiple_of(4) && RECORD_WORDS < LANE);
 
 /// Those of this process, one on each device.
 static DEPOTS: Mutex<Vec<Weak<Depot>>> = Mutex::new(Vec::new());
