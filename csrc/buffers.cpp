@@ -127,10 +127,24 @@ void Job::accept(const at::Tensor& tensor, const char* argument) {
 bool Job::multiplies(const at::Tensor& tensor) {
   if (!by_.defined()) return false;
   const bool is_wide = at::isFloatingType(type_) && c10::elementSize(type_) > 1;
-  if (tensor.is_cuda() && (is_wide || at::isComplexType(type_))) return true;
+  if (by_.device() == tensor.device() && (is_wide || at::isComplexType(type_))) return true;
   factor_ *= by_.item<double>();
-  by_.reset();
+  by_ = at::Tensor();
   return false;
+}
+
+at::Tensor Job::multiplied(const at::Tensor& tensor) const {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const at::Tensor by = by_.reshape({});
+  const auto product = beside(tensor);
+  // A product is rounded once, to the tensor's type.
+  const auto wide = c10::promoteTypes(type_, by.scalar_type());
+  if (wide == type_ && by.scalar_type() == type_) {
+    at::mul_out(product, tensor, by);
+  } else {
+    product.copy_(at::mul(tensor.to(wide), by.to(wide)));
+  }
+  return product;
 }
 
 void Job::read(const at::Tensor& tensor, const char* argument) {
@@ -138,8 +152,7 @@ void Job::read(const at::Tensor& tensor, const char* argument) {
   has_input_ = true;
   at::Tensor source = tensor;
   if (multiplies(tensor)) {
-    source = beside(tensor);
-    at::mul_out(source, tensor, by_.reshape({}));
+    source = multiplied(tensor);
   } else if (!is_plain(tensor)) {
     source = beside(tensor);
     source.copy_(tensor);

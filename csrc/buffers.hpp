@@ -80,6 +80,7 @@ class Job {
   void write_beside(const at::Tensor& tensor);
   // Whether this tensor is to be multiplied before the operation.
   bool multiplies(const at::Tensor& tensor);
+  at::Tensor multiplied(const at::Tensor& tensor) const;
 
   Collective collective_;
   at::ScalarType type_ = at::kByte;

@@ -116,7 +116,7 @@ def rank_reduces() -> None:
         expected = sum(wide(data(r, 1000)) * 0.5 * (r + 1) for r in range(world))
         check(scaled, expected.to(dtype), "premul_sum")
         # A factor that the host does not know, in a graph, too.
-        factor = torch.zeros((), device="cuda", dtype=dtype)
+        factor = torch.zeros((), device="cuda")
         scaled, result = data(rank, 1000, dtype), data(rank, 1000, dtype)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -18,8 +18,9 @@
 //! A message that fits has one piece, which the host sends from where it is, or receives into it.
 //!
 //! A long message may lie in a [depot](crate::transport::cuda::depot) instead, which the receiver learns when it comes. So its
-//! stream *fetches* each piece from an address that the host writes down before it counts the piece: of the place, or of the
-//! sender's depot for all pieces.
+//! stream *fetches* each piece from an address that the host writes down before it counts the first: of the piece's place, or of the
+//! sender's depot for all pieces. The addresses of all pieces are copied to the device at once: between two kernels nothing then makes the
+//! device turn to another process.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -30,6 +31,7 @@ use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
 use crate::transport::cuda::kernels::{self, Guard, Segment};
 
 use super::copies::{Copies, for_each_run};
+use super::note::LONG;
 
 /// Bytes of the words, after those of the message.
 const WORDS: usize = 256;
@@ -104,11 +106,15 @@ pub(super) fn make_room(device: &'static Device, bytes: usize) {
     }
 }
 
-/// Bytes that a message takes where there is room.
+/// Bytes that a message takes at most where there is room.
 fn wanted(bytes: usize) -> usize {
-    match bytes <= LONGEST {
-        true => bytes + WORDS,
-        false => TURNS * LARGEST.max(least(bytes)) + WORDS,
+    let places = match bytes <= LONGEST {
+        true => bytes,
+        false => TURNS * LARGEST.max(least_fetched(bytes)),
+    };
+    match bytes < LONG {
+        true => places + WORDS,
+        false => places + WORDS + ADDRESSES,
     }
 }
 
@@ -116,6 +122,11 @@ fn wanted(bytes: usize) -> usize {
 fn least(bytes: usize) -> usize {
     let least = bytes.div_ceil(MOST_PIECES);
     least.next_multiple_of(SMALLEST).max(SMALLEST)
+}
+
+/// The same of pieces that are fetched, of which each takes one command more.
+fn least_fetched(bytes: usize) -> usize {
+    2 * least(bytes)
 }
 
 impl BounceBuffer {
@@ -126,9 +137,10 @@ impl BounceBuffer {
     pub(super) fn new(device: &'static Device, bytes: usize, direction: Direction) -> Result<Self> {
         let room = Pinned::most_at_once(device);
         let is_fetched = matches!(direction, Direction::Fetched);
-        let (wanted, tail) = match is_fetched {
-            true => (wanted(bytes) + ADDRESSES, WORDS + ADDRESSES),
-            false => (wanted(bytes), WORDS),
+        let wanted = wanted(bytes);
+        let tail = match is_fetched {
+            true => WORDS + ADDRESSES,
+            false => WORDS,
         };
         if bytes <= LONGEST
             && wanted <= room / 2
@@ -139,8 +151,7 @@ impl BounceBuffer {
         let least = match direction {
             Direction::Out => SMALLEST,
             Direction::In => least(bytes),
-            // Of which each takes one command more.
-            Direction::Fetched => 2 * least(bytes),
+            Direction::Fetched => least_fetched(bytes),
         };
         let usual = 1 << (room / (8 * TURNS)).clamp(SMALLEST, LARGEST).ilog2();
         let mut piece = least.max(usual);
@@ -277,6 +288,13 @@ impl BounceBuffer {
         self.moved == 0
     }
 
+    /// Has the stream fetch each piece from its place.
+    fn lead_to_places(&self) {
+        for index in 0..self.cut.pieces {
+            self.lead(index, self.beginning(index));
+        }
+    }
+
     /// Has the stream fetch the whole message from `address` on, memory of the device that it can read.
     pub(super) fn put_from(&mut self, address: u64) {
         for index in self.moved..self.cut.pieces {
@@ -298,7 +316,9 @@ impl BounceBuffer {
                 to.write(0, bytes)
                     .copy_from_slice(whole.memory().read(first, bytes));
             }
-            self.lead(self.moved, self.beginning(self.moved));
+            if self.moved == 0 {
+                self.lead_to_places();
+            }
             self.moved += 1;
             self.store(Count::Host, self.moved);
         }
@@ -317,8 +337,8 @@ impl BounceBuffer {
         // SAFETY: the stream may be reading pieces that it was given, of a message that is lost all the same; the rest is the
         // caller's promise.
         unsafe { self.window.fill(0, self.places(), poison) };
-        for index in self.moved..self.cut.pieces {
-            self.lead(index, self.beginning(index));
+        if self.moved == 0 {
+            self.lead_to_places();
         }
         self.moved = self.cut.pieces;
         self.release();
@@ -404,12 +424,17 @@ impl Cut {
         stream.operate(&[self.counts(self.pieces)])
     }
 
-    /// As [`Cut::enqueue_receive`], of pieces that are fetched. `word` is of 8 bytes of the device's memory, this message's alone:
-    /// the address is brought there first, since all blocks of a kernel read it.
+    /// Bytes of the addresses that pieces are fetched from.
+    pub(super) fn addresses_bytes(&self) -> usize {
+        self.pieces as usize * ADDRESS
+    }
+
+    /// As [`Cut::enqueue_receive`], of pieces that are fetched. At `words` is as much of the device's memory as the addresses take, this
+    /// message's alone: they are brought there first, since all blocks of a kernel read one.
     pub(super) fn enqueue_fetch(
         &self,
         memory: &Memory,
-        (word, guard): (Option<u64>, Guard),
+        (words, guard): (Option<u64>, Guard),
         stream: &Stream,
     ) -> (Result<()>, Result<()>) {
         let put = (0..self.pieces).try_for_each(|index| {
@@ -417,10 +442,11 @@ impl Cut {
             operations.extend((index > 0).then(|| self.counts(index)));
             operations.push(self.awaits_host(index + 1));
             stream.operate(&operations)?;
-            let address = self.addresses.unwrap_or(0) + u64::from(index) * ADDRESS as u64;
-            if let Some(word) = word {
-                stream.copy_from_host(word, address, ADDRESS)?;
+            let addresses = self.addresses.unwrap_or(0);
+            if let (Some(words), 0) = (words, index) {
+                stream.copy_from_host(words, addresses, self.addresses_bytes())?;
             }
+            let address = words.unwrap_or(addresses) + u64::from(index) * ADDRESS as u64;
             let (_, first, bytes) = self.piece(index);
             let mut segments = Vec::new();
             for_each_run(memory, first, bytes, |done, to, run| {
@@ -430,7 +456,7 @@ impl Cut {
                     bytes: run as u64,
                 });
             });
-            kernels::fetch(stream, &segments, word.unwrap_or(address), guard)
+            kernels::fetch(stream, &segments, address, guard)
         });
         (put, stream.operate(&[self.counts(self.pieces)]))
     }

@@ -33,7 +33,7 @@ const CAPTURED: u64 = FIRST_INTERNAL_TAG | 1 << 60;
 #[derive(Default)]
 pub(super) struct Lanes {
     state: Mutex<State>,
-    /// Held by a thread that opens one. The attendant does not take it.
+    /// Held by a thread that opens one, or numbers a message. The attendant does not take it.
     opening: Mutex<()>,
 }
 
@@ -120,7 +120,10 @@ impl Lanes {
         (stream, words): (&Stream, &Words),
         (cpu, depots): (&Group, &Depots),
     ) -> Result<Result<()>> {
-        let at = self.open(wanted, (peer, receives), stream.device(), (cpu, depots))?;
+        let one = self.opening.lock();
+        let device = stream.device();
+        let at = self.open((peer, receives), wanted.timeout, device, (cpu, depots))?;
+        self.compare(wanted, at, cpu)?;
         let bytes = wanted.memory.len();
         let (way, first) = {
             let mut state = self.state.lock();
@@ -130,29 +133,26 @@ impl Lanes {
             end.messages += 1;
             (Arc::clone(&end.way), first)
         };
+        drop(one);
         let guard = Guard::new(words.address(Word::Dead), depots.seen(), wanted.dtype);
         let word = words.lane_address(peer, receives);
         Ok(way.enqueue((wanted.memory, first), (receives, word), guard, stream))
     }
 
-    /// The end of a lane, and has the ranks compare what is captured.
+    /// The end of a lane.
     fn open(
         &self,
-        wanted: &Wanted,
         (peer, receives): (Rank, bool),
+        timeout: Duration,
         device: &'static Device,
         (cpu, depots): (&Group, &Depots),
     ) -> Result<usize> {
-        let _one = self.opening.lock();
         let is_it = |end: &End| end.peer == peer && end.receives == receives;
         let found = self.state.lock().ends.iter().position(is_it);
-        let number = found.map_or(0, |at| self.state.lock().ends[at].messages);
-        // This opens the link between the two as well.
-        self.compare(wanted, (peer, receives, number), cpu)?;
         if let Some(at) = found {
             return Ok(at);
         }
-        let place = await_place((peer, receives), wanted.timeout, (cpu, depots))?;
+        let place = await_place((peer, receives), timeout, (cpu, depots))?;
         let lower_sends = (cpu.rank() < peer) != receives;
         let lane = Lane::open(device, place.pair.page(), lower_sends, receives)?;
         let mut state = self.state.lock();
@@ -167,12 +167,11 @@ impl Lanes {
     }
 
     /// Has the other rank know of a captured message, or hears of it.
-    fn compare(
-        &self,
-        wanted: &Wanted,
-        (peer, receives, number): (Rank, bool, u64),
-        cpu: &Group,
-    ) -> Result<()> {
+    fn compare(&self, wanted: &Wanted, at: usize, cpu: &Group) -> Result<()> {
+        let (peer, receives, number) = {
+            let end = &self.state.lock().ends[at];
+            (end.peer, end.receives, end.messages)
+        };
         let options = PointToPoint {
             timeout: Some(wanted.timeout),
             ..PointToPoint::default()
@@ -332,6 +331,7 @@ fn await_place(
     let since = Instant::now();
     let mut looks = 0;
     loop {
+        cpu.open_message_link(peer)?;
         depots.offer_lanes(cpu);
         let found = depots.lane(peer, receives);
         if let Ok(Some(place)) = found {

@@ -46,7 +46,7 @@ pub(super) struct Long {
     pub(super) note: Box<[u8; NOTE]>,
     pub(super) end: Box<[u8; NOTE]>,
     pub(super) bytes: usize,
-    /// Of a send, where it lies; of a receive, a word for its kernels.
+    /// Of a send, where it lies; of a receive, words for its kernels.
     pub(super) slot: Option<Slot>,
     /// What the host does after the note: it sends or receives what follows; or of what has been left in a depot, it receives
     /// another note when it has been fetched, or sends that.

@@ -131,12 +131,12 @@ impl Messages {
         let long = wanted.is_long.then(|| {
             let slot = match getting {
                 Getting::Copies => None,
-                Getting::Fetches => self.depots.word(),
+                Getting::Fetches => self.depots.words(cut.addresses_bytes()),
             };
             Long::new(bytes, None, slot)
         });
         let slot = long.as_ref().and_then(|long| long.slot.as_ref());
-        let word = slot.map(Slot::address);
+        let words = slot.map(Slot::address);
         let work = Arc::clone(&wanted.work);
         self.expect(&wanted, (from, copies_from), (buffer, long), cpu)?;
         hurry();
@@ -145,7 +145,7 @@ impl Messages {
             Getting::Copies => cut.enqueue_receive(wanted.memory, stream),
             Getting::Fetches => {
                 let guard = Guard::new(dead, self.depots.seen(), wanted.dtype);
-                cut.enqueue_fetch(wanted.memory, (word, guard), stream)
+                cut.enqueue_fetch(wanted.memory, (words, guard), stream)
             }
         };
         if told.is_err() {

@@ -2,6 +2,9 @@
 
 use crate::engine::NOTE;
 
+/// Bytes of the shortest message that is worth a note.
+pub(super) const LONG: usize = 2 << 20;
+
 /// Tags from here on are for what follows notes; the tags of users are less.
 pub(super) const FIRST_INTERNAL_TAG: u64 = 1 << 62;
 const FOLLOWS: u64 = FIRST_INTERNAL_TAG;

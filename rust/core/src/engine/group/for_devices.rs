@@ -8,7 +8,7 @@ use crate::transport::endpoint::Lane;
 use crate::transport::{Page, PeerState};
 use crate::types::Rank;
 
-use crate::engine::links::loss;
+use crate::engine::links::{Slot, loss};
 use crate::engine::state::Group;
 use crate::engine::work::WorkState;
 
@@ -28,6 +28,20 @@ impl Group {
     /// As [`Group::page`], of the link for messages.
     pub(crate) fn message_page(&self, peer: Rank) -> Option<Page> {
         self.page_of(Lane::PointToPoint, peer)
+    }
+
+    /// Has the link for messages to `peer` opened.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    pub(crate) fn open_message_link(&self, peer: Rank) -> Result<()> {
+        let mut core = self.core.lock();
+        self.read_mail(&mut core);
+        self.ensure_link(&mut core, Lane::PointToPoint, peer);
+        match core.links.slot(Lane::PointToPoint, peer) {
+            Slot::Unreachable(error) => Err((**error).clone()),
+            _ => Ok(()),
+        }
     }
 
     /// Whether the link for messages to `peer` is open.

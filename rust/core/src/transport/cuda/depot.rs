@@ -38,8 +38,8 @@ const GREATEST: usize = 512 << 20;
 const ALIGNMENT: usize = 256;
 /// The most bytes of a half of a lane.
 const LONGEST_HALF: usize = 16 << 20;
-/// Bytes behind the slots for words: one for each message that is being fetched.
-const WORDS: usize = 64 << 10;
+/// Bytes behind the slots for words: one for each piece of a message that is being fetched.
+const WORDS: usize = 256 << 10;
 const WORD: usize = 8;
 
 const RECORD_WORDS: usize = RECORD / 4;
@@ -70,6 +70,8 @@ pub struct Depot {
     words: Mutex<Room>,
     /// Bytes of the longest message.
     longest: usize,
+    /// Where the words begin.
+    first_word: usize,
     /// How many slots have come back.
     fetched: AtomicU64,
 }
@@ -107,6 +109,7 @@ impl Depot {
             slots: Mutex::new(Room::new(ALIGNMENT, end)),
             words: Mutex::new(Room::new(end, end + WORDS)),
             longest: bytes,
+            first_word: end,
             fetched: AtomicU64::new(0),
         });
         all.push(Arc::downgrade(&depot));
@@ -130,18 +133,18 @@ impl Depot {
         self.fetched.load(Ordering::Acquire)
     }
 
-    /// A word of 8 bytes for kernels of this process; `None` where thousands are in use.
-    pub fn word(self: &Arc<Self>) -> Option<Slot> {
-        let at = self.words.lock().take(WORD)?;
-        Some(self.slot(at, WORD))
+    /// Words of 8 bytes, `bytes` bytes in all, for kernels of this process; `None` where too many are in use.
+    pub fn words(self: &Arc<Self>, bytes: usize) -> Option<Slot> {
+        let at = self.words.lock().take(bytes)?;
+        Some(self.slot(at, bytes))
     }
 
-    /// As [`Depot::word`], 0 at first.
+    /// One word, 0 at first.
     ///
     /// # Errors
     /// `System`.
     pub fn zeroed_word(self: &Arc<Self>) -> Result<Option<Slot>> {
-        let Some(word) = self.word() else {
+        let Some(word) = self.words(WORD) else {
             return Ok(None);
         };
         Stream::create(self.device)?.write(word.address(), &[0; WORD])?;
@@ -195,8 +198,8 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if self.bytes == WORD {
-            return self.depot.words.lock().give_back(self.at, WORD);
+        if self.at >= self.depot.first_word {
+            return self.depot.words.lock().give_back(self.at, self.bytes);
         }
         self.depot.slots.lock().give_back(self.at, self.bytes);
         self.depot.fetched.fetch_add(1, Ordering::AcqRel);
