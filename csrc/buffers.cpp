@@ -136,7 +136,7 @@ bool Job::multiplies(const at::Tensor& tensor) {
 at::Tensor Job::multiplied(const at::Tensor& tensor) const {
   const at::AutoDispatchBelowADInplaceOrView guard;
   const at::Tensor by = by_.reshape({});
-  const auto product = beside(tensor);
+  auto product = beside(tensor);
   // A product is rounded once, to the tensor's type.
   const auto wide = c10::promoteTypes(type_, by.scalar_type());
   if (wide == type_ && by.scalar_type() == type_) {
