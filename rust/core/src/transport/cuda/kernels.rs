@@ -575,13 +575,8 @@ mod tests {
             }
         }
         let bytes = source(DataType::UInt8).unwrap().to_str().unwrap();
-        for name in [
-            "unisono_copy",
-            "unisono_poison",
-            "unisono_look",
-            "unisono_fetch",
-        ] {
-            assert!(bytes.contains(&format!(".entry {name}(")), "{name}");
+        for name in ["copy", "poison", "look", "fetch"] {
+            assert!(bytes.contains(&format!(".entry unisono_{name}(")), "{name}");
         }
     }
 
