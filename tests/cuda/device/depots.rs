@@ -328,6 +328,8 @@ fn processes_that_share_a_device_leave_nothing() {
         let received = message(&comm, &got, (Some(1 - comm.rank()), 1), named_back, false);
         received.wait(None).expect("a message");
         work.wait(None).expect("a message");
+        // There is no depot, either.
+        assert!(comm.memory().contains(&("device_bytes", 0)));
         assert!(floats(&got.read(&back)) == values(1 - comm.rank(), LONG));
     });
 }

@@ -1,35 +1,12 @@
 //! Messages that are part of graphs.
 
-use unisono::error::{Code, Error};
-use unisono::types::{DataType, DeviceStream};
-use unisono::{Communicator, PointToPoint, Work};
+use unisono::error::Code;
 
-use crate::gpu::{Array, bytes_of, floats, stream};
+use crate::gpu::{bytes_of, floats, stream};
 use crate::graph::capture;
 use crate::harness::{Ranks, Test};
-use crate::messages::{message, values};
+use crate::messages::{attempt, message, values};
 use crate::{AUTO, SMALL, all_reduce, array_of, assert_all};
-
-/// As [`message`], which may be refused.
-fn attempt(
-    comm: &Communicator,
-    array: &Array,
-    (peer, tag): (Option<usize>, u64),
-    (named, sends): (DeviceStream, bool),
-) -> Result<Work, Error> {
-    let options = PointToPoint {
-        stream: Some(named),
-        ..PointToPoint::default()
-    };
-    let (dtype, memory) = (DataType::Float32, array.memory());
-    // SAFETY: every caller keeps the array until the stream has got past the operation.
-    unsafe {
-        match peer {
-            Some(to) if sends => comm.send(dtype, memory, to, tag, options),
-            from => comm.receive(dtype, memory, from, tag, options),
-        }
-    }
-}
 
 /// All ranks capture their receives before their sends, on streams of their own.
 #[test]

@@ -1,5 +1,6 @@
 //! Messages between ranks.
 
+use unisono::error::Error;
 use unisono::types::{DataType, DeviceStream};
 use unisono::{Communicator, PointToPoint, Work};
 
@@ -11,10 +12,20 @@ use crate::{LARGE, array_of, assert_all};
 pub(crate) fn message(
     comm: &Communicator,
     array: &Array,
-    (peer, tag): (Option<usize>, u64),
+    place: (Option<usize>, u64),
     named: DeviceStream,
     sends: bool,
 ) -> Work {
+    attempt(comm, array, place, (named, sends)).expect("started")
+}
+
+/// As [`message`], which may be refused.
+pub(crate) fn attempt(
+    comm: &Communicator,
+    array: &Array,
+    (peer, tag): (Option<usize>, u64),
+    (named, sends): (DeviceStream, bool),
+) -> Result<Work, Error> {
     let options = PointToPoint {
         stream: Some(named),
         ..PointToPoint::default()
@@ -27,7 +38,6 @@ pub(crate) fn message(
             from => comm.receive(dtype, memory, from, tag, options),
         }
     }
-    .expect("started")
 }
 
 #[test]

@@ -11,7 +11,7 @@
 //! that could fetch.
 //!
 //! Between processes that share a device nothing is left in depots: there kernels wait until their process has its turn, and copies
-//! by way of the host do not. (On an H200 an exchange of 16 MiB in pieces of 512 KiB between two such processes took twice as long by kernels.)
+//! by way of the host do not. A rank whose peers are all such processes makes no depot, but for lanes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use crate::engine::Group;
 use crate::error::{Code, Error, Result};
 use crate::transport::cuda::depot::{self, Depot, Mapped, Pair, Slot};
 use crate::transport::cuda::driver::Device;
-use crate::transport::cuda::window::{PeerWindow, Record};
+use crate::transport::cuda::window::{self, PeerWindow, Record};
 use crate::types::Rank;
 
 use super::disposal::dispose;
@@ -87,8 +87,8 @@ struct Peer {
     is_looked_at: bool,
     /// Its depot could not be mapped.
     is_refused: bool,
-    /// Its work on the device takes turns with this process's.
-    takes_turns: bool,
+    /// Whether its work on the device takes turns with this process's, once it has said who it is.
+    takes_turns: Option<bool>,
     depot: Option<Arc<PeerWindow>>,
     /// It knows that its depot is mapped.
     may_leave: bool,
@@ -134,11 +134,13 @@ impl Depots {
         if state.is_closed {
             return false;
         }
-        let mut lacks = state.own.is_none() && !state.is_refused;
+        let mut lacks = false;
+        let may_make = state.own.is_none() && !state.is_refused;
         for rank in (0..cpu.world()).filter(|rank| *rank != cpu.rank()) {
             // This calls nothing of the driver.
-            state.publish(rank, cpu);
-            lacks |= state.peer(rank, cpu).lacks_something();
+            state.publish((rank, self.device), cpu);
+            let peer = state.peer(rank, cpu);
+            lacks |= peer.lacks_something() || (may_make && peer.takes_turns == Some(false));
         }
         lacks
     }
@@ -167,7 +169,7 @@ impl Depots {
                 if state.is_closed {
                     return;
                 }
-                state.publish(rank, cpu);
+                state.publish((rank, self.device), cpu);
                 state.peer(rank, cpu).found()
             };
             let Some((pair, record)) = found else {
@@ -184,13 +186,7 @@ impl Depots {
                 Err(_) => Mapped::Refused,
             });
             match mapped {
-                Ok(depot) => {
-                    let own = state.own.as_ref().and_then(|own| own.record().ok());
-                    let takes_turns = own.is_none_or(|own| own.takes_turns_with(&record));
-                    let peer = state.peer(rank, cpu);
-                    peer.takes_turns = takes_turns && !self.device.has_mps();
-                    peer.depot = Some(depot);
-                }
+                Ok(depot) => state.peer(rank, cpu).depot = Some(depot),
                 Err(error) => {
                     state.peer(rank, cpu).is_refused = true;
                     tracing::debug!(
@@ -394,23 +390,10 @@ impl Depots {
     ///
     /// # Errors
     /// `Untrusted` where there is no such place.
-    pub(super) fn place(
-        &self,
-        (from, rank): (Rank, Rank),
-        offset: u64,
-        bytes: usize,
-    ) -> Result<u64> {
+    pub(super) fn place(&self, from: Rank, offset: u64, bytes: usize) -> Result<u64> {
         let state = self.state.lock();
-        let (address, length) = match (&state.own, state.peers.get(from)) {
-            (Some(own), _) if from == rank => (own.address(), own.bytes()),
-            (
-                _,
-                Some(Peer {
-                    depot: Some(depot), ..
-                }),
-            ) => (depot.half(0), depot.bytes()),
-            _ => (0, 0),
-        };
+        let depot = state.peers.get(from).and_then(|peer| peer.depot.as_ref());
+        let (address, length) = depot.map_or((0, 0), |depot| (depot.half(0), depot.bytes()));
         let end = offset.checked_add(bytes as u64);
         match end.is_some_and(|end| end <= length as u64) {
             true => Ok(address + offset),
@@ -455,14 +438,27 @@ impl Depots {
 }
 
 impl State {
-    /// Tells a peer of the own depot, if there is one.
-    fn publish(&mut self, rank: Rank, cpu: &Group) {
-        let record = self.own.as_ref().and_then(|own| own.record().ok());
+    /// Tells a peer who this rank is, and of the own depot, if there is one.
+    fn publish(&mut self, (rank, device): (Rank, &Device), cpu: &Group) {
+        let own = self.own.clone();
         let peer = self.peer(rank, cpu);
-        if let (Some(pair), Some(record), false) = (&peer.pair, &record, peer.is_told) {
-            pair.publish(record);
+        let Some(pair) = &peer.pair else {
+            return;
+        };
+        if let (false, Some(Ok(record))) = (peer.is_told, own.map(|own| own.record())) {
+            pair.publish(&record);
             peer.is_told = true;
         }
+        if peer.takes_turns.is_some() {
+            return;
+        }
+        let Ok(card) = window::card(device) else {
+            return;
+        };
+        pair.introduce(&card);
+        peer.takes_turns = pair
+            .introduced()
+            .map(|theirs| window::take_turns(&card, &theirs) && !device.has_mps());
     }
 
     /// Tells peers that their depots are mapped, where no receive that copies could meet a message of theirs.
@@ -474,7 +470,7 @@ impl State {
             if let Some(pair) = &peer.pair
                 && peer.depot.is_some()
                 && !peer.may_leave
-                && !peer.takes_turns
+                && peer.takes_turns == Some(false)
                 && peer.copying == 0
             {
                 peer.may_leave = true;

@@ -246,7 +246,7 @@ impl Message {
                 // It cannot get it from there.
                 Some(_) => usize::MAX,
             };
-            let place = depots.place((from, cpu.rank()), offset, bytes)?;
+            let place = depots.place(from, offset, bytes)?;
             self.buffer.put_from(place);
             return Ok(true);
         }

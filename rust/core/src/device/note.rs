@@ -42,7 +42,7 @@ impl Note {
         FOLLOWS | self.number
     }
 
-    /// The tag of the empty message by which its receiver says that it has fetched it.
+    /// The tag of the note by which its receiver says that it has fetched it.
     pub(super) fn tag_of_end(&self) -> u64 {
         FETCHED | self.number
     }

@@ -16,6 +16,8 @@
 //!   40      1 once the owner says where its lane to the reader is, 2 where there is no room for one
 //!   41, 42  where the lane begins in the depot and how long a half of it is, in units of 256 bytes
 //!   48      what the reader makes of it ([`Mapped`])
+//!   52      1 once the owner's [`card`](super::window::card) is there, which it leaves before it has a depot
+//!   53..61  the card
 //!   128..   the words of both lanes ([`lane`](super::lane))
 //! ```
 
@@ -25,7 +27,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::driver::{Device, Stream};
-use super::window::{PeerWindow, RECORD, Record, Window};
+use super::window::{CARD, PeerWindow, RECORD, Record, Window};
 use crate::error::Result;
 use crate::transport::Page;
 
@@ -46,6 +48,7 @@ const RECORD_WORDS: usize = RECORD / 4;
 const OF_HIGHER: usize = 64;
 const LANE: usize = 40;
 const MAPPED: usize = 48;
+const CARDS: usize = 52;
 
 const _: () = assert!(RECORD.is_multiple_of(4) && RECORD_WORDS < LANE);
 
@@ -261,25 +264,22 @@ impl Pair {
 
     /// Tells the peer of this rank's depot.
     pub fn publish(&self, record: &Record) {
-        let words = self.words(self.lower);
-        for (word, bytes) in words[1..].iter().zip(record.encode().chunks_exact(4)) {
-            let value = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
-            word.store(value, Ordering::Relaxed);
-        }
-        words[0].store(1, Ordering::Release);
+        write(self.words(self.lower), &record.encode());
     }
 
     /// The peer's depot, once it has told of it.
     pub fn published(&self) -> Option<Record> {
-        let words = self.words(!self.lower);
-        if words[0].load(Ordering::Acquire) == 0 {
-            return None;
-        }
-        let mut bytes = [0; RECORD];
-        for (bytes, word) in bytes.chunks_exact_mut(4).zip(&words[1..]) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
-        }
-        Some(Record::decode(&bytes))
+        read(self.words(!self.lower)).map(|bytes| Record::decode(&bytes))
+    }
+
+    /// Tells the peer who this rank is.
+    pub fn introduce(&self, card: &[u8; CARD]) {
+        write(&self.words(self.lower)[CARDS..], card);
+    }
+
+    /// Who the peer is, once it has said so.
+    pub fn introduced(&self) -> Option<[u8; CARD]> {
+        read(&self.words(!self.lower)[CARDS..])
     }
 
     /// Tells the peer where this rank's lane to it is: the offset in the depot and the bytes of a half, multiples of 256; or that
@@ -335,6 +335,27 @@ impl Pair {
         };
         &self.page.words()[at..at + OF_HIGHER]
     }
+}
+
+/// Leaves bytes after a word that says that they are there.
+fn write(words: &[AtomicU32], bytes: &[u8]) {
+    for (word, bytes) in words[1..].iter().zip(bytes.chunks_exact(4)) {
+        let value = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
+        word.store(value, Ordering::Relaxed);
+    }
+    words[0].store(1, Ordering::Release);
+}
+
+/// What [`write`] has left, if it has.
+fn read<const N: usize>(words: &[AtomicU32]) -> Option<[u8; N]> {
+    if words[0].load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (bytes, word) in bytes.chunks_exact_mut(4).zip(&words[1..]) {
+        bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+    }
+    Some(bytes)
 }
 
 /// What is free of a range: its parts in order, none of which touches the next.

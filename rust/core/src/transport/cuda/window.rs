@@ -360,6 +360,25 @@ impl PeerWindow {
     }
 }
 
+/// Bytes of a [`card`].
+pub const CARD: usize = 32;
+
+/// What tells whether two ranks take turns on a device: the process and the device.
+///
+/// # Errors
+/// `System` when the system has no random numbers.
+pub fn card(device: &Device) -> Result<[u8; CARD]> {
+    let mut card = [0; CARD];
+    card[..16].copy_from_slice(&process()?);
+    card[16..].copy_from_slice(&device.uuid());
+    Ok(card)
+}
+
+/// Whether two ranks are two processes on one device.
+pub fn take_turns(one: &[u8; CARD], other: &[u8; CARD]) -> bool {
+    one[16..] == other[16..] && one[..16] != other[..16]
+}
+
 /// The windows of all ranks of a group, one's own included.
 #[derive(Debug)]
 pub struct Windows {
