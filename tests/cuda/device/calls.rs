@@ -28,7 +28,7 @@ const PER_THREAD: DeviceStream = DeviceStream {
 };
 
 /// A number of the emulated driver's report.
-fn reported(name: &str) -> u64 {
+pub(crate) fn reported(name: &str) -> u64 {
     let mut text = vec![0_u8; 1 << 16];
     // SAFETY: the texts end with zeros; the emulator's function takes a place for a text and how long it is.
     unsafe {

@@ -130,13 +130,22 @@ impl Case {
 
     /// Carries it out on both, and compares.
     pub(crate) fn compare(&self, comm: &Communicator, stream: &Stream) {
+        self.compare_with(comm, stream, |bytes| Array::of(stream, bytes));
+    }
+
+    /// The same with arrays from `array`.
+    pub(crate) fn compare_with(
+        &self,
+        comm: &Communicator,
+        stream: &Stream,
+        array: impl Fn(&[u8]) -> Array,
+    ) {
         let (rank, world) = (comm.rank(), comm.world_size());
         let (input, output) = self.lengths(rank, world);
         let fill = |salt: usize, count: usize| values(self.dtype, count, rank * 7919 + salt);
         let input = input.map(|count| fill(1, count));
         let mut expected = output.map(|count| fill(2, count));
-        let on_device =
-            |bytes: &Option<Vec<u8>>| bytes.as_ref().map(|bytes| Array::of(stream, bytes));
+        let on_device = |bytes: &Option<Vec<u8>>| bytes.as_ref().map(|bytes| array(bytes));
         let (from, to) = (on_device(&input), on_device(&expected));
 
         let view = |bytes: &[u8]| {

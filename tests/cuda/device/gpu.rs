@@ -4,15 +4,22 @@ use std::sync::Mutex;
 
 use unisono::buffer::Memory;
 use unisono::transport::cuda::driver::{Device, DeviceMemory, Stream};
+use unisono::transport::cuda::heap;
 use unisono::types::DeviceStream;
 
 /// Memory that tests have used, for others to come. To free memory the driver waits for the whole device: also for the
 /// streams of other ranks in the same process, which may be waiting for the rank that frees.
 static SPARE: Mutex<Vec<DeviceMemory>> = Mutex::new(Vec::new());
 
+/// The same of blocks of the heap.
+static SPARE_BLOCKS: Mutex<Vec<(&'static Device, u64)>> = Mutex::new(Vec::new());
+
 /// Frees what was used, once no rank of the process waits for another.
 pub(crate) fn free_memory() {
     SPARE.lock().expect("no panic").clear();
+    for (device, block) in SPARE_BLOCKS.lock().expect("no panic").drain(..) {
+        assert!(heap::free(device, block).expect("freed"));
+    }
 }
 
 fn memory_of(device: &'static Device, bytes: usize) -> DeviceMemory {
@@ -29,8 +36,14 @@ fn memory_of(device: &'static Device, bytes: usize) -> DeviceMemory {
 
 /// A buffer on a device.
 pub(crate) struct Array {
-    memory: Option<DeviceMemory>,
+    memory: Option<Held>,
     bytes: usize,
+}
+
+enum Held {
+    Own(DeviceMemory),
+    /// A block of the heap, and where the array begins in it.
+    Block(&'static Device, u64, u64),
 }
 
 impl Array {
@@ -39,7 +52,7 @@ impl Array {
         let memory = (!bytes.is_empty()).then(|| {
             let memory = memory_of(stream.device(), bytes.len());
             stream.write(memory.address(), bytes).expect("written");
-            memory
+            Held::Own(memory)
         });
         Self {
             memory,
@@ -47,8 +60,23 @@ impl Array {
         }
     }
 
+    /// The same in memory that peers may read in place, from byte `offset` of a block on.
+    pub(crate) fn in_heap(stream: &Stream, bytes: &[u8], offset: usize) -> Self {
+        let device = stream.device();
+        let block = heap::allocate(device, offset + bytes.len()).expect("memory");
+        stream.write(block + offset as u64, bytes).expect("written");
+        Self {
+            memory: Some(Held::Block(device, block, offset as u64)),
+            bytes: bytes.len(),
+        }
+    }
+
     pub(crate) fn address(&self) -> u64 {
-        self.memory.as_ref().map_or(0, DeviceMemory::address)
+        match &self.memory {
+            None => 0,
+            Some(Held::Own(memory)) => memory.address(),
+            Some(Held::Block(_, block, offset)) => block + offset,
+        }
     }
 
     /// The bytes after all that is in `stream`.
@@ -100,7 +128,13 @@ impl Array {
 
 impl Drop for Array {
     fn drop(&mut self) {
-        SPARE.lock().expect("no panic").extend(self.memory.take());
+        match self.memory.take() {
+            Some(Held::Own(memory)) => SPARE.lock().expect("no panic").push(memory),
+            Some(Held::Block(device, block, _)) => {
+                SPARE_BLOCKS.lock().expect("no panic").push((device, block));
+            }
+            None => {}
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod graph;
 mod harness;
 mod lanes;
 mod messages;
+mod places;
 mod replay;
 #[path = "../../../rust/core/src/skips.rs"]
 mod skips;

@@ -6,7 +6,9 @@ use unisono::buffer::Element;
 use unisono::error::Code;
 use unisono::error::Result;
 use unisono::transport::cuda::driver::{Device, DeviceMemory, Pinned, Stream};
-use unisono::transport::cuda::kernels::{self, Guard, Segment, copy, poison, prepare, scale};
+use unisono::transport::cuda::kernels::{
+    self, Contributions, Guard, Segment, copy, poison, prepare, scale,
+};
 use unisono::types::{DataType, ReduceOp};
 
 use crate::driver_calls::capture;
@@ -73,6 +75,15 @@ impl Array {
     }
 }
 
+/// Contributions at these addresses.
+fn of(at: &[u64]) -> Contributions<'_> {
+    Contributions {
+        at,
+        bases: 0,
+        copies: 0,
+    }
+}
+
 /// A reduction of a group that lives.
 fn reduce(
     stream: &Stream,
@@ -82,6 +93,7 @@ fn reduce(
     count: u64,
     divisor: u32,
 ) -> Result<()> {
+    let sources = of(sources);
     kernels::reduce(stream, what, out, sources, count, (divisor, Guard::NONE))
 }
 
@@ -202,11 +214,11 @@ fn pieces_are_copied_in_several_launches() {
         write -= length + 1;
         let range = read..read + length;
         expected[write..write + length].copy_from_slice(&values[range]);
-        segments.push(Segment {
-            from: from.at() + read as u64,
-            to: to.at() + write as u64,
-            bytes: length as u64,
-        });
+        segments.push(Segment::new(
+            from.at() + read as u64,
+            to.at() + write as u64,
+            length as u64,
+        ));
         read += length;
     }
     copy(&stream, &segments, Guard::NONE).unwrap();
@@ -223,17 +235,13 @@ fn nothing_is_made_of_what_is_gone() {
     let source = Array::new(&[1.0_f32; 1000]);
     let out = Array::new(&[5.0_f32; 1000]);
     let sum = (DataType::Float32, ReduceOp::Sum);
-    let piece = |from: u64, at: usize| Segment {
-        from,
-        to: out.at() + 4 * at as u64,
-        bytes: 400,
-    };
+    let piece = |from: u64, at: usize| Segment::new(from, out.at() + 4 * at as u64, 400);
     // Not yet.
     kernels::reduce(
         &stream,
         sum,
         out.at(),
-        &[source.at(), source.at()],
+        of(&[source.at(), source.at()]),
         1000,
         (1, guard),
     )
@@ -249,7 +257,7 @@ fn nothing_is_made_of_what_is_gone() {
     let out_of = |at: usize| out.at() + 4 * at as u64;
     copy(&stream, &[piece(8, 0)], guard).unwrap();
     poison(&stream, &[piece(8, 100)], guard).unwrap();
-    kernels::reduce(&stream, sum, out_of(200), &[8, 16], 100, (1, guard)).unwrap();
+    kernels::reduce(&stream, sum, out_of(200), of(&[8, 16]), 100, (1, guard)).unwrap();
     stream.synchronize().unwrap();
     let values = out.read::<f32>();
     assert!(values[..300].iter().all(|value| value.is_nan()));
@@ -278,15 +286,11 @@ fn large_launches_see_the_word_too() {
         word.word(0)
             .store(u32::from(set), std::sync::atomic::Ordering::Release);
         let from = [source.at(), source.at()];
-        kernels::reduce(&stream, sum, out.at(), &from, count, (1, guard)).unwrap();
+        kernels::reduce(&stream, sum, out.at(), of(&from), count, (1, guard)).unwrap();
         stream.synchronize().unwrap();
         assert_eq!(seen.read::<u32>(), [u32::from(set)]);
         assert!(out.read::<f32>().iter().all(expected(2.0)));
-        let piece = Segment {
-            from: source.at(),
-            to: out.at(),
-            bytes: 4 * count,
-        };
+        let piece = Segment::new(source.at(), out.at(), 4 * count);
         copy(&stream, &[piece], guard).unwrap();
         stream.synchronize().unwrap();
         assert!(out.read::<f32>().iter().all(expected(1.0)));

@@ -129,16 +129,16 @@ def test_the_modules_become_lean_code(dtype: str, architecture: str, tmp_path: P
     assert sorted(compiled) == entry_points(build.ptx_file(dtype).read_text())
     for name, entry in compiled.items():
         what = f"{name} of {dtype}"
-        # 64 keep four blocks of 256 threads on a multiprocessor. Sums of float16 take one or two
-        # more, since they look after a failure, and keep three.
+        # 64 keep four blocks of 256 threads on a multiprocessor. Some of the 16-bit floats take more,
+        # since they look after a failure and give their result to others, and keep three.
         sums = {f"unisono_reduce_{op}" for op in ("sum", "prod", "avg")}
-        most = 66 if dtype == "float16" and name in sums else 64
+        most = 72 if dtype in ("float16", "bfloat16") and name in sums else 64
         assert entry.registers <= most, f"{what} takes {entry.registers} registers"
-        # A copy keeps one address aside.
-        least = 8 if name == "unisono_copy" else 0
-        assert max(entry.spilled, entry.stack) <= least, f"{what} spills"
-        # They look after a failure, and move nothing.
-        if name not in ("unisono_poison", "unisono_look"):
+        # These keep one address aside.
+        aside = ("unisono_copy", "unisono_reduce_max", "unisono_reduce_min")
+        assert max(entry.spilled, entry.stack) <= 8 * (name in aside), f"{what} spills"
+        # They look after a failure or find places, and move nothing.
+        if name not in ("unisono_poison", "unisono_look", "unisono_place"):
             assert entry.positions("LDG.E.128"), f"{what} loads no vectors"
             assert entry.positions("STG.E.128"), f"{what} stores no vectors"
         fused = entry.positions("FFMA") + entry.positions("DFMA")

@@ -30,7 +30,7 @@ use crate::heap::Scratch;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
 use crate::transport::cuda::kernels::{self, Guard, Segment};
 
-use super::copies::{Copies, for_each_run};
+use super::copies::{Copies, Origin, for_each_run};
 use super::note::LONG;
 
 /// Bytes of the words, after those of the message.
@@ -451,12 +451,11 @@ impl Cut {
             let mut segments = Vec::new();
             for_each_run(memory, first, bytes, |done, to, run| {
                 segments.push(Segment {
-                    from: (first + done) as u64,
-                    to,
-                    bytes: run as u64,
+                    base: address,
+                    ..Segment::new((first + done) as u64, to, run as u64)
                 });
             });
-            kernels::fetch(stream, &segments, address, guard)
+            kernels::copy(stream, &segments, guard)
         });
         (put, stream.operate(&[self.counts(self.pieces)]))
     }
@@ -475,7 +474,7 @@ impl Cut {
             operations.push(self.awaits_host(index + 1));
             stream.operate(&operations)?;
             let (place, first, bytes) = self.piece(index);
-            copies.scatter(self.window + place as u64, memory, first, bytes);
+            copies.scatter(Origin::at(self.window + place as u64), memory, first, bytes);
             copies.flush_by_engine(stream)
         });
         (put, stream.operate(&[self.counts(self.pieces)]))

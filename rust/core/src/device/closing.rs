@@ -9,14 +9,16 @@ use parking_lot::RwLockReadGuard;
 
 use crate::error::{Code, Error, Result};
 use crate::plan::signals::Peers;
-use crate::transport::cuda::driver::{Device, DeviceMemory};
+use crate::transport::cuda::driver::Device;
 use crate::transport::cuda::flags::{Mark, Signal, Spot};
+use crate::transport::cuda::heap;
 use crate::transport::cuda::window::Window;
 use crate::types::Rank;
 
 use super::attendant::{self, Found};
 use super::disposal::dispose;
 use super::pause::pause;
+use super::places::Places;
 use super::staged::Staged;
 use super::state::{DeviceGroup, GRACE, HERE, Way};
 use super::stillness;
@@ -25,9 +27,6 @@ use super::stillness;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long it is kept for peers whose streams have not read what is in it.
 const READING: Duration = Duration::from_secs(60);
-
-/// Bytes of an allocation that the driver does not cut from another one.
-const ALLOCATION: usize = 2 << 20;
 
 /// A call that puts something into a stream.
 pub(super) struct Call<'a> {
@@ -157,22 +156,18 @@ impl DeviceGroup {
 }
 
 /// Waits until a device has done all that was enqueued when this was called.
-///
-/// It makes and frees an allocation: the driver waits for the context before it takes memory back. To synchronise the
-/// context itself would invalidate captures that other threads may have under way in it.
 fn await_rest(device: &'static Device) {
     let since = Instant::now();
-    loop {
-        match DeviceMemory::allocate(device, ALLOCATION) {
-            Ok(memory) => return drop(memory),
-            // Nothing is carried out any more.
-            Err(_) if device.lost().is_some() => return,
-            Err(error) if since.elapsed() > READING => {
-                tracing::warn!("whether device {} is idle: {error}", device.number());
-                return;
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+    while let Err(error) = heap::await_rest(device) {
+        // Nothing is carried out any more.
+        if device.lost().is_some() {
+            return;
         }
+        if since.elapsed() > READING {
+            tracing::warn!("whether device {} is idle: {error}", device.number());
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
@@ -198,6 +193,8 @@ fn take_apart(way: Way, has_failed: bool, is_clean: bool) {
     let own: Vec<Arc<Window>> = all
         .filter_map(|windows| Some(Arc::into_inner(windows)?.close_peers()))
         .collect();
+    let places = direct.places.and_then(Arc::into_inner);
+    let shared = places.map(Places::close_peers);
     direct.flags.mark(Mark::Unmapped);
     let since = Instant::now();
     loop {
@@ -227,5 +224,5 @@ fn take_apart(way: Way, has_failed: bool, is_clean: bool) {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    drop(own);
+    drop((own, shared));
 }

@@ -14,9 +14,32 @@ const FEW: usize = 2;
 /// Pieces of a buffer that are looked at, from its beginning and its end.
 const LOOKED_AT: usize = 8;
 
+/// Where a copy begins to be read: at an address, or so many bytes after the one in the word of the device's memory at `base`, if
+/// that is not 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub(super) at: u64,
+    pub(super) base: u64,
+}
+
+impl Origin {
+    pub(super) fn at(at: u64) -> Self {
+        Self { at, base: 0 }
+    }
+
+    fn after(self, bytes: usize) -> Self {
+        Self {
+            at: self.at.wrapping_add(bytes as u64),
+            ..self
+        }
+    }
+}
+
 /// Copies to be enqueued together: none reads or writes what another one writes.
 pub(super) struct Copies {
     segments: Vec<Segment>,
+    /// What peers have written to its place.
+    given: Vec<Segment>,
     guard: Guard,
     /// Some of them have to do with peers.
     is_guarded: bool,
@@ -27,6 +50,7 @@ impl Copies {
     pub(super) fn new(guard: Guard) -> Self {
         Self {
             segments: Vec::new(),
+            given: Vec::new(),
             guard,
             is_guarded: false,
         }
@@ -39,28 +63,35 @@ impl Copies {
         self
     }
 
+    /// Those that have to do with peers look at `guard` from now on.
+    pub(super) fn guard_by(&mut self, guard: Guard) {
+        self.guard = guard;
+    }
+
     /// `bytes` bytes from `from` to `to`.
-    pub(super) fn push(&mut self, from: u64, to: u64, bytes: usize) {
-        if bytes > 0 && from != to {
-            self.segments.push(Segment {
-                from,
-                to,
-                bytes: bytes as u64,
-            });
+    pub(super) fn push(&mut self, from: Origin, to: u64, bytes: usize) {
+        let segment = Segment {
+            base: from.base,
+            ..Segment::new(from.at, to, bytes as u64)
+        };
+        match bytes > 0 {
+            true if from != Origin::at(to) => self.segments.push(segment),
+            true if self.is_guarded => self.given.push(Segment::new(0, to, bytes as u64)),
+            _ => {}
         }
     }
 
     /// `bytes` bytes of `memory` from `offset` on, to `to`.
     pub(super) fn gather(&mut self, memory: &Memory, offset: usize, bytes: usize, to: u64) {
         for_each_run(memory, offset, bytes, |done, address, run| {
-            self.push(address, to + done as u64, run);
+            self.push(Origin::at(address), to + done as u64, run);
         });
     }
 
     /// `bytes` bytes from `from`, to `memory` from `offset` on.
-    pub(super) fn scatter(&mut self, from: u64, memory: &Memory, offset: usize, bytes: usize) {
+    pub(super) fn scatter(&mut self, from: Origin, memory: &Memory, offset: usize, bytes: usize) {
         for_each_run(memory, offset, bytes, |done, address, run| {
-            self.push(from + done as u64, address, run);
+            self.push(from.after(done), address, run);
         });
     }
 
@@ -72,7 +103,7 @@ impl Copies {
         bytes: usize,
     ) {
         for_each_run(from, from_offset, bytes, |done, address, run| {
-            self.scatter(address, to, to_offset + done, run);
+            self.scatter(Origin::at(address), to, to_offset + done, run);
         });
     }
 
@@ -91,7 +122,7 @@ impl Copies {
 
     /// Whether there are none.
     pub(super) fn is_empty(&self) -> bool {
-        self.segments.is_empty()
+        self.segments.is_empty() && self.given.is_empty()
     }
 
     /// Enqueues them.
@@ -101,7 +132,10 @@ impl Copies {
     pub(super) fn flush(&mut self, stream: &Stream) -> Result<()> {
         let is_guarded = std::mem::take(&mut self.is_guarded);
         // The driver's own copies look at nothing.
-        if self.segments.len() <= FEW && !is_guarded {
+        if self.segments.len() <= FEW
+            && !is_guarded
+            && self.segments.iter().all(|segment| segment.base == 0)
+        {
             for segment in self.segments.drain(..) {
                 stream.copy(segment.to, segment.from, segment.bytes as usize)?;
             }
@@ -111,8 +145,10 @@ impl Copies {
             true => self.guard,
             false => Guard::NONE,
         };
-        let copied = kernels::copy(stream, &self.segments, guard);
+        let copied = kernels::copy(stream, &self.segments, guard)
+            .and_then(|()| kernels::poison(stream, &self.given, guard));
         self.segments.clear();
+        self.given.clear();
         copied
     }
 }

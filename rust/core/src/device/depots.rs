@@ -6,13 +6,9 @@
 //! says so, and the message follows by way of host memory.
 //!
 //! A stream cannot choose how it gets a message: what is enqueued for a receive either copies from host memory, by an engine, or
-//! [*fetches*](crate::transport::cuda::kernels::fetch), by a kernel that also reads host memory, but slowly. So a rank tells a peer
+//! [*fetches*](crate::transport::cuda::kernels::Segment::base), by a kernel that also reads host memory, but slowly. So a rank tells a peer
 //! that it has mapped its depot when no receive that copies could meet a message of that peer any more, and from then on all
 //! that could fetch.
-//!
-//! Between processes that share a device nothing is left in depots: there kernels wait until their process has its turn, and copies
-//! by way of the host do not. A rank whose peers are all such processes makes no depot, but for lanes.
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,25 +16,21 @@ use parking_lot::Mutex;
 
 use crate::engine::Group;
 use crate::error::{Code, Error, Result};
-use crate::transport::cuda::depot::{self, Depot, Mapped, Pair, Slot};
+use crate::transport::cuda::depot::{Depot, Mapped, Pair, Slot};
 use crate::transport::cuda::driver::Device;
-use crate::transport::cuda::window::{self, PeerWindow, Record};
+use crate::transport::cuda::mappings::map;
+use crate::transport::cuda::window::{PeerWindow, Record};
 use crate::types::Rank;
 
 use super::disposal::dispose;
 use super::note::LONG;
 use super::pause::pause;
+use super::stillness::Patience;
 
 /// How long a depot is kept for peers that have not unmapped it.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The same where graphs read it.
 const READING: Duration = Duration::from_secs(60);
-
-/// How long a call waits for a moment at which nothing is under way, to make or map a depot.
-const STILLNESS: Duration = Duration::from_millis(2);
-/// How long calls do not wait for it after one has in vain: at first, and at most. It becomes twice as long each time.
-const PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// How long a send waits for room in the depot. Where that has been in vain, none does until something has been fetched.
 const ROOM: Duration = Duration::from_millis(100);
@@ -67,9 +59,7 @@ struct State {
     is_refused: bool,
     peers: Vec<Peer>,
     sent: u64,
-    /// When a call may wait again for a moment at which nothing is under way, and the pause after that.
-    waits_from: Option<Instant>,
-    pause: Duration,
+    patience: Patience,
     /// Receives from any rank under way that copy.
     copying: usize,
     /// How many messages had been fetched when a send last waited for room in vain.
@@ -87,8 +77,6 @@ struct Peer {
     is_looked_at: bool,
     /// Its depot could not be mapped.
     is_refused: bool,
-    /// Whether its work on the device takes turns with this process's, once it has said who it is.
-    takes_turns: Option<bool>,
     depot: Option<Arc<PeerWindow>>,
     /// It knows that its depot is mapped.
     may_leave: bool,
@@ -138,9 +126,9 @@ impl Depots {
         let may_make = state.own.is_none() && !state.is_refused;
         for rank in (0..cpu.world()).filter(|rank| *rank != cpu.rank()) {
             // This calls nothing of the driver.
-            state.publish((rank, self.device), cpu);
+            state.publish(rank, cpu);
             let peer = state.peer(rank, cpu);
-            lacks |= peer.lacks_something() || (may_make && peer.takes_turns == Some(false));
+            lacks |= peer.lacks_something() || may_make;
         }
         lacks
     }
@@ -169,13 +157,13 @@ impl Depots {
                 if state.is_closed {
                     return;
                 }
-                state.publish((rank, self.device), cpu);
+                state.publish(rank, cpu);
                 state.peer(rank, cpu).found()
             };
             let Some((pair, record)) = found else {
                 continue;
             };
-            let mapped = depot::map(self.device, &record);
+            let mapped = map(self.device, &record);
             let mut state = self.state.lock();
             if state.is_closed {
                 drop(state);
@@ -305,14 +293,7 @@ impl Depots {
 
     /// Until when a call may wait for a moment at which it can [prepare](Self::prepare) something.
     pub(super) fn patience(&self) -> Option<Instant> {
-        let now = Instant::now();
-        let mut state = self.state.lock();
-        if state.waits_from.is_some_and(|from| now < from) {
-            return None;
-        }
-        state.pause = (2 * state.pause).clamp(PAUSE, LONGEST_PAUSE);
-        state.waits_from = Some(now + state.pause);
-        Some(now + STILLNESS)
+        self.state.lock().patience.next()
     }
 
     /// Room for a message of `bytes` bytes that rank `to` can fetch, after a while where there is none at once; `None` where it has
@@ -438,27 +419,16 @@ impl Depots {
 }
 
 impl State {
-    /// Tells a peer who this rank is, and of the own depot, if there is one.
-    fn publish(&mut self, (rank, device): (Rank, &Device), cpu: &Group) {
+    /// Tells a peer of the own depot, if there is one.
+    fn publish(&mut self, rank: Rank, cpu: &Group) {
         let own = self.own.clone();
         let peer = self.peer(rank, cpu);
-        let Some(pair) = &peer.pair else {
-            return;
-        };
-        if let (false, Some(Ok(record))) = (peer.is_told, own.map(|own| own.record())) {
+        if let (Some(pair), false, Some(Ok(record))) =
+            (&peer.pair, peer.is_told, own.map(|own| own.record()))
+        {
             pair.publish(&record);
             peer.is_told = true;
         }
-        if peer.takes_turns.is_some() {
-            return;
-        }
-        let Ok(card) = window::card(device) else {
-            return;
-        };
-        pair.introduce(&card);
-        peer.takes_turns = pair
-            .introduced()
-            .map(|theirs| window::take_turns(&card, &theirs) && !device.has_mps());
     }
 
     /// Tells peers that their depots are mapped, where no receive that copies could meet a message of theirs.
@@ -470,7 +440,6 @@ impl State {
             if let Some(pair) = &peer.pair
                 && peer.depot.is_some()
                 && !peer.may_leave
-                && peer.takes_turns == Some(false)
                 && peer.copying == 0
             {
                 peer.may_leave = true;

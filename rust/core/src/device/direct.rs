@@ -10,22 +10,24 @@ use crate::engine::{PlanKey, Request, Sizes};
 use crate::error::{Error, Result};
 use crate::plan::signals::{HALVES, Semaphore};
 use crate::plan::windows::{self, Room, Shots};
-use crate::plan::{Buffer, Plan, Shape, Sources, Span, Step};
-use crate::transport::cuda::driver::Stream;
-use crate::transport::cuda::flags::{Batch, Flags, Receipt, Signal, Spot};
-use crate::transport::cuda::kernels::{self, Guard, Segment};
+use crate::plan::{Plan, Shape, Step};
+use crate::transport::cuda::flags::{Flags, Signal, Spot};
 use crate::transport::cuda::window::Windows;
 use crate::types::{Collective, Rank, ReduceOp};
 
-use super::copies::{Copies, locate, try_each_run};
+use super::places::{InPlace, Places};
 use super::staged::Staged;
-use super::words::{PASSED, Word, Words, replayed};
 
 /// Work on memory is fastest from multiples of so many bytes on.
 const ALIGNMENT: usize = 16;
 
-/// From this size on two shots are better where they save anything.
+/// From this size on two shots are better where they save anything, and from that between two ranks.
 const TWO_SHOTS_FROM: usize = 256 << 10;
+const TWO_SHOTS_OF_TWO_FROM: usize = 1 << 20;
+
+/// From so many bytes on ranks read each other's buffers in place, where they can: of a rank's input or output, whichever has the
+/// same length on all ranks.
+const IN_PLACE_FROM: usize = 256 << 10;
 
 /// Plans kept for reuse; beyond it the cache starts anew.
 const CACHED_PLANS: usize = 256;
@@ -53,6 +55,8 @@ pub(super) struct Direct {
     pub(super) flags: Arc<Flags>,
     /// `None` in a world of one.
     pub(super) windows: Option<Arc<Windows>>,
+    /// What the ranks have mapped of each other's memory besides windows; `None` in a world of one.
+    pub(super) places: Option<Arc<Places>>,
     /// Those from before: operations may be under way in them, and graphs use them as long as there are any.
     pub(super) older: Vec<Arc<Windows>>,
     /// For short collectives, where processes share a device: no copy there waits for this process's turn.
@@ -71,21 +75,6 @@ pub(super) struct Direct {
 
 /// Plans by what they were made from.
 pub(super) type Plans = FxHashMap<PlanKey, Arc<Plan>>;
-
-/// An operation on its way into a stream.
-pub(super) struct Ticket<'a> {
-    pub(super) request: &'a Request,
-    pub(super) plan: &'a Plan,
-    pub(super) number: u64,
-    pub(super) rank: Rank,
-    pub(super) world: usize,
-    /// The last operation's number, unless that is known to have been on the same stream.
-    pub(super) after: Option<u64>,
-    /// The number of the wait that its first step would be.
-    pub(super) first_wait: u32,
-    /// It becomes part of a graph: it may be carried out many times, so that all it writes are constants.
-    pub(super) captured: bool,
-}
 
 impl Direct {
     /// The plan of a request, and which shots it takes; the same on all ranks.
@@ -128,30 +117,54 @@ impl Direct {
 
     /// Counted in what crosses the memory of one device, or the wires between several.
     fn shots(&self, request: &Request, shape: &Shape) -> Shots {
-        let bytes = match request.sizes {
-            Sizes::Even(count) => count * request.dtype.size(),
-            _ => 0,
-        };
-        let pays = match request.collective {
-            // With two ranks a half of everything is read in either case.
-            Collective::AllReduce => shape.world > 2,
-            // Between devices, a root's wire is the bottleneck; within one there is none.
-            Collective::Reduce | Collective::Broadcast => shape.world > 2 && self.devices > 1,
-            _ => false,
-        };
-        match (pays, self.takes_turns && self.devices == 1) {
-            // A second meeting costs a device about half a turn more for each chunk. Of that chunk the ranks move
-            // 5 world - 1 times its bytes then, and world (world + 3) times in one shot.
-            (true, true) => {
-                let saved = bytes.min(self.half) * (shape.world - 1).pow(2);
+        let world = shape.world;
+        let bytes = even_bytes(request, 1).unwrap_or(0);
+        match request.collective {
+            Collective::AllReduce if self.takes_turns && self.devices == 1 => {
+                // A second meeting costs a device about half a turn more for each chunk. Of that chunk the ranks move
+                // 6 world - 4 times its bytes then, and world (world + 3) times in one shot.
+                let saved = bytes.min(self.half) * (world.pow(2) + 4).saturating_sub(3 * world);
                 match 2 * saved >= TURN {
                     true => Shots::ByFirst,
                     false => Shots::One,
                 }
             }
-            (true, false) if bytes >= TWO_SHOTS_FROM => Shots::Two,
+            Collective::AllReduce if world == 2 && bytes >= TWO_SHOTS_OF_TWO_FROM => Shots::Two,
+            Collective::AllReduce if world > 2 && bytes >= TWO_SHOTS_FROM => Shots::Two,
+            // Between devices, a root's wire is the bottleneck; within one there is none.
+            Collective::Reduce | Collective::Broadcast
+                if world > 2 && self.devices > 1 && bytes >= TWO_SHOTS_FROM =>
+            {
+                Shots::Two
+            }
             _ => Shots::One,
         }
+    }
+
+    /// Whether ranks may read the buffers of others in place in this operation, which is the same on all ranks: each rank looks
+    /// there whether they are to.
+    pub(super) fn is_in_place(&self, request: &Request, shape: &Shape) -> bool {
+        let is_long = even_bytes(request, 1).is_some_and(|bytes| bytes >= IN_PLACE_FROM);
+        // In one shot a rank writes its output while others read its input, which may be the same.
+        let is_apart =
+            request.collective != Collective::AllReduce || self.shots(request, shape) != Shots::One;
+        is_long && is_apart && self.places.is_some()
+    }
+
+    /// What of an operation that is announced as `print` happens where this rank's buffers lie, and by what it is told from others;
+    /// `None` where ranks read windows alone.
+    pub(super) fn in_place(
+        &self,
+        plan: &Plan,
+        (request, shape): (&Request, &Shape),
+        print: &[u8],
+    ) -> Option<(InPlace, u32)> {
+        let places = self.places.as_deref();
+        let places = places.filter(|_| self.is_in_place(request, shape))?;
+        let operation = number_of(print);
+        let found = places.in_place(plan, request, operation);
+        places.tell(&self.flags);
+        Some((found, operation))
     }
 
     /// What carries out `request` through host memory, if that is better. Counts that not every rank knows say nothing.
@@ -192,50 +205,6 @@ impl Direct {
     /// Lets the windows stay as they are. To be called on all ranks alike.
     pub(super) fn stay(&self) {
         self.most.store(self.half, Ordering::Relaxed);
-    }
-
-    /// What kernels that have to do with peers look at.
-    fn guard(&self, words: &Words, ticket: &Ticket<'_>) -> Guard {
-        let seen = self
-            .windows
-            .as_ref()
-            .map_or(0, |windows| windows.own().word());
-        Guard::new(words.address(Word::Dead), seen, ticket.request.dtype)
-    }
-
-    /// Puts an operation into a stream.
-    ///
-    /// # Errors
-    /// Those of the driver, after which the stream may hold a part of it.
-    pub(super) fn enqueue(&self, ticket: &Ticket, stream: &Stream, words: &Words) -> Result<()> {
-        let mut queue = Queueing {
-            direct: self,
-            ticket,
-            stream,
-            words,
-            copies: Copies::new(self.guard(words, ticket)),
-            batch: Some(self.flags.batch()),
-        };
-        if let Some(number) = ticket.after.filter(|_| !ticket.captured) {
-            queue.batch(|batch| batch.wait_at_least(words.address(Word::Done), number as u32))?;
-        }
-        if ticket.captured && ticket.world > 1 {
-            queue.batch(|batch| {
-                batch
-                    .write(words.address(Word::Step), PASSED)
-                    .write(words.address(Word::Replayed), replayed(ticket.number))
-            })?;
-        }
-        for (index, step) in ticket.plan.steps.iter().enumerate() {
-            queue.step(index, step)?;
-        }
-        if !ticket.captured {
-            queue.batch(|batch| batch.write(words.address(Word::Done), ticket.number as u32))?;
-        } else if ticket.world > 1 {
-            queue.batch(|batch| batch.write(words.address(Word::Replayed), 0))?;
-        }
-        queue.meet()?;
-        queue.copies.flush(stream)
     }
 
     /// The ranks that the stream waits for at `step` of a captured plan, and in words for what.
@@ -287,6 +256,13 @@ impl Direct {
     }
 }
 
+/// A number that tells an announcement from others: FNV-1a, of 32 bits.
+fn number_of(print: &[u8]) -> u32 {
+    print.iter().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    })
+}
+
 /// Bytes of the longest buffer of any rank, where each rank knows that.
 fn longest_buffer(request: &Request, world: usize) -> Option<usize> {
     match request.collective {
@@ -327,7 +303,7 @@ fn purpose(what: Semaphore) -> &'static str {
 }
 
 /// Which flags are a semaphore's. Operations begin with the halves in turn.
-fn flag_of(half: usize, number: u64, what: Semaphore) -> (Signal, Spot) {
+pub(super) fn flag_of(half: usize, number: u64, what: Semaphore) -> (Signal, Spot) {
     let (signal, meeting) = match what {
         Semaphore::Contributions => (Signal::Full, 0),
         Semaphore::Results => (Signal::Full, 1),
@@ -337,241 +313,6 @@ fn flag_of(half: usize, number: u64, what: Semaphore) -> (Signal, Spot) {
     (signal, Spot { half, meeting })
 }
 
-fn half_of(half: usize, number: u64) -> usize {
+pub(super) fn half_of(half: usize, number: u64) -> usize {
     (half + (number % HALVES as u64) as usize) % HALVES
-}
-
-/// A stream being filled: at any time either copies or meetings are collected, not both.
-struct Queueing<'a> {
-    direct: &'a Direct,
-    ticket: &'a Ticket<'a>,
-    stream: &'a Stream,
-    words: &'a Words,
-    copies: Copies,
-    /// Always there, but while it is being added to.
-    batch: Option<Batch<'a>>,
-}
-
-impl<'a> Queueing<'a> {
-    /// Adds meetings, after the copies so far.
-    fn batch(&mut self, add: impl FnOnce(Batch<'a>) -> Batch<'a>) -> Result<()> {
-        self.copies.flush(self.stream)?;
-        let batch = self
-            .batch
-            .take()
-            .unwrap_or_else(|| self.direct.flags.batch());
-        self.batch = Some(add(batch));
-        Ok(())
-    }
-
-    /// Enqueues the meetings so far, before work on memory.
-    fn meet(&mut self) -> Result<()> {
-        if let Some(batch) = self.batch.take().filter(|batch| !batch.is_empty()) {
-            batch.submit(self.stream)?;
-        }
-        Ok(())
-    }
-
-    /// Has `wait` leave a receipt. As part of a graph it cannot: there the stream notes the step at which it waits.
-    fn waiting(
-        &mut self,
-        index: usize,
-        wait: impl FnOnce(Batch<'a>, Receipt) -> Batch<'a>,
-    ) -> Result<()> {
-        let step = self.words.address(Word::Step);
-        let ticket = self.ticket;
-        self.batch(|batch| match ticket.captured {
-            true => wait(batch.write(step, index as u32), Receipt::NONE).write(step, PASSED),
-            false => {
-                let number = ticket.first_wait.wrapping_add(index as u32);
-                wait(batch, Receipt::new(number))
-            }
-        })
-    }
-
-    fn step(&mut self, index: usize, step: &Step) -> Result<()> {
-        let number = self.ticket.number;
-        match *step {
-            Step::Wait {
-                half,
-                what,
-                from,
-                take,
-            } => {
-                let (signal, spot) = flag_of(half, number, what);
-                let rest = from.iter().filter(move |peer| !take.contains(*peer));
-                self.waiting(index, |batch, receipt| {
-                    let batch = batch.wait(signal, spot, take.iter(), receipt);
-                    batch.look(signal, spot, rest)
-                })
-            }
-            Step::Signal { half, what, to } => {
-                let (signal, spot) = flag_of(half, number, what);
-                self.batch(|batch| batch.tell(signal, spot, to.iter()))
-            }
-            Step::Copy { src, dst } => match (src.buffer, dst.buffer) {
-                (Buffer::Window { rank, half }, _) => {
-                    let from = self.window(rank.into(), half.into(), src.offset)?;
-                    self.get(from, dst)
-                }
-                (_, Buffer::Window { rank, half }) => {
-                    let to = self.window(rank.into(), half.into(), dst.offset)?;
-                    self.put(src, to)
-                }
-                _ => self.keep(src, dst),
-            },
-            Step::ReduceAll {
-                srcs: Sources::Windows { half, offset, own },
-                dst,
-                ..
-            } => self.reduce((half, offset), own, dst),
-            Step::ReduceAll {
-                srcs: Sources::Outputs,
-                ..
-            } => Err(Error::internal("a plan over windows lends buffers")),
-            Step::Send { .. }
-            | Step::Recv { .. }
-            | Step::Fold { .. }
-            | Step::Reduce { .. }
-            | Step::Finish { .. } => Err(Error::internal("a plan over windows sends messages")),
-        }
-    }
-
-    /// The device's address of an element of a half.
-    fn window(&self, rank: Rank, half: usize, at: usize) -> Result<u64> {
-        let windows = self.direct.windows.as_ref();
-        let windows = windows.ok_or_else(|| Error::internal("a world of one has no windows"))?;
-        let offset = (at * self.ticket.request.dtype.size()) as u64;
-        Ok(windows.half(rank, half_of(half, self.ticket.number)) + offset)
-    }
-
-    fn factor(&self) -> Option<f64> {
-        match self.ticket.request.op {
-            Some(ReduceOp::PremulSum(factor)) => Some(factor),
-            _ => None,
-        }
-    }
-
-    fn put(&mut self, src: Span, to: u64) -> Result<()> {
-        let request = self.ticket.request;
-        let (memory, offset) = locate(request, src)?;
-        let bytes = src.len * request.dtype.size();
-        self.meet()?;
-        let Some(factor) = self.factor() else {
-            // A rank that has failed may write where a peer still reads, which is to see it.
-            self.copies.guarded().gather(memory, offset, bytes, to);
-            return Ok(());
-        };
-        let (stream, size) = (self.stream, request.dtype.size());
-        try_each_run(memory, offset, bytes, |done, address, run| {
-            let count = (run / size) as u64;
-            kernels::scale(
-                stream,
-                request.dtype,
-                to + done as u64,
-                address,
-                count,
-                factor,
-            )
-        })?;
-        let scaled = Segment {
-            from: 0,
-            to,
-            bytes: bytes as u64,
-        };
-        kernels::poison(stream, &[scaled], self.guard())
-    }
-
-    fn guard(&self) -> Guard {
-        self.direct.guard(self.words, self.ticket)
-    }
-
-    fn keep(&mut self, src: Span, dst: Span) -> Result<()> {
-        let request = self.ticket.request;
-        let (from, to) = (locate(request, src)?, locate(request, dst)?);
-        let size = request.dtype.size();
-        self.meet()?;
-        let Some(factor) = self.factor() else {
-            self.copies.between(from, to, src.len * size);
-            return Ok(());
-        };
-        let stream = self.stream;
-        try_each_run(from.0, from.1, src.len * size, |before, address, run| {
-            try_each_run(to.0, to.1 + before, run, |done, out, part| {
-                let count = (part / size) as u64;
-                kernels::scale(
-                    stream,
-                    request.dtype,
-                    out,
-                    address + done as u64,
-                    count,
-                    factor,
-                )
-            })
-        })
-    }
-
-    fn get(&mut self, from: u64, dst: Span) -> Result<()> {
-        let request = self.ticket.request;
-        let bytes = dst.len * request.dtype.size();
-        self.meet()?;
-        if let Buffer::Window { rank, half } = dst.buffer {
-            let to = self.window(rank.into(), half.into(), dst.offset)?;
-            self.copies.guarded().push(from, to, bytes);
-        } else {
-            let (memory, offset) = locate(request, dst)?;
-            self.copies.guarded().scatter(from, memory, offset, bytes);
-        }
-        Ok(())
-    }
-
-    fn reduce(&mut self, (half, at): (usize, usize), own: Option<Span>, dst: Span) -> Result<()> {
-        let (ticket, request) = (self.ticket, self.ticket.request);
-        let size = request.dtype.size();
-        let op = request
-            .op
-            .ok_or_else(|| Error::internal("a reduction without an operator"))?;
-        let sources: Vec<u64> = match &self.direct.windows {
-            Some(windows) => windows
-                .halves(half_of(half, ticket.number), (at * size) as u64)
-                .collect(),
-            None => vec![0],
-        };
-        let own = own.map(|span| locate(request, span)).transpose()?;
-        self.copies.flush(self.stream)?;
-        self.meet()?;
-        let stream = self.stream;
-        let guard = self.guard();
-        // A launch for every run of the own contribution and of the result.
-        let launch = |done: usize, own: Option<u64>, out: u64, bytes: usize| {
-            let mut from: Vec<u64> = sources.iter().map(|at| at + done as u64).collect();
-            if let Some(own) = own {
-                from[ticket.rank] = own;
-            }
-            kernels::reduce(
-                stream,
-                (request.dtype, op),
-                out,
-                &from,
-                (bytes / size) as u64,
-                (ticket.world as u32, guard),
-            )
-        };
-        let with_own = |done: usize, out: u64, bytes: usize| match own {
-            None => launch(done, None, out, bytes),
-            Some((memory, offset)) => {
-                try_each_run(memory, offset + done, bytes, |before, address, run| {
-                    launch(done + before, Some(address), out + before as u64, run)
-                })
-            }
-        };
-        if let Buffer::Window { rank, half } = dst.buffer {
-            let out = self.window(rank.into(), half.into(), dst.offset)?;
-            with_own(0, out, dst.len * size)?;
-        } else {
-            let (memory, offset) = locate(request, dst)?;
-            try_each_run(memory, offset, dst.len * size, with_own)?;
-        }
-        Ok(())
-    }
 }

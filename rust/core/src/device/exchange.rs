@@ -185,7 +185,7 @@ impl DeviceGroup {
 
     /// Does something while nothing is under way in the process, if there is such a moment at once or, if it is to be waited for,
     /// until then.
-    fn await_stillness(&self, until: Option<Instant>, act: impl FnOnce()) {
+    pub(super) fn await_stillness(&self, until: Option<Instant>, act: impl FnOnce()) {
         let mut looks = 0;
         loop {
             if let Some(_still) = still() {

@@ -19,6 +19,7 @@ use crate::types::{DataType, Rank};
 
 use super::direct::{Direct, brief_slot};
 use super::disposal::dispose;
+use super::places::Places;
 use super::staged::{SLOT, Staged};
 use super::state::{DeviceGroup, HERE, Way};
 
@@ -84,6 +85,7 @@ pub(super) fn form(device: &'static Device, cpu: &Arc<Group>) -> Result<Way> {
         return Ok(Way::Direct(Direct {
             flags: Arc::new(Flags::new(device, rank, vec![None])?),
             windows: None,
+            places: None,
             older: Vec::new(),
             brief: None,
             half,
@@ -223,13 +225,17 @@ fn open(device: &'static Device, cpu: &Arc<Group>) -> Result<Result<Direct, Deto
         ))),
         page => Ok(page),
     });
-    let flags = pages
-        .collect::<Result<Vec<_>>>()
-        .and_then(|pages| Flags::new(device, rank, pages));
-    if let Err(refusal) = agree(cpu, flags.as_ref().map(|_| ()))? {
+    let met = pages.collect::<Result<Vec<_>>>().and_then(|pages| {
+        Ok((
+            Flags::new(device, rank, pages)?,
+            Places::new(device, world)?,
+        ))
+    });
+    if let Err(refusal) = agree(cpu, met.as_ref().map(|_| ()))? {
         shut(cpu, windows)?;
         return Ok(Err(Detour::Refused(refusal)));
     }
+    let (flags, places) = met?;
     let devices = distinct(&records);
     let takes_turns = take_turns(device, cpu, &records)?;
     let half = windows.own().half_bytes();
@@ -243,8 +249,9 @@ fn open(device: &'static Device, cpu: &Arc<Group>) -> Result<Result<Direct, Deto
         _ => None,
     };
     Ok(Ok(Direct {
-        flags: Arc::new(flags?),
+        flags: Arc::new(flags),
         windows: Some(Arc::new(windows)),
+        places: Some(Arc::new(places)),
         older: Vec::new(),
         brief,
         half,

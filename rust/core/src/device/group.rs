@@ -19,8 +19,9 @@ use crate::transport::cuda::kernels;
 use crate::types::Rank;
 
 use super::attendant;
+use super::commands::Ticket;
 use super::copies::check_memory;
-use super::direct::{Direct, Ticket};
+use super::direct::Direct;
 use super::formation::form;
 use super::messages::Messages;
 use super::pause::pause;
@@ -110,9 +111,12 @@ impl DeviceGroup {
             .stream
             .ok_or_else(|| Error::internal("an operation on a device without a stream"))?;
         request.check(self.parent.rank(), self.parent.world())?;
-        let _call = self.come_in()?;
         let entered = self.device.enter()?;
         let (stream, captured) = Stream::of_now(named)?;
+        if !captured {
+            self.map_buffers(&request);
+        }
+        let _call = self.come_in()?;
         let way = self.prepare(&request, captured)?;
         let timeout = request.timeout.unwrap_or_else(|| self.parent.timeout());
         let mut queue = self.queue.lock();
@@ -159,6 +163,25 @@ impl DeviceGroup {
             false => attendant::wake(),
         }
         Ok(work)
+    }
+
+    /// Maps buffers of peers that `request` may read in place, as far as that is possible while no stream waits for a peer.
+    fn map_buffers(&self, request: &Request) {
+        let Some(way) = self.way.read().clone() else {
+            return;
+        };
+        let Way::Direct(direct) = &*way else {
+            return;
+        };
+        let shape = request.shape(self.parent.rank(), self.parent.world());
+        if let Some(places) = direct.places.as_deref()
+            && direct.is_in_place(request, &shape)
+        {
+            places.tell(&direct.flags);
+            if places.lacks_something(&direct.flags) {
+                self.await_stillness(places.patience(), || places.map(&direct.flags));
+            }
+        }
     }
 
     /// Returns how it went once a part of the collective may be in the stream, and whether it goes through host memory.
@@ -217,8 +240,16 @@ impl DeviceGroup {
     ) -> Result<Result<()>> {
         let (rank, world) = (self.parent.rank(), self.parent.world());
         let (request, number) = (turn.request, turn.number);
-        let plan = direct.plan(request, &request.shape(rank, world), &mut queue.plans)?;
+        let shape = request.shape(rank, world);
+        let plan = direct.plan(request, &shape, &mut queue.plans)?;
         self.refuse_shared_stream(turn.identity)?;
+        let pending = turn.pending(1);
+        let print = pending.print.encode();
+        let in_place = direct.in_place(&plan, (request, &shape), &print);
+        let plan = match &in_place {
+            Some((in_place, _)) => in_place.complete(plan),
+            None => plan,
+        };
         // From 1: words that nothing has been left in are 0.
         let first_wait = queue.steps.wrapping_add(1);
         queue.steps = queue.steps.wrapping_add(plan.steps.len() as u32);
@@ -226,9 +257,9 @@ impl DeviceGroup {
             plan: Some(Arc::clone(&plan)),
             first_wait,
             unheard: Peers::others(rank, world),
-            ..turn.pending(1)
+            ..pending
         };
-        direct.flags.announce(number - 1, &pending.print.encode());
+        direct.flags.announce(number - 1, &print);
         match turn.captured {
             true => self.put_into_graph(&pending, &plan),
             false => self.put_up(pending),
@@ -242,6 +273,7 @@ impl DeviceGroup {
             after: turn.after,
             first_wait,
             captured: turn.captured,
+            in_place: in_place.as_ref().map(|(found, number)| (found, *number)),
         };
         Ok(direct.enqueue(&ticket, turn.stream, &self.words))
     }

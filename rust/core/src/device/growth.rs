@@ -83,6 +83,7 @@ fn widen(
         flags: Arc::clone(&direct.flags),
         half: windows.own().half_bytes(),
         windows: Some(Arc::new(windows)),
+        places: direct.places.clone(),
         older: before.collect(),
         brief: direct.brief.as_ref().map(Arc::clone),
         most: AtomicUsize::new(direct.most.load(Ordering::Relaxed)),

@@ -19,7 +19,7 @@ use crate::transport::cuda::kernels::Guard;
 use crate::transport::cuda::lane::Lane;
 use crate::types::{Collective, DataType, Rank};
 
-use super::copies::Copies;
+use super::copies::{Copies, Origin};
 use super::depots::{Depots, Place};
 use super::message::Wanted;
 use super::note::FIRST_INTERNAL_TAG;
@@ -286,7 +286,9 @@ impl Way {
             let place = self.place.address + (half * self.place.piece) as u64;
             // What a rank that has failed puts there, or finds there, is no message.
             match receives {
-                true => copies.guarded().scatter(place, memory, first, length),
+                true => copies
+                    .guarded()
+                    .scatter(Origin::at(place), memory, first, length),
                 false => copies.guarded().gather(memory, first, length, place),
             }
             copies.flush(stream)?;

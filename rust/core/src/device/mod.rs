@@ -4,7 +4,7 @@
 //! enqueues the whole operation on the caller's stream and returns. Ranks whose devices read each other's memory go the
 //! *direct* way: they meet on their streams by words in host memory, one kernel reads what all of them have put into
 //! their windows. All others go the *staged* way, through host memory and the engine, as do short collectives of processes that share a device. So do
-//! messages between two ranks, unless they are long and the ranks on devices of their own ([`depots`]), or part of a graph ([`lanes`]).
+//! messages between two ranks, unless they are long ([`depots`]), or part of a graph ([`lanes`]).
 //!
 //! Collectives of one communicator on several streams come one after the other, as they were called; those of one graph
 //! that is being captured belong on one stream, or on streams that the capturer has put in order. Ranks of one process
@@ -13,6 +13,7 @@
 mod attendant;
 mod bounce;
 mod closing;
+mod commands;
 mod copies;
 mod depots;
 mod direct;
@@ -27,6 +28,7 @@ mod message;
 mod messages;
 mod note;
 mod pause;
+mod places;
 mod replay;
 mod staged;
 mod state;

@@ -19,7 +19,7 @@ use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};
 use crate::transport::cuda::kernels::Guard;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
-use super::copies::{Copies, locate};
+use super::copies::{Copies, Origin, locate};
 use super::state::HOST_PATIENCE;
 use super::words::{Word, Words, is_at_least};
 
@@ -444,7 +444,12 @@ impl Queueing<'_> {
         let mut copies = Copies::new(Guard::NONE);
         for (at, span) in &chunk.gets {
             let (memory, offset) = locate(self.request, *span)?;
-            copies.scatter(slot + (at * size) as u64, memory, offset, span.len * size);
+            copies.scatter(
+                Origin::at(slot + (at * size) as u64),
+                memory,
+                offset,
+                span.len * size,
+            );
         }
         if !copies.is_empty() {
             self.operate()?;

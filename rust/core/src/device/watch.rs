@@ -112,11 +112,16 @@ impl DeviceGroup {
     pub(super) fn release(&self) {
         // First of all: no kernel of a stream that passes reads what a peer that is gone had mapped, nor makes a result of it.
         self.words.store(Word::Dead, 1);
+        let since = self.failure.get().map(|(_, since)| since.elapsed());
         let way = self.way.read();
         if let Some(Way::Direct(direct)) = way.as_deref() {
             // Before anything that streams do when they are let pass.
             direct.flags.mark(Mark::Failed);
-            direct.flags.release();
+            let places = direct.places.as_deref();
+            // What comes after in a stream may have other use for the buffers.
+            if !places.is_some_and(|places| places.may_be_written(since.unwrap_or(Duration::MAX))) {
+                direct.flags.release();
+            }
         }
         if let Some(staged) = way.as_deref().and_then(Way::staged) {
             staged.release(&self.words);
@@ -124,7 +129,6 @@ impl DeviceGroup {
         drop(way);
         // Streams go on in order also now, so that the end of the last is the end of all. None waits for one that is torn: a
         // group that has failed takes nothing more.
-        let since = self.failure.get().map(|(_, since)| since.elapsed());
         self.messages
             .release(since.is_some_and(|since| since > HOST_PATIENCE));
     }

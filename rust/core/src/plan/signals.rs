@@ -33,6 +33,11 @@ impl Peers {
         self.0 == 0
     }
 
+    /// A bit for each rank.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
     /// The ranks in ascending order.
     pub fn iter(self) -> impl Iterator<Item = Rank> {
         let mut left = self.0;

@@ -14,8 +14,8 @@ pub enum Buffer {
     Output,
     /// The plan's own memory, [`Plan::scratch`] elements of the accumulation type, uninitialised at first.
     Scratch,
-    /// A half of a window: memory of `rank` that it alone writes and that all ranks of its host read. It holds
-    /// elements of the request's type. [`Step::Signal`] and [`Step::Wait`] order its use by the ranks.
+    /// A half of a window: memory of `rank` that all ranks of its host read, and that it alone writes but for [`Step::ReduceAll`]. It
+    /// holds elements of the request's type. [`Step::Signal`] and [`Step::Wait`] order its use by the ranks.
     Window {
         /// The owner.
         rank: u8,
@@ -152,7 +152,7 @@ pub enum Step {
         srcs: Sources,
         /// The result.
         dst: Span,
-        /// Ranks that lend their outputs: there the result is stored as well, at the same place.
+        /// Other ranks of which the result takes the place of the contribution as well.
         copies: Peers,
     },
     /// Set a semaphore of a half for each of these ranks: what this rank did before, they see after their wait.

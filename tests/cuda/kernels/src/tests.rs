@@ -223,6 +223,10 @@ struct Case {
     grid: u32,
     block: u32,
     divisor: u32,
+    /// The bits of sources that get a copy of the result.
+    copies: u64,
+    /// Addresses are counted from words.
+    based: bool,
 }
 
 fn check(op: ReduceOp, dtype: DataType, case: Case, random: &mut Random) {
@@ -257,16 +261,35 @@ fn check(op: ReduceOp, dtype: DataType, case: Case, random: &mut Random) {
         *address = range.start;
     }
     let kernel = find(dtype.name(), &format!("unisono_reduce_{op}")).expect(&what);
-    let parameters: [&[u8]; 6] = [
+    let gets_copy = |rank: usize| case.copies >> rank & 1 == 1;
+    // Some addresses are counted from words.
+    let before: Vec<usize> = (0..case.sources).map(|rank| rank * 4096).collect();
+    let words: Vec<u8> = before.iter().flat_map(|at| at.to_ne_bytes()).collect();
+    let mut words = Shifted::new(0, &words);
+    let mut bases = 0..0;
+    if case.based {
+        bases = words.range();
+        for (address, before) in addresses.iter_mut().zip(&before) {
+            *address = address.wrapping_sub(*before);
+        }
+    }
+    let parameters: [&[u8]; 8] = [
         &to.start.to_ne_bytes(),
         &addresses.map(usize::to_ne_bytes).concat(),
         &(case.sources as u32).to_ne_bytes(),
         &(case.count as u64).to_ne_bytes(),
         &case.divisor.to_ne_bytes(),
         &0_usize.to_ne_bytes(),
+        &bases.start.to_ne_bytes(),
+        &case.copies.to_ne_bytes(),
     ];
     let shape = ([case.grid, 1, 1], case.block);
-    let faults = launch(kernel, &parameters, shape, read, vec![to]);
+    let ranges = read.iter().enumerate();
+    let written = ranges.filter(|(rank, _)| gets_copy(*rank));
+    let written = written.map(|(_, range)| range.clone()).chain([to]);
+    let written = written.collect();
+    let readable = read.into_iter().chain([bases]).collect();
+    let faults = launch(kernel, &parameters, shape, readable, written);
     assert!(faults.is_empty(), "{what}: {faults:?}");
     let result = match case.in_place {
         Some(rank) => buffers[rank].bytes(),
@@ -276,7 +299,12 @@ fn check(op: ReduceOp, dtype: DataType, case: Case, random: &mut Random) {
         && matches!(op, ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Prod)
         || op == ReduceOp::Avg;
     assert_same(dtype, calculates, result, &expected, &what);
+    let result = result.to_vec();
     for (rank, buffer) in buffers.iter_mut().enumerate() {
+        if gets_copy(rank) {
+            assert!(buffer.bytes() == result, "{what}: rank {rank} got no copy");
+            continue;
+        }
         let unchanged = buffer.bytes() == ranks[rank] || case.in_place == Some(rank);
         assert!(unchanged, "{what}: wrote to source {rank}");
     }
@@ -292,7 +320,7 @@ fn every_operator_of_every_type_has_a_kernel_and_no_other_has() {
                 "unisono_copy",
                 "unisono_poison",
                 "unisono_look",
-                "unisono_fetch",
+                "unisono_place",
             ]
             .map(|name| ("uint8", name.to_owned())),
         )
@@ -325,6 +353,8 @@ fn reductions_match_the_reference_wherever_the_buffers_begin() {
                     grid: 1 + random.below(4) as u32,
                     block: 1 + random.below(40) as u32,
                     divisor: 1 + random.below(9) as u32,
+                    copies: random.below(1 << sources) as u64,
+                    based: random.below(2) == 0,
                 };
                 check(op, dtype, case, &mut random);
             }
@@ -346,6 +376,8 @@ fn as_many_contributions_as_there_may_be() {
                 grid: 2,
                 block: 3,
                 divisor: sources as u32,
+                copies: u64::MAX >> (64 - sources),
+                based: true,
             };
             check(op, dtype, case, &mut random);
         }
@@ -369,6 +401,8 @@ fn averages_divide_by_any_number_of_ranks() {
                 grid: 1,
                 block: 32,
                 divisor,
+                copies: 0,
+                based: false,
             };
             check(ReduceOp::Avg, dtype, case, &mut random);
         }
@@ -461,6 +495,8 @@ fn small_floats_round_as_the_reference_does() {
                 grid: 1,
                 block: 64,
                 divisor: 2,
+                copies: 0,
+                based: false,
             };
             check(ReduceOp::Avg, dtype, case, &mut random);
         }
@@ -476,13 +512,15 @@ fn what_cannot_be_made_is_no_number() {
         let mut out = Shifted::new(dtype.size(), &vec![1; 33 * dtype.size()]);
         let (dead, to) = (word.range(), out.range());
         let kernel = find(dtype.name(), &format!("unisono_reduce_{op}")).expect(&what);
-        let parameters: [&[u8]; 6] = [
+        let parameters: [&[u8]; 8] = [
             &to.start.to_ne_bytes(),
             &[64_usize; 64].map(usize::to_ne_bytes).concat(),
             &2_u32.to_ne_bytes(),
             &33_u64.to_ne_bytes(),
             &2_u32.to_ne_bytes(),
             &dead.start.to_ne_bytes(),
+            &64_usize.to_ne_bytes(),
+            &3_u64.to_ne_bytes(),
         ];
         let faults = launch(kernel, &parameters, ([2, 1, 1], 5), vec![dead], vec![to]);
         assert!(faults.is_empty(), "{what}: {faults:?}");
@@ -513,6 +551,53 @@ fn a_word_that_is_set_is_seen() {
     }
 }
 
+/// A place is the window, unless its words name an entry of the table that is there, and this operation.
+#[test]
+fn places_are_found() {
+    const WINDOW: u64 = 0x70_0000;
+    const ENTRY: u64 = 0x10_0000;
+    const OPERATION: u32 = 77;
+    let kernel = find("uint8", "unisono_place").unwrap();
+    let mut table = Shifted::new(0, &[ENTRY, 0].map(u64::to_ne_bytes).concat());
+    let entries = table.range();
+    for (words, dead, expected) in [
+        (Some([0_u32, 5, OPERATION]), 0_u32, WINDOW),
+        (Some([1, 5, OPERATION]), 0, ENTRY + 5 * 16),
+        (Some([1, u32::MAX, OPERATION]), 1, ENTRY - 16),
+        (Some([1, 5, 78]), 0, WINDOW),
+        (Some([2, 5, OPERATION]), 0, WINDOW),
+        (Some([257, 5, OPERATION]), 0, WINDOW),
+        (None, 1, WINDOW),
+    ] {
+        let content = words.unwrap_or_default().map(u32::to_ne_bytes).concat();
+        let (mut told, mut failed) = (
+            Shifted::new(8, &content),
+            Shifted::new(4, &dead.to_ne_bytes()),
+        );
+        let (mut seen, mut bases) = (Shifted::new(0, &[0; 4]), Shifted::new(0, &[1; 24]));
+        let readable = [told.range(), failed.range(), entries.clone()];
+        let at = words.map_or(0, |_| readable[0].start);
+        let mut places = [[0; 32]; 64];
+        for place in &mut places[..3] {
+            let parts = [at, entries.start, WINDOW as usize, OPERATION as usize];
+            place.copy_from_slice(&parts.map(usize::to_ne_bytes).concat());
+        }
+        let parameters: [&[u8]; 5] = [
+            &places.concat(),
+            &3_u32.to_ne_bytes(),
+            &bases.range().start.to_ne_bytes(),
+            &readable[1].start.to_ne_bytes(),
+            &seen.range().start.to_ne_bytes(),
+        ];
+        let written = vec![bases.range(), seen.range()];
+        let shape = ([1, 1, 1], 64);
+        let faults = launch(kernel, &parameters, shape, readable.to_vec(), written);
+        assert!(faults.is_empty(), "{faults:?}");
+        assert_eq!(seen.bytes(), dead.to_ne_bytes());
+        assert_eq!(bases.bytes(), expected.to_ne_bytes().repeat(3));
+    }
+}
+
 #[test]
 fn copies_of_a_failed_group_become_the_pattern() {
     let pattern = 0x0807_0605_0403_0201_u64;
@@ -525,8 +610,8 @@ fn copies_of_a_failed_group_become_the_pattern() {
         let mut word = Shifted::new(4, &set.to_ne_bytes());
         let mut to = Shifted::new(3, &[9; 21]);
         let (dead, written) = (word.range(), to.range());
-        let mut segments = [[0; 24]; 64];
-        segments[0].copy_from_slice(&[64, written.start, 21].map(usize::to_ne_bytes).concat());
+        let mut segments = [[0; 32]; 64];
+        segments[0].copy_from_slice(&[64, written.start, 21, 0].map(usize::to_ne_bytes).concat());
         let parameters: [&[u8]; 4] = [
             &segments.concat(),
             &1_u32.to_ne_bytes(),
@@ -550,8 +635,8 @@ fn copies_of_a_failed_group_become_the_pattern() {
 }
 
 #[test]
-fn what_is_fetched_begins_where_a_word_says() {
-    let kernel = find("uint8", "unisono_fetch").unwrap();
+fn what_is_copied_begins_where_a_word_says() {
+    let kernel = find("uint8", "unisono_copy").unwrap();
     let content: Vec<u8> = (0..=199).collect();
     let pattern = 0x0807_0605_0403_0201_u64;
     for (shift, first, length, set) in [
@@ -567,16 +652,15 @@ fn what_is_fetched_begins_where_a_word_says() {
         let base = word.range();
         let mut failed = Shifted::new(4, &set.to_ne_bytes());
         let dead = failed.range();
-        let mut segments = [[0; 24]; 64];
+        let mut segments = [[0; 32]; 64];
         let parts = [(first, 0, length), (1, 170, 9)];
         for (segment, (at, out, bytes)) in segments.iter_mut().zip(parts) {
-            let part = [at, written.start + out, bytes];
+            let part = [at, written.start + out, bytes, base.start];
             segment.copy_from_slice(&part.map(usize::to_ne_bytes).concat());
         }
-        let parameters: [&[u8]; 5] = [
+        let parameters: [&[u8]; 4] = [
             &segments.concat(),
             &2_u32.to_ne_bytes(),
-            &base.start.to_ne_bytes(),
             &dead.start.to_ne_bytes(),
             &pattern.to_ne_bytes(),
         ];
@@ -620,9 +704,9 @@ fn copies_move_every_byte_and_no_other() {
             .zip(&mut to)
             .map(|(from, to)| (from.range(), to.range()))
             .unzip();
-        let mut segments = [[0; 24]; 64];
+        let mut segments = [[0; 32]; 64];
         for (i, segment) in segments.iter_mut().enumerate().take(count) {
-            let words = [read[i].start, written[i].start, from[i].len];
+            let words = [read[i].start, written[i].start, from[i].len, 0];
             segment.copy_from_slice(&words.map(usize::to_ne_bytes).concat());
         }
         for rows in [1, 3, 64] {

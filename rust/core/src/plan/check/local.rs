@@ -133,7 +133,13 @@ impl<const WORDS: usize> Run<'_, WORDS> {
         }
         let values = self.finished(rank, sum)?;
         for peer in copies.iter() {
-            self.write_of(peer, rank, dst, &values)?;
+            match srcs {
+                Sources::Windows { half, offset, .. } => {
+                    let half = self.half(rank, half);
+                    self.write_window(rank, (peer, half), offset, &values)?;
+                }
+                Sources::Outputs => self.write_of(peer, rank, dst, &values)?,
+            }
         }
         self.write(rank, dst, &values)
     }
@@ -206,12 +212,23 @@ impl<const WORDS: usize> Run<'_, WORDS> {
                     return Err("writes to a window that is not its own".into());
                 }
                 let half = self.half(rank, half.into());
-                let state = &self.ranks[rank];
-                let now = (state.operation, &state.clock);
-                self.windows.write((rank, half), dst.offset, values, now)
+                self.write_window(rank, (rank, half), dst.offset, values)
             }
             _ => self.write_of(rank, rank, dst, values),
         }
+    }
+
+    /// Writes to a half of `owner`.
+    fn write_window(
+        &mut self,
+        rank: Rank,
+        (owner, half): (Rank, usize),
+        at: usize,
+        values: &[Id],
+    ) -> Result<(), String> {
+        let state = &self.ranks[rank];
+        let now = (state.operation, &state.clock);
+        self.windows.write(rank, (owner, half), at, values, now)
     }
 
     /// Writes to the buffers of `owner`, which lends its output to other ranks.

@@ -43,19 +43,20 @@ impl Windows {
         cells.ok_or_else(|| format!("goes outside its half of {} elements", self.half))
     }
 
-    /// `rank` writes to its own half in `operation`.
+    /// `rank` writes to a half of `owner` in `operation`.
     pub(super) fn write(
         &mut self,
-        (rank, half): (Rank, usize),
+        rank: Rank,
+        (owner, half): (Rank, usize),
         at: usize,
         values: &[Id],
         (operation, clock): (usize, &Clock),
     ) -> Result<(), String> {
-        let cells = self.cells((rank, half), at, values.len())?;
+        let cells = self.cells((owner, half), at, values.len())?;
         for (index, (cell, value)) in cells.iter_mut().zip(values).enumerate() {
             cell.accesses.write(rank, clock).map_err(|other| {
                 format!(
-                    "writes element {} of half {half}, which may still be in use by rank {other}",
+                    "writes element {} of half {half} of rank {owner}, which may still be in use by rank {other}",
                     at + index
                 )
             })?;

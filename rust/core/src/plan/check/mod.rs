@@ -183,7 +183,7 @@ fn fits(step: &Step, plan: &Plan, world: usize, has_windows: bool) -> bool {
         Step::Copy { .. } => !in_scratch && (has_windows || !in_windows),
         Step::ReduceAll { srcs, copies, .. } => {
             matches!(srcs, Sources::Windows { .. })
-                && copies.is_empty()
+                && is_in_range(copies)
                 && !in_scratch
                 && (has_windows || world == 1)
         }

@@ -13,7 +13,7 @@
 //! - *empty*, at first set: the reader has no use for what is in the owner's half. An owner waits for those of
 //!   all peers, whichever read the half last, and takes those of the chunk's readers. A reader signals it.
 //! - *contributions*: the owner's half holds its input. The owner signals it, a reader takes it.
-//! - *results*: the owner has left its part of the result there (two-shot); likewise.
+//! - *results*: the owner of this one has left its part of the result there (two-shot), or in the other's half (`all_reduce`); likewise.
 //!
 //! A plan leaves them as it found them, once every peer has got through its own. What is set and taken is constant, not
 //! a count, so the same steps may be repeated any number of times: in a CUDA graph, say.
@@ -73,11 +73,11 @@ impl Room {
 pub enum Shots {
     /// Every rank reads all of it from every rank: one meeting.
     One,
-    /// Every rank makes a part of the result and gets the other parts: two meetings, less to read. For `all_reduce`,
-    /// `reduce` and `broadcast`; others do the same in either case.
+    /// Every rank makes a part of the result and gets the other parts, or is given them in `all_reduce`: two meetings, less to
+    /// read. For `all_reduce`, `reduce` and `broadcast`; others do the same in either case.
     Two,
-    /// The first rank makes the whole result, and the others get it: two meetings, the least to read in all, all of it by one rank.
-    /// For `all_reduce`; others do as in one shot.
+    /// The first rank makes the whole result and gives it to the others: two meetings, the least to read in all, all of it by one
+    /// rank. For `all_reduce`; others do as in one shot.
     ByFirst,
 }
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::{Chunk, Chunks, Peers, Step, Task, piece_len, pieces};
-use crate::plan::{Buffer, Span};
+use crate::plan::{Buffer, Sources, Span};
 use crate::types::Rank;
 
 impl Task<'_> {
@@ -25,30 +25,42 @@ impl Task<'_> {
         })
     }
 
-    /// Every rank puts all but its slice, reduces its slice, and gets the other slices.
+    /// Every rank puts all but its slice, reduces its slice, and stores the sum where the others have put theirs.
+    ///
+    /// What a rank puts and what it is given lie at the same places: where its window is its buffer, each line of the buffers is
+    /// read once and written once.
     pub(super) fn all_reduce_two_shot(&self) -> Chunks {
         let (shape, chunk) = (self.shape, self.room.chunk());
         self.chunks(pieces(shape.count(), chunk), |index, half| {
             let offset = index * chunk;
             let len = piece_len(shape.count(), chunk, index);
             let slices = self.slices(len);
-            let mut back = self.reduce_slice(half, offset, &slices);
-            back.extend([
-                self.publish_results(half, self.others),
-                self.get_slice(half, offset, &slices, shape.rank),
-                self.await_results(half, self.others),
-            ]);
-            let others = self.others.iter();
-            back.extend(others.map(|from| self.get_slice(half, offset, &slices, from)));
-            back.push(self.release(half, self.others));
+            let own = &slices[shape.rank];
+            let given = |part: Range<usize>| {
+                let dst = self.output(offset + part.start, part.len());
+                self.get(half, (shape.rank, part.start), dst)
+            };
+            let src = Span::new(self.source(), offset + own.start, own.len());
             Chunk {
                 front: self.put_slices(half, offset, &slices),
-                back,
+                back: vec![
+                    self.await_from(half, self.others),
+                    self.reduce_and_give(
+                        (half, own.start),
+                        self.own(src),
+                        self.output(offset + own.start, own.len()),
+                    ),
+                    self.publish_results(half, self.others),
+                    self.release(half, self.others),
+                    self.await_results(half, self.others),
+                    given(0..own.start),
+                    given(own.end..len),
+                ],
             }
         })
     }
 
-    /// All ranks but the first put all, the first reduces all into its window, the others get it there.
+    /// All ranks but the first put all; the first reduces all, and stores the sum where the others have put theirs.
     pub(super) fn all_reduce_by_first(&self) -> Chunks {
         const FIRST: Rank = 0;
         let (shape, chunk) = (self.shape, self.room.chunk());
@@ -66,23 +78,17 @@ impl Task<'_> {
                     ],
                     back: vec![
                         self.await_results(half, first),
-                        self.get(half, (FIRST, 0), self.output(offset, len)),
-                        self.release(half, first),
+                        self.get(half, (shape.rank, 0), self.output(offset, len)),
                     ],
                 };
             }
-            let mut front = vec![self.claim(half, self.others)];
-            if self.premultiplied {
-                front.push(self.put(half, src, 0));
-            }
             Chunk {
-                front,
+                front: self.put_for_itself(half, src, 0),
                 back: vec![
                     self.await_from(half, self.others),
-                    self.reduce_window(half, 0, self.own(src), self.window(half, 0, len)),
+                    self.reduce_and_give((half, 0), self.own(src), self.output(offset, len)),
                     self.publish_results(half, self.others),
                     self.release(half, self.others),
-                    self.get(half, (FIRST, 0), self.output(offset, len)),
                 ],
             }
         })
@@ -212,6 +218,20 @@ impl Task<'_> {
             };
             Chunk { front, back }
         })
+    }
+
+    /// As [`Task::reduce_window`], with the result also where the others' contributions lie.
+    fn reduce_and_give(
+        &self,
+        (half, offset): (usize, usize),
+        own: Option<Span>,
+        dst: Span,
+    ) -> Step {
+        Step::ReduceAll {
+            srcs: Sources::Windows { half, offset, own },
+            dst,
+            copies: self.others,
+        }
     }
 
     /// The own contribution to a reduction, where it need not go through the window.

@@ -390,13 +390,13 @@ fn a_broken_plan_is_refused() {
             &without(|step| matches!(step, Step::ReduceAll { .. })),
         );
         spoil(&case, &without(|step| is_signal_of(step, Semaphore::Empty)));
-        // Released before it is read.
+        // Read after all signals that say it has been.
         let problem = spoil(&case, &|steps| {
             let is_release = |step: &Step| is_signal_of(step, Semaphore::Empty);
             let is_read = |step: &Step| matches!(step, Step::ReduceAll { .. });
             let from = steps.iter().position(is_release).expect("a release");
             let to = steps.iter().position(is_read).expect("a reduction");
-            steps[to..=from].rotate_right(1);
+            steps[to..=from].rotate_left(1);
         });
         assert!(problem.contains("in use"), "{problem}");
         // Beyond the half.

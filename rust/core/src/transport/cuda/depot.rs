@@ -16,8 +16,6 @@
 //!   40      1 once the owner says where its lane to the reader is, 2 where there is no room for one
 //!   41, 42  where the lane begins in the depot and how long a half of it is, in units of 256 bytes
 //!   48      what the reader makes of it ([`Mapped`])
-//!   52      1 once the owner's [`card`](super::window::card) is there, which it leaves before it has a depot
-//!   53..61  the card
 //!   128..   the words of both lanes ([`lane`](super::lane))
 //! ```
 
@@ -27,7 +25,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::driver::{Device, Stream};
-use super::window::{CARD, PeerWindow, RECORD, Record, Window};
+use super::room::Room;
+use super::window::{RECORD, Record, Window};
 use crate::error::Result;
 use crate::transport::Page;
 
@@ -48,21 +47,11 @@ const RECORD_WORDS: usize = RECORD / 4;
 const OF_HIGHER: usize = 64;
 const LANE: usize = 40;
 const MAPPED: usize = 48;
-const CARDS: usize = 52;
 
 const _: () = assert!(RECORD.is_multiple_of(4) && RECORD_WORDS < LANE);
 
 /// Those of this process, one on each device.
 static DEPOTS: Mutex<Vec<Weak<Depot>>> = Mutex::new(Vec::new());
-
-/// Those of peers that are mapped, by the device that they are mapped for.
-static MAPPINGS: Mutex<Vec<Mapping>> = Mutex::new(Vec::new());
-
-struct Mapping {
-    device: u32,
-    record: Record,
-    window: Weak<PeerWindow>,
-}
 
 /// A process's own depot on a device.
 #[derive(Debug)]
@@ -209,29 +198,6 @@ impl Drop for Slot {
     }
 }
 
-/// The depot of a peer, mapped for `device`; one mapping serves all groups of the process. Dropping the last use of it may wait
-/// until the device is idle.
-///
-/// # Errors
-/// As [`PeerWindow::open`].
-pub fn map(device: &'static Device, record: &Record) -> Result<Arc<PeerWindow>> {
-    let mut all = MAPPINGS.lock();
-    all.retain(|mapping| mapping.window.strong_count() > 0);
-    let found = all
-        .iter()
-        .find(|mapping| mapping.device == device.number() && mapping.record == *record);
-    if let Some(window) = found.and_then(|mapping| mapping.window.upgrade()) {
-        return Ok(window);
-    }
-    let window = Arc::new(PeerWindow::open(device, record)?);
-    all.push(Mapping {
-        device: device.number(),
-        record: record.clone(),
-        window: Arc::downgrade(&window),
-    });
-    Ok(window)
-}
-
 /// What a reader has made of a depot that it was told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -270,16 +236,6 @@ impl Pair {
     /// The peer's depot, once it has told of it.
     pub fn published(&self) -> Option<Record> {
         read(self.words(!self.lower)).map(|bytes| Record::decode(&bytes))
-    }
-
-    /// Tells the peer who this rank is.
-    pub fn introduce(&self, card: &[u8; CARD]) {
-        write(&self.words(self.lower)[CARDS..], card);
-    }
-
-    /// Who the peer is, once it has said so.
-    pub fn introduced(&self) -> Option<[u8; CARD]> {
-        read(&self.words(!self.lower)[CARDS..])
     }
 
     /// Tells the peer where this rank's lane to it is: the offset in the depot and the bytes of a half, multiples of 256; or that
@@ -356,76 +312,4 @@ fn read<const N: usize>(words: &[AtomicU32]) -> Option<[u8; N]> {
         bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
     }
     Some(bytes)
-}
-
-/// What is free of a range: its parts in order, none of which touches the next.
-#[derive(Debug)]
-struct Room(Vec<(usize, usize)>);
-
-impl Room {
-    fn new(begin: usize, end: usize) -> Self {
-        Self(vec![(begin, end)])
-    }
-
-    /// The beginning of `bytes` bytes that are free until now: of the first part that is long enough.
-    fn take(&mut self, bytes: usize) -> Option<usize> {
-        let at = self
-            .0
-            .iter()
-            .position(|(begin, end)| end - begin >= bytes)?;
-        let (begin, end) = &mut self.0[at];
-        let taken = *begin;
-        *begin += bytes;
-        if begin == end {
-            self.0.remove(at);
-        }
-        Some(taken)
-    }
-
-    fn give_back(&mut self, begin: usize, bytes: usize) {
-        let at = self.0.partition_point(|part| part.0 < begin);
-        self.0.insert(at, (begin, begin + bytes));
-        if at + 1 < self.0.len() && self.0[at].1 == self.0[at + 1].0 {
-            self.0[at].1 = self.0.remove(at + 1).1;
-        }
-        if at > 0 && self.0[at - 1].1 == self.0[at].0 {
-            self.0[at - 1].1 = self.0.remove(at).1;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::Room;
-
-    proptest! {
-        #[test]
-        fn room_is_taken_once_and_comes_back_whole(
-            steps in proptest::collection::vec((any::<bool>(), 1_usize..300), 1..200)
-        ) {
-            let mut room = Room::new(100, 1100);
-            let mut taken: Vec<(usize, usize)> = Vec::new();
-            for (takes, bytes) in steps {
-                if !takes {
-                    if let Some((at, bytes)) = taken.pop() {
-                        room.give_back(at, bytes);
-                    }
-                } else if let Some(at) = room.take(bytes) {
-                    prop_assert!(at >= 100 && at + bytes <= 1100);
-                    let apart = |(other, length): &(usize, usize)| {
-                        at + bytes <= *other || *other + *length <= at
-                    };
-                    prop_assert!(taken.iter().all(apart));
-                    let place = bytes % (taken.len() + 1);
-                    taken.insert(place, (at, bytes));
-                }
-            }
-            for (at, bytes) in taken {
-                room.give_back(at, bytes);
-            }
-            prop_assert_eq!(room.0, vec![(100, 1100)]);
-        }
-    }
 }

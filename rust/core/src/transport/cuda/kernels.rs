@@ -54,7 +54,40 @@ pub struct Segment {
     pub to: u64,
     /// How many.
     pub bytes: u64,
+    /// Where `from` is counted from, if not from 0: the address that is in this word of the device's memory then, which keeps its
+    /// value until the copy has been made. 0 for none.
+    pub base: u64,
 }
+
+impl Segment {
+    /// `bytes` bytes from `from` to `to`.
+    pub fn new(from: u64, to: u64, bytes: u64) -> Self {
+        Self {
+            from,
+            to,
+            bytes,
+            base: 0,
+        }
+    }
+}
+
+/// Where the contribution of a rank lies: in its window, or in memory of its own that it tells of by words in a page.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Three words of registered host memory, as the device knows them: 0 where it is the window, else the number of an entry of `table`,
+    /// from 1 on; so many times 16 bytes from there, a signed number; and for which operation. 0 for no words.
+    pub words: u64,
+    /// Addresses in registered host memory, of which there are [`MOST_ENTRIES`].
+    pub table: u64,
+    /// In the window.
+    pub window: u64,
+    /// What the third word has to be, for else a rank is in another operation: then it is the window as well. Less than 2^32.
+    pub operation: u64,
+}
+
+/// Entries of a table of [`Place`]s. One that is 0 is not used.
+pub const MOST_ENTRIES: usize = 256;
 
 /// What kernels look at before they read what a peer has written: once the group has failed that may be no memory any more,
 /// and is no result.
@@ -107,6 +140,12 @@ struct Sources {
     at: [u64; MOST_SOURCES],
 }
 
+/// The parameter of the kernel that finds places.
+#[repr(C)]
+struct Places {
+    at: [Place; MOST_SOURCES],
+}
+
 /// The parameter of the copying kernel.
 #[repr(C)]
 struct Segments {
@@ -121,6 +160,17 @@ impl Segments {
     }
 }
 
+/// The contributions to a [`reduce`].
+#[derive(Clone, Copy, Debug)]
+pub struct Contributions<'a> {
+    /// Where they lie, in rank order.
+    pub at: &'a [u64],
+    /// As many words of the device's memory ([`find_places`]), from the addresses in which `at` is counted. 0 for none: `at` are addresses.
+    pub bases: u64,
+    /// The bits of those whose place the result takes, too.
+    pub copies: u64,
+}
+
 /// Enqueues `out[i] = sources[0][i] op sources[1][i] op ...` for `count` elements, in that order, so that ranks that
 /// give the same sources in the same order get the same bits. The small floats accumulate in float32 and are rounded
 /// once. `out` may be one of the sources. `divisor` is what `avg` divides by; the others ignore it. `premul_sum` is a
@@ -133,11 +183,13 @@ pub fn reduce(
     stream: &Stream,
     (dtype, op): (DataType, ReduceOp),
     out: u64,
-    sources: &[u64],
+    sources: Contributions<'_>,
     count: u64,
     (divisor, guard): (u32, Guard),
 ) -> Result<()> {
     op.check(dtype)?;
+    let (mut bases, mut copies) = (sources.bases, sources.copies);
+    let sources = sources.at;
     if sources.is_empty() || sources.len() > MOST_SOURCES {
         return Err(Error::invalid(format!(
             "{} contributions to one reduction: from 1 to {MOST_SOURCES} can be",
@@ -158,17 +210,20 @@ pub fn reduce(
     let bytes = count.saturating_mul(dtype.size() as u64);
     let grid = grid(function, bytes, 1);
     let (mut divisor, mut dead) = (divisor, guard.word_for(stream, grid)?);
-    let mut parameters: [*mut c_void; 6] = [
+    let mut parameters: [*mut c_void; 8] = [
         (&raw mut out).cast(),
         (&raw mut from).cast(),
         (&raw mut number).cast(),
         (&raw mut count).cast(),
         (&raw mut divisor).cast(),
         (&raw mut dead).cast(),
+        (&raw mut bases).cast(),
+        (&raw mut copies).cast(),
     ];
     let sources = sources.len();
-    // SAFETY: the kernel takes (void*, Sources, unsigned, unsigned long long, unsigned, const unsigned*); that the addresses are of
-    // memory as long as `count` elements is what the stream's work rests on (see `transport::cuda`).
+    // SAFETY: the kernel takes (void*, Sources, unsigned, unsigned long long, unsigned, const unsigned*, const unsigned long long*,
+    // unsigned long long); that the addresses are of memory as long as `count` elements is what the stream's work rests on (see
+    // `transport::cuda`).
     unsafe {
         stream.launch(
             function,
@@ -290,38 +345,47 @@ pub fn poison(stream: &Stream, segments: &[Segment], guard: Guard) -> Result<()>
     for_all(stream, (function, Work::Poison), segments, guard)
 }
 
-/// Enqueues copies of all `segments`, whose `from` is counted from the address that is in the word at `base` then: a word of the
-/// device's memory, which keeps its value until the copies have been made. Where the group has failed they become what `guard`
-/// says.
+/// Enqueues that the words from `bases` on, of the device's memory, become the addresses of `places`, at most [`MOST_SOURCES`]; and that
+/// the word that large launches look at, where `guard` has one, says whether the group has failed. Returns what looks at that alone.
 ///
 /// # Errors
 /// As [`copy`].
-pub fn fetch(stream: &Stream, segments: &[Segment], base: u64, guard: Guard) -> Result<()> {
-    let function = Loaded::of(stream.device())?.fetch(stream.device())?;
-    for (mut part, mut number) in parts(segments.iter()) {
-        let longest = part.longest();
-        let grid = grid(function, longest, number);
-        let (mut base, mut poison) = (base, guard.poison);
-        let mut dead = guard.word_for(stream, grid)?;
-        let mut parameters: [*mut c_void; 5] = [
-            ptr_to(&mut part),
-            (&raw mut number).cast(),
-            (&raw mut base).cast(),
-            (&raw mut dead).cast(),
-            (&raw mut poison).cast(),
-        ];
-        // SAFETY: the kernel takes (Segments, unsigned, const unsigned long long*, const unsigned*, unsigned long long); as in
-        // `reduce`.
-        unsafe {
-            stream.launch(
-                function,
-                (grid, THREADS),
-                &mut parameters,
-                format_args!("fetch {number} pieces of up to {longest} bytes"),
-            )?;
-        }
+pub fn find_places(stream: &Stream, places: &[Place], bases: u64, guard: Guard) -> Result<Guard> {
+    let function = Loaded::of(stream.device())?.place(stream.device())?;
+    let mut all = Places {
+        at: [Place::default(); MOST_SOURCES],
+    };
+    all.at[..places.len()].copy_from_slice(places);
+    let mut number = places.len() as u32;
+    let (mut bases, mut dead, mut seen) = (bases, guard.dead, guard.seen);
+    if seen == 0 {
+        // There is no word to bring it to.
+        dead = 0;
     }
-    Ok(())
+    let mut parameters: [*mut c_void; 5] = [
+        ptr_to(&mut all),
+        (&raw mut number).cast(),
+        (&raw mut bases).cast(),
+        (&raw mut dead).cast(),
+        (&raw mut seen).cast(),
+    ];
+    // SAFETY: the kernel takes (Places, unsigned, unsigned long long*, const unsigned*, unsigned*); as in `reduce`.
+    unsafe {
+        stream.launch(
+            function,
+            ((1, 1), MOST_SOURCES as u32),
+            &mut parameters,
+            format_args!("find {number} places"),
+        )?;
+    }
+    Ok(match guard.seen {
+        0 => guard,
+        seen => Guard {
+            dead: seen,
+            seen: 0,
+            ..guard
+        },
+    })
 }
 
 /// What is done with segments.
@@ -347,7 +411,8 @@ fn for_all(
     segments: &[Segment],
     guard: Guard,
 ) -> Result<()> {
-    let moved = segments.iter().filter(|segment| segment.from != segment.to);
+    let moves = |segment: &&Segment| segment.from != segment.to || segment.base != 0;
+    let moved = segments.iter().filter(moves);
     parts(moved).try_for_each(|(mut part, number)| launch(stream, what, (&mut part, number), guard))
 }
 
@@ -355,11 +420,7 @@ fn for_all(
 fn parts<'a>(segments: impl Iterator<Item = &'a Segment>) -> impl Iterator<Item = (Segments, u32)> {
     let mut segments = segments.filter(|segment| segment.bytes > 0);
     std::iter::from_fn(move || {
-        let nothing = Segment {
-            from: 0,
-            to: 0,
-            bytes: 0,
-        };
+        let nothing = Segment::new(0, 0, 0);
         let mut part = Segments {
             at: [nothing; MOST_SEGMENTS],
         };
@@ -429,7 +490,7 @@ struct Kernels {
     copy: Option<Function>,
     poison: Option<Function>,
     look: Option<Function>,
-    fetch: Option<Function>,
+    place: Option<Function>,
 }
 
 /// Of every device of this process.
@@ -473,9 +534,9 @@ impl Loaded {
         look.ok_or_else(|| Error::internal("there is no kernel that looks at a word"))
     }
 
-    fn fetch(&self, device: &'static Device) -> Result<Function> {
-        let fetch = self.of_type(device, DataType::UInt8)?.fetch;
-        fetch.ok_or_else(|| Error::internal("there is no kernel that fetches messages"))
+    fn place(&self, device: &'static Device) -> Result<Function> {
+        let place = self.of_type(device, DataType::UInt8)?.place;
+        place.ok_or_else(|| Error::internal("there is no kernel that finds places"))
     }
 
     /// The kernels of a type. A failure is not kept: memory may be free the next time.
@@ -522,7 +583,7 @@ impl Kernels {
             copy: find(dtype == DataType::UInt8, "unisono_copy")?,
             poison: find(dtype == DataType::UInt8, "unisono_poison")?,
             look: find(dtype == DataType::UInt8, "unisono_look")?,
-            fetch: find(dtype == DataType::UInt8, "unisono_fetch")?,
+            place: find(dtype == DataType::UInt8, "unisono_place")?,
         })
     }
 }
@@ -575,7 +636,7 @@ mod tests {
             }
         }
         let bytes = source(DataType::UInt8).unwrap().to_str().unwrap();
-        for name in ["copy", "poison", "look", "fetch"] {
+        for name in ["copy", "poison", "look", "place"] {
             assert!(bytes.contains(&format!(".entry unisono_{name}(")), "{name}");
         }
     }

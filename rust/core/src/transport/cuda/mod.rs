@@ -6,7 +6,7 @@
 //! - [`flags`] are the binary semaphores by which the streams of two ranks of a host meet: words in a page of host
 //!   memory that both have mapped and registered, written and awaited by memory operations of the streams. No kernel
 //!   ever waits.
-//! - [`window`] is device memory that the other ranks of the host have mapped.
+//! - [`window`] is device memory that the other ranks of the host have mapped, and [`heap`] such memory for users' buffers.
 //! - [`depot`] is such memory for messages, and [`lane`] a part of it for those in graphs.
 //!
 //! **Calls that may wait.** A stream here may wait for a peer, and a peer for what this host does next. Some calls of the
@@ -43,6 +43,9 @@ mod announcements;
 pub mod depot;
 pub mod driver;
 pub mod flags;
+pub mod heap;
 pub mod kernels;
 pub mod lane;
+pub mod mappings;
+mod room;
 pub mod window;

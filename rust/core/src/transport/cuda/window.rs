@@ -21,6 +21,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 
 use super::driver::{Device, DeviceMemory, HANDLE, Handle, Imported, is_forked};
+use super::kernels::MOST_SOURCES;
 use crate::error::{Error, Result};
 use crate::types::Rank;
 
@@ -29,6 +30,9 @@ pub const RECORD: usize = 16 + 16 + 16 + 8 + 8 + 8 + HANDLE;
 
 /// Bytes of a word.
 const WORD: usize = 4;
+/// Bytes behind the halves: a word, and from [`BASES`] on one of eight bytes for each rank.
+const BEHIND: usize = BASES + 8 * MOST_SOURCES;
+const BASES: usize = 64;
 
 /// What a random number is long: 16 bytes name a process or a window beyond doubt.
 type Nonce = [u8; 16];
@@ -113,7 +117,7 @@ impl Window {
     /// `System` when there is no memory left.
     pub fn create(device: &'static Device, half: usize) -> Result<Arc<Self>> {
         let half = half.max(1).next_multiple_of(256);
-        let lease = Lease::take(device, 2 * half + WORD)?;
+        let lease = Lease::take(device, 2 * half + BEHIND)?;
         let nonce = nonce()?;
         lease.memory().write(0, &nonce)?;
         lease.memory().write(2 * half, &[0; WORD])?;
@@ -156,6 +160,12 @@ impl Window {
     /// A word behind the halves for the owner's kernels, 0 at first ([`Guard::seen`](super::kernels::Guard::seen)).
     pub fn word(&self) -> u64 {
         self.half(0) + 2 * self.half as u64
+    }
+
+    /// Words of eight bytes behind the halves, one for each rank, for the owner's kernels
+    /// ([`find_places`](super::kernels::find_places)).
+    pub fn bases(&self) -> u64 {
+        self.word() + BASES as u64
     }
 
     /// Why the driver does not export it, if so.
@@ -358,25 +368,6 @@ impl PeerWindow {
     pub fn is_mapped(&self) -> bool {
         matches!(self._memory, Kept::Mapped(_))
     }
-}
-
-/// Bytes of a [`card`].
-pub const CARD: usize = 32;
-
-/// What tells whether two ranks take turns on a device: the process and the device.
-///
-/// # Errors
-/// `System` when the system has no random numbers.
-pub fn card(device: &Device) -> Result<[u8; CARD]> {
-    let mut card = [0; CARD];
-    card[..16].copy_from_slice(&process()?);
-    card[16..].copy_from_slice(&device.uuid());
-    Ok(card)
-}
-
-/// Whether two ranks are two processes on one device.
-pub fn take_turns(one: &[u8; CARD], other: &[u8; CARD]) -> bool {
-    one[16..] == other[16..] && one[..16] != other[..16]
 }
 
 /// The windows of all ranks of a group, one's own included.

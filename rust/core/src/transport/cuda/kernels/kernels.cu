@@ -11,8 +11,11 @@
 // contributions begin at a multiple of 16 bytes, or equally far after one.
 //
 //   unisono_reduce_OP(void* out, Sources in, unsigned sources, unsigned long long count,
-//                     unsigned divisor, const unsigned* dead)
-//     out[i] = finish(in.at[0][i] OP in.at[1][i] OP …), in this order, for 1 to 64 sources. Small
+//                     unsigned divisor, const unsigned* dead, const unsigned long long* bases,
+//                     unsigned long long copies)
+//     out[i] = finish(in.at[0][i] OP in.at[1][i] OP …), in this order, for 1 to 64 sources. Where
+//     `bases` is not null the addresses in `in` are counted from those in there, one for each
+//     source. The result also takes the place of the sources whose bits in `copies` are set. Small
 //     floats are accumulated in float32 and rounded once. `avg` divides by `divisor`, the number of
 //     ranks, which is not 0; all others ignore it. The operators, as `ReduceOp::check` allows them:
 //     sum avg prod min max band bor bxor land lor lxor.
@@ -22,19 +25,21 @@
 //                unsigned long long poison)
 //     Copies `count` runs of bytes, at most 64. A row of the grid (blockIdx.y) does one run, then
 //     the one that is as many further as there are rows. Runs may have any addresses, but not
-//     overlap. In the module of uint8 alone.
+//     overlap. Where a run has a `base`, a word of the device's memory, it is read `from` bytes
+//     after the address in there. In the module of uint8 alone.
 //   unisono_poison(Segments segments, unsigned count, const unsigned* dead,
 //                  unsigned long long poison)
 //     Does what `unisono_copy` does where the group has failed, and nothing else; `from` is not
 //     looked at. For what the driver has copied. In the module of uint8 alone.
-//
-//   unisono_fetch(Segments segments, unsigned count, const unsigned long long* base,
-//                 const unsigned* dead, unsigned long long poison)
-//     As `unisono_copy`, where what is read begins `from` bytes after the address in `base`, which
-//     is a word of the device's memory: where a message lies is known only when it has come. In
-//     the module of uint8 alone.
 //   unisono_look(const unsigned* dead, unsigned* seen)
 //     Makes `seen` 1 where `dead` is not 0. In the module of uint8 alone.
+//   unisono_place(Places places, unsigned count, unsigned long long* bases, const unsigned* dead,
+//                 unsigned* seen)
+//     Does that, too, and makes bases[i] the address that `places` say, for at most 64 of them, each
+//     by a thread. Its `words` are three of the host's memory: 0 where it is `window`, else from 1 on
+//     which entry of `table` it is counted from; how many times 16 bytes, a signed number; and for
+//     which operation. An entry may be 0, and the operation another than `operation`: then it is
+//     `window` as well. In the module of uint8 alone.
 //
 // `dead` is a word of the host's memory, or a word of the device's that `unisono_look` has brought
 // it to, or null. Where it is not 0 the group has failed, and what the contributions lie in may be
@@ -55,12 +60,13 @@
 #endif
 
 // Whatever follows the rule is what it is made of.
-#define UNISONO_REDUCE(OPERATOR, RULE, ...)                                          \
-  UNISONO_KERNEL(unisono_reduce_##OPERATOR, void* out, Sources in, unsigned sources, \
-                 unsigned long long count, [[maybe_unused]] unsigned divisor,        \
-                 const unsigned* dead) {                                             \
-    if (is_set(dead)) return poison<Element>(out, count);                            \
-    reduce<RULE>(out, Several{in, sources}, count, ##__VA_ARGS__);                   \
+#define UNISONO_REDUCE(OPERATOR, RULE, ...)                                           \
+  UNISONO_KERNEL(unisono_reduce_##OPERATOR, void* out, Sources in, unsigned sources,  \
+                 unsigned long long count, [[maybe_unused]] unsigned divisor,         \
+                 const unsigned* dead, const unsigned long long* bases,               \
+                 unsigned long long copies) {                                         \
+    if (is_set(dead)) return poison<Element>(out, count);                             \
+    reduce<RULE>(out, Several{in, sources, bases, copies}, count, ##__VA_ARGS__);     \
   }
 
 #define UNISONO_JOIN_(LEFT, RIGHT) LEFT##RIGHT
@@ -135,7 +141,7 @@ UNISONO_KERNEL(unisono_copy, Segments segments, unsigned count, const unsigned* 
   if (is_set(dead)) return repeat_all(segments, count, poison);
   for (unsigned row = blockIdx.y; row < count; row += gridDim.y) {
     const Segment& segment = segments.at[row];
-    copy(static_cast<char*>(segment.to), static_cast<const char*>(segment.from), segment.bytes);
+    copy(static_cast<char*>(segment.to), based(segment.from, segment.base), segment.bytes);
   }
 }
 
@@ -144,19 +150,23 @@ UNISONO_KERNEL(unisono_poison, Segments segments, unsigned count, const unsigned
   if (is_set(dead)) repeat_all(segments, count, poison);
 }
 
-UNISONO_KERNEL(unisono_fetch, Segments segments, unsigned count, const unsigned long long* base,
-               const unsigned* dead, unsigned long long poison) {
-  if (is_set(dead)) return repeat_all(segments, count, poison);
-  const unsigned long long begin = load(base);
-  for (unsigned row = blockIdx.y; row < count; row += gridDim.y) {
-    const Segment& segment = segments.at[row];
-    const auto from = begin + reinterpret_cast<unsigned long long>(segment.from);
-    copy(static_cast<char*>(segment.to), reinterpret_cast<const char*>(from), segment.bytes);
-  }
-}
-
 UNISONO_KERNEL(unisono_look, const unsigned* dead, unsigned* seen) {
   if (is_set(dead)) store(seen, 1u);
+}
+
+UNISONO_KERNEL(unisono_place, Places places, unsigned count, unsigned long long* bases,
+               const unsigned* dead, unsigned* seen) {
+  if (is_set(dead) && thread() == 0) store(seen, 1u);
+  for (u64 i = thread(); i < count; i += threads()) {
+    const Place& place = places.at[i];
+    const u32 entry = place.words == nullptr ? 0 : load_anew(place.words);
+    u64 at = place.window;
+    if (entry != 0 && entry <= MOST_ENTRIES && load_anew(place.words + 2) == place.operation) {
+      const u64 begin = load_anew(place.table + (entry - 1));
+      if (begin != 0) at = begin + u64(i64(i32(load_anew(place.words + 1)))) * 16;
+    }
+    store(bases + i, at);
+  }
 }
 
 #endif

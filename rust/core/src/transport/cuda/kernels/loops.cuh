@@ -31,17 +31,40 @@ struct Segment {
   const void* from;
   void* to;
   unsigned long long bytes;
+  const unsigned long long* base;
 };
 struct Segments {
   Segment at[MOST_SOURCES];
 };
 
-// The contributions of a reduction.
+// The most entries of a table of places.
+constexpr unsigned MOST_ENTRIES = 256;
+
+// Where a contribution lies: as `words` say, or at `window`.
+struct Place {
+  const u32* words;
+  const unsigned long long* table;
+  unsigned long long window;
+  unsigned long long operation;
+};
+struct Places {
+  Place at[MOST_SOURCES];
+};
+
+// `at`, or so many bytes after the address that is in `base`.
+UNISONO_DEVICE char* based(const void* at, const unsigned long long* base) {
+  const u64 before = base == nullptr ? 0 : load(base);
+  return reinterpret_cast<char*>(before + reinterpret_cast<u64>(at));
+}
+
+// The contributions of a reduction, some of which are to become the result.
 struct Several {
   const Sources& sources;
   u32 count;
-  UNISONO_DEVICE const char* at(u32 source) const {
-    return static_cast<const char*>(sources.at[source]);
+  const unsigned long long* bases;
+  u64 copies;
+  UNISONO_DEVICE char* at(u32 source) const {
+    return based(sources.at[source], bases == nullptr ? nullptr : bases + source);
   }
 };
 
@@ -49,7 +72,8 @@ struct Several {
 struct One {
   const void* source;
   static constexpr u32 count = 1;
-  UNISONO_DEVICE const char* at(u32) const { return static_cast<const char*>(source); }
+  static constexpr u64 copies = 0;
+  UNISONO_DEVICE char* at(u32) const { return static_cast<char*>(const_cast<void*>(source)); }
 };
 
 UNISONO_DEVICE u64 address(const void* at) {
@@ -107,6 +131,13 @@ struct Batch {
     return loaded;
   }
 
+  UNISONO_DEVICE void store_to(char* to, const Loaded& made) const {
+    UNISONO_UNROLL
+    for (int i = 0; i < UNITS; ++i) {
+      if (wanted[i]) store(reinterpret_cast<Unit*>(to + offsets[i]), made.units[i]);
+    }
+  }
+
   UNISONO_DEVICE void make(const Rule& rule, char* out, const Inputs& in) const {
     Number results[UNITS][LANES] = {};
     u32 source = 0;
@@ -130,12 +161,19 @@ struct Batch {
         loaded = next;
       }
     }
+    Loaded made;
     UNISONO_UNROLL
     for (int i = 0; i < UNITS; ++i) {
       Pack pack;
       UNISONO_UNROLL
       for (int j = 0; j < LANES; ++j) pack.at[j] = rule.finish(results[i][j]);
-      if (wanted[i]) store(reinterpret_cast<Unit*>(out + offsets[i]), bits<Unit>(pack));
+      made.units[i] = bits<Unit>(pack);
+    }
+    store_to(out, made);
+    if (in.copies == 0) return;
+    UNISONO_ROLLED
+    for (u32 to = 0; to < in.count; ++to) {
+      if (in.copies >> to & 1) store_to(in.at(to), made);
     }
   }
 };

@@ -36,13 +36,23 @@ UNISONO_DEVICE void store(Vector* at, Vector v) {
                : "memory");
 }
 
+// What is in memory now, which the host or another device writes.
+UNISONO_DEVICE u32 load_anew(const u32* at) {
+  u32 value;
+  asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(value) : "l"(at));
+  return value;
+}
+UNISONO_DEVICE u64 load_anew(const u64* at) {
+  u64 value;
+  asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(value) : "l"(at));
+  return value;
+}
+
 // Whether a word is set; false where there is none. A block reads it once, for each read of the
 // host's memory crosses the bus: its first thread does, and the others learn of it.
 UNISONO_DEVICE bool is_set(const u32* word) {
   u32 value = 0;
-  if (word != nullptr && threadIdx.x == 0) {
-    asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(value) : "l"(word));
-  }
+  if (word != nullptr && threadIdx.x == 0) value = load_anew(word);
   return __syncthreads_or(value != 0) != 0;
 }
 
@@ -58,6 +68,10 @@ inline Unit load_unit(const Unit* at) {
 template <class Unit>
 inline void store_unit(Unit* at, Unit unit) {
   if (void* here = translated(at, sizeof unit, true)) memcpy(here, &unit, sizeof unit);
+}
+template <class Unit>
+inline Unit load_anew(const Unit* at) {
+  return load_unit(at);
 }
 inline bool is_set(const u32* word) {
   return word != nullptr && load_unit(word) != 0;
