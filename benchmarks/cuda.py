@@ -3,6 +3,7 @@
     python benchmarks/cuda.py               1, 2, 4 and 8 ranks that share one GPU
     python benchmarks/cuda.py --ranks 2 --sizes 8,64M --collectives all_reduce
     python benchmarks/cuda.py --window 64M  unisono with windows of another size
+    python benchmarks/cuda.py --in-place    with tensors from unisono's pool of memory
     python benchmarks/cuda.py --spread      ranks on the GPUs of this host in turn
 
 The groups of all backends live in the same processes and are measured in turn, round by round. A
@@ -14,12 +15,10 @@ to return, before the device has done anything. A backend that fails in a cell, 
 seconds for a call, is left out from there on, and the output says why.
 
 *of bound* compares with the measured rate of copies within one device's memory, which ranks that
-share the device share. On every rank all_reduce of a large tensor must read and write it
-
-- five times with two ranks: into the window 2, out of both windows 2, the result 1;
-- 5 - 1/n times with n ranks, each of which reduces a slice: all but the own slice into the window
-  2(n - 1)/n, the own slice of all 1, its result 1/n and from there to its place 2/n, the other
-  slices out of the windows 2(n - 1)/n.
+share the device share. In a large all_reduce one rank makes the sum, or each rank a slice of it:
+the others' contributions are read and the sum is stored in their place, both once. With --in-place
+that is all: 2 times the tensor for each rank. Else all but one contribution also go into a window
+and the result out of it: 6 - 4/n times for each of n ranks.
 
 NCCL takes part where it accepts several ranks on a device: 2.30 and newer, with a setting that is
 made here unless the environment has another; the header says which. The exit status is 1 where
@@ -33,6 +32,7 @@ if __name__ == "cuda":  # torch asks for NVIDIA's package of that name
     raise ImportError("this is a benchmark of unisono, not NVIDIA's package cuda")
 
 import argparse
+import contextlib
 import datetime
 import functools
 import json
@@ -78,10 +78,23 @@ SLOW = 0.2  # seconds of a call from which on three rounds do
 TOO_SLOW = 2.0  # seconds of a call from which on a backend is left out
 
 
+def pool() -> contextlib.AbstractContextManager:
+    """Return where tensors come from that unisono's ranks read in place."""
+    import unisono.torch
+
+    return torch.cuda.use_mem_pool(unisono.torch.mem_pool())
+
+
 class Cell:
     """One collective at one size on one backend's group."""
 
-    def __init__(self, collective: str, size: int, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, collective: str, size: int, group: dist.ProcessGroup, *, in_place: bool = False
+    ) -> None:
+        with pool() if in_place else contextlib.nullcontext():
+            self._make(collective, size, group)
+
+    def _make(self, collective: str, size: int, group: dist.ProcessGroup) -> None:
         rank, world = dist.get_rank(), dist.get_world_size()
         self.next, self.previous = (rank + 1) % world, (rank - 1) % world
         count = max(size // 4 // world, 1)
@@ -221,7 +234,12 @@ def groups_of(backends: list[str]) -> tuple[dict[str, dist.ProcessGroup], dict[s
 
 
 def measure(
-    collective: str, bytes_: int, groups: dict[str, dist.ProcessGroup], rounds: int
+    collective: str,
+    bytes_: int,
+    groups: dict[str, dist.ProcessGroup],
+    rounds: int,
+    *,
+    in_place: bool = False,
 ) -> dict:
     """Measure a cell on every group. One that fails or is too slow is taken out of `groups`."""
     cells: dict[str, Cell] = {}
@@ -230,7 +248,7 @@ def measure(
     failed: dict[str, str] = {}
 
     def make(name: str) -> None:
-        cells[name] = Cell(collective, bytes_, groups[name])
+        cells[name] = Cell(collective, bytes_, groups[name], in_place=in_place)
 
     def warm_up(name: str) -> None:
         together(functools.partial(make, name))
@@ -295,14 +313,14 @@ def run_rank(
         timeout=10 * WAIT,  # a rank on which a call has failed waits here for those that wait in it
     )
     devices = torch.cuda.device_count() if args.spread else 1
-    setting = Setting(world, copy_rate() if rank == 0 else 0.0, devices == 1)
+    setting = Setting(world, copy_rate() if rank == 0 else 0.0, devices == 1, args.in_place)
     groups, missing = groups_of(backends)
     if rank == 0:
         told = {"copy_rate": setting.copy_rate, "shared": setting.shared, "missing": missing}
         (Path(folder) / "setting.json").write_text(json.dumps(told))
         print(heading(setting, missing), flush=True)
     for collective, bytes_ in cells:
-        cell = measure(collective, bytes_, groups, args.rounds)
+        cell = measure(collective, bytes_, groups, args.rounds, in_place=args.in_place)
         if rank == 0:
             with (Path(folder) / "cells.jsonl").open("a") as file:
                 file.write(json.dumps(cell) + "\n")
@@ -350,7 +368,7 @@ def asked_for(args: argparse.Namespace, results: dict[int, dict]) -> list[tuple[
     """Return a cell for everything that was asked for: without times where it was not measured."""
     cells = []
     for world, result in results.items():
-        setting = Setting(world, result["copy_rate"], result["shared"])
+        setting = Setting(world, result["copy_rate"], result["shared"], args.in_place)
         measured = {(cell["collective"], cell["bytes"]): cell for cell in result["cells"]}
         for key in ((name, bytes_) for name in args.collectives for bytes_ in args.sizes):
             nothing = {"collective": key[0], "bytes": key[1], "seconds": {}, "failed": {}}
@@ -389,6 +407,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--sizes", type=list_of(size), default=SIZES, help="of the whole tensor, as 8,16K,64M")
     add("--rounds", type=int, default=7)
     add("--window", metavar="SIZE", help="UNISONO_WINDOW_BYTES, as 64M; 0: through the host")
+    add("--in-place", action="store_true", help="tensors that unisono's ranks read where they lie")
     add("--spread", action="store_true", help="rank r on device r modulo their number")
     add("--json", type=Path, metavar="FILE", help="write every round's time to FILE")
     return parser.parse_args()

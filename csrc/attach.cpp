@@ -230,6 +230,8 @@ TORCH_LIBRARY(unisono, library) {
       "attach(__torch__.torch.classes.c10d.ProcessGroup pg, Dict(str, str) settings, "
       "int timeout_ms, int[] global_ranks) -> ()",
       attach);
+  // Implemented in Python: torch's pools of memory are there.
+  library.def("allocate(int size, ScalarType dtype, Device device) -> Tensor");
   define_operators(library);
 }
 

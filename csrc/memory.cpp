@@ -4,7 +4,11 @@
 // told to (set_allocate_memory_from_process_group_for_comm). A tensor from here is like any other:
 // it may outlive the group, be resized and be freed by any thread. Where the heap has no room its
 // memory is torch's.
+//
+// The same of devices: there torch's caching allocator hands out parts of memory that peers read in
+// place (python/unisono/_torch_memory.py).
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -50,11 +54,19 @@ HeapAllocator& heap_allocator() {
   return *allocator;
 }
 
+// What allocates memory of devices, if Python has said what.
+std::optional<c10::OperatorHandle> device_allocator() {
+  static const auto found = c10::Dispatcher::singleton().findSchema({"unisono::allocate", ""});
+  const auto key = c10::DispatchKey::CompositeExplicitAutograd;
+  return found && found->hasKernelForDispatchKey(key) ? found : std::nullopt;
+}
+
 }  // namespace
 
 bool Backend::supportsTensorAlloc(c10::DeviceIndex index) {
   // The CPU is the device without an index.
-  return index < 0 && getSize() > 1 && heap_enabled();
+  if (index < 0) return getSize() > 1 && heap_enabled();
+  return handle_->group->reads_devices_in_place() && device_allocator().has_value();
 }
 
 std::shared_ptr<c10::Allocator> Backend::getMemAllocator() {
@@ -62,12 +74,20 @@ std::shared_ptr<c10::Allocator> Backend::getMemAllocator() {
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
-  const bool plain = options.device().is_cpu() && options.layout() == at::kStrided &&
-                     !options.pinned_memory() && !options.has_memory_format();
+  const bool plain = options.layout() == at::kStrided && !options.pinned_memory() &&
+                     !options.has_memory_format();
   // A dispatch mode, such as that of fake tensors, has its own idea of what at::empty returns.
   if (!plain || c10::impl::TorchDispatchModeTLS::any_modes_set()) {
     return at::empty({size}, options);
   }
+  if (const auto allocator = device_allocator(); allocator && options.device().is_cuda()) {
+    using Allocate = at::Tensor(int64_t, at::ScalarType, at::Device);
+    const auto dtype = c10::typeMetaToScalarType(options.dtype());
+    return allocator->typed<Allocate>()
+        .call(size, dtype, options.device())
+        .set_requires_grad(options.requires_grad());
+  }
+  if (!options.device().is_cpu()) return at::empty({size}, options);
   at::Tensor tensor = at::detail::empty_generic(
       {size}, &heap_allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU),
       c10::typeMetaToScalarType(options.dtype()), std::nullopt);

@@ -21,12 +21,13 @@ class Setting:
     world: int
     copy_rate: float  # bytes per second
     shared: bool  # all ranks are on one device
+    in_place: bool = False  # tensors are read where they lie
 
     def bound(self, bytes_: int) -> float | None:
         """Return the microseconds in which a large all_reduce can be done, where that is known."""
         if not self.shared or self.world == 1 or not self.copy_rate:
             return None
-        passes = 5.0 if self.world == 2 else 5 - 1 / self.world
+        passes = 2.0 if self.in_place else 6 - 4 / self.world
         return passes * self.world * bytes_ / self.copy_rate * 1e6
 
 

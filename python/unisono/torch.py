@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    import torch
+
     from unisono._torch_hooks import int8_hook
     from unisono._torch_options import Options
 
-__all__ = ["Options", "create_backend", "int8_hook", "register", "replace_gloo"]
+__all__ = ["Options", "create_backend", "int8_hook", "mem_pool", "register", "replace_gloo"]
 
 # Where the driver of NVIDIA's GPUs shows itself: on a host, in a subsystem for Linux, on a Jetson.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl-gpu")
@@ -63,6 +65,30 @@ def replace_gloo() -> None:
 
     register()
     _as_gloo.replace("unisono.torch.replace_gloo()")
+
+
+def mem_pool() -> torch.cuda.MemPool:
+    """Return the pool of CUDA memory that the other ranks of the host read where it lies.
+
+    Large collectives on tensors from it copy nothing into windows first: an all_reduce reads each
+    element once and writes it once. Use it as any pool, on every rank for the tensors that are
+    large and communicated often::
+
+        with torch.cuda.use_mem_pool(unisono.torch.mem_pool()):
+            gradients = torch.empty(64 << 20, device="cuda")
+
+    DDP's buckets come from it by themselves, and FSDP2's buffers after
+    ``set_allocate_memory_from_process_group_for_comm(True)``. docs/cuda.md says which collectives
+    have something of it.
+
+    Raises
+    ------
+    ImportError
+        No build for this version of torch is installed.
+    """
+    from unisono import _torch_memory
+
+    return _torch_memory.pool()
 
 
 def _may_have_gpu() -> bool:
@@ -137,13 +163,14 @@ def _prepare() -> None:
     global _ready  # noqa: PLW0603
     if _ready:
         return
-    from unisono import _queues
+    from unisono import _queues, _torch_memory
     from unisono._native import load_for_torch
     from unisono._torch_names import settle
 
     _queues.widen()
     core = load_for_torch()
     settle()
+    _torch_memory.serve()
     # DDP asks a backend for the memory of its buckets only where this is 0; it looks at each making
     # of buckets. A value that is already set is the user's choice.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")

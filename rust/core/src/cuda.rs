@@ -1,12 +1,13 @@
 //! What a caller asks CUDA before it asks a communicator for anything: on which device memory lies, of which device a
 //! stream is, and that one stream goes on only after another. The doors that are given bare addresses and streams make
-//! a [`DeviceStream`](crate::types::DeviceStream) of them with it.
+//! a [`DeviceStream`](crate::types::DeviceStream) of them with it. And memory of a device that peers can read in place.
 
 use crate::error::Result;
-use crate::transport::cuda::driver::{Driver, Stream};
+use crate::transport::cuda::driver::{Device, Driver, Stream};
 pub use crate::transport::cuda::driver::{
     LentStream, device_if_in_use, device_of, device_of_stream, look_again, may_be_in_use, order,
 };
+use crate::transport::cuda::heap;
 use crate::types::DeviceStream;
 
 /// Whether what is put into `stream` becomes part of a graph now, instead of being carried out.
@@ -24,4 +25,22 @@ pub fn is_capturing(stream: DeviceStream) -> Result<bool> {
 /// `Unsupported` without CUDA's driver or without any device; `InvalidArgument` when there is no such device.
 pub fn check_device(number: u32) -> Result<()> {
     Driver::load()?.check(number)
+}
+
+/// The address of `bytes` bytes of a device's memory, at a multiple of 512, that the other ranks of the host can read where they lie
+/// ([`heap`]). May be called during a capture.
+///
+/// # Errors
+/// Those of [`check_device`]; `System` where there is not so much memory left; `Unsupported` where the driver shares none between
+/// processes.
+pub fn allocate(device: u32, bytes: usize) -> Result<u64> {
+    heap::allocate(Device::of(device)?, bytes)
+}
+
+/// Gives back what [`allocate`] gave, once the device has done all that was enqueued. False, at once, where it gave no such memory.
+///
+/// # Errors
+/// Those of [`check_device`]; `System` where the driver does not say when that is: then the memory stays taken.
+pub fn free(device: u32, address: u64) -> Result<bool> {
+    heap::free(Device::of(device)?, address)
 }

@@ -22,6 +22,7 @@ use unisono::{Communicator, Completion, PointToPoint, Request, Sizes, Work};
 
 #[expect(unreachable_pub, reason = "cxx makes every item of a bridge public")]
 mod bridge;
+mod device;
 mod heap;
 
 use bridge::ffi;
@@ -29,7 +30,17 @@ use bridge::ffi;
 /// Puts what Python needs of the torch door into the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("TORCH_VERSION", ffi::torch_version())?;
+    module.add_function(wrap_pyfunction!(device_allocator, module)?)?;
     module.add_function(wrap_pyfunction!(close_torch_groups, module)?)
+}
+
+/// The addresses of two functions that allocate and free memory of a device, with the signatures that torch's pluggable allocators have.
+#[pyfunction]
+fn device_allocator() -> (usize, usize) {
+    (
+        device::allocate as *const () as usize,
+        device::free as *const () as usize,
+    )
 }
 
 /// Closes every process group that is still alive, and waits for the threads; called before the interpreter goes.
@@ -259,6 +270,11 @@ impl Group {
     fn sequence(&self) -> u64 {
         self.guard(|communicator| Ok(communicator.sequence()))
             .unwrap_or(0)
+    }
+
+    fn reads_devices_in_place(&self) -> bool {
+        let reads = self.guard(|communicator| Ok(communicator.reads_devices_in_place()));
+        reads.unwrap_or(false)
     }
 
     fn ends_on_device_failure(&self) -> bool {

@@ -7,6 +7,7 @@ driver, in ``tests/cuda/without_gpu/test_torch_emulated_cuda.py``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -600,19 +601,68 @@ def test_fsdp_trains_like_one_process(run: Any, world: int) -> None:
 
 def rank_trains_with_fsdp() -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     rank, world, _ = start()
     mesh = init_device_mesh("cuda", (world,))
     inputs, labels = batch(world)
     alone = losses(model(), inputs, labels)
-    network = model()
-    for layer in network:
-        if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(network, mesh=mesh)
-    together = losses(network, inputs[rank::world], labels[rank::world], world)
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    for in_place in (False, True):
+        network = model()
+        for layer in network:
+            if isinstance(layer, torch.nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(network, mesh=mesh)
+        for part in network.modules():
+            if in_place and isinstance(part, FSDPModule):
+                part.set_allocate_memory_from_process_group_for_comm(True)
+        together = losses(network, inputs[rank::world], labels[rank::world], world)
+        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("world", [world for world in WORLDS if world > 1])
+def test_reads_in_place(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_reads_in_place", torch=True, timeout=180)
+
+
+def rank_reads_in_place() -> None:
+    """Tensors of unisono's pool, of some ranks or all: the values are what they are elsewhere."""
+    from unisono.torch import mem_pool
+
+    rank, world, _ = start()
+    count = (40 << 20) + 40  # ranks that share a device do so from 128 MiB on
+    for among in (2**world - 1, 2**world - 1, 2**world - 1, 0b0110, 0b0001, 2**world - 1):
+        with torch.cuda.use_mem_pool(mem_pool()) if among >> rank & 1 else contextlib.nullcontext():
+            buffer = torch.empty(count, device="cuda")
+            block = torch.empty(count // world // 8 * 8, device="cuda")
+        for turn in range(2):
+            tensor = buffer[: count - turn]
+            tensor.fill_(rank + 1 + turn)
+            dist.all_reduce(tensor)
+            want = sum(range(1, world + 1)) + world * turn
+            assert bool((tensor == want).all()), ("all_reduce", among, turn)
+            whole = buffer[: world * block.numel()]
+            block.fill_(rank - turn)
+            dist.all_gather_into_tensor(whole, block)
+            got = whole.view(world, -1)
+            for peer in range(world):
+                assert bool((got[peer] == peer - turn).all()), ("all_gather", among, turn)
+            for peer in range(world):
+                got[peer].fill_(rank * 10 + peer)
+            dist.reduce_scatter_tensor(block, whole)
+            want = sum(range(world)) * 10 + world * rank
+            assert bool((block == want).all()), ("reduce_scatter", among, turn)
+            dist.broadcast(whole, turn)
+            for peer in range(world):
+                assert bool((got[peer] == turn * 10 + peer).all()), ("broadcast", among, turn)
+        del buffer, tensor, whole, block, got
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    assert backend.supports_tensor_alloc(torch.device("cuda", 0))
+    allocated = backend.allocate_tensor(
+        1 << 20, dtype=torch.bfloat16, device=torch.device("cuda", 0)
+    )
+    assert (allocated.dtype, allocated.numel()) == (torch.bfloat16, 1 << 20)
+    torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -129,8 +129,8 @@ def test_the_modules_become_lean_code(dtype: str, architecture: str, tmp_path: P
     assert sorted(compiled) == entry_points(build.ptx_file(dtype).read_text())
     for name, entry in compiled.items():
         what = f"{name} of {dtype}"
-        # 64 keep four blocks of 256 threads on a multiprocessor. Some of the 16-bit floats take more,
-        # since they look after a failure and give their result to others, and keep three.
+        # 64 keep four blocks of 256 threads on a multiprocessor. Sums of 16-bit floats may take
+        # more, since they look after a failure and give their result to others, and keep three.
         sums = {f"unisono_reduce_{op}" for op in ("sum", "prod", "avg")}
         most = 72 if dtype in ("float16", "bfloat16") and name in sums else 64
         assert entry.registers <= most, f"{what} takes {entry.registers} registers"

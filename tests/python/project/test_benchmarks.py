@@ -385,7 +385,7 @@ def test_marks_of_a_gpu_are_those_of_their_cells() -> None:
 )
 def test_marks_of_a_gpu_are_met_missed_or_not_measured(size, times, verdicts) -> None:
     # The rate at which a millisecond is the bound's 0.6, and a little less.
-    setting = gpu.Setting(2, 5 * 2 * (256 << 20) / 0.6e-3 * (1 - 1e-9), True)
+    setting = gpu.Setting(2, 4 * 2 * (256 << 20) / 0.6e-3 * (1 - 1e-9), True)
     measured = of_device(size, **times)
     assert [met for _, met in gpu.marks(setting, measured)] == verdicts
     words = {True: ": met", False: ": MISSED", None: ": not measured"}
@@ -396,13 +396,14 @@ def test_marks_of_a_gpu_are_met_missed_or_not_measured(size, times, verdicts) ->
 
 
 def test_the_bound_of_a_gpu_is_what_its_ranks_must_move() -> None:
-    assert gpu.Setting(2, 1e6, True).bound(8) == 5 * 2 * 8
-    assert gpu.Setting(4, 1e6, True).bound(8) == pytest.approx(4.75 * 4 * 8)
+    assert gpu.Setting(2, 1e6, True).bound(8) == 4 * 2 * 8
+    assert gpu.Setting(4, 1e6, True).bound(8) == 5 * 4 * 8
+    assert gpu.Setting(4, 1e6, True, True).bound(8) == 2 * 4 * 8
     for unknown in (gpu.Setting(1, 1e6, True), gpu.Setting(2, 1e6, False), gpu.Setting(2, 0, True)):
         assert unknown.bound(8) is None
         assert "of the bound: met" not in gpu.row(unknown, of_device(256 << 20, unisono=[1, 1, 1]))
     line = gpu.row(gpu.Setting(4, 1e12, True), of_device(1 << 20, unisono=[80.0, 2.0, 3.0]))
-    assert line.split() == ["all_reduce", "1", "MiB", "80.0", "3.0", "2.0", "-", "-", "0.25"]
+    assert line.split() == ["all_reduce", "1", "MiB", "80.0", "3.0", "2.0", "-", "-", "0.26"]
 
 
 def test_a_backend_that_is_left_out_on_a_gpu_is_named() -> None:

@@ -198,6 +198,14 @@ impl Communicator {
         self.group.estimate_message(peer, bytes)
     }
 
+    /// Whether buffers of devices may be read by the other ranks where they lie, if they were [allocated](crate::cuda::allocate) for
+    /// that: all ranks are on one host, and the setting `window_bytes` is not 0.
+    pub fn reads_devices_in_place(&self) -> bool {
+        let window = self.group.config().window_bytes;
+        let has_windows = window.is_none_or(|bytes| bytes.0 > 0);
+        self.world_size() > 1 && has_windows && self.group.is_on_one_host()
+    }
+
     /// What the communicator holds on this rank: `links` that are open, `link_bytes` and `scratch_bytes` of memory,
     /// `operations` under way, `plans` kept; `device_bytes` of device memory and `pinned_bytes` of the host's for them, and
     /// `device_operations` under way there.

@@ -2,7 +2,7 @@
 
 use crate::engine::Request;
 use crate::error::{Error, Result};
-use crate::plan::signals::{HALVES, Semaphore};
+use crate::plan::signals::{HALVES, Peers, Semaphore};
 use crate::plan::{Buffer, Plan, Sources, Span, Step};
 use crate::transport::cuda::driver::Stream;
 use crate::transport::cuda::flags::{Batch, Receipt};
@@ -172,15 +172,8 @@ impl<'a> Queueing<'a> {
             }
             Step::Signal { half, what, to } => {
                 let (signal, spot) = flag_of(half, number, what);
-                if let (Some((in_place, _)), Semaphore::Contributions) =
-                    (self.ticket.in_place, what)
-                {
-                    self.own[half] = in_place.half(index);
-                    self.batch(|batch| {
-                        to.iter().fold(batch, |batch, peer| {
-                            batch.locate(peer, spot.half, in_place.located(index, peer))
-                        })
-                    })?;
+                if what == Semaphore::Contributions {
+                    self.locate(index, (half, spot.half), to)?;
                 }
                 self.batch(|batch| batch.tell(signal, spot, to.iter()))
             }
@@ -211,6 +204,19 @@ impl<'a> Queueing<'a> {
             | Step::Reduce { .. }
             | Step::Finish { .. } => Err(Error::internal("a plan over windows sends messages")),
         }
+    }
+
+    /// Says to `to` where what step `index` publishes in a half of the plan, and in which one of the window, lies instead.
+    fn locate(&mut self, index: usize, (half, number): (usize, usize), to: Peers) -> Result<()> {
+        let Some((in_place, _)) = self.ticket.in_place else {
+            return Ok(());
+        };
+        self.own[half] = in_place.half(index);
+        self.batch(|batch| {
+            to.iter().fold(batch, |batch, peer| {
+                batch.locate(peer, number, in_place.located(index, peer))
+            })
+        })
     }
 
     fn skips(&self, step: usize) -> bool {

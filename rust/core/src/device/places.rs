@@ -20,10 +20,11 @@ use crate::error::Result;
 use crate::plan::signals::{Peers, Semaphore};
 use crate::plan::{Buffer, Plan, Span, Step};
 use crate::transport::cuda::driver::{Device, Pinned};
-use crate::transport::cuda::flags::{Flags, Located, Told};
+use crate::transport::cuda::flags::{Flags, Located};
 use crate::transport::cuda::heap::{self, Segment, Shared};
 use crate::transport::cuda::kernels::MOST_ENTRIES;
 use crate::transport::cuda::mappings::map;
+use crate::transport::cuda::telling::Told;
 use crate::transport::cuda::window::PeerWindow;
 use crate::types::{Collective, Rank, ReduceOp};
 
@@ -161,7 +162,10 @@ impl Places {
             return;
         }
         for (rank, peer) in peers.iter_mut().enumerate() {
-            let answer = flags.answered(rank);
+            let Some(telling) = flags.telling(rank) else {
+                continue;
+            };
+            let answer = telling.answered();
             if peer.told > peer.answered && answer.number == peer.told {
                 peer.answered = peer.told;
                 let own = &mut own[peer.told as usize - 1];
@@ -174,7 +178,7 @@ impl Places {
                 && let Some(Ok(record)) = next.map(|own| own.segment.record())
             {
                 peer.told += 1;
-                flags.tell(rank, peer.told, &record);
+                telling.tell(peer.told, &record);
             }
         }
     }
@@ -183,7 +187,10 @@ impl Places {
     pub(super) fn lacks_something(&self, flags: &Flags) -> bool {
         let state = self.state.lock();
         let mut peers = state.peers.iter().enumerate();
-        peers.any(|(rank, peer)| flags.told_number(rank) > peer.looked_at)
+        peers.any(|(rank, peer)| {
+            let heard = flags.heard(rank);
+            heard.is_some_and(|heard| heard.number() > peer.looked_at)
+        })
     }
 
     /// Whether kernels of peers may still write to this rank's buffers so long after the group has failed. Peers look at the failure
@@ -202,7 +209,10 @@ impl Places {
         let _one = self.mapping.lock();
         let world = self.state.lock().peers.len();
         for rank in 0..world {
-            let Some((number, record)) = flags.told(rank) else {
+            let Some(heard) = flags.heard(rank) else {
+                continue;
+            };
+            let Some((number, record)) = heard.told() else {
                 continue;
             };
             let is_new = number == self.state.lock().peers[rank].looked_at + 1;
@@ -225,7 +235,7 @@ impl Places {
                 ),
             }
             drop(state);
-            flags.answer(rank, Told { number, is_mapped });
+            heard.answer(Told { number, is_mapped });
         }
     }
 

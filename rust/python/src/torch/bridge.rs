@@ -205,6 +205,7 @@ pub(super) mod ffi {
         fn sequence(self: &Group) -> u64;
         fn error(self: &Group) -> Status;
         fn ends_on_device_failure(self: &Group) -> bool;
+        fn reads_devices_in_place(self: &Group) -> bool;
         fn memory(self: &Group) -> Vec<Usage>;
         fn abort(self: &Group, reason: &str);
         fn close(self: &Group);

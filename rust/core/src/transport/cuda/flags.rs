@@ -25,7 +25,7 @@
 //!    0..256   16 flags, 16 words (64 bytes) apart: [owner: a, b][half][meeting][full, empty]
 //!  256, 272   what a and b have come to ([`Mark`])
 //!  288..352   where contributions lie, 4 places of 3 words ([`Located`]), 16 words apart: [owner: a, b][half]
-//!  352..448   what each tells of its memory ([`Told`]), 48 words each: of a, of b
+//!  352..448   what each tells of its memory ([`Telling`]), 48 words each: a, b
 //!  512..1024  two rings of 16 announcements of 16 words: from a, from b
 //! ```
 //!
@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::announcements::{self, HEAD, Stated};
 use super::driver::{Device, MemoryOperation, Registered, Stream};
-use super::window::{RECORD, Record};
+use super::telling::{TOLD_WORDS, Telling};
 use crate::error::{Error, Result};
 use crate::transport::{MESSAGE_HEADER, Page};
 use crate::types::Rank;
@@ -55,18 +55,12 @@ const LOCATIONS: usize = 288;
 /// Words of a location.
 const LOCATION: usize = 3;
 const TOLD: usize = 352;
-const TOLD_WORDS: usize = 48;
-/// Words of a record, after the number of it.
-const RECORD_WORDS: usize = RECORD / 4;
-/// The reader's: the number of the last record that it has looked at, and whether it has mapped that.
-const ANSWER: usize = 40;
 const RINGS: usize = 512;
 const RING: usize = 16;
 const ENTRY: usize = 16;
 /// Words of the bytes that were announced.
 const BODY: usize = ANNOUNCEMENT / 4;
 
-const _: () = assert!(RECORD.is_multiple_of(4) && 1 + RECORD_WORDS <= ANSWER);
 const _: () = assert!(TOLD + 2 * TOLD_WORDS <= RINGS);
 const _: () = assert!(HEAD + BODY <= ENTRY);
 const _: () = assert!(RINGS + 2 * RING * ENTRY == Page::WORDS);
@@ -98,15 +92,6 @@ pub struct Located {
     pub units: i32,
     /// In which operation.
     pub operation: u32,
-}
-
-/// What a reader has made of a peer's record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
-    /// Which one, from 1 on; 0 for none yet.
-    pub number: u32,
-    /// It has mapped the memory.
-    pub is_mapped: bool,
 }
 
 /// What a stream leaves in a word that it has awaited: the number of the wait, modulo 2^30.
@@ -301,68 +286,16 @@ impl Flags {
         }
     }
 
-    /// Tells `peer` of memory of this rank, by a record with a number: the next one once it has answered to the last.
-    pub fn tell(&self, peer: Rank, number: u32, record: &Record) {
-        let Some(Some(pair)) = self.pairs.get(peer) else {
-            return;
-        };
-        let words = pair.told_words(pair.lower);
-        for (word, bytes) in words[1..].iter().zip(record.encode().chunks_exact(4)) {
-            let value = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
-            word.store(value, Ordering::Relaxed);
-        }
-        words[0].store(number, Ordering::Release);
+    /// The part of the page in which this rank tells `peer` of its memory, if they share one.
+    pub fn telling(&self, peer: Rank) -> Option<Telling<'_>> {
+        let pair = self.pairs.get(peer)?.as_ref()?;
+        Some(Telling(pair.told_words(pair.lower)))
     }
 
-    /// The record that `peer` has told of last, and its number.
-    pub fn told(&self, peer: Rank) -> Option<(u32, Record)> {
-        let words = self.pairs.get(peer)?.as_ref()?;
-        let words = words.told_words(!words.lower);
-        let number = words[0].load(Ordering::Acquire);
-        if number == 0 {
-            return None;
-        }
-        let mut bytes = [0; RECORD];
-        for (bytes, word) in bytes.chunks_exact_mut(4).zip(&words[1..]) {
-            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
-        }
-        Some((number, Record::decode(&bytes)))
-    }
-
-    /// The number of the record that `peer` has told of last, 0 for none.
-    pub fn told_number(&self, peer: Rank) -> u32 {
-        let pair = self.pairs.get(peer).and_then(Option::as_ref);
-        pair.map_or(0, |pair| {
-            pair.told_words(!pair.lower)[0].load(Ordering::Acquire)
-        })
-    }
-
-    /// Answers to the record that `peer` has told of last.
-    pub fn answer(&self, peer: Rank, answer: Told) {
-        if let Some(Some(pair)) = self.pairs.get(peer) {
-            let words = pair.told_words(!pair.lower);
-            words[ANSWER + 1].store(u32::from(answer.is_mapped), Ordering::Relaxed);
-            words[ANSWER].store(answer.number, Ordering::Release);
-        }
-    }
-
-    /// What `peer` has answered last.
-    pub fn answered(&self, peer: Rank) -> Told {
-        let pair = self.pairs.get(peer).and_then(Option::as_ref);
-        pair.map_or(
-            Told {
-                number: 0,
-                is_mapped: false,
-            },
-            |pair| {
-                let words = pair.told_words(pair.lower);
-                let number = words[ANSWER].load(Ordering::Acquire);
-                Told {
-                    number,
-                    is_mapped: words[ANSWER + 1].load(Ordering::Relaxed) == 1,
-                }
-            },
-        )
+    /// The same in which `peer` tells this rank.
+    pub fn heard(&self, peer: Rank) -> Option<Telling<'_>> {
+        let pair = self.pairs.get(peer)?.as_ref()?;
+        Some(Telling(pair.told_words(!pair.lower)))
     }
 
     /// Where `peer` says where its contribution in `half` lies, as the device knows it ([`Batch::locate`]); 0 for this rank.

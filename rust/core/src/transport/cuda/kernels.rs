@@ -10,13 +10,11 @@
 //! a module are loaded with it, those of the types that are used most when the first group forms ([`prepare_common`]), and
 //! the others once per process ([`prepare`]), by the thread that is about to enqueue, after it has waited for what it has under way.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::c_void;
 use std::fmt;
-use std::sync::OnceLock;
 
-use parking_lot::Mutex;
-
-use super::driver::{Device, Driver, Function, Module, Stream};
+use super::driver::{Device, Function, Stream};
+use super::loaded::Loaded;
 use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
 
@@ -37,7 +35,8 @@ const COMMON: [DataType; 7] = [
     DataType::Int64,
 ];
 
-const THREADS: u32 = 256;
+/// Threads of a block.
+pub(super) const THREADS: u32 = 256;
 /// Bytes that a thread moves at a time, of each source.
 const VECTOR: u64 = 16;
 /// The most blocks that each read a word of the host's memory. The reads come one after the other, at about a microsecond each
@@ -257,8 +256,7 @@ pub fn is_prepared(device: &'static Device, dtype: DataType, op: Option<ReduceOp
     let Ok(kernels) = Loaded::of(device) else {
         return false;
     };
-    let is_loaded = |dtype: DataType| kernels.modules[place_of(dtype)].get().is_some();
-    is_loaded(DataType::UInt8) && (op.is_none() || is_loaded(dtype))
+    kernels.has(DataType::UInt8) && (op.is_none() || kernels.has(dtype))
 }
 
 /// Loads the kernels that most programs use, and what copies need. To be called while nothing that waits for a peer is in
@@ -475,171 +473,9 @@ fn grid(function: Function, bytes: u64, rows: u32) -> (u32, u32) {
     (wanted.min(u64::from(most)) as u32, rows.max(1))
 }
 
-/// The kernels that a device has loaded.
-#[derive(Default)]
-struct Loaded {
-    modules: [OnceLock<Kernels>; DataType::ALL.len()],
-    /// Held by the thread that loads one: a second rank of the process waits for the first, and not for the stream of the first.
-    loading: Mutex<()>,
-}
-
-/// The kernels of one type; `None` for those that have no meaning for it.
-struct Kernels {
-    reduce: [Option<Function>; ReduceOp::ALL.len()],
-    scale: Option<Function>,
-    copy: Option<Function>,
-    poison: Option<Function>,
-    look: Option<Function>,
-    place: Option<Function>,
-}
-
-/// Of every device of this process.
-static LOADED: OnceLock<Box<[Loaded]>> = OnceLock::new();
-
-impl Loaded {
-    fn of(device: &Device) -> Result<&'static Self> {
-        let devices = Driver::load()?.devices();
-        let all = LOADED.get_or_init(|| (0..devices).map(|_| Self::default()).collect());
-        all.get(device.number() as usize)
-            .ok_or_else(|| Error::internal(format!("{device:?} is none of {devices} devices")))
-    }
-
-    fn reduce(&self, device: &'static Device, dtype: DataType, op: ReduceOp) -> Result<Function> {
-        // Its contributions are scaled already.
-        let op = match op {
-            ReduceOp::PremulSum(_) => ReduceOp::Sum,
-            op => op,
-        };
-        self.of_type(device, dtype)?.reduce[usize::from(op.number()) - 1]
-            .ok_or_else(|| Error::internal(format!("there is no kernel for {op} of {dtype}")))
-    }
-
-    fn scale(&self, device: &'static Device, dtype: DataType) -> Result<Function> {
-        let scale = self.of_type(device, dtype)?.scale;
-        scale.ok_or_else(|| Error::internal(format!("there is no kernel that scales {dtype}")))
-    }
-
-    fn copy(&self, device: &'static Device) -> Result<Function> {
-        let copy = self.of_type(device, DataType::UInt8)?.copy;
-        copy.ok_or_else(|| Error::internal("there is no kernel that copies"))
-    }
-
-    fn poison(&self, device: &'static Device) -> Result<Function> {
-        let poison = self.of_type(device, DataType::UInt8)?.poison;
-        poison.ok_or_else(|| Error::internal("there is no kernel that looks after copies"))
-    }
-
-    fn look(&self, device: &'static Device) -> Result<Function> {
-        let look = self.of_type(device, DataType::UInt8)?.look;
-        look.ok_or_else(|| Error::internal("there is no kernel that looks at a word"))
-    }
-
-    fn place(&self, device: &'static Device) -> Result<Function> {
-        let place = self.of_type(device, DataType::UInt8)?.place;
-        place.ok_or_else(|| Error::internal("there is no kernel that finds places"))
-    }
-
-    /// The kernels of a type. A failure is not kept: memory may be free the next time.
-    fn of_type(&self, device: &'static Device, dtype: DataType) -> Result<&Kernels> {
-        let place = &self.modules[place_of(dtype)];
-        if let Some(kernels) = place.get() {
-            return Ok(kernels);
-        }
-        let _loading = self.loading.lock();
-        if let Some(kernels) = place.get() {
-            return Ok(kernels);
-        }
-        let kernels = Kernels::load(device, dtype)?;
-        Ok(place.get_or_init(|| kernels))
-    }
-}
-
-fn place_of(dtype: DataType) -> usize {
-    dtype as usize - 1
-}
-
-impl Kernels {
-    fn load(device: &'static Device, dtype: DataType) -> Result<Self> {
-        let module = Module::load(device, dtype.name(), source(dtype)?)?;
-        let find = |is_there: bool, name: &str| {
-            if !is_there {
-                return Ok(None);
-            }
-            let name = CString::new(name)
-                .map_err(|_| Error::internal(format!("{name:?} is no name of a kernel")))?;
-            module.function(&name, THREADS).map(Some)
-        };
-        let mut reduce = [None; ReduceOp::ALL.len()];
-        for (place, op) in reduce.iter_mut().zip(ReduceOp::ALL) {
-            let is_there = op.check(dtype).is_ok() && !matches!(op, ReduceOp::PremulSum(_));
-            *place = find(is_there, &format!("unisono_reduce_{op}"))?;
-        }
-        Ok(Self {
-            reduce,
-            scale: find(
-                ReduceOp::PremulSum(1.0).check(dtype).is_ok(),
-                "unisono_scale",
-            )?,
-            copy: find(dtype == DataType::UInt8, "unisono_copy")?,
-            poison: find(dtype == DataType::UInt8, "unisono_poison")?,
-            look: find(dtype == DataType::UInt8, "unisono_look")?,
-            place: find(dtype == DataType::UInt8, "unisono_place")?,
-        })
-    }
-}
-
-/// The module of a type as PTX, which `make ptx` generates from the sources beside it.
-fn source(dtype: DataType) -> Result<&'static CStr> {
-    macro_rules! ptx {
-        ($name:literal) => {
-            concat!(include_str!(concat!("kernels/ptx/", $name, ".ptx")), "\0")
-        };
-    }
-    let text = match dtype {
-        DataType::Float16 => ptx!("float16"),
-        DataType::BFloat16 => ptx!("bfloat16"),
-        DataType::Float32 => ptx!("float32"),
-        DataType::Float64 => ptx!("float64"),
-        DataType::Float8E4M3 => ptx!("float8_e4m3fn"),
-        DataType::Float8E5M2 => ptx!("float8_e5m2"),
-        DataType::Int8 => ptx!("int8"),
-        DataType::Int16 => ptx!("int16"),
-        DataType::Int32 => ptx!("int32"),
-        DataType::Int64 => ptx!("int64"),
-        DataType::UInt8 => ptx!("uint8"),
-        DataType::UInt16 => ptx!("uint16"),
-        DataType::UInt32 => ptx!("uint32"),
-        DataType::UInt64 => ptx!("uint64"),
-        DataType::Bool => ptx!("bool"),
-        DataType::Complex64 => ptx!("complex64"),
-        DataType::Complex128 => ptx!("complex128"),
-    };
-    CStr::from_bytes_with_nul(text.as_bytes())
-        .map_err(|_| Error::internal(format!("the kernels for {dtype} have a zero inside")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_kernel_that_is_asked_for_is_embedded() {
-        for dtype in DataType::ALL {
-            let text = source(dtype).unwrap().to_str().unwrap();
-            let has = |name: &str| text.contains(&format!(".entry {name}("));
-            for op in ReduceOp::ALL {
-                let name = match op {
-                    ReduceOp::PremulSum(_) => "unisono_scale".to_owned(),
-                    op => format!("unisono_reduce_{op}"),
-                };
-                assert!(has(&name) || op.check(dtype).is_err(), "{name} of {dtype}");
-            }
-        }
-        let bytes = source(DataType::UInt8).unwrap().to_str().unwrap();
-        for name in ["copy", "poison", "look", "place"] {
-            assert!(bytes.contains(&format!(".entry unisono_{name}(")), "{name}");
-        }
-    }
 
     #[test]
     fn a_grid_is_as_large_as_the_work_and_no_larger_than_the_device() {

@@ -46,6 +46,8 @@ pub mod flags;
 pub mod heap;
 pub mod kernels;
 pub mod lane;
+mod loaded;
 pub mod mappings;
 mod room;
+pub mod telling;
 pub mod window;
