@@ -37,6 +37,7 @@ for window in 16M 256M; do
   step "all_reduce-$window" 60 "$python" benchmarks/cuda.py --ranks 2 --backends unisono --collectives all_reduce \
     --sizes 8,1M,256M --rounds 5 --window "$window"
 done
+step in-place 60 "$python" benchmarks/cuda.py --ranks 2,4 --backends unisono --collectives all_reduce,broadcast --sizes 16M,64M,256M --rounds 5 --in-place
 step exchange 60 "$python" benchmarks/cuda.py --ranks 2,4 --backends unisono --collectives exchange --sizes 64K,2M,16M,64M --rounds 5
 at_once=()
 "$python" -c 'import xdist' 2>/dev/null && at_once=(TEST='-n 6 --dist worksteal')
