@@ -12,24 +12,30 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-_lock = threading.Lock()
-_pool: torch.cuda.MemPool | None = None
+_making = threading.Lock()
+# By devices: a pool has its allocator on the device that was current when it was made.
+_pools: dict[int, torch.cuda.MemPool] = {}
+# torch lets one thread at a time allocate from a pool.
+_allocating = threading.Lock()
+# Devices whose driver shares no memory between processes, or has none left.
+_without: set[int] = set()
 _library: torch.library.Library | None = None
 
 
-def pool() -> torch.cuda.MemPool:
-    """Return this process's pool; one serves all devices and groups."""
-    global _pool  # noqa: PLW0603
+def pool(device: torch.device | int | None = None) -> torch.cuda.MemPool:
+    """Return this process's pool on a device, the current one by default, for all groups."""
     import torch
 
     from unisono._native import load_for_torch
 
-    with _lock:
-        if _pool is None:
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    with _making:
+        if index not in _pools:
             allocate, free = load_for_torch().device_allocator()
             allocator = torch._C._cuda_customAllocator(allocate, free)
-            _pool = torch.cuda.MemPool(allocator)
-        return _pool
+            with torch.cuda.device(index):
+                _pools[index] = torch.cuda.MemPool(allocator)
+        return _pools[index]
 
 
 def serve() -> None:
@@ -38,15 +44,30 @@ def serve() -> None:
     import torch
 
     if _library is None and torch.version.cuda is not None:
-        _library = torch.library.Library("unisono", "FRAGMENT")
-        _library.impl("allocate", _allocate, "CompositeExplicitAutograd")
+        library = torch.library.Library("unisono", "FRAGMENT")
+        library.impl("allocate", _allocate, "CompositeExplicitAutograd")
+        _library = library
 
 
 def _allocate(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     import torch
 
+    def elsewhere() -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    # Without CUDA something else allocates for these devices.
     if not torch.cuda.is_available():
-        # Something else allocates for these devices.
-        return torch.empty(size, dtype=dtype, device=device)
-    with torch.cuda.use_mem_pool(pool(), device):
-        return torch.empty(size, dtype=dtype, device=device)
+        return elsewhere()
+    index = torch.cuda._utils._get_device_index(device, optional=True)
+    if index in _without:
+        return elsewhere()
+    with _allocating:
+        try:
+            with torch.cuda.use_mem_pool(pool(index), index):
+                return torch.empty(size, dtype=dtype, device=device)
+        except torch.cuda.OutOfMemoryError:
+            _without.add(index)
+        except RuntimeError:
+            # The caller allocates from it already.
+            pass
+    return elsewhere()

@@ -67,8 +67,8 @@ def replace_gloo() -> None:
     _as_gloo.replace("unisono.torch.replace_gloo()")
 
 
-def mem_pool() -> torch.cuda.MemPool:
-    """Return the pool of CUDA memory that the other ranks of the host read where it lies.
+def mem_pool(device: torch.device | int | None = None) -> torch.cuda.MemPool:
+    """Return the pool of a CUDA device's memory that the other ranks of the host read in place.
 
     Large collectives on tensors from it copy nothing into windows first: an all_reduce reads each
     element once and writes it once. Use it as any pool, on every rank for the tensors that are
@@ -79,7 +79,12 @@ def mem_pool() -> torch.cuda.MemPool:
 
     DDP's buckets come from it by themselves, and FSDP2's buffers after
     ``set_allocate_memory_from_process_group_for_comm(True)``. docs/cuda.md says which collectives
-    have something of it.
+    have something of it. What the pool has taken of the device it keeps.
+
+    Parameters
+    ----------
+    device
+        The current one by default. Each has a pool of its own.
 
     Raises
     ------
@@ -88,7 +93,7 @@ def mem_pool() -> torch.cuda.MemPool:
     """
     from unisono import _torch_memory
 
-    return _torch_memory.pool()
+    return _torch_memory.pool(device)
 
 
 def _may_have_gpu() -> bool:

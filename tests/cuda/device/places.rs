@@ -212,3 +212,32 @@ fn a_peer_that_dies_leaves_no_number() {
         );
     });
 }
+
+/// A rank that dies in the middle leaves sums and what is no number, and no contribution.
+#[test]
+fn nothing_is_taken_for_a_sum() {
+    for (delay, random) in [(1, "300"), (3, "310"), (6, "320"), (10, "330")] {
+        let test = Test {
+            config: SMALL,
+            driver: &[DEVICES, ("RANDOM_DELAY", random)],
+            dies: Some(2),
+            ..Test::new("places::nothing_is_taken_for_a_sum", Ranks::Processes, 3)
+        };
+        test.run(|comm| {
+            let (stream, named) = own_stream(&comm);
+            warm_up(&comm, &stream);
+            let array = Array::in_heap(&stream, &bytes_of(&vec![1.0_f32; LONG]), 0);
+            comm.barrier().expect("barrier");
+            let work = all_reduce(&comm, &array, named).expect("started");
+            if comm.rank() == 2 {
+                std::thread::sleep(std::time::Duration::from_millis(delay));
+                // SAFETY: it ends the process, without anything that would tell the others.
+                unsafe { libc::_exit(9) };
+            }
+            let _ = work.wait(None);
+            let got = floats(&array.read(&stream));
+            let wrong = got.iter().position(|got| !got.is_nan() && *got != 3.0);
+            assert!(wrong.is_none(), "{:?}", wrong.map(|at| (at, got[at])));
+        });
+    }
+}

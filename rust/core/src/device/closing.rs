@@ -18,7 +18,6 @@ use crate::types::Rank;
 use super::attendant::{self, Found};
 use super::disposal::dispose;
 use super::pause::pause;
-use super::places::Places;
 use super::staged::Staged;
 use super::state::{DeviceGroup, GRACE, HERE, Way};
 use super::stillness;
@@ -194,7 +193,7 @@ fn take_apart(way: Way, has_failed: bool, is_clean: bool) {
         .filter_map(|windows| Some(Arc::into_inner(windows)?.close_peers()))
         .collect();
     let places = direct.places.and_then(Arc::into_inner);
-    let shared = places.map(Places::close_peers);
+    let shared = places.map(|places| places.close_peers(is_clean));
     direct.flags.mark(Mark::Unmapped);
     let since = Instant::now();
     loop {

@@ -8,7 +8,7 @@ use crate::transport::cuda::driver::Stream;
 use crate::transport::cuda::flags::{Batch, Receipt};
 use crate::transport::cuda::kernels::{self, Contributions, Guard, Place, Segment};
 use crate::transport::cuda::window::Windows;
-use crate::types::{Rank, ReduceOp};
+use crate::types::{Collective, Rank, ReduceOp};
 
 use super::copies::{Copies, Origin, locate, try_each_run};
 use super::direct::{Direct, flag_of, half_of};
@@ -61,6 +61,7 @@ impl Direct {
             batch: Some(self.flags.batch()),
             own: [None; HALVES],
             reading: Reading::Windows,
+            has_looked: false,
         };
         if let Some(number) = ticket.after.filter(|_| !ticket.captured) {
             queue.batch(|batch| batch.wait_at_least(words.address(Word::Done), number as u32))?;
@@ -97,6 +98,8 @@ struct Queueing<'a> {
     /// For each half, where it would begin if this rank's buffer were in it, while that is published in its place.
     own: [Option<u64>; HALVES],
     reading: Reading,
+    /// It has been looked at since the last wait whether a peer has failed.
+    has_looked: bool,
 }
 
 /// Where the stream finds what peers have published last.
@@ -147,6 +150,32 @@ impl<'a> Queueing<'a> {
         })
     }
 
+    /// Waits for a semaphore of all of `from`, and takes those of `take`.
+    fn wait(
+        &mut self,
+        index: usize,
+        (half, what): (usize, Semaphore),
+        (from, take): (Peers, Peers),
+    ) -> Result<()> {
+        let (signal, spot) = flag_of(half, self.ticket.number, what);
+        match what {
+            Semaphore::Empty => self.own[half] = None,
+            Semaphore::Contributions if self.ticket.in_place.is_some() => {
+                self.reading = Reading::Unknown;
+            }
+            _ => self.reading = Reading::Windows,
+        }
+        let rest = from.iter().filter(move |peer| !take.contains(*peer));
+        self.waiting(index, |batch, receipt| {
+            let batch = batch.wait(signal, spot, take.iter(), receipt);
+            batch.look(signal, spot, rest)
+        })?;
+        // Meanwhile the group may have failed.
+        self.has_looked = false;
+        self.copies.guard_by(self.guard());
+        Ok(())
+    }
+
     fn step(&mut self, index: usize, step: &Step) -> Result<()> {
         let number = self.ticket.number;
         match *step {
@@ -155,21 +184,7 @@ impl<'a> Queueing<'a> {
                 what,
                 from,
                 take,
-            } => {
-                let (signal, spot) = flag_of(half, number, what);
-                match what {
-                    Semaphore::Empty => self.own[half] = None,
-                    Semaphore::Contributions if self.ticket.in_place.is_some() => {
-                        self.reading = Reading::Unknown;
-                    }
-                    _ => self.reading = Reading::Windows,
-                }
-                let rest = from.iter().filter(move |peer| !take.contains(*peer));
-                self.waiting(index, |batch, receipt| {
-                    let batch = batch.wait(signal, spot, take.iter(), receipt);
-                    batch.look(signal, spot, rest)
-                })
-            }
+            } => self.wait(index, (half, what), (from, take)),
             Step::Signal { half, what, to } => {
                 let (signal, spot) = flag_of(half, number, what);
                 if what == Semaphore::Contributions {
@@ -178,6 +193,9 @@ impl<'a> Queueing<'a> {
                 self.batch(|batch| batch.tell(signal, spot, to.iter()))
             }
             Step::Copy { src, dst } => match (src.buffer, dst.buffer) {
+                (Buffer::Window { rank, half }, Buffer::Output) if self.gets_given(rank.into()) => {
+                    self.get_given((half.into(), src.offset), dst)
+                }
                 (Buffer::Window { rank, half }, _) => {
                     let from = self.source(rank.into(), half.into(), src.offset)?;
                     self.get(from, dst)
@@ -204,6 +222,11 @@ impl<'a> Queueing<'a> {
             | Step::Reduce { .. }
             | Step::Finish { .. } => Err(Error::internal("a plan over windows sends messages")),
         }
+    }
+
+    /// Whether what lies in the half of `rank` has been stored there by peers.
+    fn gets_given(&self, rank: Rank) -> bool {
+        rank == self.ticket.rank && self.ticket.request.collective == Collective::AllReduce
     }
 
     /// Says to `to` where what step `index` publishes in a half of the plan, and in which one of the window, lies instead.
@@ -249,12 +272,20 @@ impl<'a> Queueing<'a> {
     /// The words that say from which addresses on what peers have published in a half is read, looked up now if they have not been,
     /// and what kernels look at then. `None` where it is in their windows.
     fn find(&mut self, half: usize) -> Result<Option<(u64, Guard)>> {
-        let bases = self.windows()?.own().bases();
-        match self.reading {
+        let guard = match self.reading {
             Reading::Windows => return Ok(None),
-            Reading::Bases(guard) => return Ok(Some((bases, guard))),
-            Reading::Unknown => {}
-        }
+            Reading::Bases(guard) => guard,
+            Reading::Unknown => {
+                let guard = self.look(half)?;
+                self.reading = Reading::Bases(guard);
+                guard
+            }
+        };
+        Ok(Some((self.windows()?.own().bases(), guard)))
+    }
+
+    /// Looks where peers have published, and whether one of them has failed. Returns what kernels look at from now on.
+    fn look(&mut self, half: usize) -> Result<Guard> {
         let (direct, ticket) = (self.direct, self.ticket);
         let missing = || Error::internal("a group without places reads in place");
         let places: &Places = direct.places.as_deref().ok_or_else(missing)?;
@@ -270,15 +301,16 @@ impl<'a> Queueing<'a> {
                     table: places.table(rank),
                     window: windows.half(rank, number),
                     operation: operation.into(),
+                    failed: direct.flags.marks(rank),
                 },
             })
             .collect();
         self.copies.flush(self.stream)?;
         self.meet()?;
+        let bases = windows.own().bases();
         let guard = kernels::find_places(self.stream, &all, bases, self.guard())?;
         self.copies.guard_by(guard);
-        self.reading = Reading::Bases(guard);
-        Ok(Some((bases, guard)))
+        Ok(guard)
     }
 
     /// The device's address of an element of a half.
@@ -348,6 +380,17 @@ impl<'a> Queueing<'a> {
                 )
             })
         })
+    }
+
+    /// Gets what peers have stored in this rank's half, or looks after it where that is its buffer: a peer that has failed has stored
+    /// nothing.
+    fn get_given(&mut self, (half, at): (usize, usize), dst: Span) -> Result<()> {
+        if self.ticket.in_place.is_some() && !self.has_looked {
+            self.look(half)?;
+            self.has_looked = true;
+        }
+        let from = self.source(self.ticket.rank, half, at)?;
+        self.get(from, dst)
     }
 
     fn get(&mut self, from: Origin, dst: Span) -> Result<()> {

@@ -296,7 +296,7 @@ pub(super) enum Progress {
 /// For what a semaphore is awaited.
 fn purpose(what: Semaphore) -> &'static str {
     match what {
-        Semaphore::Empty => "to have read what an earlier operation left",
+        Semaphore::Empty => "to have read what this rank left",
         Semaphore::Contributions => "to contribute",
         Semaphore::Results => "to finish its part",
     }

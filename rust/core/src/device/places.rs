@@ -33,7 +33,7 @@ use super::stillness::Patience;
 
 /// Bytes of an address in a table.
 const ADDRESS: usize = 8;
-/// How long after a failure a kernel of a peer may be at work that has begun before it heard.
+/// How long after a failure a kernel of a peer is taken to be at work that has begun before it heard.
 const LATE: Duration = Duration::from_millis(100);
 /// In which places are counted.
 const UNIT: i64 = 16;
@@ -133,9 +133,6 @@ impl Places {
     /// `System` where the driver registers no memory.
     pub(super) fn new(device: &'static Device, world: usize) -> Result<Self> {
         let tables = Pinned::private(device, world * MOST_ENTRIES * ADDRESS)?;
-        for at in (0..world * MOST_ENTRIES * ADDRESS).step_by(4) {
-            tables.word(at).store(0, Ordering::Relaxed);
-        }
         let peers = (0..world).map(|_| Peer::default()).collect();
         Ok(Self {
             device,
@@ -193,8 +190,8 @@ impl Places {
         })
     }
 
-    /// Whether kernels of peers may still write to this rank's buffers so long after the group has failed. Peers look at the failure
-    /// before they begin, and are told of it at once.
+    /// Whether kernels of peers may still write to this rank's buffers so long after the group has failed. None begins to once this rank
+    /// has marked that it has failed, which each looks at first.
     pub(super) fn may_be_written(&self, since: Duration) -> bool {
         self.is_written.load(Ordering::Relaxed) && since < LATE
     }
@@ -239,11 +236,15 @@ impl Places {
         }
     }
 
-    /// Unmaps what is of peers. What they have been told of is theirs until the result is dropped.
-    pub(super) fn close_peers(self) -> impl Send {
+    /// Unmaps what is of peers. What they have been told of is theirs until the result is dropped. `is_clean`: no stream of this rank
+    /// will look into the tables.
+    pub(super) fn close_peers(self, is_clean: bool) -> impl Send {
         let State { own, peers, .. } = self.state.into_inner();
         drop(peers);
-        (own, self.tables)
+        if is_clean {
+            self.tables.give_back();
+        }
+        own
     }
 
     /// Puts an address into a rank's table.
@@ -313,10 +314,14 @@ impl Places {
             return;
         };
         let is_one = located.iter().all(|(other, _)| *other == first.0);
+        let has_blocks = matches!(
+            request.collective,
+            Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll
+        );
         // All peers read the same, or each the block that was put for it, in the order of the ranks.
         let by_peer: Vec<(Rank, Located)> = match is_one {
             true => to.iter().map(|peer| (peer, first.0)).collect(),
-            false if to.iter().count() == located.len() => {
+            false if has_blocks && to.iter().count() == located.len() => {
                 let each = located.iter().map(|(located, _)| *located);
                 to.iter().zip(each).collect()
             }

@@ -51,8 +51,9 @@ impl Task<'_> {
                         self.output(offset + own.start, own.len()),
                     ),
                     self.publish_results(half, self.others),
-                    self.release(half, self.others),
                     self.await_results(half, self.others),
+                    // After that, so that a rank that hears of it may send results again.
+                    self.release(half, self.others),
                     given(0..own.start),
                     given(own.end..len),
                 ],
@@ -78,12 +79,17 @@ impl Task<'_> {
                     ],
                     back: vec![
                         self.await_results(half, first),
+                        self.release(half, first),
                         self.get(half, (shape.rank, 0), self.output(offset, len)),
                     ],
                 };
             }
+            let mut front = vec![self.claim(half, self.others)];
+            if self.premultiplied {
+                front.push(self.put(half, src, 0));
+            }
             Chunk {
-                front: self.put_for_itself(half, src, 0),
+                front,
                 back: vec![
                     self.await_from(half, self.others),
                     self.reduce_and_give((half, 0), self.own(src), self.output(offset, len)),

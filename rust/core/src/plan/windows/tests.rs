@@ -186,6 +186,47 @@ pub(in crate::plan) fn cases(world: usize, count: usize) -> Vec<Case> {
     cases
 }
 
+/// Every collective in which a rank gives results to others, after each of them.
+#[test]
+fn results_are_given_after_those_before_have_been_taken() {
+    for world in [2, 3, 4] {
+        for count in [6, 20, 30] {
+            let room = Room { half: 12, align: 1 };
+            let all = cases(world, count);
+            let all = all
+                .iter()
+                .filter(|case| case.shots != Shots::One && !case.in_place && !case.premultiplied);
+            let all: Vec<&Case> = all
+                .filter(|case| {
+                    let collective = case.collective;
+                    matches!(
+                        collective,
+                        Collective::AllReduce | Collective::Reduce | Collective::Broadcast
+                    )
+                })
+                .collect();
+            for (before, after) in all
+                .iter()
+                .flat_map(|one| all.iter().map(move |other| (one, other)))
+            {
+                let known = [before, after, before].map(|case| (case, lists(case, world)));
+                for first in [0, 1] {
+                    let row: Vec<Operation> = known
+                        .iter()
+                        .enumerate()
+                        .map(|(index, (case, lists))| {
+                            operation(case, lists, &room, (index + first * index) % HALVES)
+                        })
+                        .collect();
+                    if let Err(problem) = verify(&row, room.half) {
+                        panic!("world {world}, count {count}, {before:?}, {after:?}: {problem}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Runs every case after every neighbour in the list and after itself, with the halves in turn.
 fn check_all(world: usize, count: usize, room: Room) {
     let cases = cases(world, count);

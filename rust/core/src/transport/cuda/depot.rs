@@ -92,9 +92,7 @@ impl Depot {
         let bytes = 1_usize << bytes.ilog2();
         // Readers find out by the first bytes whether they have mapped what they should.
         let end = ALIGNMENT + bytes;
-        let window = Window::create(device, (end + WORDS) / 2)?;
-        // It is of no use to a group's windows.
-        window.set_unwanted();
+        let window = Window::create_apart(device, (end + WORDS) / 2)?;
         let depot = Arc::new(Self {
             device,
             window,

@@ -286,6 +286,12 @@ impl Flags {
         }
     }
 
+    /// The word in which `peer` marks, as the device knows it: the lowest bit is [`Mark::Failed`]. 0 for this rank.
+    pub fn marks(&self, peer: Rank) -> u64 {
+        let pair = self.pairs.get(peer).and_then(Option::as_ref);
+        pair.map_or(0, |pair| pair.address(pair.mark(!pair.lower)))
+    }
+
     /// The part of the page in which this rank tells `peer` of its memory, if they share one.
     pub fn telling(&self, peer: Rank) -> Option<Telling<'_>> {
         let pair = self.pairs.get(peer)?.as_ref()?;

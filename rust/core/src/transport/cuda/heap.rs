@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use super::driver::{Device, DeviceMemory, is_forked};
 use super::room::Room;
 use super::window::{Record, Window};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 
 /// Blocks begin at multiples of this.
 const ALIGNMENT: usize = 512;
@@ -25,7 +25,9 @@ const SEGMENT: usize = 64 << 20;
 const ALLOCATION: usize = 2 << 20;
 
 static SEGMENTS: Mutex<Vec<Arc<Segment>>> = Mutex::new(Vec::new());
-/// As many as there are in there.
+/// Blocks that were to be freed when the driver had no memory left to say whether the device has done what was enqueued.
+static LATE: Mutex<Vec<(Arc<Segment>, u64)>> = Mutex::new(Vec::new());
+/// As many segments as there are.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Memory that peers map as a whole.
@@ -53,8 +55,7 @@ impl Segment {
     fn create(device: &'static Device, bytes: usize) -> Result<Self> {
         // Peers find out by the first bytes whether they have mapped what they should.
         let end = ALIGNMENT + bytes;
-        let window = Window::create(device, end.div_ceil(2))?;
-        window.set_unwanted();
+        let window = Window::create_apart(device, end.div_ceil(2))?;
         if let Some(refusal) = window.refusal() {
             return Err(refusal.clone());
         }
@@ -138,18 +139,25 @@ fn leave(segment: &Arc<Segment>) {
 pub fn allocate(device: &'static Device, bytes: usize) -> Result<u64> {
     let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
     let of_device = |segment: &&Arc<Segment>| segment.device.number() == device.number();
-    let mut segments = SEGMENTS.lock();
-    let found = segments.iter().filter(of_device);
-    if let Some(address) = found.filter_map(|segment| segment.take(bytes)).next() {
+    let found = {
+        let segments = SEGMENTS.lock();
+        let mut there = segments.iter().filter(of_device);
+        there.find_map(|segment| segment.take(bytes))
+    };
+    if let Some(address) = found {
         return Ok(address);
     }
+    // Without the lock: the driver may have this wait.
     let segment = match Segment::create(device, bytes.max(SEGMENT)) {
-        Err(_) if bytes < SEGMENT => Segment::create(device, bytes)?,
+        Err(error) if bytes < SEGMENT && error.code == Code::System => {
+            Segment::create(device, bytes)?
+        }
         created => created?,
     };
     let address = segment
         .take(bytes)
         .ok_or_else(|| Error::internal("a new segment has no room"))?;
+    let mut segments = SEGMENTS.lock();
     segments.push(Arc::new(segment));
     COUNT.store(segments.len(), Ordering::Release);
     Ok(address)
@@ -158,20 +166,28 @@ pub fn allocate(device: &'static Device, bytes: usize) -> Result<u64> {
 /// Gives back a block of `device`, once the device has done all that was enqueued. False, at once, where it is none.
 ///
 /// # Errors
-/// `System` where the driver does not say when that is.
+/// `System` where the driver does not say when that is: then the block is given back with a later one.
 pub fn free(device: &'static Device, address: u64) -> Result<bool> {
     let is_its = |segment: &&Arc<Segment>| segment.blocks.lock().taken.contains_key(&address);
     let Some(segment) = SEGMENTS.lock().iter().find(is_its).cloned() else {
         return Ok(false);
     };
-    await_rest(device)?;
-    let mut blocks = segment.blocks.lock();
-    if let Some(bytes) = blocks.taken.remove(&address) {
-        let at = (address - segment.address()) as usize;
-        blocks.room.give_back(at, bytes);
+    let mut blocks = vec![(segment, address)];
+    let is_of = |(segment, _): &mut (Arc<Segment>, u64)| segment.device.number() == device.number();
+    blocks.extend(LATE.lock().extract_if(.., is_of));
+    if let Err(error) = await_rest(device) {
+        LATE.lock().append(&mut blocks);
+        return Err(error);
     }
-    drop(blocks);
-    leave(&segment);
+    for (segment, address) in blocks {
+        let mut blocks = segment.blocks.lock();
+        if let Some(bytes) = blocks.taken.remove(&address) {
+            let at = (address - segment.address()) as usize;
+            blocks.room.give_back(at, bytes);
+        }
+        drop(blocks);
+        leave(&segment);
+    }
     Ok(true)
 }
 

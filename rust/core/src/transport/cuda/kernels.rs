@@ -83,6 +83,8 @@ pub struct Place {
     pub window: u64,
     /// What the third word has to be, for else a rank is in another operation: then it is the window as well. Less than 2^32.
     pub operation: u64,
+    /// A word of registered host memory, as the device knows it, whose lowest bit says that the rank has failed. 0 for none.
+    pub failed: u64,
 }
 
 /// Entries of a table of [`Place`]s. One that is 0 is not used.
@@ -344,7 +346,8 @@ pub fn poison(stream: &Stream, segments: &[Segment], guard: Guard) -> Result<()>
 }
 
 /// Enqueues that the words from `bases` on, of the device's memory, become the addresses of `places`, at most [`MOST_SOURCES`]; and that
-/// the word that large launches look at, where `guard` has one, says whether the group has failed. Returns what looks at that alone.
+/// the word that large launches look at, which `guard` has, says whether the group has failed, or a rank of these places. Returns what
+/// looks at that alone.
 ///
 /// # Errors
 /// As [`copy`].
@@ -356,10 +359,6 @@ pub fn find_places(stream: &Stream, places: &[Place], bases: u64, guard: Guard) 
     all.at[..places.len()].copy_from_slice(places);
     let mut number = places.len() as u32;
     let (mut bases, mut dead, mut seen) = (bases, guard.dead, guard.seen);
-    if seen == 0 {
-        // There is no word to bring it to.
-        dead = 0;
-    }
     let mut parameters: [*mut c_void; 5] = [
         ptr_to(&mut all),
         (&raw mut number).cast(),
@@ -376,13 +375,10 @@ pub fn find_places(stream: &Stream, places: &[Place], bases: u64, guard: Guard) 
             format_args!("find {number} places"),
         )?;
     }
-    Ok(match guard.seen {
-        0 => guard,
-        seen => Guard {
-            dead: seen,
-            seen: 0,
-            ..guard
-        },
+    Ok(Guard {
+        dead: guard.seen,
+        seen: 0,
+        ..guard
     })
 }
 

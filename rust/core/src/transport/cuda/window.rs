@@ -65,9 +65,12 @@ struct Allotment {
 
 /// An allotment in use.
 #[derive(Debug)]
-struct Lease(
-    /* `None` while it is being made, and when it has gone back. */ Option<Allotment>,
-);
+struct Lease {
+    /// `None` while it is being made, and when it has gone back.
+    allotment: Option<Allotment>,
+    /// Its memory comes from the spare and goes there.
+    is_counted: bool,
+}
 
 /// A rank's own window.
 #[derive(Debug)]
@@ -116,8 +119,25 @@ impl Window {
     /// # Errors
     /// `System` when there is no memory left.
     pub fn create(device: &'static Device, half: usize) -> Result<Arc<Self>> {
+        Self::make(device, half, Lease::take)
+    }
+
+    /// As [`Window::create`], of memory for other uses: when it is dropped, that is freed, for which the driver waits, and kept for no
+    /// other window. Ranks that have opened it have let go of it then, or read nothing of it any more.
+    ///
+    /// # Errors
+    /// As [`Window::create`].
+    pub fn create_apart(device: &'static Device, half: usize) -> Result<Arc<Self>> {
+        Self::make(device, half, Lease::of_its_own)
+    }
+
+    fn make(
+        device: &'static Device,
+        half: usize,
+        take: fn(&'static Device, usize) -> Result<Lease>,
+    ) -> Result<Arc<Self>> {
         let half = half.max(1).next_multiple_of(256);
-        let lease = Lease::take(device, 2 * half + BEHIND)?;
+        let lease = take(device, 2 * half + BEHIND)?;
         let nonce = nonce()?;
         lease.memory().write(0, &nonce)?;
         lease.memory().write(2 * half, &[0; WORD])?;
@@ -140,8 +160,7 @@ impl Window {
         self.is_clean.store(true, Ordering::Relaxed);
     }
 
-    /// Its memory is freed when it is dropped, for which the driver waits, and kept for no other window. Ranks that have opened it
-    /// have let go of it then, or read nothing of it any more.
+    /// Its memory is freed when it is dropped, as that of [`Window::create_apart`].
     pub fn set_unwanted(&self) {
         self.is_unwanted.store(true, Ordering::Relaxed);
     }
@@ -197,10 +216,23 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        if let Some(allotment) = &mut self.lease.0 {
+        if let Some(allotment) = &mut self.lease.allotment {
             allotment.is_clean = *self.is_clean.get_mut();
             allotment.is_unwanted = *self.is_unwanted.get_mut();
         }
+    }
+}
+
+impl Allotment {
+    fn new(device: &'static Device, bytes: usize) -> Result<Self> {
+        let memory = DeviceMemory::allocate(device, bytes)?;
+        let export = memory.export();
+        Ok(Self {
+            memory,
+            export,
+            is_clean: false,
+            is_unwanted: false,
+        })
     }
 }
 
@@ -218,24 +250,27 @@ impl Lease {
             at.map(|at| spare.memory.swap_remove(at))
         };
         // From here on dropping it takes back what was counted.
-        let mut lease = Self(found);
-        if let Some(allotment) = &mut lease.0 {
-            allotment.is_clean = false;
-            return Ok(lease);
+        let mut lease = Self {
+            allotment: found,
+            is_counted: true,
+        };
+        match &mut lease.allotment {
+            Some(allotment) => allotment.is_clean = false,
+            None => lease.allotment = Some(Allotment::new(device, bytes)?),
         }
-        let memory = DeviceMemory::allocate(device, bytes)?;
-        let export = memory.export();
-        lease.0 = Some(Allotment {
-            memory,
-            export,
-            is_clean: false,
-            is_unwanted: false,
-        });
         Ok(lease)
     }
 
+    fn of_its_own(device: &'static Device, bytes: usize) -> Result<Self> {
+        Ok(Self {
+            allotment: Some(Allotment::new(device, bytes)?),
+            is_counted: false,
+        })
+    }
+
     fn allotment(&self) -> &Allotment {
-        self.0.as_ref().expect("it has some until it is dropped")
+        let allotment = self.allotment.as_ref();
+        allotment.expect("it has some until it is dropped")
     }
 
     fn memory(&self) -> &DeviceMemory {
@@ -247,12 +282,15 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if is_forked() {
             // The lock may be held by a thread that is not here.
-            std::mem::forget(self.0.take());
+            std::mem::forget(self.allotment.take());
             return;
+        }
+        if !self.is_counted {
+            return drop(self.allotment.take());
         }
         let unused = {
             let mut spare = SPARE.lock();
-            let own = self.0.take();
+            let own = self.allotment.take();
             let mut unused: Vec<Allotment> = Vec::new();
             match own {
                 Some(own) if own.is_unwanted => unused.push(own),

@@ -30,11 +30,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Bytes of the first slab: words for 64 groups; messages of some length.
+    /// Bytes of the first slab: words and tables for dozens of groups; messages of some length.
     fn first(self) -> usize {
         match self {
             Self::Shared => 8 << 20,
-            Self::Private => 64 * GRAIN,
+            Self::Private => 256 * GRAIN,
         }
     }
 }

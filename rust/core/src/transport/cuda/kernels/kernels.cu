@@ -39,7 +39,9 @@
 //     by a thread. Its `words` are three of the host's memory: 0 where it is `window`, else from 1 on
 //     which entry of `table` it is counted from; how many times 16 bytes, a signed number; and for
 //     which operation. An entry may be 0, and the operation another than `operation`: then it is
-//     `window` as well. In the module of uint8 alone.
+//     `window` as well. `seen` also becomes 1 where the lowest bit of a `failed` is set, a word of
+//     the host's memory or null: then what that rank has published is no result. In the module of
+//     uint8 alone.
 //
 // `dead` is a word of the host's memory, or a word of the device's that `unisono_look` has brought
 // it to, or null. Where it is not 0 the group has failed, and what the contributions lie in may be
@@ -159,6 +161,7 @@ UNISONO_KERNEL(unisono_place, Places places, unsigned count, unsigned long long*
   if (is_set(dead) && thread() == 0) store(seen, 1u);
   for (u64 i = thread(); i < count; i += threads()) {
     const Place& place = places.at[i];
+    if (place.failed != nullptr && (load_anew(place.failed) & 1) != 0) store(seen, 1u);
     const u32 entry = place.words == nullptr ? 0 : load_anew(place.words);
     u64 at = place.window;
     if (entry != 0 && entry <= MOST_ENTRIES && load_anew(place.words + 2) == place.operation) {

@@ -46,6 +46,7 @@ struct Place {
   const unsigned long long* table;
   unsigned long long window;
   unsigned long long operation;
+  const u32* failed;
 };
 struct Places {
   Place at[MOST_SOURCES];
