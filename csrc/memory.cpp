@@ -7,6 +7,7 @@
 //
 // The same of devices: there torch's caching allocator hands out parts of memory that peers read in
 // place (python/unisono/_torch_memory.py).
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Allocator.h>
@@ -66,7 +67,8 @@ std::optional<c10::OperatorHandle> device_allocator() {
 bool Backend::supportsTensorAlloc(c10::DeviceIndex index) {
   // The CPU is the device without an index.
   if (index < 0) return getSize() > 1 && heap_enabled();
-  return handle_->group->reads_devices_in_place() && device_allocator().has_value();
+  return at::hasCUDA() && handle_->group->reads_devices_in_place() &&
+         device_allocator().has_value();
 }
 
 std::shared_ptr<c10::Allocator> Backend::getMemAllocator() {
