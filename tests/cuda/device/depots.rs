@@ -146,6 +146,8 @@ fn long_messages_go_to_oneself() {
                 assert!(floats(&got.read(&back)) == values(rank, count));
             }
         }
+        // A receive from any rank ends when all others have left.
+        comm.barrier().expect("barrier");
     });
 }
 

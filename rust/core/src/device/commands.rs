@@ -12,7 +12,7 @@ use crate::types::{Collective, Rank, ReduceOp};
 
 use super::copies::{Copies, Origin, locate, try_each_run};
 use super::direct::{Direct, flag_of, half_of};
-use super::places::{InPlace, Places};
+use super::places::{Found, Places};
 use super::words::{PASSED, Word, Words, replayed};
 
 /// An operation on its way into a stream.
@@ -29,7 +29,7 @@ pub(super) struct Ticket<'a> {
     /// It becomes part of a graph: it may be carried out many times, so that all it writes are constants.
     pub(super) captured: bool,
     /// Where ranks may read the buffers of others in place: what of this rank's is, and by what the operation is told from others.
-    pub(super) in_place: Option<(&'a InPlace, u32)>,
+    pub(super) in_place: Option<(&'a Found, u32)>,
 }
 
 impl Direct {
@@ -234,10 +234,11 @@ impl<'a> Queueing<'a> {
         let Some((in_place, _)) = self.ticket.in_place else {
             return Ok(());
         };
-        self.own[half] = in_place.half(index);
+        self.own[half] = in_place.results(index).map(|(_, begin)| begin);
         self.batch(|batch| {
             to.iter().fold(batch, |batch, peer| {
-                batch.locate(peer, number, in_place.located(index, peer))
+                let located = in_place.located(index, peer).map(|(told, _)| told);
+                batch.locate(peer, number, located)
             })
         })
     }

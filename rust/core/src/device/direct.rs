@@ -15,7 +15,7 @@ use crate::transport::cuda::flags::{Flags, Signal, Spot};
 use crate::transport::cuda::window::Windows;
 use crate::types::{Collective, Rank, ReduceOp};
 
-use super::places::{InPlace, Places};
+use super::places::{Found, Places};
 use super::staged::Staged;
 
 /// Work on memory is fastest from multiples of so many bytes on.
@@ -163,7 +163,7 @@ impl Direct {
         plan: &Plan,
         (request, shape): (&Request, &Shape),
         print: &[u8],
-    ) -> Option<(InPlace, u32)> {
+    ) -> Option<(Found, u32)> {
         let places = self.places.as_deref();
         let places = places.filter(|_| self.is_in_place(request, shape))?;
         let operation = number_of(print);

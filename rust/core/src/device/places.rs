@@ -8,7 +8,6 @@
 //! A rank tells its peers of a segment when a collective first comes with a buffer in it, and uses it when all that are to read it
 //! have mapped it. They do so in a call of a collective before which nothing is under way, since a driver may have a call wait to map memory.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,8 +16,9 @@ use parking_lot::Mutex;
 
 use crate::engine::Request;
 use crate::error::Result;
-use crate::plan::signals::{Peers, Semaphore};
-use crate::plan::{Buffer, Plan, Span, Step};
+use crate::plan::Plan;
+use crate::plan::signals::Peers;
+use crate::plan::windows::{InPlace, Put};
 use crate::transport::cuda::driver::{Device, Pinned};
 use crate::transport::cuda::flags::{Flags, Located};
 use crate::transport::cuda::heap::{self, Segment, Shared};
@@ -71,60 +71,8 @@ struct Peer {
     mapped: Vec<Arc<PeerWindow>>,
 }
 
-/// What of an operation happens where this rank's buffers lie.
-#[derive(Default)]
-pub(super) struct InPlace {
-    /// Steps that put into the window what peers read in place.
-    skipped: BTreeSet<usize>,
-    /// By steps that publish: where each peer finds what it is to read.
-    located: Vec<(usize, Vec<(Rank, Located)>)>,
-    /// By the same: where the half would begin if the buffer were in it, where peers leave results there.
-    half: Vec<(usize, u64)>,
-    /// Which halves peers may still read at the end.
-    read: Vec<(usize, Peers)>,
-}
-
-impl InPlace {
-    pub(super) fn skips(&self, step: usize) -> bool {
-        self.skipped.contains(&step)
-    }
-
-    pub(super) fn located(&self, step: usize, peer: Rank) -> Option<Located> {
-        let (_, peers) = self.located.iter().find(|(at, _)| *at == step)?;
-        let found = peers.iter().find(|(rank, _)| *rank == peer);
-        found.map(|(_, located)| *located)
-    }
-
-    pub(super) fn half(&self, step: usize) -> Option<u64> {
-        let found = self.half.iter().find(|(at, _)| *at == step);
-        found.map(|(_, begin)| *begin)
-    }
-
-    /// The plan of an operation that ends when all peers have read this rank's buffers.
-    pub(super) fn complete(&self, plan: Arc<Plan>) -> Arc<Plan> {
-        if self.read.is_empty() {
-            return plan;
-        }
-        let mut plan = Plan::clone(&plan);
-        plan.steps
-            .extend(self.read.iter().map(|(half, readers)| Step::Wait {
-                half: *half,
-                what: Semaphore::Empty,
-                from: *readers,
-                take: Peers::none(),
-            }));
-        Arc::new(plan)
-    }
-}
-
-/// A step that puts a part of a buffer into the window.
-#[derive(Clone, Copy)]
-struct Put {
-    step: usize,
-    src: Span,
-    /// Of the window.
-    at: usize,
-}
+/// What of an operation is read in place: what peers are told, and the address where the half would begin.
+pub(super) type Found = InPlace<(Located, u64)>;
 
 impl Places {
     /// Of a group of `world` ranks.
@@ -260,83 +208,16 @@ impl Places {
 
     /// What of `plan` happens where the buffers lie; `operation` tells it from others. A segment that peers have not been told of will be
     /// told of, and is not used yet.
-    pub(super) fn in_place(&self, plan: &Plan, request: &Request, operation: u32) -> InPlace {
-        let mut found = InPlace::default();
-        if matches!(request.op, Some(ReduceOp::PremulSum(_))) {
-            return found;
-        }
-        let mut puts: Vec<Put> = Vec::new();
-        for (index, step) in plan.steps.iter().enumerate() {
-            match *step {
-                Step::Wait {
-                    what: Semaphore::Empty,
-                    ..
-                } => puts.clear(),
-                Step::Copy { src, dst } => {
-                    let is_put = matches!(dst.buffer, Buffer::Window { .. })
-                        && !matches!(src.buffer, Buffer::Window { .. });
-                    puts.extend(is_put.then_some(Put {
-                        step: index,
-                        src,
-                        at: dst.offset,
-                    }));
-                }
-                Step::Signal {
-                    what: Semaphore::Contributions,
-                    half,
-                    to,
-                } => {
-                    let puts = std::mem::take(&mut puts);
-                    let published = (index, half, to);
-                    self.publish(published, &puts, (request, operation), &mut found);
-                }
-                _ => {}
-            }
+    pub(super) fn in_place(&self, plan: &Plan, request: &Request, operation: u32) -> Found {
+        let is_multiplied = matches!(request.op, Some(ReduceOp::PremulSum(_)));
+        let found = InPlace::find(plan, request.collective, |put, to| match is_multiplied {
+            true => None,
+            false => self.locate(put, request, (to, operation)),
+        });
+        if request.collective == Collective::AllReduce && found.is_any() {
+            self.is_written.store(true, Ordering::Relaxed);
         }
         found
-    }
-
-    /// Notes how a step publishes in place what was put before it, if that is possible.
-    fn publish(
-        &self,
-        (step, half, to): (usize, usize, Peers),
-        puts: &[Put],
-        (request, operation): (&Request, u32),
-        found: &mut InPlace,
-    ) {
-        let located = puts
-            .iter()
-            .map(|put| self.locate(put, request, (to, operation)));
-        let Some(located) = located.collect::<Option<Vec<(Located, u64)>>>() else {
-            return;
-        };
-        let Some(first) = located.first() else {
-            return;
-        };
-        let is_one = located.iter().all(|(other, _)| *other == first.0);
-        let has_blocks = matches!(
-            request.collective,
-            Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll
-        );
-        // All peers read the same, or each the block that was put for it, in the order of the ranks.
-        let by_peer: Vec<(Rank, Located)> = match is_one {
-            true => to.iter().map(|peer| (peer, first.0)).collect(),
-            false if has_blocks && to.iter().count() == located.len() => {
-                let each = located.iter().map(|(located, _)| *located);
-                to.iter().zip(each).collect()
-            }
-            false => return,
-        };
-        found.skipped.extend(puts.iter().map(|put| put.step));
-        found.located.push((step, by_peer));
-        if request.collective == Collective::AllReduce {
-            // The result is there as well, and comes after all reads of the peers.
-            found.half.push((step, first.1));
-            self.is_written.store(true, Ordering::Relaxed);
-        } else {
-            found.read.retain(|(other, _)| *other != half);
-            found.read.push((half, to));
-        }
     }
 
     /// Where the window would begin that has this part of a buffer where it is put.
@@ -346,10 +227,6 @@ impl Places {
         request: &Request,
         (to, operation): (Peers, u32),
     ) -> Option<(Located, u64)> {
-        // Peers write the result there.
-        if request.collective == Collective::AllReduce && put.src.buffer != Buffer::Output {
-            return None;
-        }
         let size = request.dtype.size();
         let bytes = put.src.len * size;
         let (memory, offset) = locate(request, put.src).ok()?;

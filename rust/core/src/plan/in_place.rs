@@ -101,6 +101,7 @@ mod tests {
             plans,
             shapes,
             first: 0,
+            in_place: Peers::none(),
         };
         // Twice, so that the second begins where the first leaves off.
         let report = verify_row(&[operation, operation], MIN_WINDOW, 0)?;
@@ -135,6 +136,7 @@ mod tests {
             plans,
             shapes: &shapes,
             first,
+            in_place: Peers::none(),
         });
         verify_row(&row, MIN_WINDOW, room.half).expect("right plans");
     }

@@ -135,8 +135,11 @@ impl<const WORDS: usize> Run<'_, WORDS> {
         for peer in copies.iter() {
             match srcs {
                 Sources::Windows { half, offset, .. } => {
-                    let half = self.half(rank, half);
-                    self.write_window(rank, (peer, half), offset, &values)?;
+                    let place = (peer, self.half(rank, half));
+                    match self.in_place(place, rank, (offset, values.len()))? {
+                        Some(span) => self.write_of(peer, rank, span, &values)?,
+                        None => self.write_window(rank, place, offset, &values)?,
+                    }
                 }
                 Sources::Outputs => self.write_of(peer, rank, dst, &values)?,
             }
@@ -181,6 +184,9 @@ impl<const WORDS: usize> Run<'_, WORDS> {
             return self.read_of(rank, rank, span);
         };
         let (owner, half) = (usize::from(owner), self.half(rank, half.into()));
+        if let Some(span) = self.in_place((owner, half), rank, (span.offset, span.len))? {
+            return self.read_of(owner, rank, span);
+        }
         let state = &self.ranks[rank];
         let now = (state.operation, &state.clock);
         let place = (span.offset, span.len);

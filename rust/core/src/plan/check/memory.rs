@@ -94,14 +94,25 @@ pub(super) struct Buffers {
     pub(super) input: Vec<Id>,
     pub(super) output: Vec<Id>,
     pub(super) scratch: Vec<Id>,
-    /// Of the output, while the rank lends it; else empty.
+    /// Of the output, while the rank lends it or has it used in place; else empty.
     pub(super) lent: Vec<Accesses>,
+    /// Of the input, while it is read in place; else empty.
+    pub(super) lent_input: Vec<Accesses>,
 }
 
 impl Buffers {
-    /// Whether other ranks may use the output.
+    /// Whether other ranks may use them.
     pub(super) fn is_lent(&self) -> bool {
-        !self.lent.is_empty()
+        !self.lent.is_empty() || !self.lent_input.is_empty()
+    }
+
+    /// `rank`, whose they are, uses all of them for something else.
+    ///
+    /// # Errors
+    /// A rank that may still use them.
+    pub(super) fn take_back(&mut self, rank: Rank, clock: &Clock) -> Result<(), Rank> {
+        let mut all = self.lent.iter_mut().chain(&mut self.lent_input);
+        all.try_for_each(|accesses| accesses.write(rank, clock))
     }
 
     /// `span` of them, which is not of a window.
@@ -143,10 +154,12 @@ impl Buffers {
         (rank, clock): (Rank, &Clock),
         writes: bool,
     ) -> Result<(), String> {
-        if span.buffer != Buffer::Output || !self.is_lent() {
-            return Ok(());
-        }
-        let lent = self.lent.iter_mut().enumerate();
+        let lent = match span.buffer {
+            Buffer::Output => &mut self.lent,
+            Buffer::Input => &mut self.lent_input,
+            _ => return Ok(()),
+        };
+        let lent = lent.iter_mut().enumerate();
         for (at, accesses) in lent.skip(span.offset).take(span.len) {
             let conflict = match writes {
                 true => accesses.write(rank, clock).err(),
@@ -154,7 +167,11 @@ impl Buffers {
             };
             if let Some(other) = conflict {
                 return Err(format!(
-                    "uses element {at} of the output of rank {owner}, which may still be in use by rank {other}"
+                    "uses element {at} of the {} of rank {owner}, which may still be in use by rank {other}",
+                    match span.buffer {
+                        Buffer::Input => "input",
+                        _ => "output",
+                    }
                 ));
             }
         }

@@ -12,7 +12,7 @@
 //! - partial sums are never rounded when [`Shape::widen`] is set;
 //! - messages pair in order, length and wire type, and none is left over;
 //! - the plans complete over links that hold nothing: a transfer happens only when both its steps are active;
-//! - in memory that ranks share, windows and outputs that they lend, no rank writes what another may be using or has not
+//! - in memory that ranks share, windows, outputs that they lend and buffers that are read in place, no rank writes what another may be using or has not
 //!   read yet, or reads what may not have been written in this operation; no semaphore is set twice, and the end leaves
 //!   all as at the beginning (`order` says how).
 //!
@@ -23,6 +23,7 @@
 
 pub(in crate::plan) mod contract;
 pub(in crate::plan) mod expression;
+mod in_place;
 mod local;
 mod memory;
 mod order;
@@ -61,6 +62,8 @@ pub struct Operation<'a> {
     pub shapes: &'a [Shape<'a>],
     /// The half of the windows that its chunks begin with.
     pub first: usize,
+    /// Ranks whose buffers peers read in place, with the steps that come last then ([`InPlace`](super::windows::InPlace)).
+    pub in_place: Peers,
 }
 
 /// In which order transfers and local steps that can happen do happen.
@@ -91,6 +94,7 @@ pub fn verify(plans: &[Plan], shapes: &[Shape], window: usize) -> Result<Report,
         plans,
         shapes,
         first: 0,
+        in_place: Peers::none(),
     };
     verify_row(&[operation], window, 0)
 }

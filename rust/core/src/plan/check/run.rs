@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::contract::initial;
 use super::expression::{Expressions, Id, UNINITIALISED};
+use super::in_place::Placed;
 use super::memory::{Buffers, Windows};
 use super::order::{Accesses, Clock, Semaphores, join};
 use super::rank_set::RankSet;
@@ -28,6 +29,7 @@ pub(super) struct RankState<const WORDS: usize> {
     pub(super) clock: Clock,
     /// It waits for all ranks: to begin an operation for which they lend memory, or to end it.
     meeting: Option<Meeting>,
+    pub(super) placed: Placed,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -98,6 +100,7 @@ impl<'a, const WORDS: usize> Run<'a, WORDS> {
                 heard_from: RankSet::of(rank),
                 clock,
                 meeting: None,
+                placed: Placed::default(),
             }
         };
         Self {
@@ -183,13 +186,21 @@ impl<'a, const WORDS: usize> Run<'a, WORDS> {
         };
         let plan = &next.plans[rank];
         let (input, output) = initial(&next.shapes[rank], &mut self.expressions[operation]);
-        let lent = if plan.lends { output.len() } else { 0 };
+        let has_placed = !next.in_place.is_empty();
+        let lent = if plan.lends || has_placed {
+            output.len()
+        } else {
+            0
+        };
+        let lent_input = if has_placed { input.len() } else { 0 };
         let state = &mut self.ranks[rank];
+        state.placed = Placed::new(plan, &next.shapes[rank], next.in_place.contains(rank));
         state.buffers = Buffers {
             input,
             output,
             scratch: vec![UNINITIALISED; plan.scratch],
             lent: vec![Accesses::default(); lent],
+            lent_input: vec![Accesses::default(); lent_input],
         };
         state.head = 0;
         state.progress = vec![Progress::Waiting; plan.steps.len()];
@@ -232,6 +243,9 @@ impl<'a, const WORDS: usize> Run<'a, WORDS> {
     /// `rank` has done all of its operation.
     fn end(&mut self, rank: Rank) -> Result<(), String> {
         self.check_results(rank)?;
+        if !self.operation(rank).in_place.is_empty() {
+            self.check_buffers(rank)?;
+        }
         self.begin(rank, self.ranks[rank].operation + 1)
     }
 
@@ -322,8 +336,14 @@ impl<'a, const WORDS: usize> Run<'a, WORDS> {
 
     fn run_local(&mut self, rank: Rank, index: usize) -> Result<(), String> {
         let step = self.plan(rank).steps[index];
-        self.local(rank, &step)
-            .map_err(|problem| self.blame(rank, index, &problem))?;
+        if !self.ranks[rank].placed.skips(index) {
+            self.local(rank, &step)
+                .map_err(|problem| self.blame(rank, index, &problem))?;
+        }
+        if let Some(half) = step.half() {
+            let half = self.half(rank, half);
+            self.ranks[rank].placed.note(index, &step, half);
+        }
         self.step_done(rank, index);
         if let Step::Signal { to, .. } = step {
             for peer in to.iter() {

@@ -28,12 +28,14 @@
 //! [`check`](super::check) runs the plans of all ranks on symbols and proves the result, the order and that no rank reads
 //! what another may be writing.
 
+mod in_place;
 mod moves;
 mod price;
 mod reductions;
 #[cfg(test)]
 pub(in crate::plan) mod tests;
 
+pub use self::in_place::{InPlace, Put};
 use super::family::Family;
 use super::signals::Semaphore;
 pub use super::signals::{HALVES, MOST_RANKS, Peers};

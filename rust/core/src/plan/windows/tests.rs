@@ -1,3 +1,7 @@
+mod in_place;
+
+use std::sync::Arc;
+
 use super::*;
 use crate::plan::check::verify_row;
 use crate::plan::{Counts, MIN_WINDOW, check};
@@ -78,14 +82,32 @@ struct Operation<'a> {
     plans: Vec<Plan>,
     shapes: Vec<Shape<'a>>,
     first: usize,
+    in_place: Peers,
 }
 
 impl Operation<'_> {
+    /// The same with these ranks' buffers in place.
+    fn placed(mut self, in_place: Peers) -> Self {
+        for rank in in_place.iter() {
+            let plan = std::mem::take(&mut self.plans[rank]);
+            let found = InPlace::find(&plan, self.shapes[rank].collective, |put, _| {
+                Some((
+                    put.src.buffer,
+                    put.src.offset.cast_signed() - put.at.cast_signed(),
+                ))
+            });
+            self.plans[rank] = Arc::unwrap_or_clone(found.complete(Arc::new(plan)));
+        }
+        self.in_place = in_place;
+        self
+    }
+
     fn view(&self) -> check::Operation<'_> {
         check::Operation {
             plans: &self.plans,
             shapes: &self.shapes,
             first: self.first,
+            in_place: self.in_place,
         }
     }
 }
@@ -115,6 +137,7 @@ fn operation<'a>(
         plans,
         shapes,
         first,
+        in_place: Peers::none(),
     }
 }
 
@@ -274,6 +297,7 @@ fn ranks_in_step_are_right_and_leave_no_trace() {
                         .collect(),
                     shapes: shapes(),
                     first,
+                    in_place: Peers::none(),
                 };
                 let usual = |first| operation(case, &known, &room, first);
                 let row = [
