@@ -24,8 +24,8 @@ use crate::types::Rank;
 
 use super::disposal::dispose;
 use super::note::LONG;
+use super::patience::Patience;
 use super::pause::pause;
-use super::stillness::Patience;
 
 /// How long a depot is kept for peers that have not unmapped it.
 const PATIENCE: Duration = Duration::from_secs(3);

@@ -27,6 +27,7 @@ mod level;
 mod message;
 mod messages;
 mod note;
+mod patience;
 mod pause;
 mod places;
 mod replay;

@@ -29,7 +29,7 @@ use crate::transport::cuda::window::PeerWindow;
 use crate::types::{Collective, Rank, ReduceOp};
 
 use super::copies::locate;
-use super::stillness::Patience;
+use super::patience::Patience;
 
 /// Bytes of an address in a table.
 const ADDRESS: usize = 8;

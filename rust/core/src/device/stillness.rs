@@ -1,8 +1,6 @@
 //! When a call of the driver that may wait for the device is sure to return: while no stream of this process waits for a
 //! peer, and none begins to.
 
-use std::time::{Duration, Instant};
-
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::attendant;
@@ -26,31 +24,4 @@ pub(super) fn still() -> Option<RwLockWriteGuard<'static, ()>> {
     let groups = attendant::groups();
     let is_still = groups.iter().all(|group| !group.is_busy());
     is_still.then_some(alone)
-}
-
-/// How long a call waits for such a moment.
-const STILLNESS: Duration = Duration::from_millis(2);
-/// How long calls do not wait for it after one has in vain: at first, and at most. It becomes twice as long each time.
-const PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-
-/// When calls wait for a still moment.
-#[derive(Debug, Default)]
-pub(super) struct Patience {
-    /// When a call may wait again, and the pause after that.
-    from: Option<Instant>,
-    pause: Duration,
-}
-
-impl Patience {
-    /// Until when this call may wait, if it may.
-    pub(super) fn next(&mut self) -> Option<Instant> {
-        let now = Instant::now();
-        if self.from.is_some_and(|from| now < from) {
-            return None;
-        }
-        self.pause = (2 * self.pause).clamp(PAUSE, LONGEST_PAUSE);
-        self.from = Some(now + self.pause);
-        Some(now + STILLNESS)
-    }
 }

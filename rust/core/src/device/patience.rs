@@ -1,0 +1,30 @@
+//! How long calls wait for a moment at which nothing is under way in the process.
+
+use std::time::{Duration, Instant};
+
+/// How long a call waits for a still moment.
+const STILLNESS: Duration = Duration::from_millis(2);
+/// How long calls do not wait for it after one has in vain: at first, and at most. It becomes twice as long each time.
+const PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// When calls wait for a still moment.
+#[derive(Debug, Default)]
+pub(super) struct Patience {
+    /// When a call may wait again, and the pause after that.
+    from: Option<Instant>,
+    pause: Duration,
+}
+
+impl Patience {
+    /// Until when this call may wait, if it may.
+    pub(super) fn next(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        if self.from.is_some_and(|from| now < from) {
+            return None;
+        }
+        self.pause = (2 * self.pause).clamp(PAUSE, LONGEST_PAUSE);
+        self.from = Some(now + self.pause);
+        Some(now + STILLNESS)
+    }
+}
