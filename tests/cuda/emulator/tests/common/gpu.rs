@@ -162,14 +162,16 @@ pub(crate) fn launch_sum(
     let mut at = [0_u64; 64];
     at[..sources.len()].copy_from_slice(sources);
     let (mut out, mut number, mut count, mut divisor) = (out, sources.len() as u32, count, 1_u32);
-    let mut dead = 0_u64;
-    let mut parameters: [*mut c_void; 6] = [
+    let (mut dead, mut bases, mut copies) = (0_u64, 0_u64, 0_u64);
+    let mut parameters: [*mut c_void; 8] = [
         (&raw mut out).cast(),
         (&raw mut at).cast(),
         (&raw mut number).cast(),
         (&raw mut count).cast(),
         (&raw mut divisor).cast(),
         (&raw mut dead).cast(),
+        (&raw mut bases).cast(),
+        (&raw mut copies).cast(),
     ];
     cu!(cuLaunchKernel(
         function,
