@@ -76,8 +76,8 @@ std::shared_ptr<c10::Allocator> Backend::getMemAllocator() {
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
-  const bool plain = options.layout() == at::kStrided && !options.pinned_memory() &&
-                     !options.has_memory_format();
+  const bool plain =
+      options.layout() == at::kStrided && !options.pinned_memory() && !options.has_memory_format();
   // A dispatch mode, such as that of fake tensors, has its own idea of what at::empty returns.
   if (!plain || c10::impl::TorchDispatchModeTLS::any_modes_set()) {
     return at::empty({size}, options);

@@ -35,13 +35,13 @@
 //     Makes `seen` 1 where `dead` is not 0. In the module of uint8 alone.
 //   unisono_place(Places places, unsigned count, unsigned long long* bases, const unsigned* dead,
 //                 unsigned* seen)
-//     Does that, too, and makes bases[i] the address that `places` say, for at most 64 of them, each
-//     by a thread. Its `words` are three of the host's memory: 0 where it is `window`, else from 1 on
-//     which entry of `table` it is counted from; how many times 16 bytes, a signed number; and for
-//     which operation. An entry may be 0, and the operation another than `operation`: then it is
-//     `window` as well. `seen` also becomes 1 where the lowest bit of a `failed` is set, a word of
-//     the host's memory or null: then what that rank has published is no result. In the module of
-//     uint8 alone.
+//     Does that, too, and makes bases[i] the address that `places` say, for at most 64 of them,
+//     each by a thread. Its `words` are three of the host's memory: 0 where it is `window`, else
+//     from 1 on which entry of `table` it is counted from; how many times 16 bytes, a signed
+//     number; and for which operation. An entry may be 0, and the operation another than
+//     `operation`: then it is `window` as well. `seen` also becomes 1 where the lowest bit of a
+//     `failed` is set, a word of the host's memory or null: then what that rank has published is no
+//     result. In the module of uint8 alone.
 //
 // `dead` is a word of the host's memory, or a word of the device's that `unisono_look` has brought
 // it to, or null. Where it is not 0 the group has failed, and what the contributions lie in may be
@@ -62,13 +62,13 @@
 #endif
 
 // Whatever follows the rule is what it is made of.
-#define UNISONO_REDUCE(OPERATOR, RULE, ...)                                           \
-  UNISONO_KERNEL(unisono_reduce_##OPERATOR, void* out, Sources in, unsigned sources,  \
-                 unsigned long long count, [[maybe_unused]] unsigned divisor,         \
-                 const unsigned* dead, const unsigned long long* bases,               \
-                 unsigned long long copies) {                                         \
-    if (is_set(dead)) return poison<Element>(out, count);                             \
-    reduce<RULE>(out, Several{in, sources, bases, copies}, count, ##__VA_ARGS__);     \
+#define UNISONO_REDUCE(OPERATOR, RULE, ...)                                          \
+  UNISONO_KERNEL(unisono_reduce_##OPERATOR, void* out, Sources in, unsigned sources, \
+                 unsigned long long count, [[maybe_unused]] unsigned divisor,        \
+                 const unsigned* dead, const unsigned long long* bases,              \
+                 unsigned long long copies) {                                        \
+    if (is_set(dead)) return poison<Element>(out, count);                            \
+    reduce<RULE>(out, Several{in, sources, bases, copies}, count, ##__VA_ARGS__);    \
   }
 
 #define UNISONO_JOIN_(LEFT, RIGHT) LEFT##RIGHT
