@@ -30,17 +30,8 @@ use bridge::ffi;
 /// Puts what Python needs of the torch door into the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("TORCH_VERSION", ffi::torch_version())?;
-    module.add_function(wrap_pyfunction!(device_allocator, module)?)?;
+    module.add_function(wrap_pyfunction!(device::device_allocator, module)?)?;
     module.add_function(wrap_pyfunction!(close_torch_groups, module)?)
-}
-
-/// The addresses of two functions that allocate and free memory of a device, with the signatures that torch's pluggable allocators have.
-#[pyfunction]
-fn device_allocator() -> (usize, usize) {
-    (
-        device::allocate as *const () as usize,
-        device::free as *const () as usize,
-    )
 }
 
 /// Closes every process group that is still alive, and waits for the threads; called before the interpreter goes.
