@@ -52,6 +52,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from unisono import _queues
+
 sys.path.insert(0, HERE)
 from harness.arguments import list_of, one_of, size, size_name
 from harness.gpu import Setting, heading, row, summary
@@ -68,8 +70,7 @@ COLLECTIVES = (
 SIZES = (8, 16 << 10, 1 << 20, 64 << 20, 256 << 20)
 # For ranks that share a device: what lets NCCL accept them, and leaves each of them room on it.
 NCCL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "4"}
-# As docs/cuda.md advises. It has to be said before the process opens the device.
-QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 ROUND = 0.05  # seconds that the calls at the rate of many should take, at the most calls
 MOST_CALLS = 200
@@ -384,7 +385,7 @@ def header(args: argparse.Namespace) -> str:
         version = ".".join(map(str, torch.cuda.nccl.version()))
         said = " ".join(f"{name}={os.environ[name]}" for name in NCCL if name in os.environ)
         lines.append(f"NCCL {version} {said}".rstrip())
-    names = (*QUEUES, "UNISONO_WINDOW_BYTES")
+    names = (QUEUES, "UNISONO_WINDOW_BYTES")
     lines += [f"{name}={os.environ[name]}" for name in names if name in os.environ]
     return "\n".join(lines)
 
@@ -415,7 +416,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def prepare_environment(args: argparse.Namespace) -> None:
     """Set the variables that the spawned ranks inherit; those already set stay."""
-    for name, value in (QUEUES if args.spread else QUEUES | NCCL).items():
+    # As unisono asks for where it is imported before the process opens the device.
+    wanted = _queues.wanted(max(args.ranks))
+    for name, value in (wanted if args.spread else wanted | NCCL).items():
         os.environ.setdefault(name, value)
     if args.window is not None:
         os.environ["UNISONO_WINDOW_BYTES"] = args.window

@@ -3,15 +3,23 @@
 CUDA spreads the streams of a process over 8 hardware queues unless ``CUDA_DEVICE_MAX_CONNECTIONS``
 says otherwise when it is initialised, and a stream that waits for a peer holds up the others in its
 queue. With the most that there can be, 32, they seldom meet.
+
+Under NVIDIA's Multi-Process Service the processes that use a device take their queues from one pool
+of about 100, which 32 for each would soon empty: the next process cannot open the device then.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-_MOST = "32"
+_MOST = 32
+# What each process asks for where they share a pool: of the 2 that it gets else, streams soon share
+# one. (An H200 gave 3 processes 32 each, 7 of them 16, 15 of them 8, and 48 what they get else.)
+_MOST_OF_A_POOL = 8
+_POOL = 96
 
 
 def widen() -> None:
@@ -21,7 +29,20 @@ def widen() -> None:
     left to the first group.
     """
     if _VARIABLE not in os.environ and not _is_torch_importing() and not _is_cuda_in_use():
-        os.environ[_VARIABLE] = _MOST
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+        os.environ.update(wanted(int(ranks) if ranks.isdecimal() else 0))
+
+
+def wanted(ranks: int) -> dict[str, str]:
+    """Return the variable to set in each of so many ranks of a host (0: not known).
+
+    It is empty where the driver's own choice is to stay.
+    """
+    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    if not Path(pipes, "nvidia-cuda-mps-control.pid").exists():
+        return {_VARIABLE: str(_MOST)}
+    share = min(_MOST_OF_A_POOL, _POOL // ranks) if ranks else 0
+    return {_VARIABLE: str(share)} if share > 1 else {}
 
 
 def _is_torch_importing() -> bool:

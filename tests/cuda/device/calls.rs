@@ -369,8 +369,12 @@ fn a_short_call_between_processes_takes_few_calls_of_the_driver() {
 fn windows_grow_where_processes_share_a_device() {
     // Of 8 GiB the windows of two ranks take 512 MiB at most, those from before included: halves of 64 MiB.
     let (initial, grown) = (32 << 20, (32 << 20) + (64 << 20) + (128 << 20));
-    for (memory, expected) in [("8192", grown), ("1024", initial)] {
-        let driver = [("MEMORY", memory)];
+    for (memory, mps, expected) in [
+        ("8192", "no", grown),
+        ("8192", "yes", grown),
+        ("1024", "no", initial),
+    ] {
+        let driver = [("MEMORY", memory), ("MPS", mps)];
         let test = Test {
             driver: &driver,
             ..Test::new(

@@ -63,3 +63,17 @@ def test_it_is_too_late_when_a_gpu_is_open(tmp_path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(_queues, "_is_cuda_in_use", lambda: True)
     _queues.widen()
     assert VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize(
+    "ranks, asked", [("2", "8"), ("12", "8"), ("16", "6"), ("96", "None"), ("0", "None")]
+)
+def test_processes_that_share_a_pool_of_queues_leave_some_to_others(
+    tmp_path, ranks: str, asked: str
+) -> None:
+    def said(pipes: str) -> str:
+        return _printed(SAY, CUDA_MPS_PIPE_DIRECTORY=pipes, LOCAL_WORLD_SIZE=ranks)
+
+    (tmp_path / "nvidia-cuda-mps-control.pid").touch()
+    assert said(str(tmp_path)) == asked
+    assert said(str(tmp_path / "none")) == "32"

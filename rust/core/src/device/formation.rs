@@ -165,6 +165,8 @@ fn tell(rank: Rank, device: &'static Device, detour: Detour) -> String {
 
 /// Hardware queues that the driver spreads the streams of a process over, unless [`QUEUES_VARIABLE`] says otherwise.
 const QUEUES: usize = 8;
+/// The same under the Multi-Process Service, whose clients take their queues from one pool.
+const QUEUES_OF_A_CLIENT: usize = 2;
 /// The most that there can be.
 const MOST_QUEUES: usize = 32;
 const QUEUES_VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -184,12 +186,19 @@ fn warn_of_a_crowd(device: &'static Device) {
     let groups = others.count() + 1;
     let told = std::env::var(QUEUES_VARIABLE).ok();
     let queues = told.and_then(|told| told.trim().parse().ok());
-    let queues = queues.unwrap_or(QUEUES);
+    let (usual, remedy) = match device.has_mps() {
+        true => (
+            QUEUES_OF_A_CLIENT,
+            "8, or as many as the Multi-Process Service has for each of its clients (all together about 100)",
+        ),
+        false => (QUEUES, "32"),
+    };
+    let queues = queues.unwrap_or(usual);
     if is_crowded(groups, queues) && !WARNED.swap(true, Ordering::Relaxed) {
         tracing::warn!(
             "{groups} groups use device {} in this process, and its streams share {queues} hardware queues: a stream that \
              waits for a peer holds up the others in its queue, and ranks that use their groups in different orders may \
-             come to wait for each other; set {QUEUES_VARIABLE}={MOST_QUEUES} before the process uses CUDA",
+             come to wait for each other; set {QUEUES_VARIABLE} to {remedy} before the process uses CUDA",
             device.number()
         );
     }
@@ -237,10 +246,11 @@ fn open(device: &'static Device, cpu: &Arc<Group>) -> Result<Result<Direct, Deto
     }
     let (flags, places) = met?;
     let devices = distinct(&records);
-    let takes_turns = take_turns(device, cpu, &records)?;
+    let is_shared = is_shared(&records);
+    let takes_turns = is_shared && take_turns(device, cpu)?;
     let half = windows.own().half_bytes();
     let most = match told {
-        None if takes_turns => most_half(device, cpu, &records)?.max(half),
+        None if is_shared => most_half(device, cpu, &records)?.max(half),
         _ => half,
     };
     // Where a setting says how long windows are, everything goes through them.
@@ -262,15 +272,16 @@ fn open(device: &'static Device, cpu: &Arc<Group>) -> Result<Result<Direct, Deto
     }))
 }
 
-/// Whether work of the ranks takes turns on a device, since they are several processes there.
-fn take_turns(device: &'static Device, cpu: &Group, records: &[Record]) -> Result<bool> {
-    let is_shared = records.iter().enumerate().any(|(at, record)| {
+/// Whether several processes use one device.
+fn is_shared(records: &[Record]) -> bool {
+    records.iter().enumerate().any(|(at, record)| {
         let before = &records[..at];
-        before.iter().any(|other| other.takes_turns_with(record))
-    });
-    if !is_shared {
-        return Ok(false);
-    }
+        before.iter().any(|other| other.shares_device_with(record))
+    })
+}
+
+/// Whether the work of processes that share a device takes turns there: under the Multi-Process Service it runs at the same time.
+fn take_turns(device: &'static Device, cpu: &Group) -> Result<bool> {
     let all = gather(cpu, &[u8::from(device.has_mps())])?;
     Ok(all.iter().any(|[has_mps]| *has_mps == 0))
 }

@@ -76,6 +76,8 @@ pub(crate) struct Settings {
     pub(crate) memory: usize,
     pub(crate) version: i32,
     pub(crate) stub: bool,
+    /// Says that processes use a device at the same time.
+    pub(crate) mps: bool,
     pub(crate) ipc: Ipc,
     pub(crate) memory_operations: bool,
     /// Whether registered host memory has a device address of its own.
@@ -109,6 +111,7 @@ impl Default for Settings {
             memory: 16 << 30,
             version: 12080,
             stub: false,
+            mps: false,
             ipc: Ipc::Works,
             memory_operations: true,
             separate_host_pointers: false,
@@ -161,6 +164,7 @@ impl Settings {
             "MEMORY" => self.memory = number::<usize>(value)? << 20,
             "VERSION" => self.version = number(value)?,
             "STUB" => self.stub = choice(value, &[("yes", true), ("no", false)])?,
+            "MPS" => self.mps = choice(value, &[("yes", true), ("no", false)])?,
             "IPC" => self.ipc = choice(value, &IPCS)?,
             "MEMORY_OPERATIONS" => {
                 self.memory_operations = choice(value, &[("yes", true), ("no", false)])?;

@@ -308,8 +308,8 @@ impl Drop for Lease {
 }
 
 impl Record {
-    /// Whether its owner's work on the device takes turns with that of the other's: they are two processes on one device.
-    pub fn takes_turns_with(&self, other: &Self) -> bool {
+    /// Whether its owner and the other's are two processes on one device.
+    pub fn shares_device_with(&self, other: &Self) -> bool {
         self.device == other.device && self.process != other.process
     }
 

@@ -302,6 +302,7 @@ fn attribute_of(attribute: u32, device: usize) -> Outcome<c_int> {
         99 => 1,
         122 | 123 => memory_operations,
         125 => 0,
+        133 => settings().mps.into(),
         attribute if (1..=148).contains(&attribute) => 0,
         _ => return Err(Status::INVALID_VALUE),
     })

@@ -105,7 +105,8 @@ impl Failure {
                  the MPS daemon"
             }
             numbers::FIRST_MPS_ERROR..=numbers::LAST_MPS_ERROR => {
-                "the trouble is with the MPS daemon (nvidia-cuda-mps-control)"
+                "the trouble is with the MPS daemon (nvidia-cuda-mps-control): if its clients are too many for the device's \
+                 hardware queues, set CUDA_DEVICE_MAX_CONNECTIONS to fewer for each"
             }
             numbers::SYSTEM_NOT_READY => {
                 "the GPUs are still being set up, or the fabric manager does not run: see nvidia-smi and \
