@@ -31,7 +31,11 @@ CLASS = "suite.py::TestConformance"
 def collect(env: dict[str, str]) -> list[str]:
     """Return the names of all tests of the suite."""
     command = [sys.executable, "-m", "pytest", CLASS, "--collect-only", "-q", *QUIET]
-    result = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**env, "TEMP_DIR": folder}
+        result = subprocess.run(
+            command, cwd=HERE, env=env, capture_output=True, text=True, check=False
+        )
     names = [line.rpartition("::")[2] for line in result.stdout.splitlines() if "::" in line]
     if not names:
         sys.exit(f"no test was found\n{result.stdout}\n{result.stderr}")
@@ -50,7 +54,7 @@ def run(names: list[str], env: dict[str, str], timeout: int) -> dict[str, str]:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", *QUIET, f"--timeout={timeout}"]
         command += [f"--junitxml={report}", *(f"{CLASS}::{name}" for name in names)]
-        subprocess.run(command, cwd=HERE, env=env, check=False)
+        subprocess.run(command, cwd=HERE, env={**env, "TEMP_DIR": folder}, check=False)
         outcome = dict.fromkeys(names, "missing")
         if report.exists():
             for case in ElementTree.parse(report).getroot().iter("testcase"):

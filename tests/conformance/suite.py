@@ -26,7 +26,6 @@ _SUITE = "torch.testing._internal.distributed.distributed_test"
 for _name, _value in {
     "BACKEND": "gloo",
     "WORLD_SIZE": "3",
-    "TEMP_DIR": tempfile.mkdtemp(prefix="conformance-"),
     "INIT_METHOD": "env://",
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29655",
@@ -34,6 +33,8 @@ for _name, _value in {
     "OMP_NUM_THREADS": "1",
 }.items():
     os.environ.setdefault(_name, _value)
+if "TEMP_DIR" not in os.environ:
+    os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="conformance-")
 for _folder in ("barrier", "test_dir"):
     Path(os.environ["TEMP_DIR"], _folder).mkdir(exist_ok=True)
 
