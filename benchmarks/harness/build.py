@@ -102,3 +102,7 @@ def open_mpi_program() -> Path:
 def bound_program() -> Path:
     """Compile the bound for this very machine: it must not be beaten by better instructions."""
     return c_program("bound", shutil.which("cc") or "cc", "-O3", "-march=native")
+
+
+def sockets_program() -> Path:
+    return c_program("sockets", shutil.which("cc") or "cc", "-O2")

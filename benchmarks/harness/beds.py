@@ -1,0 +1,135 @@
+"""Hosts made of network namespaces, and the jobs whose ranks run on them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.build import CHECKOUT, rust_bench, sockets_program
+from harness.jobs import Job, Jobs
+from harness.peers import Peer
+
+# The test bed of the tests: one definition of what a host is.
+sys.path.append(str(CHECKOUT / "tests" / "support"))
+from carrier import Link
+from namespaces import Hosts, hosts, limit, limit_flows, numbered
+
+CHOICE = "choice"
+ONE_HOST = "one host"
+SOCKETS = ("exchange", "round_trip")
+TORCH = ("gloo", "unisono")
+
+SHARES = {
+    # Bytes that the busiest host must send or receive, for h hosts and r ranks on the largest, in
+    # those of a rank's longer buffer.
+    "all_reduce": lambda h, _: 2 * (h - 1) / h,
+    # Of float32, although a quarter of the bytes is sent.
+    "all_reduce_int8": lambda h, _: 2 * (h - 1) / h,
+    "all_gather": lambda h, _: (h - 1) / h,
+    "reduce_scatter": lambda h, _: (h - 1) / h,
+    "broadcast": lambda _, __: 1.0,
+    "all_to_all": lambda h, r: r * (h - 1) / h,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bed:
+    """Hosts with so many ranks each, and the links between them."""
+
+    ranks: tuple[int, ...]
+    numbering: str = "blocks"
+    rate: int = 0  # Mbit/s of each host's link; 0: no limit
+    flow_rate: int = 0  # Mbit/s of each connection; 0: no limit
+    delay: float = 0  # milliseconds from one host to another
+    loss: float = 0  # percent of packets
+
+    @property
+    def host_of(self) -> list[int]:
+        """The host of each rank."""
+        return numbered(self.ranks, self.numbering)
+
+    def link(self) -> str:
+        """What its links are like."""
+        rate = f"{self.rate} Mbit/s" if self.rate else "no limit"
+        if self.flow_rate:
+            rate = f"{self.flow_rate} Mbit/s for each connection"
+        if self.delay or self.loss:
+            rate += f", {self.delay} ms away, {self.loss} % lost"
+        return rate
+
+    def share(self, collective: str, size: int, seconds: float) -> float | None:
+        """Which part of the link's rate a call reaches that takes so long."""
+        if not self.rate or self.flow_rate or collective not in SHARES:
+            return None
+        sent = SHARES[collective](len(self.ranks), max(self.ranks)) * size
+        return sent * 8 / (self.rate * 1e6) / seconds
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[Hosts]:
+        """Make the hosts, and remove them at the end."""
+        link = None
+        if self.delay or self.loss:
+            link = Link(self.rate * 1e6, self.delay / 1e3, self.loss / 100)
+        with hosts(len(self.ranks), link=link) as net:
+            if self.flow_rate:
+                limit_flows(net, self.flow_rate)
+            elif self.rate and not link:
+                limit(net, self.rate)
+            yield net
+
+
+def start(
+    bed: Bed, net: Hosts, names: Sequence[str], jobs: Jobs, environment: dict[str, str]
+) -> list[Peer]:
+    """Start the jobs of these names, each rank on its host.
+
+    A name is ``choice``, an algorithm, ``one host`` (of all ranks, on the first host), one of
+    `SOCKETS`, or ``torch``, which has the groups of several peers.
+    """
+    host_of, world = bed.host_of, sum(bed.ranks)
+    usual = (
+        {"UNISONO_INTERFACE": "eth0", "GLOO_SOCKET_IFNAME": "eth0"} if len(bed.ranks) > 1 else {}
+    )
+    started: dict[str, Job] = {}
+
+    def add(name: str, commands: list[list[str]], folder: Path, more: dict[str, str]) -> None:
+        places = [0] * world if name == ONE_HOST else host_of
+        inside = [[*net.enter(host), *words] for host, words in zip(places, commands, strict=True)]
+        variables = {**usual, **environment, **more}
+        started[name] = jobs.add(Job(name, world, inside, folder, variables))
+
+    for name in names:
+        folder = jobs.folder(name)
+        if name in SOCKETS:
+            program = [str(sockets_program()), str(folder)]
+            places = ",".join(map(str, host_of))
+            addresses = [net.address(host) for host in range(len(bed.ranks))]
+            commands = [
+                [*program, str(rank), str(world), places, *addresses] for rank in range(world)
+            ]
+            add(name, commands, folder, {})
+        elif name == "torch":
+            program = str(CHECKOUT / "benchmarks" / "ranks" / "torch_rank.py")
+            common = [sys.executable, program, str(folder), str(world), ",".join(TORCH)]
+            quiet = {"OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "0"}
+            add(name, [[*common, str(rank)] for rank in range(world)], folder, quiet)
+        else:
+            common = [str(rust_bench("collectives")), "--world", str(world)]
+            common += ["--channel", str(folder), "--store", f"file://{folder}/store"]
+            algorithm = "auto" if name in (CHOICE, ONE_HOST) else name
+            commands = [[*common, "--rank", str(rank)] for rank in range(world)]
+            add(name, commands, folder, {"UNISONO_ALGORITHM": algorithm})
+    for job in started.values():
+        job.wait_until_ready()
+    peers = []
+    for name, job in started.items():
+        if name == "torch":
+            peers += [Peer(f"torch/{of}", f"torch/{of}", job, f"{of}/") for of in TORCH]
+        elif name in SOCKETS:
+            peers.append(Peer(name, name, job, only=("all_reduce", name)))
+        else:
+            peers.append(Peer(name, name, job))
+    return peers
