@@ -30,6 +30,9 @@ use crate::engine::group::local_groups::LocalGroups;
 use crate::engine::links::Slot;
 use crate::engine::state::{Group, Mail, Member, Membership};
 
+/// Hosts are near each other whose round trip is no longer.
+const NEAR: Duration = Duration::from_millis(2);
+
 /// The tag of monitored barriers, out of the range of users' tags.
 const BARRIER_TAG: u64 = u64::MAX;
 
@@ -75,6 +78,9 @@ impl Group {
         }
         let addresses = members.iter().filter_map(|member| member.address.as_ref());
         endpoint.met(addresses);
+        if let Some(rate) = roster.costs.rate() {
+            endpoint.learn_rate(rate);
+        }
         let places = roster.members.iter();
         let places: Vec<_> = places.map(|member| (&member.host, member.node)).collect();
         let membership = Membership {
@@ -399,6 +405,13 @@ fn price(endpoint: &Endpoint, members: &[Introduced]) -> Rounded {
         let one_way = round_trip.as_secs_f64() / 2.0;
         costs.remote_latency = one_way.max(Costs::TYPICAL.remote_latency);
         tracing::debug!(?round_trip, "measured the way to the farthest host");
+        // A connection takes many round trips to come up to speed.
+        if round_trip <= NEAR
+            && let Some(rate) = endpoint.rate(addresses.iter())
+        {
+            tracing::debug!(rate, "bytes a second to another host");
+            return costs.rounded(shared).with_rate(rate);
+        }
     }
     costs.rounded(shared)
 }

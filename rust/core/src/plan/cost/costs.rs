@@ -83,7 +83,16 @@ const REMOTE_LATENCY: Scale = Scale {
     steps: 64,
 };
 
-/// Bytes that a long way is taken to let through in the time of a round trip, since its rate is not measured: 200 Mbit/s at 40 ms.
+/// From 200 Gbit/s to 1 Mbit/s.
+const REMOTE_BYTE: Scale = Scale {
+    least: 1.0 / 25e9,
+    steps: 71,
+};
+
+/// The step of a rate that is not known.
+const UNKNOWN: u8 = u8::MAX;
+
+/// Bytes that a long way is taken to let through in the time of a round trip where its rate is not measured: 200 Mbit/s at 40 ms.
 /// With the limits that Linux begins with, a TCP connection has four times as many under way at most.
 const UNDER_WAY: f64 = (1 << 20) as f64;
 
@@ -95,13 +104,15 @@ pub struct Rounded {
     fold: u8,
     cache: u8,
     remote_latency: u8,
+    /// [`UNKNOWN`] where it has not been measured.
+    remote_byte: u8,
     /// Cores of a host, as far as they matter.
     cores: u16,
 }
 
 impl Rounded {
     /// The length of [`Self::to_bytes`].
-    pub const LENGTH: usize = 7;
+    pub const LENGTH: usize = 8;
 
     /// The measured parts of `costs` and the cores of a host. What is out of any machine's range is brought into it.
     pub fn new(costs: &Costs, cores: usize) -> Self {
@@ -111,8 +122,23 @@ impl Rounded {
             fold: FOLD.step(costs.fold),
             cache: CACHE.step(costs.cache),
             remote_latency: REMOTE_LATENCY.step(costs.remote_latency),
+            remote_byte: UNKNOWN,
             cores: u16::try_from(cores).unwrap_or(u16::MAX).max(1),
         }
+    }
+
+    /// The same where so many bytes a second come to other hosts.
+    #[must_use]
+    pub fn with_rate(self, rate: f64) -> Self {
+        Self {
+            remote_byte: REMOTE_BYTE.step(1.0 / rate),
+            ..self
+        }
+    }
+
+    /// The bytes a second that come to other hosts, if that has been measured.
+    pub fn rate(self) -> Option<f64> {
+        (self.remote_byte != UNKNOWN).then(|| 1.0 / REMOTE_BYTE.value(self.remote_byte))
     }
 
     /// As bytes, for others.
@@ -124,20 +150,40 @@ impl Rounded {
             fold,
             cache,
             remote_latency,
+            remote_byte,
             ..
         } = self;
-        [turn, copy, fold, cache, remote_latency, low, high]
+        [
+            turn,
+            copy,
+            fold,
+            cache,
+            remote_latency,
+            remote_byte,
+            low,
+            high,
+        ]
     }
 
     /// From another's bytes; `None` when they are none that [`Self::to_bytes`] makes.
     pub fn from_bytes(bytes: [u8; Self::LENGTH]) -> Option<Self> {
-        let [turn, copy, fold, cache, remote_latency, low, high] = bytes;
+        let [
+            turn,
+            copy,
+            fold,
+            cache,
+            remote_latency,
+            remote_byte,
+            low,
+            high,
+        ] = bytes;
         let cores = u16::from_le_bytes([low, high]);
         let within = turn <= TURN.steps
             && copy <= COPY.steps
             && fold <= FOLD.steps
             && cache <= CACHE.steps
             && remote_latency <= REMOTE_LATENCY.steps
+            && (remote_byte <= REMOTE_BYTE.steps || remote_byte == UNKNOWN)
             && cores > 0;
         within.then_some(Self {
             turn,
@@ -145,6 +191,7 @@ impl Rounded {
             fold,
             cache,
             remote_latency,
+            remote_byte,
             cores,
         })
     }
@@ -154,8 +201,9 @@ impl Rounded {
         let remote_latency = REMOTE_LATENCY.value(self.remote_latency);
         let bounded = 2.0 * remote_latency / UNDER_WAY;
         let typical = Costs::TYPICAL.remote_byte;
+        let taken = if bounded > typical { bounded } else { typical };
         Costs {
-            remote_byte: if bounded > typical { bounded } else { typical },
+            remote_byte: self.rate().map_or(taken, |rate| 1.0 / rate),
             remote_latency,
             turn: TURN.value(self.turn),
             copy: COPY.value(self.copy),

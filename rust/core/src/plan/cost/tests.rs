@@ -175,6 +175,20 @@ proptest! {
     }
 
     #[test]
+    fn a_rate_comes_back_near_what_it_was(rate in 125e3..25e9_f64, absurd in any::<f64>()) {
+        let told = Costs::TYPICAL.rounded(1);
+        prop_assert_eq!(told.rate(), None);
+        let told = told.with_rate(rate);
+        prop_assert_eq!(Rounded::from_bytes(told.to_bytes()), Some(told));
+        let heard = told.rate().expect("it is known");
+        prop_assert!((0.9..1.1).contains(&(heard / rate)), "{heard} for {rate}");
+        prop_assert_eq!(told.with_rate(heard), told);
+        prop_assert_eq!(told.costs().remote_byte, 1.0 / heard);
+        let heard = told.with_rate(absurd).costs().remote_byte;
+        prop_assert!((1.0 / 26e9..1e-5).contains(&heard));
+    }
+
+    #[test]
     fn absurd_costs_are_brought_into_range(measured in any::<[f64; 5]>(), cores in any::<usize>()) {
         let [turn, copy, fold, cache, remote_latency] = measured;
         let heard = Costs { turn, copy, fold, cache, remote_latency, ..Costs::TYPICAL }.rounded(cores).costs();

@@ -15,6 +15,7 @@ use super::crowd::{Crowd, Guest};
 use super::listen::Listeners;
 use super::membership::Membership;
 use super::parked::Parked;
+use super::rate;
 use super::shared::Shared;
 use super::transports::TRANSPORTS;
 use super::visit::{Reason, Stream, Visit, peer_of};
@@ -153,7 +154,12 @@ fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason>
     {
         return Err(Reason::new(format!("it belongs to {user}")));
     }
-    let challenged = match examine(shared, &stream, guest, &patience) {
+    let mut hello = [0; HELLO_BYTES];
+    patience.read(&stream, &mut hello)?;
+    if let (Stream::Tcp(stream), true) = (&stream, rate::is_asked_for(&hello)) {
+        return Ok(rate::answer(stream, &patience)?);
+    }
+    let challenged = match examine(shared, hello, (&stream, guest), &patience) {
         Ok(challenged) => challenged,
         Err(reason) => {
             refuse(&stream, guest);
@@ -176,15 +182,13 @@ fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason>
     serve(visit, stream)
 }
 
-/// Reads the hello and judges it: the connection holds the key of a member, or a recording of one that did.
+/// Judges a hello: the connection holds the key of a member, or a recording of one that did.
 fn examine(
     shared: &Shared,
-    stream: &Stream,
-    guest: &Guest,
+    hello: [u8; HELLO_BYTES],
+    (stream, guest): (&Stream, &Guest),
     patience: &Patience<'_>,
 ) -> Result<(Arc<Membership>, Challenged), Reason> {
-    let mut hello = [0; HELLO_BYTES];
-    patience.read(stream, &mut hello)?;
     let stranger = Stranger::new(hello)?;
     let group = stranger.group();
     let found = shared.group((group, stranger.to()), patience, || has_ended(stream))?;

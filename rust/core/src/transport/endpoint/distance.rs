@@ -1,4 +1,4 @@
-//! How far other hosts are: how long a packet there and the answer take.
+//! How far other hosts are: how long a packet there and the answer take, and how fast bytes come.
 //!
 //! The kernels measure that whenever they open a connection, whatever the processes at both ends are doing. So a few
 //! connections are opened to what others listen at, and closed again without a word.
@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use socket2::{Domain, Socket, Type};
 
 use super::address::Address;
+use super::rate;
 use super::wire::timespec;
 use crate::fork;
 use crate::transport::tcp::kernel::round_trip;
@@ -66,6 +67,12 @@ pub(super) fn farthest<'a>(
         }
     }
     nearest.into_iter().flatten().max()
+}
+
+/// The bytes a second that come from here to the first of the hosts of `others` that are not that of `own`.
+pub(super) fn rate<'a>(own: &Address, others: impl Iterator<Item = &'a Address>) -> Option<f64> {
+    let hosts = first_of_each_host(own, others);
+    rate::measure(&hosts.first()?.towards(own))
 }
 
 /// An address of each host that is not that of `own`.

@@ -27,6 +27,7 @@ mod listen;
 mod membership;
 mod outside;
 mod parked;
+mod rate;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -135,6 +136,7 @@ impl Endpoint {
             told: Mutex::default(),
             strangers: Mutex::new(Rarely::strangers()),
             turns: Arc::default(),
+            rate: Mutex::default(),
         });
         threads::spawn("unisono-accept", {
             let shared = Arc::clone(&shared);
@@ -162,6 +164,21 @@ impl Endpoint {
     /// `None` where all are on this host, or none has answered within half a second.
     pub fn round_trip<'a>(&self, others: impl Iterator<Item = &'a Address>) -> Option<Duration> {
         distance::farthest(&self.shared.address, others)
+    }
+
+    /// The bytes a second that come from here to one of these processes' hosts, over one connection. `None` where all are on this
+    /// host, or none has answered within half a second. Once known, or [learned](Self::learn_rate), it is not measured again.
+    pub fn rate<'a>(&self, others: impl Iterator<Item = &'a Address>) -> Option<f64> {
+        let mut known = self.shared.rate.lock();
+        if known.is_none() {
+            *known = distance::rate(&self.shared.address, others);
+        }
+        *known
+    }
+
+    /// Another rank has measured the rate to other hosts.
+    pub fn learn_rate(&self, rate: f64) {
+        self.shared.rate.lock().get_or_insert(rate);
     }
 
     /// Lets members of the group with `key`, in which this process is `rank` of `world_size`, open links to it.

@@ -78,6 +78,8 @@ pub(super) struct Shared {
     pub(super) strangers: Mutex<Rarely>,
     /// Who opens links.
     pub(super) turns: Arc<Turns>,
+    /// Bytes a second to other hosts, once that is known.
+    pub(super) rate: Mutex<Option<f64>>,
 }
 
 impl Shared {

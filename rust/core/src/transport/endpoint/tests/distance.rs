@@ -1,6 +1,9 @@
 //! How far other hosts are.
 
+use std::io::Write;
+
 use super::super::distance::some_of;
+use crate::transport::handshake::HELLO_BYTES;
 use super::*;
 
 fn labelled(host: &str) -> Arc<Endpoint> {
@@ -32,6 +35,46 @@ fn a_host_that_is_gone_has_no_distance() {
         assert!(Instant::now() < until, "it still listens");
     }
     assert_eq!(here.round_trip([&address].into_iter()), None);
+}
+
+#[test]
+fn the_rate_to_another_host_is_measured_once() {
+    let [here, there, other] = ["here", "there", "other"].map(labelled);
+    let beside = labelled("here");
+    assert_eq!(here.rate([beside.address()].into_iter()), None);
+    let rate = here.rate([beside.address(), there.address()].into_iter());
+    let rate = rate.expect("it answers");
+    assert!((1e6..1e12).contains(&rate), "{rate}");
+    here.learn_rate(1.0);
+    assert_eq!(here.rate([other.address()].into_iter()), Some(rate));
+    other.learn_rate(5e8);
+    assert_eq!(other.rate([here.address()].into_iter()), Some(5e8));
+}
+
+/// What is sent without end is not read without end, and links are opened beside it.
+#[test]
+fn what_is_thrown_away_has_an_end() {
+    let there = labelled("there");
+    let target = there.address().tcp()[0];
+    let mut hello = vec![0; HELLO_BYTES];
+    hello[..8].copy_from_slice(b"uni-rate");
+    let flood = || {
+        let mut stream = TcpStream::connect(target).unwrap();
+        stream.write_all(&hello).unwrap();
+        let block = vec![0; 1 << 20];
+        let mut sent = 0;
+        while stream.write_all(&block).is_ok() {
+            sent += block.len();
+        }
+        sent
+    };
+    thread::scope(|scope| {
+        let floods: Vec<_> = (0..3).map(|_| scope.spawn(flood)).collect();
+        for flood in floods {
+            // Beside what is read, the kernels at both ends hold some.
+            assert!(flood.join().unwrap() < 128 << 20);
+        }
+    });
 }
 
 #[test]

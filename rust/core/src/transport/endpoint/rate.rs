@@ -1,0 +1,201 @@
+//! How fast the way to another host is: one rank sends the other's accepting side bytes that nobody needs, and is told how many
+//! have come.
+//!
+//! ```text
+//! sender                                   acceptor
+//!     | MAGIC, as long as a hello             |
+//!     | bytes, as fast as they go             |   throws them away
+//!     | ------------------------------------> |
+//!     |   one byte for each MARK of them      |
+//!     | <------------------------------------ |
+//! ```
+//!
+//! The rate is that between two of these answers, so neither the latency counts nor what a network lets through at once
+//! before it limits a sender. It is asked for before the ranks know each other, and anyone may: an acceptor does it for one
+//! at a time, and a bounded number of bytes and time.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use socket2::SockRef;
+
+use super::wire::{Cut, Patience, timespec};
+use crate::transport::handshake::HELLO_BYTES;
+
+/// The first bytes of a hello that asks for this.
+const MAGIC: [u8; 8] = *b"uni-rate";
+
+/// Bytes between two answers.
+const MARK: usize = 64 << 10;
+
+/// Bytes that are sent at most, and thrown away.
+const MOST: usize = 32 << 20;
+
+/// So many bytes are let through at once by many limits: what comes up to there says nothing.
+const UNCOUNTED: usize = 768 << 10;
+
+/// The way is measured for so long if enough has been counted by then, and for so long at most.
+const ENOUGH: Duration = Duration::from_millis(15);
+const LONGEST: Duration = Duration::from_millis(100);
+
+/// Answers that count are at least so many.
+const FEWEST: usize = 8;
+
+/// Bytes that the sender's kernel holds: a way whose latency is short needs no more, and less is left behind.
+const HELD: usize = 1 << 20;
+
+/// How long the other host may take to accept.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Whether a hello asks for this.
+pub(super) fn is_asked_for(hello: &[u8; HELLO_BYTES]) -> bool {
+    hello.starts_with(&MAGIC)
+}
+
+/// The bytes a second that come from here to one of these addresses, the first that can be reached; `None` where none can, or says
+/// nothing.
+pub(super) fn measure(targets: &[SocketAddr]) -> Option<f64> {
+    let never = AtomicBool::new(false);
+    let patience = Patience {
+        deadline: Instant::now() + PATIENCE,
+        called_off: [&never; 2],
+        turn: None,
+    };
+    let connect = |target: &SocketAddr| patience.connect_tcp(*target, (None, None)).ok();
+    let stream = targets.iter().find_map(connect)?;
+    let socket = SockRef::from(&stream);
+    // What has not gone at the end is not to follow.
+    let prepared = socket
+        .set_send_buffer_size(HELD)
+        .and_then(|()| socket.set_linger(Some(Duration::ZERO)));
+    prepared.ok()?;
+    let mut hello = [0; HELLO_BYTES];
+    hello[..MAGIC.len()].copy_from_slice(&MAGIC);
+    patience.write(&stream, &hello).ok()?;
+    rate(&answers(&stream)?)
+}
+
+/// Sends for a while. When each answer came, since the beginning; `None` where the connection broke before enough had come.
+fn answers(stream: &TcpStream) -> Option<Vec<Duration>> {
+    let block = vec![0; 4 * MARK];
+    let (begun, mut sent) = (Instant::now(), 0);
+    let mut came = Vec::new();
+    let enough = UNCOUNTED / MARK + FEWEST;
+    let is_open = loop {
+        let passed = begun.elapsed();
+        if passed >= LONGEST || came.len() >= MOST / MARK {
+            break true;
+        }
+        if passed >= ENOUGH && came.len() > enough {
+            break true;
+        }
+        let left = &block[..block.len().min(MOST - sent)];
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let is_full = match send(stream, left, flags) {
+            _ if left.is_empty() => true,
+            Ok(bytes) => {
+                sent += bytes;
+                false
+            }
+            Err(Errno::AGAIN | Errno::INTR) => true,
+            Err(_) => break false,
+        };
+        let mut marks = [0; MOST / MARK];
+        match recv(stream, &mut marks, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => break false,
+            Ok((_, more)) => came.resize(came.len() + more, begun.elapsed()),
+            Err(Errno::AGAIN | Errno::INTR) if is_full => {
+                let mut wanted = PollFlags::IN;
+                wanted.set(PollFlags::OUT, !left.is_empty());
+                let slice = timespec(LONGEST.saturating_sub(passed));
+                let _ = poll(&mut [PollFd::new(stream, wanted)], Some(&slice));
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => break false,
+        }
+    };
+    (is_open || came.len() > enough).then_some(came)
+}
+
+/// Bytes a second by the answers that count; where they are few, by all.
+fn rate(came: &[Duration]) -> Option<f64> {
+    let counted = came.get(UNCOUNTED / MARK..).unwrap_or(&[]);
+    let (first, last) = (counted.first(), came.last()?);
+    let (marks, time) = match first {
+        Some(first) if counted.len() > FEWEST => (counted.len() - 1, *last - *first),
+        _ => (came.len(), *last),
+    };
+    let seconds = time.as_secs_f64();
+    (seconds > 0.0).then(|| (marks * MARK) as f64 / seconds)
+}
+
+/// Does what the hello on this connection has asked for.
+pub(super) fn answer(stream: &TcpStream, patience: &Patience<'_>) -> Result<(), Cut> {
+    static BUSY: AtomicBool = AtomicBool::new(false);
+    if BUSY.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
+    let patience = Patience {
+        // The sender has the time for which it may take to send the first bytes, too.
+        deadline: patience.deadline.min(Instant::now() + PATIENCE + LONGEST),
+        ..*patience
+    };
+    let result = throw_away(stream, &patience);
+    BUSY.store(false, Ordering::Release);
+    result
+}
+
+fn throw_away(stream: &TcpStream, patience: &Patience<'_>) -> Result<(), Cut> {
+    let (mut came, mut answered) = (0, 0);
+    let mut room = vec![0; 4 * MARK];
+    while came < MOST {
+        // The kernel need not copy what is thrown away.
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        match recv(stream, &mut room, flags) {
+            Ok((_, 0)) => return Ok(()),
+            Ok((_, bytes)) => came += bytes,
+            Err(Errno::AGAIN) => patience.readable(stream)?,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let marks = came / MARK - answered;
+        if marks > 0 {
+            patience.write(stream, &vec![0; marks])?;
+            answered += marks;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(rate: f64, marks: usize) -> Vec<Duration> {
+        let when = |mark: usize| {
+            // All that is let through at once comes at once.
+            let bytes = (mark * MARK).saturating_sub(512 << 10);
+            Duration::from_secs_f64(1e-3 + bytes as f64 / rate)
+        };
+        (1..=marks).map(when).collect()
+    }
+
+    #[test]
+    fn what_is_let_through_at_once_does_not_count() {
+        for true_rate in [1e6, 125e6, 10e9] {
+            let measured = rate(&at(true_rate, 40)).expect("enough answers");
+            assert!((measured / true_rate - 1.0).abs() < 0.01, "{measured}");
+        }
+    }
+
+    #[test]
+    fn few_answers_say_how_fast_it_is_at_most() {
+        let measured = rate(&at(1e6, 10)).expect("some answers");
+        assert!(measured > 1e6 && measured < 1e8, "{measured}");
+        assert_eq!(rate(&[]), None);
+    }
+}
