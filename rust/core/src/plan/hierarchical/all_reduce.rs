@@ -15,7 +15,7 @@
 //! order for all ranks, so they get the same bits.
 
 use super::embed::{Alternating, Embedding, embed};
-use super::levels::{Inner, Levels, MOST_HOSTS_AT_ONCE};
+use super::levels::{Inner, Levels, MOST_HOSTS_AT_ONCE, at_once};
 use crate::plan::builder::{Blocks, Steps, pieces};
 use crate::plan::{Algorithm, Buffer, Counts, Plan, Shape, Span};
 use crate::types::Collective;
@@ -43,11 +43,12 @@ pub(super) fn all_reduce(
     Some(composition.steps.done())
 }
 
-/// How shards are summed up between so many hosts, in as few rounds as go without sending more than a ring does.
-pub(super) const fn algorithm_across(hosts: usize) -> Algorithm {
-    if hosts <= MOST_HOSTS_AT_ONCE {
+/// How shards are summed up between so many hosts, in messages of so many elements if all have one for all. No algorithm here
+/// sends more than a ring; of few hosts a ring keeps the links busiest, and between many it takes too many rounds.
+pub(super) const fn algorithm_across(hosts: usize, message: usize) -> Algorithm {
+    if at_once(hosts, message) {
         Algorithm::TwoShot
-    } else if hosts.is_power_of_two() {
+    } else if hosts > MOST_HOSTS_AT_ONCE && hosts.is_power_of_two() {
         Algorithm::Halving
     } else {
         Algorithm::Ring
@@ -63,6 +64,8 @@ struct Composition<'a> {
     /// Elements of a piece.
     piece: usize,
     pieces: usize,
+    /// Elements of a shard for each host: the longest message across.
+    message: usize,
     steps: Steps,
     for_inside: Alternating,
     /// Sums that wait for the phase across.
@@ -82,6 +85,10 @@ impl<'a> Composition<'a> {
             inner,
             piece,
             pieces: pieces(shape.count(), piece),
+            message: shape
+                .count()
+                .div_ceil(levels.shards() * levels.hosts.len())
+                .min(chunk),
             steps: Steps::of(shape),
             for_inside: Alternating::default(),
             sums: Alternating::default(),
@@ -160,7 +167,11 @@ impl<'a> Composition<'a> {
             in_place: !self.shape.widen,
             widen: self.shape.widen,
         };
-        let plan = (self.inner)(algorithm_across(shape.world), &shape, self.chunk)?;
+        let plan = (self.inner)(
+            algorithm_across(shape.world, self.message),
+            &shape,
+            self.chunk,
+        )?;
         let input = self.sum(piece);
         let scratch = self.for_across.span(&mut self.steps, piece, plan.scratch);
         let at = Embedding {

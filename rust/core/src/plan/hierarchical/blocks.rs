@@ -10,14 +10,14 @@
 //!   host 1: ranks 2, 3                     2 -> 0   3 -> 1          2 -> 3: c a     3 -> 2: d b
 //! ```
 //!
-//! Between many hosts the blocks go around from carrier to carrier instead, so that a rank has two neighbours to talk to
-//! and not one on each host.
+//! Between many hosts, and from three on where blocks are long, the blocks go around from carrier to carrier instead, so that a
+//! rank has two neighbours to talk to and not one on each host ([`at_once`]).
 //!
 //! The ranks of a host carry as many blocks as each other, or one more. Into a host comes each block of the others once:
 //! no algorithm needs less.
 
 use super::embed::Alternating;
-use super::levels::{Levels, MOST_HOSTS_AT_ONCE};
+use super::levels::{Levels, at_once};
 use crate::plan::builder::{Blocks, Steps, pieces};
 use crate::plan::direct::own_block;
 use crate::plan::{Buffer, Plan, Shape, Span, Wire};
@@ -39,9 +39,9 @@ impl Levels {
         blocks
     }
 
-    /// The messages between hosts that bring each block to its carriers, round by round.
-    fn spread(&self) -> Vec<Round> {
-        match self.hosts.len() <= MOST_HOSTS_AT_ONCE {
+    /// The messages between hosts that bring each block, of so many elements, to its carriers, round by round.
+    fn spread(&self, block: usize) -> Vec<Round> {
+        match at_once(self.hosts.len(), block) {
             true => self.spread_at_once(),
             false => self.spread_around(),
         }
@@ -165,7 +165,7 @@ pub(super) fn all_gather(shape: &Shape, chunk: usize, levels: &Levels) -> Plan {
     };
     for turn in 0..=pieces {
         if turn < pieces {
-            for round in levels.spread() {
+            for round in levels.spread(blocks.longest()) {
                 if let Some((to, block)) = round.given {
                     steps.send(to, given(block, turn));
                 }
@@ -284,7 +284,8 @@ impl<'a> Scattering<'a> {
     }
 
     fn sum_up_across(&mut self, piece: usize) {
-        let rounds: Vec<Round> = self.levels.spread().into_iter().rev().collect();
+        let longest = self.blocks.longest();
+        let rounds: Vec<Round> = self.levels.spread(longest).into_iter().rev().collect();
         for round in rounds.into_iter().map(Round::reversed) {
             if let Some((to, block)) = round.given {
                 let sum = self.sum_of(block, piece);

@@ -1,7 +1,7 @@
 //! Where a rank is: its host, its place there, and its counterparts on the other hosts.
 
 use crate::plan::topology::Topology;
-use crate::plan::{Algorithm, Plan, Shape};
+use crate::plan::{Algorithm, DEFAULT_CHUNK, Plan, Shape};
 use crate::types::Rank;
 
 /// Makes the plans that are parts of one here.
@@ -10,6 +10,17 @@ pub(super) type Inner = fn(Algorithm, &Shape, usize) -> Option<Plan>;
 /// Up to so many hosts a rank exchanges messages with all of its counterparts at once: one or two rounds with the volume
 /// of a ring.
 pub(in crate::plan) const MOST_HOSTS_AT_ONCE: usize = 8;
+
+/// Elements of a message up to which they do, where there are more than two.
+const MOST_AT_ONCE: usize = DEFAULT_CHUNK / 4;
+
+/// Whether ranks exchange messages of so many elements with the counterparts on all of so many hosts at once. What several hosts
+/// send to one at the same time shares its link by chance: some of it comes late, and links are idle meanwhile. Short
+/// messages take the fewest rounds all the same. With longer ones each host sends to one other at a time, and hears from
+/// one.
+pub(in crate::plan) const fn at_once(hosts: usize, message: usize) -> bool {
+    hosts <= 2 || (hosts <= MOST_HOSTS_AT_ONCE && message <= MOST_AT_ONCE)
+}
 
 /// The hosts, as one rank sees them.
 pub(super) struct Levels {

@@ -1,7 +1,7 @@
 //! What each collective costs: inside hosts, across, inside.
 
 use super::all_reduce::algorithm_across;
-use super::levels::MOST_HOSTS_AT_ONCE;
+use super::levels::at_once;
 use crate::plan::Algorithm;
 use crate::plan::cost::{Bill, Taken, Work};
 use crate::types::Collective;
@@ -38,12 +38,14 @@ fn all_reduce(work: &Work, bill: &mut Bill) {
     let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
     let near = (beside - 1) as f64;
     let shard = work.bytes / fewest as f64;
-    let pieces = work.elements.div_ceil(fewest * hosts).div_ceil(work.piece);
-    let pieces = pieces.max(1) as f64;
+    let message = work.elements.div_ceil(fewest * hosts);
+    let pieces = message.div_ceil(work.piece).max(1) as f64;
+    let across = algorithm_across(hosts, message.min(work.piece));
     let inside = shard / pieces;
-    let rounds = match algorithm_across(hosts) {
+    let messages = messages_across(across, hosts);
+    let rounds = match across {
         Algorithm::TwoShot => 1.0,
-        _ => messages_across(hosts),
+        _ => messages,
     };
     bill.rounds += 2.0 * bill.round(false) + 2.0 * rounds * bill.round(true);
     if fewest == beside {
@@ -58,7 +60,6 @@ fn all_reduce(work: &Work, bill: &mut Bill) {
         bill.each += fewest as f64 * pieces * given;
         bill.root += near * pieces * taken;
     }
-    let messages = messages_across(hosts);
     let sent = shard * (hosts - 1) as f64 / hosts as f64;
     let across = sent / messages / pieces;
     let messages = messages * pieces;
@@ -72,8 +73,8 @@ fn all_reduce(work: &Work, bill: &mut Bill) {
 }
 
 /// Messages that a rank sends to sum up its shard between hosts, and as many to share the sum.
-fn messages_across(hosts: usize) -> f64 {
-    match algorithm_across(hosts) {
+fn messages_across(algorithm: Algorithm, hosts: usize) -> f64 {
+    match algorithm {
         Algorithm::Halving => hosts.ilog2().into(),
         _ => (hosts - 1) as f64,
     }
@@ -178,7 +179,7 @@ fn blocks(taken: Taken, work: &Work, bill: &mut Bill) {
     } else {
         1.0
     };
-    let rounds = match hosts <= MOST_HOSTS_AT_ONCE {
+    let rounds = match at_once(hosts, work.elements) {
         true => 1,
         false => hosts - 1,
     };

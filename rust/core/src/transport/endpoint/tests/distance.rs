@@ -3,8 +3,8 @@
 use std::io::Write;
 
 use super::super::distance::some_of;
-use crate::transport::handshake::HELLO_BYTES;
 use super::*;
+use crate::transport::handshake::HELLO_BYTES;
 
 fn labelled(host: &str) -> Arc<Endpoint> {
     let options = EndpointOptions {
