@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from harness.build import CHECKOUT, rust_bench, sockets_program
@@ -22,16 +22,31 @@ ONE_HOST = "one host"
 SOCKETS = ("exchange", "round_trip")
 TORCH = ("gloo", "unisono")
 
-SHARES = {
-    # Bytes that the busiest host must send or receive, for h hosts and r ranks on the largest, in
-    # those of a rank's longer buffer.
-    "all_reduce": lambda h, _: 2 * (h - 1) / h,
+Ranks = tuple[int, ...]
+
+
+def _even(ranks: Ranks) -> float:
+    return 2 * (len(ranks) - 1) / len(ranks)
+
+
+def _blocks(ranks: Ranks) -> float:
+    """A host has the blocks of its ranks, and needs all others; or the other way."""
+    return max(max(own, sum(ranks) - own) for own in ranks) / sum(ranks)
+
+
+def _pairs(ranks: Ranks) -> float:
+    return max(own * (sum(ranks) - own) for own in ranks) / sum(ranks)
+
+
+# Bytes that the busiest host must send or receive, in those of a rank's longer buffer.
+SHARES: dict[str, Callable[[Ranks], float]] = {
+    "all_reduce": _even,
     # Of float32, although a quarter of the bytes is sent.
-    "all_reduce_int8": lambda h, _: 2 * (h - 1) / h,
-    "all_gather": lambda h, _: (h - 1) / h,
-    "reduce_scatter": lambda h, _: (h - 1) / h,
-    "broadcast": lambda _, __: 1.0,
-    "all_to_all": lambda h, r: r * (h - 1) / h,
+    "all_reduce_int8": _even,
+    "all_gather": _blocks,
+    "reduce_scatter": _blocks,
+    "broadcast": lambda _: 1.0,
+    "all_to_all": _pairs,
 }
 
 
@@ -64,7 +79,7 @@ class Bed:
         """Which part of the link's rate a call reaches that takes so long."""
         if not self.rate or self.flow_rate or collective not in SHARES:
             return None
-        sent = SHARES[collective](len(self.ranks), max(self.ranks)) * size
+        sent = SHARES[collective](self.ranks) * size
         return sent * 8 / (self.rate * 1e6) / seconds
 
     @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -25,12 +26,11 @@ LOOPBACK_SMALL, LOOPBACK_LARGE = 10.0, 1.3  # times as fast as gloo
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """One number beside what it is to be."""
+    """One number, not a number where it could not be measured, beside what it is to be."""
 
     what: str
     measured: float
     wanted: float
-    unit: str = ""
     at_least: bool = True
 
     @property
@@ -42,7 +42,8 @@ class Mark:
     def text(self) -> str:
         limit = "at least" if self.at_least else "at most"
         verdict = "met" if self.met else "MISSED"
-        number = f"{self.measured:.2f}{self.unit} ({limit} {self.wanted:g})"
+        measured = "-" if math.isnan(self.measured) else f"{self.measured:.2f}"
+        number = f"{measured} ({limit} {self.wanted:g})"
         return f"  {self.what:44}{number:36}{verdict}"
 
 
@@ -67,8 +68,7 @@ def reaches(of_line: float) -> Judge:
     def judge(bed: Bed, cell: Cell) -> Iterator[Mark]:
         seconds = cell.median(CHOICE)
         share = seconds and bed.share(cell.collective, cell.size, seconds)
-        if share:
-            yield Mark("share of the line", share, of_line)
+        yield Mark("share of the line", share or math.nan, of_line)
 
     return judge
 
@@ -78,8 +78,7 @@ def times_gloo(wanted: float) -> Judge:
 
     def judge(_: Bed, cell: Cell) -> Iterator[Mark]:
         ratio = cell.ratio("torch/gloo", "torch/unisono")
-        if ratio:
-            yield Mark("times as fast as gloo", ratio, wanted)
+        yield Mark("times as fast as gloo", ratio or math.nan, wanted)
 
     return judge
 
@@ -87,28 +86,25 @@ def times_gloo(wanted: float) -> Judge:
 def beside_sockets(_: Bed, cell: Cell) -> Iterator[Mark]:
     """Judge by what sockets take to exchange the same bytes."""
     ratio = cell.ratio(CHOICE, "exchange")
-    if ratio:
-        yield Mark("of the time of plain sockets", ratio, BESIDE_SOCKETS, at_least=False)
+    yield Mark("of the time of plain sockets", ratio or math.nan, BESIDE_SOCKETS, at_least=False)
 
 
 def beside_round_trips(_: Bed, cell: Cell) -> Iterator[Mark]:
     """Judge by a round trip of sockets and what the same ranks take on one host."""
-    ours, trip, inside = (cell.median(name) for name in (CHOICE, "round_trip", ONE_HOST))
-    if ours and trip and inside:
-        bound = (ROUND_TRIPS * trip + inside) * 1e6
-        what = f"us; round trip {trip * 1e6:.0f}, one host {inside * 1e6:.0f}"
-        yield Mark(what, ours * 1e6, round(bound), at_least=False)
+    medians = (cell.median(name) for name in (CHOICE, "round_trip", ONE_HOST))
+    ours, trip, inside = (1e6 * seconds if seconds else math.nan for seconds in medians)
+    what = f"us; round trip {trip:.0f}, one host {inside:.0f}"
+    yield Mark(what, ours, round(ROUND_TRIPS * trip + inside, 1), at_least=False)
     size, seconds = BRIEF
-    if ours and cell.size == size:
-        yield Mark("us", ours * 1e6, seconds * 1e6, at_least=False)
+    if cell.size == size:
+        yield Mark("us", ours, seconds * 1e6, at_least=False)
 
 
 def loopback(_: Bed, cell: Cell) -> Iterator[Mark]:
     """Judge by gloo's time on loopback, short and long."""
     ratio = cell.ratio("torch/gloo", "torch/unisono")
-    if ratio:
-        wanted = LOOPBACK_SMALL if cell.size <= 16 * KIB else LOOPBACK_LARGE
-        yield Mark("times as fast as gloo", ratio, wanted)
+    wanted = LOOPBACK_SMALL if cell.size <= 16 * KIB else LOOPBACK_LARGE
+    yield Mark("times as fast as gloo", ratio or math.nan, wanted)
 
 
 def of(collectives: str, *sizes: int) -> list[tuple[str, int]]:

@@ -92,6 +92,7 @@ static int listen_at(const char* folder, const char* address) {
   must(inet_pton(AF_INET, address, &own.sin_addr) == 1, address);
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   socklen_t length = sizeof own;
+  must(listener >= 0, "socket");
   must(bind(listener, (struct sockaddr*)&own, sizeof own) == 0 && listen(listener, 1) == 0,
        address);
   getsockname(listener, (struct sockaddr*)&own, &length);
@@ -119,6 +120,7 @@ static int connect_to(const char* folder, int peer, const char* address) {
   struct sockaddr_in other = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
   must(inet_pton(AF_INET, address, &other.sin_addr) == 1, address);
   const int connection = socket(AF_INET, SOCK_STREAM, 0);
+  must(connection >= 0, "socket");
   must(connect(connection, (struct sockaddr*)&other, sizeof other) == 0, address);
   return connection;
 }

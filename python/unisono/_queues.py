@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 _MOST = 32
-# What each process asks for where they share a pool: of the 2 that it gets else, streams soon share
-# one. (An H200 gave 3 processes 32 each, 7 of them 16, 15 of them 8, and 48 what they get else.)
+# What each process asks for where they share a pool: without the variable it gets 2, of which
+# streams soon share one. (An H200 gave 3 processes 32 each, 7 of them 16, 15 of them 8, and 48 of
+# them 2.)
 _MOST_OF_A_POOL = 8
 _POOL = 96
 
@@ -39,7 +39,8 @@ def wanted(ranks: int) -> dict[str, str]:
     It is empty where the driver's own choice is to stay.
     """
     pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
-    if not Path(pipes, "nvidia-cuda-mps-control.pid").exists():
+    # Unlike `Path.exists`, for which another user's folder is an error on older versions of Python.
+    if not os.path.exists(f"{pipes}/nvidia-cuda-mps-control.pid"):  # noqa: PTH110
         return {_VARIABLE: str(_MOST)}
     share = min(_MOST_OF_A_POOL, _POOL // ranks) if ranks else 0
     return {_VARIABLE: str(share)} if share > 1 else {}

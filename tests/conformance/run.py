@@ -31,7 +31,7 @@ CLASS = "suite.py::TestConformance"
 def collect(env: dict[str, str]) -> list[str]:
     """Return the names of all tests of the suite."""
     command = [sys.executable, "-m", "pytest", CLASS, "--collect-only", "-q", *QUIET]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         env = {**env, "TEMP_DIR": folder}
         result = subprocess.run(
             command, cwd=HERE, env=env, capture_output=True, text=True, check=False
@@ -50,7 +50,7 @@ def run(names: list[str], env: dict[str, str], timeout: int) -> dict[str, str]:
     """Run the tests and return how each ended: passed, failed, skipped or missing."""
     if not names:
         return {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", *QUIET, f"--timeout={timeout}"]
         command += [f"--junitxml={report}", *(f"{CLASS}::{name}" for name in names)]

@@ -19,7 +19,16 @@ pub struct Topology {
     pub node_of: Vec<usize>,
     /// Cores that the ranks of one host share.
     pub cores_per_host: usize,
+    /// Elements of a message up to which a rank exchanges messages with ranks of all other hosts at once, where a hierarchy has
+    /// the choice: the same on all ranks. See [`Topology::with_links`].
+    pub longest_at_once: usize,
 }
+
+/// Where nothing is known of the links: 32 KiB of the commonest element.
+const LONGEST_AT_ONCE: usize = 8 << 10;
+
+/// By how much less time bytes take on the links where each host sends to one other at a time.
+const GAIN: f64 = 0.2;
 
 impl Topology {
     /// All ranks on one host.
@@ -38,6 +47,7 @@ impl Topology {
             node_of: host_of.clone(),
             host_of,
             cores_per_host: cores,
+            longest_at_once: LONGEST_AT_ONCE,
         }
     }
 
@@ -63,6 +73,21 @@ impl Topology {
             node_of: numbered(&nodes),
             host_of,
             cores_per_host: cores,
+            longest_at_once: LONGEST_AT_ONCE,
+        }
+    }
+
+    /// The same with hosts `latency` seconds apart, and links that take `byte` seconds for a byte.
+    ///
+    /// When several hosts send to one at the same time, their streams compete for its link: some get less and come late, and
+    /// other links are idle meanwhile. Where each host sends to one other at a time, that is gained, and there are more rounds,
+    /// of which each takes the latency.
+    #[must_use]
+    pub fn with_links(self, latency: f64, byte: f64) -> Self {
+        let elements = latency / (GAIN * byte) / 4.0;
+        Self {
+            longest_at_once: (elements as usize).max(LONGEST_AT_ONCE),
+            ..self
         }
     }
 
@@ -80,6 +105,7 @@ impl Topology {
             host_of: numbered(&of(&self.host_of)),
             node_of: numbered(&of(&self.node_of)),
             cores_per_host: self.cores_per_host,
+            longest_at_once: self.longest_at_once,
         }
     }
 

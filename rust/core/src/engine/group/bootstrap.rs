@@ -30,8 +30,8 @@ use crate::engine::group::local_groups::LocalGroups;
 use crate::engine::links::Slot;
 use crate::engine::state::{Group, Mail, Member, Membership};
 
-/// Hosts are near each other whose round trip is no longer.
-const NEAR: Duration = Duration::from_millis(2);
+/// Hosts are near each other whose round trip is no longer: it takes ten or more of them to bring a connection up to speed.
+const NEAR: Duration = Duration::from_millis(1);
 
 /// The tag of monitored barriers, out of the range of users' tags.
 const BARRIER_TAG: u64 = u64::MAX;
@@ -83,12 +83,14 @@ impl Group {
         }
         let places = roster.members.iter();
         let places: Vec<_> = places.map(|member| (&member.host, member.node)).collect();
+        let costs = roster.costs.costs();
         let membership = Membership {
             members,
             key: roster.key,
             endpoint: Mutex::new(Some(endpoint)),
-            topology: Topology::from_places(&places, roster.costs.cores()),
-            costs: roster.costs.costs(),
+            topology: Topology::from_places(&places, roster.costs.cores())
+                .with_links(costs.remote_latency, costs.remote_byte),
+            costs,
             local_groups: None,
         };
         Self::enter(rank, membership, config)
@@ -400,14 +402,14 @@ fn price(endpoint: &Endpoint, members: &[Introduced]) -> Rounded {
         .filter_map(|member| Address::from_bytes(&member.address).ok())
         .collect();
     let mut costs = calibrate::costs();
-    if let Some(round_trip) = endpoint.round_trip(addresses.iter()) {
+    if let Some((round_trip, target)) = endpoint.farthest(addresses.iter()) {
         // Of what a message takes to a host that is near, most is the system's work, which the kernels' packets do not need.
         let one_way = round_trip.as_secs_f64() / 2.0;
         costs.remote_latency = one_way.max(Costs::TYPICAL.remote_latency);
         tracing::debug!(?round_trip, "measured the way to the farthest host");
         // A connection takes many round trips to come up to speed.
         if round_trip <= NEAR
-            && let Some(rate) = endpoint.rate(addresses.iter())
+            && let Some(rate) = endpoint.rate(target)
         {
             tracing::debug!(rate, "bytes a second to another host");
             return costs.rounded(shared).with_rate(rate);

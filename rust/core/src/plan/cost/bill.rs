@@ -50,6 +50,8 @@ pub(in crate::plan) struct Layout<'a> {
     pub(in crate::plan) hosts: usize,
     /// Ranks on the host that has fewest.
     pub(in crate::plan) fewest: usize,
+    /// As [`Topology::longest_at_once`].
+    pub(in crate::plan) longest_at_once: usize,
     /// The memory nodes of the only host, if it has several.
     nodes: Option<Nodes<'a>>,
     /// The hosts are memory nodes of one: what goes across goes through memory.
@@ -87,6 +89,7 @@ impl<'a> Layout<'a> {
             cores: topology.cores_per_host.max(1),
             hosts,
             fewest: ranks.iter().copied().min().unwrap_or(1).max(1),
+            longest_at_once: topology.longest_at_once,
             nodes: (hosts == 1).then(|| Nodes::of(&topology.node_of)).flatten(),
             is_one_host: false,
         }
@@ -105,6 +108,7 @@ impl<'a> Layout<'a> {
                 hosts: nodes.number,
                 cores: (self.cores / nodes.number).max(1),
                 nodes: None,
+                longest_at_once: usize::MAX,
                 is_one_host: true,
                 ..self
             },

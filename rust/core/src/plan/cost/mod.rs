@@ -89,15 +89,19 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// How much longer bytes take over links between hosts where several hosts send to one at the same time: its link is shared by
-/// chance, some of them come late, and links are idle meanwhile. (Four hosts at 1 Gbit/s, 16 MiB: an all_gather takes 1.12 to 1.4
-/// times as long directly as around the hosts, a reduce_scatter 1.2 times.)
-const SHARED_BY_CHANCE: f64 = 1.2;
+/// How much longer bytes take where the streams of several hosts compete for the link of one: some come late, and other links are
+/// idle meanwhile. (Four hosts at 1 Gbit/s, 16 MiB: an all_gather takes 1.12 to 1.4 times as long directly as around the hosts, a
+/// reduce_scatter 1.2 times directly and 1.3 to 1.9 times by halving.)
+const COMPETING: f64 = 1.2;
 
-/// Whether ranks send to ranks of several other hosts without waiting for what comes from one of them.
-const fn sends_to_several(algorithm: Algorithm) -> bool {
-    // In a hierarchy only short messages go so.
-    !matches!(algorithm, Algorithm::Ring | Algorithm::Hierarchical)
+/// Whether `collective` has a ring or a hierarchy, in which each host sends to one other at a time, and this is none of them.
+const fn makes_streams_compete(algorithm: Algorithm, collective: Collective) -> bool {
+    // Whatever goes to all hosts from each goes to them at once.
+    let has_other = !matches!(
+        collective,
+        Collective::AllToAll | Collective::Gather | Collective::Scatter
+    );
+    has_other && !matches!(algorithm, Algorithm::Ring | Algorithm::Hierarchical)
 }
 
 /// As [`predict`], with the callers' buffers in memory that no peer reaches, if so.
@@ -145,8 +149,8 @@ fn predict_where(
         is_cold: work.longer_buffer(shape.collective) * shape.world as f64 >= costs.cache,
     });
     (family(algorithm).price)(shape.collective, &work, &mut bill);
-    if layout.hosts > 2 && sends_to_several(algorithm) {
-        bill.wire *= SHARED_BY_CHANCE;
+    if layout.hosts > 2 && makes_streams_compete(algorithm, shape.collective) {
+        bill.wire *= COMPETING;
     }
     bill.seconds()
 }

@@ -43,10 +43,10 @@ pub(super) fn all_reduce(
     Some(composition.steps.done())
 }
 
-/// How shards are summed up between so many hosts, in messages of so many elements if all have one for all. No algorithm here
+/// How shards are summed up between so many hosts, each with all others at once or with one at a time. No algorithm here
 /// sends more than a ring; of few hosts a ring keeps the links busiest, and between many it takes too many rounds.
-pub(super) const fn algorithm_across(hosts: usize, message: usize) -> Algorithm {
-    if at_once(hosts, message) {
+pub(super) const fn algorithm_across(hosts: usize, is_at_once: bool) -> Algorithm {
+    if is_at_once {
         Algorithm::TwoShot
     } else if hosts > MOST_HOSTS_AT_ONCE && hosts.is_power_of_two() {
         Algorithm::Halving
@@ -64,8 +64,7 @@ struct Composition<'a> {
     /// Elements of a piece.
     piece: usize,
     pieces: usize,
-    /// Elements of a shard for each host: the longest message across.
-    message: usize,
+    is_at_once: bool,
     steps: Steps,
     for_inside: Alternating,
     /// Sums that wait for the phase across.
@@ -75,9 +74,9 @@ struct Composition<'a> {
 
 impl<'a> Composition<'a> {
     fn new(shape: &'a Shape<'a>, chunk: usize, levels: &'a Levels, inner: Inner) -> Self {
-        let piece = chunk
-            .saturating_mul(levels.shards())
-            .saturating_mul(levels.hosts.len());
+        let hosts = levels.hosts.len();
+        let piece = chunk.saturating_mul(levels.shards()).saturating_mul(hosts);
+        let message = shape.count().div_ceil(levels.shards() * hosts);
         Self {
             shape,
             levels,
@@ -85,10 +84,7 @@ impl<'a> Composition<'a> {
             inner,
             piece,
             pieces: pieces(shape.count(), piece),
-            message: shape
-                .count()
-                .div_ceil(levels.shards() * levels.hosts.len())
-                .min(chunk),
+            is_at_once: at_once(hosts, message.min(chunk), levels.longest_at_once),
             steps: Steps::of(shape),
             for_inside: Alternating::default(),
             sums: Alternating::default(),
@@ -168,7 +164,7 @@ impl<'a> Composition<'a> {
             widen: self.shape.widen,
         };
         let plan = (self.inner)(
-            algorithm_across(shape.world, self.message),
+            algorithm_across(shape.world, self.is_at_once),
             &shape,
             self.chunk,
         )?;

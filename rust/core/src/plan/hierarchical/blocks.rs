@@ -41,7 +41,7 @@ impl Levels {
 
     /// The messages between hosts that bring each block, of so many elements, to its carriers, round by round.
     fn spread(&self, block: usize) -> Vec<Round> {
-        match at_once(self.hosts.len(), block) {
+        match at_once(self.hosts.len(), block, self.longest_at_once) {
             true => self.spread_at_once(),
             false => self.spread_around(),
         }

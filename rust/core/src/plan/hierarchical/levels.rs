@@ -1,7 +1,7 @@
 //! Where a rank is: its host, its place there, and its counterparts on the other hosts.
 
 use crate::plan::topology::Topology;
-use crate::plan::{Algorithm, DEFAULT_CHUNK, Plan, Shape};
+use crate::plan::{Algorithm, Plan, Shape};
 use crate::types::Rank;
 
 /// Makes the plans that are parts of one here.
@@ -11,15 +11,10 @@ pub(super) type Inner = fn(Algorithm, &Shape, usize) -> Option<Plan>;
 /// of a ring.
 pub(in crate::plan) const MOST_HOSTS_AT_ONCE: usize = 8;
 
-/// Elements of a message up to which they do, where there are more than two.
-const MOST_AT_ONCE: usize = DEFAULT_CHUNK / 4;
-
-/// Whether ranks exchange messages of so many elements with the counterparts on all of so many hosts at once. What several hosts
-/// send to one at the same time shares its link by chance: some of it comes late, and links are idle meanwhile. Short
-/// messages take the fewest rounds all the same. With longer ones each host sends to one other at a time, and hears from
-/// one.
-pub(in crate::plan) const fn at_once(hosts: usize, message: usize) -> bool {
-    hosts <= 2 || (hosts <= MOST_HOSTS_AT_ONCE && message <= MOST_AT_ONCE)
+/// Whether ranks exchange messages of so many elements with the counterparts on all of so many hosts at once; `longest` is
+/// [`Topology::longest_at_once`]. Else each host sends to one other at a time, and hears from one.
+pub(in crate::plan) const fn at_once(hosts: usize, message: usize, longest: usize) -> bool {
+    hosts <= 2 || (hosts <= MOST_HOSTS_AT_ONCE && message <= longest)
 }
 
 /// The hosts, as one rank sees them.
@@ -31,6 +26,8 @@ pub(super) struct Levels {
     pub(super) host: usize,
     /// This rank's place on it.
     pub(super) place: usize,
+    /// Elements of the longest messages that go to all hosts at once. Between memory nodes all do.
+    pub(super) longest_at_once: usize,
 }
 
 impl Levels {
@@ -48,7 +45,16 @@ impl Levels {
         hosts.rotate_left(first);
         hosts[0].rotate_left(place);
         let (host, place) = find(&hosts, shape.rank);
-        Self { hosts, host, place }
+        let longest_at_once = match topology.spans_hosts() {
+            true => topology.longest_at_once,
+            false => usize::MAX,
+        };
+        Self {
+            hosts,
+            host,
+            place,
+            longest_at_once,
+        }
     }
 
     /// The ranks of this host.

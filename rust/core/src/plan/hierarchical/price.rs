@@ -40,7 +40,10 @@ fn all_reduce(work: &Work, bill: &mut Bill) {
     let shard = work.bytes / fewest as f64;
     let message = work.elements.div_ceil(fewest * hosts);
     let pieces = message.div_ceil(work.piece).max(1) as f64;
-    let across = algorithm_across(hosts, message.min(work.piece));
+    let across = algorithm_across(
+        hosts,
+        at_once(hosts, message.min(work.piece), bill.at.longest_at_once),
+    );
     let inside = shard / pieces;
     let messages = messages_across(across, hosts);
     let rounds = match across {
@@ -179,7 +182,7 @@ fn blocks(taken: Taken, work: &Work, bill: &mut Bill) {
     } else {
         1.0
     };
-    let rounds = match at_once(hosts, work.elements) {
+    let rounds = match at_once(hosts, work.elements, bill.at.longest_at_once) {
         true => 1,
         false => hosts - 1,
     };

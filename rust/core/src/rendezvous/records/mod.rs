@@ -8,7 +8,7 @@
 //! record:   magic (4)  flags (1: authenticated)  version  content  [HMAC-SHA256 of all before (32)]
 //! entry:    rank (4)  world (4)  process (16)  member  count (2)  {name  value}
 //! member:   public key (32)  pid (4)  memory node (2, all ones: none)  host  hostname  address
-//! table:    0 (1)  costs (7)  world (4)  pages (2)  {SHA-256 of the page's record (32)}
+//! table:    0 (1)  costs (8)  world (4)  pages (2)  {SHA-256 of the page's record (32)}
 //! failure:  1 (1)  code (1)  peer (4, all ones: none)  message
 //! page:     hosts (4)  {host  hostname}  members (4)  {public key (32)  pid (4)  memory node (2)  host's number (4)  address}
 //! ```

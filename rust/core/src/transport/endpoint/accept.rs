@@ -155,9 +155,12 @@ fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason>
         return Err(Reason::new(format!("it belongs to {user}")));
     }
     let mut hello = [0; HELLO_BYTES];
-    patience.read(&stream, &mut hello)?;
+    if let Err(cut) = patience.read(&stream, &mut hello) {
+        refuse(&stream, guest);
+        return Err(cut.into());
+    }
     if let (Stream::Tcp(stream), true) = (&stream, rate::is_asked_for(&hello)) {
-        return Ok(rate::answer(stream, &patience)?);
+        return Ok(rate::answer(stream, &shared.is_being_measured, &patience)?);
     }
     let challenged = match examine(shared, hello, (&stream, guest), &patience) {
         Ok(challenged) => challenged,

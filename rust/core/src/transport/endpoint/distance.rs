@@ -1,4 +1,4 @@
-//! How far other hosts are: how long a packet there and the answer take, and how fast bytes come.
+//! How far other hosts are: how long a packet there and the answer take.
 //!
 //! The kernels measure that whenever they open a connection, whatever the processes at both ends are doing. So a few
 //! connections are opened to what others listen at, and closed again without a word.
@@ -12,7 +12,6 @@ use rustix::io::Errno;
 use socket2::{Domain, Socket, Type};
 
 use super::address::Address;
-use super::rate;
 use super::wire::timespec;
 use crate::fork;
 use crate::transport::tcp::kernel::round_trip;
@@ -29,25 +28,30 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// A connection on its way.
 struct Probe {
     host: usize,
+    target: SocketAddr,
     socket: Socket,
 }
 
 /// The round trip to the farthest of the hosts of `others` that are not that of `own`: of many hosts, of some of them, and by the
-/// nearest address of each. `None` where there are none, or none has answered.
+/// nearest address of each, which comes with it. `None` where there are none, or none has answered.
 pub(super) fn farthest<'a>(
     own: &Address,
     others: impl Iterator<Item = &'a Address>,
-) -> Option<Duration> {
+) -> Option<(Duration, SocketAddr)> {
     let hosts = some_of(first_of_each_host(own, others));
     let mut probes: Vec<Probe> = Vec::new();
     for (host, there) in hosts.iter().enumerate() {
         for target in there.towards(own) {
             let sockets = (0..TRIES).filter_map(|_| begin(target).ok());
-            probes.extend(sockets.map(|socket| Probe { host, socket }));
+            probes.extend(sockets.map(|socket| Probe {
+                host,
+                target,
+                socket,
+            }));
         }
     }
     let deadline = Instant::now() + PATIENCE;
-    let mut nearest: Vec<Option<Duration>> = vec![None; hosts.len()];
+    let mut nearest: Vec<Option<(Duration, SocketAddr)>> = vec![None; hosts.len()];
     while probes.iter().any(|probe| nearest[probe.host].is_none()) && Instant::now() < deadline {
         let left = timespec(deadline.saturating_duration_since(Instant::now()));
         let mut fds: Vec<_> = probes
@@ -60,19 +64,16 @@ pub(super) fn farthest<'a>(
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut ready = ready.into_iter();
-        for Probe { host, socket } in probes.extract_if(.., |_| ready.next().unwrap_or(false)) {
-            if let (Ok(None), Some(trip)) = (socket.take_error(), round_trip(socket.as_fd())) {
-                nearest[host] = Some(nearest[host].map_or(trip, |other| other.min(trip)));
+        for probe in probes.extract_if(.., |_| ready.next().unwrap_or(false)) {
+            let trip = round_trip(probe.socket.as_fd());
+            if let (Ok(None), Some(trip)) = (probe.socket.take_error(), trip) {
+                let found = (trip, probe.target);
+                let before = &mut nearest[probe.host];
+                *before = Some(before.map_or(found, |other| other.min(found)));
             }
         }
     }
     nearest.into_iter().flatten().max()
-}
-
-/// The bytes a second that come from here to the first of the hosts of `others` that are not that of `own`.
-pub(super) fn rate<'a>(own: &Address, others: impl Iterator<Item = &'a Address>) -> Option<f64> {
-    let hosts = first_of_each_host(own, others);
-    rate::measure(&hosts.first()?.towards(own))
 }
 
 /// An address of each host that is not that of `own`.

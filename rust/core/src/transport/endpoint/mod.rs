@@ -36,6 +36,7 @@ mod turns;
 mod visit;
 mod wire;
 
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
@@ -137,6 +138,7 @@ impl Endpoint {
             strangers: Mutex::new(Rarely::strangers()),
             turns: Arc::default(),
             rate: Mutex::default(),
+            is_being_measured: AtomicBool::new(false),
         });
         threads::spawn("unisono-accept", {
             let shared = Arc::clone(&shared);
@@ -160,25 +162,29 @@ impl Endpoint {
         &self.shared.address
     }
 
-    /// How long a packet to the farthest of these processes' hosts and the answer take: of many hosts, of some of them.
-    /// `None` where all are on this host, or none has answered within half a second.
-    pub fn round_trip<'a>(&self, others: impl Iterator<Item = &'a Address>) -> Option<Duration> {
+    /// How long a packet to the farthest of these processes' hosts and the answer take, and by which address: of many hosts, of some
+    /// of them. `None` where all are on this host, or none has answered within half a second.
+    pub fn farthest<'a>(
+        &self,
+        others: impl Iterator<Item = &'a Address>,
+    ) -> Option<(Duration, SocketAddr)> {
         distance::farthest(&self.shared.address, others)
     }
 
-    /// The bytes a second that come from here to one of these processes' hosts, over one connection. `None` where all are on this
-    /// host, or none has answered within half a second. Once known, or [learned](Self::learn_rate), it is not measured again.
-    pub fn rate<'a>(&self, others: impl Iterator<Item = &'a Address>) -> Option<f64> {
-        let mut known = self.shared.rate.lock();
-        if known.is_none() {
-            *known = distance::rate(&self.shared.address, others);
+    /// The bytes a second that come from here to an endpoint with this address, over one connection; `None` where it does not say.
+    /// What has been measured or [learned](Self::learn_rate) once is not measured again.
+    pub fn rate(&self, target: SocketAddr) -> Option<f64> {
+        if let Some(known) = *self.shared.rate.lock() {
+            return known;
         }
-        *known
+        let measured = rate::measure(target);
+        *self.shared.rate.lock().get_or_insert(measured)
     }
 
     /// Another rank has measured the rate to other hosts.
     pub fn learn_rate(&self, rate: f64) {
-        self.shared.rate.lock().get_or_insert(rate);
+        let mut known = self.shared.rate.lock();
+        *known = Some(known.flatten().or(Some(rate)));
     }
 
     /// Lets members of the group with `key`, in which this process is `rank` of `world_size`, open links to it.

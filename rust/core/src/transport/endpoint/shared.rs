@@ -78,8 +78,10 @@ pub(super) struct Shared {
     pub(super) strangers: Mutex<Rarely>,
     /// Who opens links.
     pub(super) turns: Arc<Turns>,
-    /// Bytes a second to other hosts, once that is known.
-    pub(super) rate: Mutex<Option<f64>>,
+    /// Bytes a second to other hosts, or that they cannot be told; once that is known.
+    pub(super) rate: Mutex<Option<Option<f64>>>,
+    /// Bytes are thrown away for another process that measures.
+    pub(super) is_being_measured: AtomicBool,
 }
 
 impl Shared {

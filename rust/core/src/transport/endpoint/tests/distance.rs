@@ -18,11 +18,12 @@ fn labelled(host: &str) -> Arc<Endpoint> {
 fn the_kernels_tell_how_far_another_host_is() {
     let [here, there] = ["here", "there"].map(labelled);
     let beside = labelled("here");
-    let far = here.round_trip([beside.address(), there.address()].into_iter());
-    let far = far.expect("it listens");
+    let far = here.farthest([beside.address(), there.address()].into_iter());
+    let (far, target) = far.expect("it listens");
     assert!(far < Duration::from_millis(100), "{far:?}");
-    assert_eq!(here.round_trip([beside.address()].into_iter()), None);
-    assert_eq!(here.round_trip(std::iter::empty()), None);
+    assert!(there.address().tcp().contains(&target));
+    assert_eq!(here.farthest([beside.address()].into_iter()), None);
+    assert_eq!(here.farthest(std::iter::empty()), None);
 }
 
 #[test]
@@ -34,21 +35,32 @@ fn a_host_that_is_gone_has_no_distance() {
     while TcpStream::connect(address.tcp()[0]).is_ok() {
         assert!(Instant::now() < until, "it still listens");
     }
-    assert_eq!(here.round_trip([&address].into_iter()), None);
+    assert_eq!(here.farthest([&address].into_iter()), None);
 }
 
 #[test]
 fn the_rate_to_another_host_is_measured_once() {
     let [here, there, other] = ["here", "there", "other"].map(labelled);
-    let beside = labelled("here");
-    assert_eq!(here.rate([beside.address()].into_iter()), None);
-    let rate = here.rate([beside.address(), there.address()].into_iter());
-    let rate = rate.expect("it answers");
+    let rate = here.rate(there.address().tcp()[0]).expect("it answers");
     assert!((1e6..1e12).contains(&rate), "{rate}");
     here.learn_rate(1.0);
-    assert_eq!(here.rate([other.address()].into_iter()), Some(rate));
+    assert_eq!(here.rate(other.address().tcp()[0]), Some(rate));
     other.learn_rate(5e8);
-    assert_eq!(other.rate([here.address()].into_iter()), Some(5e8));
+    assert_eq!(other.rate(here.address().tcp()[0]), Some(5e8));
+}
+
+#[test]
+fn who_does_not_answer_is_asked_once() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = silent.local_addr().unwrap();
+    let here = labelled("here");
+    assert_eq!(here.rate(target), None);
+    drop(silent.accept().unwrap());
+    silent.set_nonblocking(true).unwrap();
+    assert_eq!(here.rate(target), None);
+    silent.accept().unwrap_err();
+    here.learn_rate(5e8);
+    assert_eq!(here.rate(target), Some(5e8));
 }
 
 /// What is sent without end is not read without end, and links are opened beside it.
