@@ -89,11 +89,6 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// How much longer bytes take where the streams of several hosts compete for the link of one: some come late, and other links are
-/// idle meanwhile. (Four hosts at 1 Gbit/s, 16 MiB: an all_gather takes 1.12 to 1.4 times as long directly as around the hosts, a
-/// reduce_scatter 1.2 times directly and 1.3 to 1.9 times by halving.)
-const COMPETING: f64 = 1.2;
-
 /// Whether `collective` has a ring or a hierarchy, in which each host sends to one other at a time, and this is none of them.
 const fn makes_streams_compete(algorithm: Algorithm, collective: Collective) -> bool {
     // Whatever goes to all hosts from each goes to them at once.
@@ -149,8 +144,6 @@ fn predict_where(
         is_cold: work.longer_buffer(shape.collective) * shape.world as f64 >= costs.cache,
     });
     (family(algorithm).price)(shape.collective, &work, &mut bill);
-    if layout.hosts > 2 && makes_streams_compete(algorithm, shape.collective) {
-        bill.wire *= COMPETING;
-    }
+    bill.streams_compete = layout.hosts > 2 && makes_streams_compete(algorithm, shape.collective);
     bill.seconds()
 }
