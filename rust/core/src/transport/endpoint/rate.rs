@@ -1,4 +1,4 @@
-//! How fast the way to another host is: one rank sends the other's accepting side bytes that nobody needs, and is told how many
+//! How fast the way to another host is: one rank sends bytes without a meaning to a process there, and is told how many
 //! have come.
 //!
 //! ```text
