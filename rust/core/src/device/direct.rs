@@ -180,7 +180,8 @@ impl Direct {
     }
 
     /// How long a half should become before `request` is enqueued, if it is too short for it and may grow: where processes
-    /// share a device, each chunk costs it a turn of every rank or, under MPS, the host some calls of the driver. Counts that not every rank knows say nothing.
+    /// share a device, each chunk costs it a turn of every rank or, under MPS, the host some calls of the driver. Counts that not
+    /// every rank knows say nothing.
     pub(super) fn wanted(&self, request: &Request, world: usize) -> Option<usize> {
         let blocks = match request.collective {
             Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => world,

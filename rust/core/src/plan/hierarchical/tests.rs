@@ -52,7 +52,11 @@ impl Case {
     }
 
     fn topology(&self) -> Topology {
-        Topology::of_hosts(self.host_of.clone(), 2)
+        Topology {
+            // Messages of both kinds: at once, and from host to host.
+            longest_at_once: 2,
+            ..Topology::of_hosts(self.host_of.clone(), 2)
+        }
     }
 
     fn shapes(&self) -> Vec<Shape<'_>> {

@@ -48,13 +48,13 @@ const FEWEST: usize = 8;
 /// How long the other host may take to accept.
 const PATIENCE: Duration = Duration::from_millis(500);
 
+/// What is slower may have been held up: it is measured twice, and the better counts.
+const SLOW: f64 = 100e6;
+
 /// Whether a hello asks for this.
 pub(super) fn is_asked_for(hello: &[u8; HELLO_BYTES]) -> bool {
     hello.starts_with(&MAGIC)
 }
-
-/// What is slower may have been held up: it is measured twice, and the better counts.
-const SLOW: f64 = 100e6;
 
 /// The bytes a second that come from here to this address; `None` where it cannot be reached, or says nothing.
 pub(super) fn measure(target: SocketAddr) -> Option<f64> {
@@ -141,8 +141,7 @@ fn rate(came: &[Duration]) -> Option<f64> {
     (seconds > 0.0).then(|| (marks * MARK) as f64 / seconds)
 }
 
-/// Does what the hello on this connection has asked for.
-/// Nothing, where it is done for another already.
+/// Does what the hello on this connection has asked for, unless that is being done for another.
 pub(super) fn answer(
     stream: &TcpStream,
     is_busy: &AtomicBool,
