@@ -71,6 +71,7 @@ fn price(collective: Collective, work: &Work, bill: &mut Bill) {
             bill.root_takes(slice * widening, 1.0, Taken::Copied, 1.0);
         }
         Collective::Broadcast => {
+            let pieces = work.pieces_of(work.elements);
             let piece = bytes / pieces;
             bill.hops(work.world - 1);
             bill.send_right(pieces, piece, Taken::Copied, 1.0);

@@ -36,6 +36,8 @@ const WINDOW: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub(in crate::plan) struct Layout<'a> {
     pub(in crate::plan) world: usize,
+    /// The collective's root.
+    pub(in crate::plan) root: usize,
     /// The host of each rank.
     pub(in crate::plan) places: &'a [usize],
     /// Ranks on the host that has most.
@@ -81,6 +83,7 @@ impl<'a> Layout<'a> {
         let (hosts, runs) = (ranks.len(), leaves.iter().sum::<usize>());
         Self {
             world,
+            root: 0,
             places: &topology.host_of,
             beside: ranks.iter().copied().max().unwrap_or(1).max(1),
             runs,
@@ -93,6 +96,10 @@ impl<'a> Layout<'a> {
             nodes: (hosts == 1).then(|| Nodes::of(&topology.node_of)).flatten(),
             is_one_host: false,
         }
+    }
+
+    pub(in crate::plan) fn rooted_at(self, root: usize) -> Self {
+        Self { root, ..self }
     }
 
     /// With the memory nodes of the only host for hosts, if it has several.
@@ -113,6 +120,13 @@ impl<'a> Layout<'a> {
                 ..self
             },
         }
+    }
+
+    /// Ranks on the root's host.
+    pub(in crate::plan) fn beside_root(&self) -> usize {
+        let host = self.places.get(self.root);
+        let ranks = self.places.iter();
+        ranks.filter(|other| Some(*other) == host).count().max(1)
     }
 
     /// Whether the ranks of each host follow each other in number.
@@ -373,7 +387,8 @@ impl<'a> Bill<'a> {
         taken: Taken,
         widening: f64,
     ) {
-        let (near, far) = (self.at.beside - 1, self.at.world - self.at.beside);
+        let beside = self.at.beside_root();
+        let (near, far) = (beside - 1, self.at.world - beside);
         let piece = bytes / pieces;
         self.each += pieces * self.sending(piece);
         self.root += near as f64 * pieces * self.taking(piece, taken, widening);
@@ -388,7 +403,8 @@ impl<'a> Bill<'a> {
 
     /// The root sends `bytes` to every other rank.
     pub(in crate::plan) fn root_sends(&mut self, bytes: f64) {
-        let (near, far) = (self.at.beside - 1, self.at.world - self.at.beside);
+        let beside = self.at.beside_root();
+        let (near, far) = (beside - 1, self.at.world - beside);
         self.root += near as f64 * self.sending(bytes) + far as f64 * self.costs.remote_message;
         self.each += self.taking(bytes, Taken::Copied, 1.0);
         self.wire += far as f64 * bytes;

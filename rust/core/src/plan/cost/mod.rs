@@ -139,7 +139,7 @@ fn predict_where(
         },
         piece: piece_length(algorithm, shape, element_size, topology, costs),
     };
-    let mut bill = Bill::new(costs, layout);
+    let mut bill = Bill::new(costs, layout.rooted_at(shape.root));
     bill.private = is_private.then(|| Private {
         is_cold: work.longer_buffer(shape.collective) * shape.world as f64 >= costs.cache,
     });

@@ -382,3 +382,32 @@ fn ranks_on_two_sockets_cross_between_them_once() {
     // A rank on each socket has none to share its way with.
     assert_ne!(chosen(&sockets(1), 64 << 20), Algorithm::Hierarchical);
 }
+
+#[test]
+fn a_root_that_is_alone_on_its_host_sends_each_byte_once() {
+    let (three_and_one, costs) = (
+        Topology::of_hosts(vec![0, 0, 0, 1], 2),
+        Costs {
+            remote_byte: 8e-9,
+            ..Costs::TYPICAL
+        },
+    );
+    let shape = |root| Shape {
+        root,
+        ..shape(Collective::Broadcast, 4, 4 << 20)
+    };
+    let price = |algorithm, root| predict(algorithm, &shape(root), 4, &three_and_one, &costs);
+    let line = (16 << 20) as f64 * costs.remote_byte;
+    // Three others are elsewhere, or one is.
+    for (root, sent) in [(3, 3.0), (0, 1.0)] {
+        let lines = price(Algorithm::Direct, root) / line;
+        assert!((sent..sent + 0.2).contains(&lines), "{root}: {lines}");
+        let lines = price(Algorithm::Hierarchical, root) / line;
+        assert!((1.0..1.2).contains(&lines), "{root}: {lines}");
+    }
+    let back = price(Algorithm::TwoShot, 0) / line;
+    assert!(
+        back > 1.4,
+        "a slice goes to the other host and back: {back}"
+    );
+}

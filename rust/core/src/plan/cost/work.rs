@@ -20,6 +20,11 @@ impl Work {
         elements.div_ceil(DEFAULT_CHUNK).max(1) as f64
     }
 
+    /// Of a plan whose pieces are [`Self::piece`] long.
+    pub(in crate::plan) fn pieces_of(&self, elements: usize) -> f64 {
+        elements.div_ceil(self.piece).max(1) as f64
+    }
+
     /// Bytes of the longer of a rank's two buffers.
     pub(in crate::plan) fn longer_buffer(&self, collective: Collective) -> f64 {
         match collective {

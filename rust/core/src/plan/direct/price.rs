@@ -119,6 +119,10 @@ fn price_of_two_shots(collective: Collective, work: &Work, bill: &mut Bill) {
         _ => {
             bill.root_sends(slice);
             bill.all_pairs(slice, 1.0, Taken::Copied, 1.0);
+            // The slices of ranks on other hosts come back, each after it has arrived, which may be late: all slices of the
+            // second shot are sent meanwhile.
+            let beside = bill.at.beside_root();
+            bill.wire += ((work.world - beside) * (beside - 1)) as f64 * slice;
         }
     }
 }

@@ -86,7 +86,7 @@ fn messages_across(algorithm: Algorithm, hosts: usize) -> f64 {
 /// Shards go along the hosts, each host takes them from the one before it and gives them to the next.
 fn along_a_chain(collective: Collective, work: &Work, bill: &mut Bill) {
     let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
-    let pieces = Work::pieces(work.elements.div_ceil(fewest));
+    let pieces = work.pieces_of(work.elements.div_ceil(fewest));
     let shard = work.bytes / fewest as f64 / pieces;
     let near = (beside - 1) as f64 * pieces;
     let (taken, wide) = match collective {
@@ -134,13 +134,14 @@ fn all_to_all(work: &Work, bill: &mut Bill) {
 /// The first rank of each host takes the blocks beside it, and the root those of each host. `work.bytes` are one block.
 fn gather(work: &Work, bill: &mut Bill) {
     let beside = bill.at.beside;
-    let (near, far) = ((beside - 1) as f64, (work.world - beside) as f64);
+    let (near, far) = beside_and_far_from_the_root(work, bill);
     let taken = near * bill.taking(work.bytes, Taken::Copied, 1.0);
+    let carried = (beside - 1) as f64 * bill.taking(work.bytes, Taken::Copied, 1.0);
     bill.rounds += bill.round(false) + bill.round(true);
     bill.each += bill.sending(work.bytes);
     bill.pass(work.bytes);
     // Nothing crosses before a carrier has all blocks of its host.
-    bill.alone += taken;
+    bill.alone += carried;
     bill.root += taken + at_the_root(work, bill);
     bill.root_reaches(near * work.bytes);
     bill.wire += far * work.bytes;
@@ -149,16 +150,23 @@ fn gather(work: &Work, bill: &mut Bill) {
 /// The root sends the first rank of each host what is for that host. `work.bytes` are one block.
 fn scatter(work: &Work, bill: &mut Bill) {
     let beside = bill.at.beside;
-    let (near, far) = ((beside - 1) as f64, (work.world - beside) as f64);
+    let (near, far) = beside_and_far_from_the_root(work, bill);
     let given = near * bill.sending(work.bytes);
+    let carried = (beside - 1) as f64 * bill.sending(work.bytes);
     bill.rounds += bill.round(false) + bill.round(true);
     bill.each += bill.taking(work.bytes, Taken::Copied, 1.0);
     bill.pass(work.bytes);
     // A carrier gives on what has come whole.
-    bill.alone += given + bill.taking_from_afar(beside as f64 * work.bytes);
+    bill.alone += carried + bill.taking_from_afar(beside as f64 * work.bytes);
     bill.root += given + at_the_root(work, bill);
     bill.root_reaches(near * work.bytes);
     bill.wire += far * work.bytes;
+}
+
+/// How many other ranks are on the root's host, and how many on others.
+fn beside_and_far_from_the_root(work: &Work, bill: &Bill) -> (f64, f64) {
+    let beside = bill.at.beside_root();
+    ((beside - 1) as f64, (work.world - beside) as f64)
 }
 
 /// What the messages of all other hosts take the root.
@@ -167,7 +175,7 @@ fn at_the_root(work: &Work, bill: &Bill) -> f64 {
     let messages = (hosts - 1) as f64 * bill.taking_from_afar(beside as f64 * work.bytes);
     let copies = match bill.at.is_in_blocks() {
         true => 0.0,
-        false => (work.world - beside) as f64 * work.bytes * bill.costs.copy,
+        false => beside_and_far_from_the_root(work, bill).1 * work.bytes * bill.costs.copy,
     };
     messages + copies
 }

@@ -60,18 +60,20 @@ fn trees(work: &Work) -> (usize, f64, f64) {
     } else {
         (2.0, work.elements.div_ceil(2))
     };
-    (levels, trees, Work::pieces(elements))
+    (levels, trees, work.pieces_of(elements))
 }
 
 /// Bytes one way through the busiest interface, where each edge of one tree would carry so many times the buffer up and down.
-/// With rank 0 for the root: all ranks know the same.
 fn across(work: &Work, bill: &Bill, (up, down): (f64, f64)) -> f64 {
     if !bill.at.across() {
         return 0.0;
     }
     let (_, trees, _) = trees(work);
     let last = work.world - 1;
-    let host = |rank: usize| bill.at.places.get(rank).copied().unwrap_or(0);
+    let host = |number: usize| {
+        let rank = (bill.at.root + number) % work.world;
+        bill.at.places.get(rank).copied().unwrap_or(0)
+    };
     let (mut out, mut into) = (vec![0.0; bill.at.hosts], vec![0.0; bill.at.hosts]);
     for tree in 0..trees as usize {
         for position in 1..=last {
