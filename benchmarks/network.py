@@ -12,7 +12,7 @@ take turns, round by round. The last columns say what share of the line's rate a
 host cannot all_reduce in less time than 2(h-1)/h of the bytes take on its link.
 
 --marks measures on beds of its own what the project aims at between hosts, and says what is met;
-beside gloo there are plain sockets (ranks/sockets.c).
+beside gloo there are plain sockets (ranks/sockets.c) and, where it is installed, Open MPI over TCP.
 
 A link's rate is set by `tc tbf` in both directions of each host's interface, that of each
 connection by `tc htb`, and a link with a delay or losses is made in user space

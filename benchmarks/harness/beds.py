@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from harness.build import CHECKOUT, rust_bench, sockets_program
+from harness.build import (
+    CHECKOUT,
+    MissingError,
+    beside_python,
+    open_mpi_program,
+    rust_bench,
+    sockets_program,
+)
 from harness.jobs import Job, Jobs
-from harness.peers import Peer
+from harness.peers import OPEN_MPI_ENVIRONMENT, OPEN_MPI_FLAGS, Peer, open_mpi_extra
 
 # The test bed of the tests: one definition of what a host is.
 sys.path.append(str(CHECKOUT / "tests" / "support"))
@@ -21,6 +30,7 @@ CHOICE = "choice"
 ONE_HOST = "one host"
 SOCKETS = ("exchange", "round_trip")
 TORCH = ("gloo", "unisono")
+OPEN_MPI = "openmpi"
 
 Ranks = tuple[int, ...]
 
@@ -102,7 +112,8 @@ def start(
     """Start the jobs of these names, each rank on its host.
 
     A name is ``choice``, an algorithm, ``one host`` (of all ranks, on the first host), one of
-    `SOCKETS`, or ``torch``, which has the groups of several peers.
+    `SOCKETS`, ``openmpi``, or ``torch``, which has the groups of several peers. Open MPI is left
+    out where it is not installed.
     """
     host_of, world = bed.host_of, sum(bed.ranks)
     usual = (
@@ -126,6 +137,11 @@ def start(
                 [*program, str(rank), str(world), places, *addresses] for rank in range(world)
             ]
             add(name, commands, folder, {})
+        elif name == OPEN_MPI:
+            with contextlib.suppress(MissingError):
+                words = open_mpi(bed, net, folder)
+                job = Job(name, world, [words], folder, OPEN_MPI_ENVIRONMENT)
+                started[name] = jobs.add(job)
         elif name == "torch":
             program = str(CHECKOUT / "benchmarks" / "ranks" / "torch_rank.py")
             common = [sys.executable, program, str(folder), str(world), ",".join(TORCH)]
@@ -148,3 +164,35 @@ def start(
         else:
             peers.append(Peer(name, name, job))
     return peers
+
+
+def open_mpi(bed: Bed, net: Hosts, folder: Path) -> list[str]:
+    """Return the command that starts Open MPI's ranks, each on its host, over TCP between hosts."""
+    program, launcher = open_mpi_program(), beside_python("mpirun")
+    # What stands for ssh: the namespaces have one host name, by which Open MPI would take them for
+    # one host.
+    agent = folder / "agent"
+    cases = [
+        f"{name_of(host)}) exec {shlex.join(net.enter(host))} unshare --uts "
+        f"sh -c 'hostname {name_of(host)}; exec sh -c \"$*\"' sh \"$@\" ;;"
+        for host in range(len(bed.ranks))
+    ]
+    lines = ["#!/bin/sh", "host=$1", "shift", "case $host in", *cases, "esac"]
+    agent.write_text("\n".join(lines) + "\n")
+    agent.chmod(0o700)
+    names = {name_of(host): net.address(host) for host in range(len(bed.ranks))}
+    for host in range(len(bed.ranks)):
+        net.name_hosts(host, {**names, socket.gethostname(): net.address(host)})
+    hosts = ",".join(f"{name_of(host)}:{ranks}" for host, ranks in enumerate(bed.ranks))
+    by = "node" if bed.numbering == "round-robin" else "slot"
+    words = [str(launcher), "-n", str(sum(bed.ranks)), "--host", hosts, "--map-by", by]
+    words += ["--prtemca", "plm_ssh_agent", str(agent), "--prtemca", "plm_ssh_no_tree_spawn", "1"]
+    words += ["--prtemca", "prte_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0"]
+    words += [*OPEN_MPI_FLAGS, *open_mpi_extra(sum(bed.ranks)), str(program), str(folder)]
+    own = ["unshare", "--uts", "sh", "-c", f"hostname {name_of(0)}; exec {shlex.join(words)}"]
+    return [*net.enter(0), *own]
+
+
+def name_of(host: int) -> str:
+    """A name for a host, for Open MPI."""
+    return f"unisono-host-{host}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from harness import report
 from harness.arguments import size_name
-from harness.beds import CHOICE, ONE_HOST, Bed, start
+from harness.beds import CHOICE, ONE_HOST, OPEN_MPI, Bed, start
 from harness.cells import Cell, Effort, measure
 from harness.jobs import Jobs
 
@@ -114,7 +114,8 @@ def of(collectives: str, *sizes: int) -> list[tuple[str, int]]:
 GIGABIT = 1000
 OTHERS = "all_gather reduce_scatter broadcast all_to_all"
 SMALL = (8, 64, KIB, 10 * KIB, 16 * KIB, 64 * KIB)
-OF_TORCH = (CHOICE, "torch")
+# Open MPI is shown beside, where it is installed.
+OF_TORCH = (CHOICE, "torch", OPEN_MPI)
 # gloo rings from neighbour to neighbour: round robin, every byte crosses the link for every rank.
 TIMES_GLOO = {((4, 4), "blocks"): 1.6, ((4, 4), "round-robin"): 5.0}
 LINES = [
@@ -180,7 +181,7 @@ PARTS: dict[str, list[Part]] = {
         Part(
             Bed((ranks,) * 2, rate=200, delay=20),
             of("all_reduce", 64 * MIB),
-            OF_TORCH,
+            OF_TORCH[:2],
             (reaches(OF_LINE_FAR), times_gloo(1.0)),
         )
         for ranks in (1, 2)

@@ -166,18 +166,19 @@ impl<T: Number> Buffer<T> {
 
 /// A number that small sums are exact in.
 pub(crate) trait Number: Element + PartialEq {
-    fn from_small(value: u8) -> Self;
+    fn from_small(value: u16) -> Self;
 }
 
 impl Number for f32 {
-    fn from_small(value: u8) -> Self {
+    fn from_small(value: u16) -> Self {
         Self::from(value)
     }
 }
 
 impl Number for u8 {
-    fn from_small(value: u8) -> Self {
-        value
+    /// Sums of bytes wrap around, too.
+    fn from_small(value: u16) -> Self {
+        value as Self
     }
 }
 
@@ -215,7 +216,7 @@ struct Cell<T: Number> {
     world: usize,
     out_of_place: bool,
     /// The sums of all ranks' contributions to a check, which repeat.
-    sums: [u8; PERIOD],
+    sums: [u16; PERIOD],
     /// The root of the next call: it moves on by one rank, so that no root can run ahead of its receivers.
     root: usize,
 }
@@ -321,7 +322,7 @@ impl<T: Number> Cell<T> {
     }
 
     /// What element `index` of the output must be after a call; `None` where the call leaves nothing.
-    fn expected(&self, index: usize, root: usize) -> Option<u8> {
+    fn expected(&self, index: usize, root: usize) -> Option<u16> {
         let (block, within) = (index / self.shard, index % self.shard);
         let own = self.shard * self.rank;
         let is_root = self.rank == root;
@@ -343,7 +344,7 @@ impl<T: Number> Cell<T> {
         }
     }
 
-    fn sum(&self, index: usize) -> u8 {
+    fn sum(&self, index: usize) -> u16 {
         self.sums[index % PERIOD]
     }
 }
@@ -355,8 +356,8 @@ const PERIOD: usize = 7;
 const ALL_ROOTS_UP_TO: usize = 1 << 20;
 
 /// Element `index` of `rank`'s contribution to a check: small, so that sums are exact in every type.
-fn value(rank: usize, index: usize) -> u8 {
-    ((3 * rank + index) % PERIOD) as u8 + 1
+fn value(rank: usize, index: usize) -> u16 {
+    ((3 * rank + index) % PERIOD) as u16 + 1
 }
 
 impl<T: Number> Measured for Cell<T> {

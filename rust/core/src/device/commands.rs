@@ -211,7 +211,7 @@ impl<'a> Queueing<'a> {
                 srcs: Sources::Windows { half, offset, own },
                 dst,
                 copies,
-            } => self.reduce((half, offset), own, (dst, copies.bits())),
+            } => self.reduce((half, offset), own, (dst, copies.first_bits())),
             Step::ReduceAll {
                 srcs: Sources::Outputs,
                 ..

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::buffer::Memory;
 use crate::engine::{Group, Request, Sizes};
 use crate::error::{Code, Error, Result};
-use crate::plan::signals::{HALVES, MOST_RANKS};
+use crate::plan::signals::HALVES;
 use crate::transport::cuda::driver::{Device, Pinned};
 use crate::transport::cuda::flags::Flags;
 use crate::transport::cuda::kernels;
@@ -22,6 +22,7 @@ use super::disposal::dispose;
 use super::places::Places;
 use super::staged::{SLOT, Staged};
 use super::state::{DeviceGroup, HERE, Way};
+use super::words::MOST_RANKS;
 
 /// Bytes of a half where no setting says otherwise.
 const HALF: usize = 16 << 20;

@@ -13,7 +13,6 @@ use parking_lot::Mutex;
 use crate::buffer::Memory;
 use crate::engine::{Group, NOTE, PointToPoint, WorkState};
 use crate::error::{Code, Error, Result};
-use crate::plan::signals::MOST_RANKS;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Stream};
 use crate::transport::cuda::kernels::Guard;
 use crate::transport::cuda::lane::Lane;
@@ -24,7 +23,7 @@ use super::depots::{Depots, Place};
 use super::message::Wanted;
 use super::note::FIRST_INTERNAL_TAG;
 use super::pause::pause;
-use super::words::{Word, Words};
+use super::words::{MOST_RANKS, Word, Words};
 
 /// The tags of notes about captured messages begin here.
 const CAPTURED: u64 = FIRST_INTERNAL_TAG | 1 << 60;

@@ -3,11 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
-use crate::plan::signals::MOST_RANKS;
 use crate::transport::cuda::driver::{Device, Pinned};
 use crate::types::Rank;
 
 use super::disposal::dispose;
+
+/// The most ranks of a host that meet on devices: kernels take a bit for each in a word, and the page of words has two lanes for
+/// each.
+pub(super) const MOST_RANKS: usize = 64;
 
 /// A word of a group's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +121,7 @@ pub(super) fn is_at_least(value: u32, number: u32) -> bool {
     value.wrapping_sub(number).cast_signed() >= 0
 }
 
-/// For 64 ranks, after the others.
+/// For [`MOST_RANKS`], after the others.
 fn lane_offset(peer: Rank, receives: bool) -> usize {
     assert!(peer < MOST_RANKS);
     1024 + 16 * (2 * peer + usize::from(receives))

@@ -5,12 +5,15 @@ use crate::types::Rank;
 /// Halves of a window: see [`plan::windows`](super::windows).
 pub const HALVES: usize = 2;
 
+/// Words of a set of ranks.
+const WORDS: usize = 4;
+
 /// The most ranks that can meet in windows: the bits of [`Peers`].
-pub const MOST_RANKS: usize = 64;
+pub const MOST_RANKS: usize = WORDS * 64;
 
 /// A set of ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Peers(u64);
+pub struct Peers([u64; WORDS]);
 
 impl Peers {
     /// All of a group of `world` ranks but `rank`.
@@ -20,50 +23,59 @@ impl Peers {
 
     /// No rank.
     pub const fn none() -> Self {
-        Self(0)
+        Self([0; WORDS])
     }
 
     /// Whether `rank` is among them.
     pub const fn contains(self, rank: Rank) -> bool {
-        rank < MOST_RANKS && self.0 >> rank & 1 == 1
+        rank < MOST_RANKS && self.0[rank / 64] >> (rank % 64) & 1 == 1
     }
 
     /// Whether there is none.
     pub const fn is_empty(self) -> bool {
-        self.0 == 0
+        let [a, b, c, d] = self.0;
+        a | b | c | d == 0
     }
 
-    /// A bit for each rank.
-    pub const fn bits(self) -> u64 {
-        self.0
+    /// A bit for each of the first 64 ranks.
+    pub const fn first_bits(self) -> u64 {
+        self.0[0]
     }
 
     /// The ranks in ascending order.
     pub fn iter(self) -> impl Iterator<Item = Rank> {
-        let mut left = self.0;
-        std::iter::from_fn(move || {
-            let rank = (left != 0).then(|| left.trailing_zeros() as Rank)?;
-            left &= left - 1;
-            Some(rank)
+        let words = self.0.into_iter().enumerate();
+        words.flat_map(|(word, mut left)| {
+            std::iter::from_fn(move || {
+                let rank = (left != 0).then(|| left.trailing_zeros() as Rank)?;
+                left &= left - 1;
+                Some(64 * word + rank)
+            })
         })
     }
 
     /// These and those.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
+        let ([a, b, c, d], [e, f, g, h]) = (self.0, other.0);
+        Self([a | e, b | f, c | g, d | h])
     }
 
     /// The same without `rank`.
     #[must_use]
-    pub const fn without(self, rank: Rank) -> Self {
-        Self(self.0 & !(1 << rank))
+    pub const fn without(mut self, rank: Rank) -> Self {
+        self.0[rank / 64] &= !(1 << (rank % 64));
+        self
     }
 }
 
 impl FromIterator<Rank> for Peers {
+    /// Ranks below [`MOST_RANKS`].
     fn from_iter<T: IntoIterator<Item = Rank>>(ranks: T) -> Self {
-        Self(ranks.into_iter().fold(0, |set, rank| set | 1 << rank))
+        ranks.into_iter().fold(Self::none(), |mut set, rank| {
+            set.0[rank / 64] |= 1 << (rank % 64);
+            set
+        })
     }
 }
 
@@ -76,4 +88,29 @@ pub enum Semaphore {
     Results,
     /// The reader has no use for what is in the half. At first set; the owner waits for it, the reader signals it.
     Empty,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_hold_ranks_up_to_the_last() {
+        let ranks = [0, 3, 63, 64, 129, MOST_RANKS - 1];
+        let set: Peers = ranks.into_iter().collect();
+        assert!(set.iter().eq(ranks));
+        assert!((0..2 * MOST_RANKS).all(|rank| set.contains(rank) == ranks.contains(&rank)));
+        let fewer = set.without(64).without(0);
+        assert!(fewer.iter().eq([3, 63, 129, MOST_RANKS - 1]));
+        assert_eq!(fewer.union([0, 64].into_iter().collect()), set);
+        assert!(Peers::none().is_empty() && !set.is_empty());
+        assert!(
+            ranks
+                .iter()
+                .fold(set, |set, rank| set.without(*rank))
+                .is_empty()
+        );
+        assert_eq!(Peers::others(70, 130).iter().count(), 129);
+        assert_eq!(Peers::others(1, 3).first_bits(), 0b101);
+    }
 }

@@ -11,6 +11,11 @@ use crate::transport::tcp::kernel::Traffic;
 /// Bytes after which a rate is taken.
 const SAMPLE: u64 = 24 << 20;
 
+/// While stripes are tried, after so many bytes it is looked whether they carry less than was carried before, for a time
+/// that says so. Where messages are short a whole sample is hundreds of them.
+const GLANCE: u64 = 4 << 20;
+const BRIEFLY_BUSY: Duration = Duration::from_millis(30);
+
 /// The kernel counts time in ticks of some milliseconds: a rate is that of so many of them, or of so many bytes.
 const LEAST_BUSY: Duration = Duration::from_millis(100);
 const LONGEST: u64 = 1 << 30;
@@ -35,6 +40,7 @@ pub(in crate::transport::tcp) struct Pace {
     /// Bytes sent in this stage, after how many it is looked at again, and since when they count.
     sent: u64,
     next: u64,
+    glance: u64,
     begun: Option<Vec<Traffic>>,
 }
 
@@ -58,6 +64,7 @@ impl Pace {
             stage: Stage::Trial { used, before },
             sent: 0,
             next: WARM_UP + SAMPLE,
+            glance: WARM_UP + GLANCE,
             begun: None,
         }
     }
@@ -126,6 +133,16 @@ impl Pace {
                 }
                 let rate = rate(begun, &now);
                 self.conclude(used, before, rate)
+            }
+            Some(begun) if self.sent >= self.glance => {
+                self.glance += GLANCE;
+                let (_, slower) = before?;
+                let now = measure();
+                let rate = rate(begun, &now).filter(|rate| *rate < slower)?;
+                if busy(begun, &now) < BRIEFLY_BUSY {
+                    return None;
+                }
+                self.conclude(used, before, Some(rate))
             }
             _ => None,
         }
@@ -242,6 +259,26 @@ mod tests {
         pace.began_to_use(MANY);
         assert_eq!(run(&mut pace, MANY, 4e8), Some(FEW));
         assert_eq!(pace.wants(), None);
+    }
+
+    #[test]
+    fn what_carries_less_is_given_up_soon() {
+        let until_given_up = |rate| {
+            let mut pace = with_a_few();
+            let mut sent = 0;
+            let mut step = |_| {
+                sent += 1 << 18;
+                let told = Traffic {
+                    acknowledged: sent / FEW as u64,
+                    busy_us: (sent as f64 / rate * 1e6) as u64,
+                };
+                pace.sent(1 << 18, || vec![told; FEW])
+            };
+            assert_eq!((0..2000).find_map(&mut step), Some(0));
+            sent
+        };
+        assert_eq!(until_given_up(0.7e8), WARM_UP + GLANCE);
+        assert_eq!(until_given_up(1.1e8), WARM_UP + SAMPLE);
     }
 
     #[test]
