@@ -138,10 +138,13 @@ def start(
             ]
             add(name, commands, folder, {})
         elif name == OPEN_MPI:
-            with contextlib.suppress(MissingError):
+            try:
                 words = open_mpi(bed, net, folder)
-                job = Job(name, world, [words], folder, OPEN_MPI_ENVIRONMENT)
-                started[name] = jobs.add(job)
+            except MissingError as reason:
+                print(f"Open MPI is left out: {reason}")
+                continue
+            job = Job(name, world, [words], folder, OPEN_MPI_ENVIRONMENT)
+            started[name] = jobs.add(job)
         elif name == "torch":
             program = str(CHECKOUT / "benchmarks" / "ranks" / "torch_rank.py")
             common = [sys.executable, program, str(folder), str(world), ",".join(TORCH)]
@@ -173,11 +176,11 @@ def open_mpi(bed: Bed, net: Hosts, folder: Path) -> list[str]:
     # one host.
     agent = folder / "agent"
     cases = [
-        f"{name_of(host)}) exec {shlex.join(net.enter(host))} unshare --uts "
-        f"sh -c 'hostname {name_of(host)}; exec sh -c \"$*\"' sh \"$@\" ;;"
+        f"{name_of(host)}) enter='{shlex.join(net.enter(host))}' ;;"
         for host in range(len(bed.ranks))
     ]
-    lines = ["#!/bin/sh", "host=$1", "shift", "case $host in", *cases, "esac"]
+    within = """exec $enter unshare --uts sh -c 'hostname "$0"; exec sh -c "$*"' "$host" "$@\""""
+    lines = ["#!/bin/sh", "host=$1", "shift", "case $host in", *cases, "esac", within]
     agent.write_text("\n".join(lines) + "\n")
     agent.chmod(0o700)
     names = {name_of(host): net.address(host) for host in range(len(bed.ranks))}
