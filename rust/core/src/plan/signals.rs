@@ -5,15 +5,12 @@ use crate::types::Rank;
 /// Halves of a window: see [`plan::windows`](super::windows).
 pub const HALVES: usize = 2;
 
-/// Words of a set of ranks.
-const WORDS: usize = 4;
-
 /// The most ranks that can meet in windows: the bits of [`Peers`].
-pub const MOST_RANKS: usize = WORDS * 64;
+pub const MOST_RANKS: usize = 128;
 
 /// A set of ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Peers([u64; WORDS]);
+pub struct Peers(u128);
 
 impl Peers {
     /// All of a group of `world` ranks but `rank`.
@@ -23,59 +20,51 @@ impl Peers {
 
     /// No rank.
     pub const fn none() -> Self {
-        Self([0; WORDS])
+        Self(0)
     }
 
     /// Whether `rank` is among them.
     pub const fn contains(self, rank: Rank) -> bool {
-        rank < MOST_RANKS && self.0[rank / 64] >> (rank % 64) & 1 == 1
+        rank < MOST_RANKS && self.0 >> rank & 1 == 1
     }
 
     /// Whether there is none.
     pub const fn is_empty(self) -> bool {
-        let [a, b, c, d] = self.0;
-        a | b | c | d == 0
+        self.0 == 0
     }
 
     /// A bit for each of the first 64 ranks.
     pub const fn first_bits(self) -> u64 {
-        self.0[0]
+        self.0 as u64
     }
 
     /// The ranks in ascending order.
     pub fn iter(self) -> impl Iterator<Item = Rank> {
-        let words = self.0.into_iter().enumerate();
-        words.flat_map(|(word, mut left)| {
-            std::iter::from_fn(move || {
-                let rank = (left != 0).then(|| left.trailing_zeros() as Rank)?;
-                left &= left - 1;
-                Some(64 * word + rank)
-            })
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let rank = (left != 0).then(|| left.trailing_zeros() as Rank)?;
+            left &= left - 1;
+            Some(rank)
         })
     }
 
     /// These and those.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
-        let ([a, b, c, d], [e, f, g, h]) = (self.0, other.0);
-        Self([a | e, b | f, c | g, d | h])
+        Self(self.0 | other.0)
     }
 
     /// The same without `rank`.
     #[must_use]
-    pub const fn without(mut self, rank: Rank) -> Self {
-        self.0[rank / 64] &= !(1 << (rank % 64));
-        self
+    pub const fn without(self, rank: Rank) -> Self {
+        Self(self.0 & !(1 << rank))
     }
 }
 
 impl FromIterator<Rank> for Peers {
     /// Ranks below [`MOST_RANKS`].
     fn from_iter<T: IntoIterator<Item = Rank>>(ranks: T) -> Self {
-        ranks.into_iter().fold(Self::none(), |mut set, rank| {
-            set.0[rank / 64] |= 1 << (rank % 64);
-            set
-        })
+        Self(ranks.into_iter().fold(0, |set, rank| set | 1 << rank))
     }
 }
 
@@ -96,12 +85,12 @@ mod tests {
 
     #[test]
     fn sets_hold_ranks_up_to_the_last() {
-        let ranks = [0, 3, 63, 64, 129, MOST_RANKS - 1];
+        let ranks = [0, 3, 63, 64, 101, MOST_RANKS - 1];
         let set: Peers = ranks.into_iter().collect();
         assert!(set.iter().eq(ranks));
         assert!((0..2 * MOST_RANKS).all(|rank| set.contains(rank) == ranks.contains(&rank)));
         let fewer = set.without(64).without(0);
-        assert!(fewer.iter().eq([3, 63, 129, MOST_RANKS - 1]));
+        assert!(fewer.iter().eq([3, 63, 101, MOST_RANKS - 1]));
         assert_eq!(fewer.union([0, 64].into_iter().collect()), set);
         assert!(Peers::none().is_empty() && !set.is_empty());
         assert!(
@@ -110,7 +99,7 @@ mod tests {
                 .fold(set, |set, rank| set.without(*rank))
                 .is_empty()
         );
-        assert_eq!(Peers::others(70, 130).iter().count(), 129);
+        assert_eq!(Peers::others(70, 100).iter().count(), 99);
         assert_eq!(Peers::others(1, 3).first_bits(), 0b101);
     }
 }

@@ -383,8 +383,7 @@ fn chunks_of_odd_lengths() {
 #[test]
 fn many_ranks() {
     check_all(17, 19, Room { half: 40, align: 2 });
-    // In three words of a set of ranks.
-    let world = 130;
+    let world = 80;
     let case = &cases(world, 2 * world + 2)[0];
     let known = lists(case, world);
     let room = Room {
