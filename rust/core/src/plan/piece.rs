@@ -74,13 +74,15 @@ struct Passage {
 
 impl Passage {
     fn of(algorithm: Algorithm, shape: &Shape, topology: &Topology) -> Option<Self> {
-        let hosts = topology.hosts();
         let rooted = matches!(shape.collective, Collective::Broadcast | Collective::Reduce);
         match algorithm {
-            Algorithm::Hierarchical if rooted => Some(Self {
-                hops: hosts.len().saturating_sub(2),
-                abreast: hosts.iter().map(Vec::len).min().unwrap_or(1),
-            }),
+            Algorithm::Hierarchical if rooted => {
+                let hosts = topology.hosts();
+                Some(Self {
+                    hops: hosts.len().saturating_sub(2),
+                    abreast: hosts.iter().map(Vec::len).min().unwrap_or(1),
+                })
+            }
             Algorithm::Ring if shape.collective == Collective::Broadcast => {
                 let places = &topology.host_of;
                 let leaves = (0..places.len())

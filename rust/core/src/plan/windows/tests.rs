@@ -383,6 +383,7 @@ fn chunks_of_odd_lengths() {
 #[test]
 fn many_ranks() {
     check_all(17, 19, Room { half: 40, align: 2 });
+    // More than a word has bits.
     let world = 80;
     let case = &cases(world, 2 * world + 2)[0];
     let known = lists(case, world);
