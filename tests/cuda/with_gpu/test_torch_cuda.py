@@ -110,24 +110,42 @@ def rank_reduces() -> None:
         dist.all_reduce(averaged, dist.ReduceOp.AVG)
         check(averaged, summed(world, 1000, dtype), "avg")
     reduces_bits(rank, world)
-    make = getattr(dist, "_make_premul_sum", None) or dist._make_nccl_premul_sum
     for dtype in (torch.float32, torch.bfloat16):
         scaled = data(rank, 1000, dtype)
-        dist.all_reduce(scaled, make(0.5 * (rank + 1)))
-        expected = sum(wide(data(r, 1000)) * 0.5 * (r + 1) for r in range(world))
-        check(scaled, expected.to(dtype), "premul_sum")
-        # A factor that the host does not know, in a graph, too.
+        dist.all_reduce(scaled, scale(0.5 * (rank + 1)))
+        check(scaled, scaled_sum(world).to(dtype), "premul_sum")
+
+
+def scale(factor: Any) -> Any:
+    make = getattr(dist, "_make_premul_sum", None) or dist._make_nccl_premul_sum
+    return make(factor)
+
+
+def scaled_sum(world: int) -> torch.Tensor:
+    return sum(wide(data(r, 1000)) * 0.5 * (r + 1) for r in range(world))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_scales_in_a_graph(run: Any, world: int) -> None:
+    run(world, f"{__name__}:rank_scales_in_a_graph", torch=True, timeout=120)
+
+
+def rank_scales_in_a_graph() -> None:
+    rank, world, _ = start()
+    for dtype in (torch.float32, torch.bfloat16):
+        # A factor that the host does not know.
         factor = torch.zeros((), device="cuda")
         scaled, result = data(rank, 1000, dtype), data(rank, 1000, dtype)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result.copy_(scaled)
-            dist.all_reduce(result, make(factor))
+            dist.all_reduce(result, scale(factor))
         for number in (1, 2):
             factor.fill_(number * 0.5 * (rank + 1))
             graph.replay()
-            check(result, (number * expected).to(dtype), "premul_sum by the device")
+            expected = (number * scaled_sum(world)).to(dtype)
+            check(result, expected, "premul_sum by the device")
 
 
 def reduces_bits(rank: int, world: int) -> None:

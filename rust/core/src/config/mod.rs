@@ -125,8 +125,8 @@ settings! {
         "A torch process whose group has failed on a GPU ends if 5 seconds later no call has raised the error; with raise it goes on.";
     spin_us: Option<u64>, "UNISONO_SPIN_US", "auto", "auto, or microseconds", false,
         "A wait spins this long before it sleeps: more lowers latency, and burns a core that others may need.";
-    threads: Threads, "UNISONO_THREADS", "1", "1 to 64", true,
-        "So many threads of each rank share large reductions and copies: more than one pays with cores to spare.";
+    threads: Option<Threads>, "UNISONO_THREADS", "auto", "auto, or 1 to 64", true,
+        "So many threads of each rank share large reductions, copies and long messages between hosts; auto takes more than one where links outrun a core and cores are free.";
     secret_file: Option<PathBuf>, "UNISONO_SECRET_FILE", "auto", "auto, or the path of a file", false,
         "Only processes with the same file can join; auto trusts what can write to the rendezvous's store.";
     encrypt: Switch, "UNISONO_ENCRYPT", "off", "on or off", true,

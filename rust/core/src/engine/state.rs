@@ -61,6 +61,29 @@ pub(crate) struct Membership {
     pub(crate) local_groups: Option<Arc<LocalGroups<Arc<Group>>>>,
 }
 
+/// Cores that the ranks of a host use for their messages to other hosts, where links outrun one.
+const MOVERS: usize = 4;
+
+/// Bytes a second that one thread may send and receive at the same time. Its rate is the least that is taken for a fast link's.
+const A_CORE_MOVES: f64 = 2e9;
+
+/// How many threads of each rank share long work, the same on all members: as many as the user asks for. Else one, but
+/// where a core moves no more than a link between hosts does, so many that the ranks of a host use [`MOVERS`] cores
+/// together, and no more than half of those there are.
+fn threads(config: &Config, topology: &Topology, costs: &Costs) -> usize {
+    if let Some(threads) = config.threads {
+        return threads.0;
+    }
+    let is_fast = costs.remote_byte * A_CORE_MOVES <= 1.0;
+    // What is encrypted is opened by one thread.
+    if !topology.has_several_hosts() || !is_fast || config.encrypt.0 {
+        return 1;
+    }
+    let beside = topology.hosts().iter().map(Vec::len).max().unwrap_or(1);
+    let free = topology.cores_per_host / (2 * beside);
+    free.min(MOVERS / beside).max(1)
+}
+
 impl Membership {
     pub(crate) fn endpoint(&self) -> Option<Seat> {
         self.endpoint.lock().clone()
@@ -135,6 +158,8 @@ pub(crate) struct Group {
     /// Until the group is closed.
     pub(crate) stay: Mutex<Option<Arc<ThreadsGuard>>>,
     pub(crate) workers: Option<Arc<Workers>>,
+    /// How many they should be, the same on all ranks.
+    pub(crate) threads: usize,
     pub(crate) this: Weak<Self>,
 }
 
@@ -221,13 +246,15 @@ impl Group {
             recorder: Recorder::new(config.flight_records),
         };
         let parker = Parker::new()?;
+        let threads = threads(&config, &membership.topology, &membership.costs);
         Ok(Arc::new_cyclic(|this| Self {
             rank,
             world,
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             membership,
             timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, milliseconds)),
-            workers: (config.threads.0 > 1).then(|| Arc::new(Workers::new(config.threads.0))),
+            workers: (threads > 1).then(|| Arc::new(Workers::new(threads))),
+            threads,
             config,
             core: Mutex::new(core),
             turn: Condvar::new(),
@@ -429,5 +456,34 @@ impl fmt::Debug for Group {
             .field("rank", &self.rank)
             .field("world", &self.world)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_taken_where_links_outrun_a_core_and_cores_are_free() {
+        let of = |(hosts, ranks, cores), rate: f64, settings: &[(&str, &str)]| {
+            let mut config = Config::default();
+            for (name, value) in settings {
+                config.set(name, value).unwrap();
+            }
+            let costs = Costs {
+                remote_byte: 1.0 / rate,
+                ..Costs::TYPICAL
+            };
+            threads(&config, &Topology::even(hosts, ranks, cores), &costs)
+        };
+        assert_eq!(of((2, 1, 16), 3e9, &[]), 4);
+        assert_eq!(of((2, 1, 4), 3e9, &[]), 2);
+        assert_eq!(of((2, 1, 2), 3e9, &[]), 1);
+        assert_eq!(of((2, 2, 16), 3e9, &[]), 2);
+        assert_eq!(of((4, 8, 96), 3e9, &[]), 1);
+        assert_eq!(of((1, 2, 16), 3e9, &[]), 1);
+        assert_eq!(of((2, 1, 16), 1.25e9, &[]), 1);
+        assert_eq!(of((2, 1, 16), 3e9, &[("encrypt", "on")]), 1);
+        assert_eq!(of((1, 8, 2), 1e8, &[("threads", "3")]), 3);
     }
 }

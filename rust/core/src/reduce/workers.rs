@@ -1,4 +1,4 @@
-//! Threads that take a share of large passes, on hosts with more cores than ranks.
+//! Threads that take a share of large passes, and of long messages, on hosts with more cores than ranks.
 //!
 //! Work is cut into pieces, and each thread that is free takes the next: the calling thread from the
 //! start, the others once they have woken. The caller waits only for pieces that a thread has begun,
@@ -72,6 +72,21 @@ impl Workers {
                 copy_hinted(dst, src, streaming);
             }
         });
+    }
+
+    /// Calls `work` with each of `items`, in this thread and in those that are free.
+    pub fn share<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Sync) {
+        let is_alone = items.len() < 2 || self.helpers.is_empty() || !self.is_at_home();
+        let items = Mutex::new(items.into_iter());
+        let one_by_one = || {
+            while let Some(item) = next(&items) {
+                work(item);
+            }
+        };
+        match is_alone {
+            true => one_by_one(),
+            false => self.together(&one_by_one),
+        }
     }
 
     /// [`Kernel::reduce`].

@@ -28,6 +28,7 @@ mod suite;
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 pub use self::channel::{ControlChannel, Notice, POSITION_BYTES, PeerState, Position};
 pub use self::neighbour::{Neighbour, Shareable};
@@ -36,6 +37,7 @@ pub use self::shm::{Page, Shared};
 pub use self::tcp::stripes::Stripe;
 pub use self::terms::{Lending, Loan, Terms, Ticket};
 use crate::error::Result;
+use crate::reduce::Workers;
 
 /// What a sleeper wants to be woken for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,6 +86,9 @@ pub trait Link: ControlChannel + Send {
             done += run.len();
         })
     }
+
+    /// These threads may take part in what is sent and received.
+    fn share(&mut self, _workers: &Arc<Workers>) {}
 
     /// Lends arrived bytes in place: calls `fold` zero or more times with consecutive runs, each a non-zero
     /// multiple of `align` bytes long (`align` <= 16), in total at most `max` bytes (a multiple of `align`).

@@ -126,6 +126,9 @@ impl Group {
                     }
                 }
                 link.lose_silent_host_after(self.config.peer_timeout.seconds());
+                if let Some(workers) = &self.workers {
+                    link.share(workers);
+                }
                 if let Some(neighbour) = link.neighbour() {
                     match self.config.lend_bytes {
                         LendBytes::Auto => {}

@@ -3,15 +3,25 @@
 /// Size of a receive buffer: what a loopback or a 100 Gb/s link delivers between two looks at it.
 const BUFFER: usize = 256 << 10;
 
+/// A buffer is no longer, however many threads take what is in it.
+const LONGEST: usize = 2 << 20;
+
 /// Bytes that were received ahead. Its memory is made when first needed.
 #[derive(Debug, Default)]
 pub(super) struct Buffer {
     memory: Vec<u8>,
+    /// Threads that take what is in it, but for one.
+    helpers: usize,
     start: usize,
     end: usize,
 }
 
 impl Buffer {
+    /// So many threads take what is in it.
+    pub(super) fn share(&mut self, threads: usize) {
+        self.helpers = threads.saturating_sub(1);
+    }
+
     /// What is in it.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.memory[self.start..self.end]
@@ -33,7 +43,8 @@ impl Buffer {
     /// The free room after its content, which moves to the front: at most part of an element, since
     /// more is received only when what is here does not suffice.
     pub(super) fn room(&mut self) -> &mut [u8] {
-        self.memory.resize(BUFFER, 0);
+        self.memory
+            .resize(LONGEST.min(BUFFER * (self.helpers + 1)), 0);
         self.memory.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 
 use crate::fork;
@@ -94,6 +94,31 @@ impl Connection {
         match &mut self.sealed {
             None => Ok(recv(&self.socket, bytes, RecvFlags::DONTWAIT)?.1),
             Some(sealed) => sealed.receive(self.socket.as_fd(), bytes),
+        }
+    }
+
+    /// Receives all of `bytes`, which have [arrived](Connection::arrived).
+    ///
+    /// # Errors
+    /// When the connection is broken.
+    pub(super) fn receive_all(&self, bytes: &mut [u8]) -> Result<(), Errno> {
+        let mut received = 0;
+        while received < bytes.len() {
+            match recv(&self.socket, &mut bytes[received..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Err(Errno::PIPE),
+                Ok((_, count)) => received += count,
+                Err(Errno::AGAIN | Errno::INTR) => std::thread::yield_now(),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes that the kernel has; 0 where they are sealed, since how many were sent shows when they are opened.
+    pub(super) fn arrived(&self) -> usize {
+        match self.sealed {
+            None => ioctl_fionread(&self.socket).map_or(0, |bytes| bytes as usize),
+            Some(_) => 0,
         }
     }
 

@@ -15,6 +15,7 @@
 use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -27,6 +28,7 @@ use super::kernel::unacknowledged;
 use super::streams::{Incoming, Outgoing};
 use super::stripes::Stripe;
 use crate::error::{Code, Error, Result};
+use crate::reduce::Workers;
 use crate::transport::cipher::{Cipher, Failure};
 use crate::transport::control::{Control, Frame, describe};
 use crate::transport::{
@@ -227,6 +229,17 @@ impl Link for TcpLink {
             received += self.buffer.take(&mut bytes[received..]);
         }
         Ok(received)
+    }
+
+    fn try_recv_by(&mut self, _: &dyn Fn(&mut [u8], &[u8]), bytes: &mut [u8]) -> Result<usize> {
+        // The kernel copies, by the threads of this rank where there are several.
+        self.try_recv(bytes)
+    }
+
+    fn share(&mut self, workers: &Arc<Workers>) {
+        self.buffer.share(workers.threads());
+        self.outgoing.share(Arc::clone(workers));
+        self.incoming.share(Arc::clone(workers));
     }
 
     fn try_fold(&mut self, max: usize, align: usize, fold: &mut dyn FnMut(&[u8])) -> Result<usize> {

@@ -1,6 +1,7 @@
 //! The two directions of a link's bytes: plain at first and, where there are stripes, in frames from some byte on.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -8,6 +9,7 @@ use rustix::io::Errno;
 use super::connection::Connection;
 use super::kernel::{traffic, unacknowledged};
 use super::stripes::{Gather, Pace, Spread};
+use crate::reduce::Workers;
 use crate::transport::cipher::Failure;
 
 /// As many bytes go as they are when frames are announced that the peer has heard of it before they are through, if it runs.
@@ -64,6 +66,11 @@ impl Outgoing {
             pace: Pace::wanting(number),
             ..Self::new(false)
         }
+    }
+
+    /// These threads send long payloads together.
+    pub(super) fn share(&mut self, workers: Arc<Workers>) {
+        self.spread.share(workers);
     }
 
     /// Sends as much as goes now of `first` and then `rest`, a payload or part of one.
@@ -223,9 +230,18 @@ pub(super) struct Incoming {
     received: u64,
     until: Option<u64>,
     gather: Option<Box<Gather>>,
+    workers: Option<Arc<Workers>>,
 }
 
 impl Incoming {
+    /// These threads receive long payloads together.
+    pub(super) fn share(&mut self, workers: Arc<Workers>) {
+        if let Some(gather) = &mut self.gather {
+            gather.share(Arc::clone(&workers));
+        }
+        self.workers = Some(workers);
+    }
+
     /// Receives into `bytes`; 0: the stream has ended.
     ///
     /// # Errors
@@ -249,7 +265,13 @@ impl Incoming {
     }
 
     fn gather(&mut self) -> &mut Gather {
-        self.gather.get_or_insert_default()
+        self.gather.get_or_insert_with(|| {
+            let mut gather = Box::<Gather>::default();
+            if let Some(workers) = &self.workers {
+                gather.share(Arc::clone(workers));
+            }
+            gather
+        })
     }
 
     /// The peer sends frames from byte `until` on. False where it cannot be so.

@@ -1,7 +1,9 @@
 //! Links over real sockets, with stripes and without.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use socket2::{Domain, Socket, Type};
 
 use super::*;
 use crate::transport::handshake;
@@ -11,6 +13,24 @@ fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     (ours, listener.accept().unwrap().0)
+}
+
+/// A connection whose sockets hold so many bytes in each direction, as far as the system allows.
+fn connection_with_room(bytes: usize) -> (TcpStream, TcpStream) {
+    let socket = || {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_send_buffer_size(bytes).unwrap();
+        socket.set_recv_buffer_size(bytes).unwrap();
+        socket
+    };
+    // What is accepted has the buffers of the listener.
+    let (ours, listener) = (socket(), socket());
+    listener
+        .bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())
+        .unwrap();
+    listener.listen(1).unwrap();
+    ours.connect(&listener.local_addr().unwrap()).unwrap();
+    (ours.into(), listener.accept().unwrap().0.into())
 }
 
 fn links() -> (TcpLink, TcpLink) {
@@ -39,6 +59,11 @@ suite::conformance!(make);
 
 /// Links with stripes in both directions, from the first byte on.
 fn striped(number: u8, is_sealed: bool) -> (TcpLink, TcpLink) {
+    striped_with_room(number, is_sealed, LEAST)
+}
+
+/// The same, with so many bytes on their way over each stripe at most.
+fn striped_with_room(number: u8, is_sealed: bool, room: usize) -> (TcpLink, TcpLink) {
     let (mut a, mut b) = links();
     let ciphers = || match is_sealed {
         true => {
@@ -55,8 +80,8 @@ fn striped(number: u8, is_sealed: bool) -> (TcpLink, TcpLink) {
         a = a.encrypted(data.0, control.0);
         b = b.encrypted(data.1, control.1);
     }
-    add_stripes(&mut a, &mut b, number, ciphers);
-    add_stripes(&mut b, &mut a, number, ciphers);
+    add_stripes(&mut a, &mut b, (number, room), ciphers);
+    add_stripes(&mut b, &mut a, (number, room), ciphers);
     while !(a.outgoing.is_framed() && b.outgoing.is_framed()) {
         assert_eq!(a.peer_state(), PeerState::Present);
         assert_eq!(b.peer_state(), PeerState::Present);
@@ -67,19 +92,14 @@ fn striped(number: u8, is_sealed: bool) -> (TcpLink, TcpLink) {
 fn add_stripes(
     from: &mut TcpLink,
     to: &mut TcpLink,
-    number: u8,
+    (number, room): (u8, usize),
     ciphers: impl Fn() -> (Option<Cipher>, Option<Cipher>),
 ) {
     from.outgoing = Outgoing::striped(number.into());
     assert_eq!(from.wants_stripes(), Some(0..number));
     assert_eq!(from.wants_stripes(), None);
     for number in 0..number {
-        let ((near, far), (ours, theirs)) = (connection(), ciphers());
-        for socket in [&near, &far] {
-            let socket = socket2::SockRef::from(socket);
-            socket.set_send_buffer_size(LEAST).unwrap();
-            socket.set_recv_buffer_size(LEAST).unwrap();
-        }
+        let ((near, far), (ours, theirs)) = (connection_with_room(room), ciphers());
         from.add_stripe(Stripe::new(number, true, near, ours).unwrap());
         to.add_stripe(Stripe::new(number, false, far, theirs).unwrap());
     }
@@ -107,11 +127,62 @@ mod striped_and_sealed {
     suite::conformance!(make);
 }
 
+mod striped_among_threads {
+    use super::*;
+
+    fn make(_: usize) -> (Box<dyn Link>, Box<dyn Link>) {
+        let (a, b) = among_threads(3, false);
+        (Box::new(a), Box::new(b))
+    }
+
+    suite::conformance!(make);
+}
+
+/// Links with stripes on which whole blocks have room, and three threads at each end.
+fn among_threads(number: u8, is_sealed: bool) -> (TcpLink, TcpLink) {
+    let (mut a, mut b) = striped_with_room(number, is_sealed, 1 << 20);
+    for link in [&mut a, &mut b] {
+        link.share(&Arc::new(Workers::new(3)));
+    }
+    (a, b)
+}
+
+/// One call takes what has come over several stripes; one thread takes a block of one.
+#[test]
+fn threads_take_what_is_on_several_stripes_at_once() {
+    const BLOCK: usize = 128 << 10;
+    let bytes: Vec<u8> = (0..8 << 20).map(|i: u32| (i % 251) as u8).collect();
+    for has_threads in [false, true] {
+        let (mut a, mut b) = match has_threads {
+            true => among_threads(4, false),
+            false => striped_with_room(4, false, 1 << 20),
+        };
+        let (mut sent, mut received, mut most) = (0, 0, 0);
+        let mut arrived = vec![0; bytes.len()];
+        while received < bytes.len() {
+            while sent < bytes.len()
+                && let count @ 1.. = a.try_send(&bytes[sent..]).unwrap()
+            {
+                sent += count;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            let count = b.try_recv(&mut arrived[received..]).unwrap();
+            received += count;
+            most = most.max(count);
+        }
+        assert!(arrived == bytes);
+        assert_eq!(most > BLOCK, has_threads, "{most}");
+    }
+}
+
 /// Payloads that are dealt out, with short messages between them, sent and received in pieces of any length.
 #[test]
 fn what_is_dealt_out_arrives_in_order() {
-    for is_sealed in [false, true] {
-        let (mut a, mut b) = striped(4, is_sealed);
+    for (is_sealed, has_threads) in [(false, false), (true, false), (false, true), (true, true)] {
+        let (mut a, mut b) = match has_threads {
+            true => among_threads(4, is_sealed),
+            false => striped(4, is_sealed),
+        };
         let total = 40_000_000;
         let bytes: Vec<u8> = (0..total as u32).map(|i| (i % 251) as u8).collect();
         let (mut sent, mut received, mut seed) = (0, 0, 1_usize);

@@ -1,9 +1,13 @@
 //! Receiving: each frame from the connection that its head names.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+
 use rustix::io::Errno;
 
 use super::super::buffer::Buffer;
-use super::{Connection, HEAD, HERE, MOST};
+use super::{Connection, HEAD, HERE, MOST, abreast};
+use crate::reduce::Workers;
 use crate::transport::cipher::Failure;
 
 /// From this size on bytes go from the kernel straight into their destination.
@@ -18,11 +22,21 @@ pub(in crate::transport::tcp) struct Gather {
     is_used: [bool; MOST as usize],
     /// What the first connection brought, from a head on or within a frame.
     raw: Buffer,
-    /// Of which connection the frame is that is being read, and how many of its bytes are to come.
-    frame: Option<(u8, usize)>,
+    /// The frame that is being read and those whose heads have been read: of which connection, and how many bytes are to come.
+    frames: VecDeque<(u8, usize)>,
+    /// Threads that receive long payloads together.
+    workers: Option<Arc<Workers>>,
 }
 
+/// Frames whose heads are read before their turn, at most.
+const AHEAD: usize = 64;
+
 impl Gather {
+    /// These threads receive long payloads together.
+    pub(in crate::transport::tcp) fn share(&mut self, workers: Arc<Workers>) {
+        self.workers = Some(workers);
+    }
+
     /// Adds a stripe. It takes the place of one over which nothing has come: the peer opens another when it has heard no
     /// answer.
     pub(in crate::transport::tcp) fn add(&mut self, number: u8, stripe: Connection) {
@@ -34,9 +48,12 @@ impl Gather {
 
     /// Lets go of stripes that their sender has closed, with nothing left to read.
     pub(in crate::transport::tcp) fn drop_ended(&mut self) {
-        let reading = self.frame.map(|(place, _)| usize::from(place));
+        let is_read = |number| {
+            let mut frames = self.frames.iter();
+            frames.any(|(place, _)| usize::from(*place) == number)
+        };
         for (number, place) in self.stripes.iter_mut().enumerate() {
-            if reading != Some(number) && place.as_ref().is_some_and(Connection::is_at_its_end) {
+            if !is_read(number) && place.as_ref().is_some_and(Connection::is_at_its_end) {
                 *place = None;
             }
         }
@@ -51,36 +68,102 @@ impl Gather {
         main: &mut Connection,
         bytes: &mut [u8],
     ) -> Result<usize, Failure> {
-        let (place, left) = match self.frame {
-            Some(frame) => frame,
-            None => match self.next(main)? {
-                Some(frame) => *self.frame.insert(frame),
-                None => return Ok(0),
-            },
-        };
+        if self.frames.is_empty() && !self.next(main)? {
+            return Ok(0);
+        }
+        if let Some(workers) = self.workers.clone()
+            && bytes.len() >= abreast::WORTH
+        {
+            self.look_ahead(main)?;
+            let received = self.receive_abreast(&workers, bytes)?;
+            if received > 0 {
+                return Ok(received);
+            }
+        }
+        let (place, left) = self.frames[0];
         let room = bytes.len().min(left);
         let bytes = &mut bytes[..room];
         let received = match place {
             HERE => self.receive_here(main, bytes)?,
             number => match &mut self.stripes[usize::from(number)] {
-                Some(stripe) => {
-                    let received = stripe.receive(bytes)?;
-                    self.is_used[usize::from(number)] = true;
-                    received
-                }
+                Some(stripe) => stripe.receive(bytes)?,
                 // The peer uses it as soon as it is open; it is about to come.
                 None => return Err(Errno::AGAIN.into()),
             },
         };
-        self.frame = (received < left).then_some((place, left - received));
+        self.have_come(received);
         Ok(received)
     }
 
-    /// What the next head says; `None` at the end of the stream.
-    fn next(&mut self, main: &mut Connection) -> Result<Option<(u8, usize)>, Failure> {
+    /// So many bytes of the first frames have been received.
+    fn have_come(&mut self, mut bytes: usize) {
+        while bytes > 0
+            && let Some((place, left)) = self.frames.front_mut()
+        {
+            if let Some(is_used) = self.is_used.get_mut(usize::from(*place)) {
+                *is_used = true;
+            }
+            let count = bytes.min(*left);
+            *left -= count;
+            bytes -= count;
+            if *left == 0 {
+                self.frames.pop_front();
+            }
+        }
+    }
+
+    /// Receives into `bytes` what has arrived of the first frames, where that is worth several threads; 0: it is not.
+    fn receive_abreast(&mut self, workers: &Workers, bytes: &mut [u8]) -> Result<usize, Failure> {
+        let mut shares: [_; MOST as usize] = Default::default();
+        for (share, stripe) in shares.iter_mut().zip(&mut self.stripes) {
+            *share = stripe.as_mut().map(|stripe| (stripe, None, Vec::new()));
+        }
+        let (mut received, mut rest) = (0, bytes);
+        for (place, left) in &self.frames {
+            let share = shares.get_mut(usize::from(*place)).and_then(Option::as_mut);
+            let Some((stripe, arrived, parts)) = share else {
+                break;
+            };
+            let arrived = arrived.get_or_insert_with(|| stripe.arrived());
+            let count = rest.len().min(*left).min(*arrived);
+            let (part, others) = rest.split_at_mut(count);
+            parts.push(part);
+            rest = others;
+            *arrived -= count;
+            received += count;
+            if count < *left {
+                break;
+            }
+        }
+        if received < abreast::WORTH {
+            return Ok(0);
+        }
+        let work = shares.into_iter().flatten();
+        let work = work.map(|(stripe, _, parts)| (stripe, parts)).collect();
+        abreast::receive(workers, work)?;
+        self.have_come(received);
+        Ok(received)
+    }
+
+    /// Reads the heads that are here, up to the first frame whose bytes follow its head.
+    fn look_ahead(&mut self, main: &mut Connection) -> Result<(), Failure> {
+        while self.frames.len() < AHEAD
+            && self.frames.back().is_some_and(|(place, _)| *place != HERE)
+        {
+            match self.next(main) {
+                Ok(true) => {}
+                Ok(false) | Err(Failure::Socket(Errno::AGAIN | Errno::INTR)) => break,
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the next head. False at the end of the stream.
+    fn next(&mut self, main: &mut Connection) -> Result<bool, Failure> {
         while self.raw.bytes().len() < HEAD {
             match main.receive(self.raw.room())? {
-                0 => return Ok(None),
+                0 => return Ok(false),
                 received => self.raw.fill(received),
             }
         }
@@ -88,10 +171,11 @@ impl Gather {
         self.raw.take(&mut head);
         let head = u32::from_le_bytes(head);
         let (place, length) = ((head >> 24) as u8, (head & 0xff_ffff) as usize);
-        match length > 0 && (place == HERE || place < MOST) {
-            true => Ok(Some((place, length))),
-            false => Err(Errno::PROTO.into()),
+        if length == 0 || (place != HERE && place >= MOST) {
+            return Err(Errno::PROTO.into());
         }
+        self.frames.push_back((place, length));
+        Ok(true)
     }
 
     fn receive_here(&mut self, main: &mut Connection, bytes: &mut [u8]) -> Result<usize, Failure> {
@@ -107,10 +191,10 @@ impl Gather {
 
     /// Whether [`Gather::receive`] has something, or may have.
     pub(in crate::transport::tcp) fn may_receive(&self, main: &Connection) -> bool {
-        match self.frame {
+        match self.frames.front() {
             Some((HERE, _)) => !self.raw.bytes().is_empty() || main.may_receive(),
             Some((number, _)) => {
-                let stripe = &self.stripes[usize::from(number)];
+                let stripe = &self.stripes[usize::from(*number)];
                 stripe.as_ref().is_some_and(Connection::may_receive)
             }
             None => self.raw.bytes().len() >= HEAD || main.may_receive(),

@@ -22,7 +22,15 @@
 //! The sender deals each block to the stripe with the fewest bytes on their way, so a slow connection gets fewer. Bytes count as
 //! sent in the order of the stream: what later blocks have sent ahead of a block that is not through yet is remembered, and
 //! the caller's next call begins with the first byte that does not count.
+//!
+//! # Several threads
+//!
+//! Where a rank has several threads (`UNISONO_THREADS`), they share a long payload, each at one stripe (`abreast.rs`). A sender deals blocks out to
+//! all stripes that can take some, and the threads send them. A receiver asks the kernel how much each stripe has, and the threads receive
+//! the frames that are there, up to the first one that is not complete. So what is received is always the next bytes of the
+//! stream. Encrypted stripes are received by one thread: how many bytes arrived shows when they are opened.
 
+mod abreast;
 mod gather;
 mod pace;
 mod spread;

@@ -1,11 +1,14 @@
 //! Sending: blocks are dealt out to stripes.
 
 use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::{Connection, HERE, LONGEST_FRAME, head};
+use super::{Connection, HERE, LONGEST_FRAME, MOST, abreast, head};
+use crate::reduce::Workers;
 use crate::transport::tcp::kernel::unacknowledged;
 
 /// Bytes of a payload from which on it is dealt out: the pieces that collectives are cut into are longer.
@@ -36,6 +39,8 @@ pub(in crate::transport::tcp) struct Spread {
     blocks: VecDeque<Block>,
     /// What did not go by the last call is to go over stripes.
     waits_for_stripes: bool,
+    /// Threads that send long payloads together.
+    workers: Option<Arc<Workers>>,
 }
 
 /// A part of the bytes that are dealt out.
@@ -47,7 +52,19 @@ struct Block {
     sent: usize,
 }
 
+impl Block {
+    /// What is to be sent of it, in the `length` bytes after the first `counted`.
+    fn unsent(&self, counted: usize, length: usize) -> Range<usize> {
+        self.sent.saturating_sub(counted)..length.min(self.end - counted)
+    }
+}
+
 impl Spread {
+    /// These threads send long payloads together.
+    pub(in crate::transport::tcp) fn share(&mut self, workers: Arc<Workers>) {
+        self.workers = Some(workers);
+    }
+
     /// Adds the next stripe.
     pub(in crate::transport::tcp) fn add(&mut self, stripe: Connection) {
         self.stripes.push(stripe);
@@ -116,11 +133,18 @@ impl Spread {
         let share = bytes.len() / self.active.max(1);
         // Whole elements: the receiver would wait for the rest of one with the first part in hand.
         let block = share.clamp(SHORTEST_BLOCK, LONGEST_BLOCK) / LONGEST_ELEMENT * LONGEST_ELEMENT;
-        let mut loads = std::mem::take(&mut self.loads);
-        loads.clear();
-        loads.extend(self.in_use().iter().map(unacknowledged));
-        self.loads = loads;
-        while self.push(bytes)? | self.deal_next(bytes, block)? {}
+        match self.workers.clone() {
+            Some(workers) if self.active > 1 && bytes.len() >= abreast::WORTH => {
+                self.deal_abreast(&workers, bytes, block)?;
+            }
+            _ => {
+                let mut loads = std::mem::take(&mut self.loads);
+                loads.clear();
+                loads.extend(self.in_use().iter().map(unacknowledged));
+                self.loads = loads;
+                while self.push(bytes)? | self.deal_next(bytes, block)? {}
+            }
+        }
         while !self.heads.is_empty() {
             let sent = main.send(&self.heads)?;
             self.heads.drain(..sent);
@@ -186,13 +210,14 @@ impl Spread {
     /// was anything.
     fn push(&mut self, bytes: &[u8]) -> Result<bool, Errno> {
         let mut moved = false;
+        // A stripe whose block is not through has not come to its next one.
+        let mut is_full = [false; MOST as usize];
         for block in &mut self.blocks {
-            let from = block.sent - self.counted.min(block.sent);
-            let to = bytes.len().min(block.end - self.counted);
-            if block.sent == block.end || from >= to {
+            let part = block.unsent(self.counted, bytes.len());
+            if is_full[block.stripe] || part.is_empty() {
                 continue;
             }
-            match self.stripes[block.stripe].send(&bytes[from..to]) {
+            match self.stripes[block.stripe].send(&bytes[part]) {
                 Ok(sent) => {
                     block.sent += sent;
                     moved = true;
@@ -200,8 +225,76 @@ impl Spread {
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
+            is_full[block.stripe] = block.sent < block.end;
         }
         Ok(moved)
+    }
+
+    /// Deals blocks of at most `most` bytes to all stripes that take some, and each sends its own as far as they go.
+    fn deal_abreast(&mut self, workers: &Workers, bytes: &[u8], most: usize) -> Result<(), Errno> {
+        let before = self.blocks.len();
+        self.deal_around(self.counted + bytes.len(), most);
+        let mut parts = vec![Vec::new(); self.stripes.len()];
+        for block in &self.blocks {
+            let part = block.unsent(self.counted, bytes.len());
+            if !part.is_empty() {
+                parts[block.stripe].push(&bytes[part]);
+            }
+        }
+        let mut sent = abreast::send(workers, &mut self.stripes, parts)?;
+        for block in &mut self.blocks {
+            let left = &mut sent[block.stripe];
+            let count = block.unsent(self.counted, bytes.len()).len().min(*left);
+            block.sent += count;
+            *left -= count;
+        }
+        while self.blocks.len() > before && !self.has_begun_the_last() {
+            self.blocks.pop_back();
+        }
+        let mut from = match before {
+            0 => self.counted,
+            _ => self.blocks[before - 1].end,
+        };
+        for block in self.blocks.range(before..) {
+            self.heads
+                .extend(head(block.stripe as u8, block.end - from));
+            from = block.end;
+        }
+        Ok(())
+    }
+
+    /// Deals all up to `end`, in blocks of at most `most` bytes, to the stripes that take some by turns.
+    fn deal_around(&mut self, end: usize, most: usize) {
+        let takes = |stripe: &usize| {
+            let ready = self.stripes[*stripe].ready(PollFlags::OUT);
+            ready.contains(PollFlags::OUT)
+        };
+        let ready: Vec<usize> = (0..self.active).filter(takes).collect();
+        let mut dealt = self.dealt();
+        for stripe in ready.iter().cycle() {
+            if dealt >= end {
+                break;
+            }
+            let (stripe, sent) = (*stripe, dealt);
+            dealt = end.min(dealt + most);
+            self.blocks.push_back(Block {
+                stripe,
+                end: dealt,
+                sent,
+            });
+        }
+    }
+
+    /// Whether the stripe of the last block has taken, or keeps a record of, some of it.
+    fn has_begun_the_last(&self) -> bool {
+        let mut blocks = self.blocks.iter().rev();
+        let Some(last) = blocks.next() else {
+            return false;
+        };
+        let begin = blocks.next().map_or(self.counted, |block| block.end);
+        let waits = |block: &Block| block.stripe == last.stripe && block.sent < block.end;
+        let is_next = self.blocks.iter().filter(|block| waits(block)).count() == 1;
+        last.sent > begin || (is_next && self.stripes[last.stripe].owes())
     }
 
     /// What counts as sent now, up to `end`, and did not before.
