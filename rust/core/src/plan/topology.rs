@@ -24,6 +24,37 @@ pub struct Topology {
     pub longest_at_once: usize,
 }
 
+/// How the ranks of a host with several memory nodes lie on them, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Nodes {
+    /// Ranks of the host.
+    pub(super) ranks: usize,
+    /// How many nodes they are on.
+    pub(super) number: usize,
+    /// Ranks on the node that has most.
+    pub(super) most: usize,
+    /// Ranks on the node that has fewest.
+    pub(super) fewest: usize,
+}
+
+impl Nodes {
+    /// With a node of so many ranks more.
+    const fn and(self, ranks: usize) -> Self {
+        let is_least = self.number == 0 || ranks < self.fewest;
+        Self {
+            ranks: self.ranks + ranks,
+            number: self.number + 1,
+            most: if ranks > self.most { ranks } else { self.most },
+            fewest: if is_least { ranks } else { self.fewest },
+        }
+    }
+
+    /// Messages that leave the node with most ranks, where each rank of the host sends one to every other.
+    pub(super) const fn leaving(self) -> usize {
+        self.most * (self.ranks - self.most)
+    }
+}
+
 /// Where nothing is known of the links: 32 KiB of the commonest element.
 const LONGEST_AT_ONCE: usize = 8 << 10;
 
@@ -123,6 +154,29 @@ impl Topology {
         }
     }
 
+    /// The memory nodes of a host: where several hosts have nodes, of the one on which most is between them. `None` where no
+    /// host has several.
+    pub(super) fn nodes(&self) -> Option<Nodes> {
+        if self.node_of == self.host_of {
+            return None;
+        }
+        let numbers = |of: &[usize]| of.iter().max().map_or(0, |last| last + 1);
+        let mut on_node = vec![0; numbers(&self.node_of)];
+        for node in &self.node_of {
+            on_node[*node] += 1;
+        }
+        let mut hosts = vec![Nodes::default(); numbers(&self.host_of)];
+        for (host, node) in self.host_of.iter().zip(&self.node_of) {
+            // Each node is counted once.
+            let ranks = std::mem::take(&mut on_node[*node]);
+            if ranks > 0 {
+                hosts[*host] = hosts[*host].and(ranks);
+            }
+        }
+        let several = hosts.into_iter().filter(|nodes| nodes.number > 1);
+        several.max_by_key(|nodes| nodes.leaving())
+    }
+
     /// How many ranks share `rank`'s host, itself among them.
     pub fn ranks_beside(&self, rank: Rank) -> usize {
         let host = self.host_of[rank];
@@ -197,6 +251,14 @@ mod tests {
             (&[0; 3][..], &[0, 1, 0][..])
         );
         assert_eq!(one.groups(), [vec![0, 2], vec![1]]);
+        let nodes = Nodes {
+            ranks: 3,
+            number: 2,
+            most: 2,
+            fewest: 1,
+        };
+        assert_eq!((topology.nodes(), one.nodes()), (Some(nodes), Some(nodes)));
+        assert_eq!(topology.subset(&[0, 3, 4]).nodes(), None);
         assert!(one.has_levels() && !topology.subset(&[1, 0]).has_levels());
         assert!(!Topology::one_host(4, 2).has_levels());
     }

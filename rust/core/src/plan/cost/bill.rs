@@ -1,7 +1,7 @@
 //! What the formulas add up, and where.
 
 use super::costs::Costs;
-use crate::plan::topology::Topology;
+use crate::plan::topology::{self, Topology};
 
 /// Payloads up to this length travel in the post that announces them.
 const POSTED: f64 = 560.0;
@@ -54,32 +54,29 @@ pub(in crate::plan) struct Layout<'a> {
     pub(in crate::plan) fewest: usize,
     /// As [`Topology::longest_at_once`].
     pub(in crate::plan) longest_at_once: usize,
-    /// The memory nodes of the only host, if it has several.
+    /// The memory nodes of a host, where one has several.
     nodes: Option<Nodes<'a>>,
     /// The hosts are memory nodes of one: what goes across goes through memory.
     is_one_host: bool,
 }
 
-/// The memory nodes of a host, in numbers.
+/// The memory nodes of a host, in numbers: as [`Topology::nodes`].
 #[derive(Clone, Copy, Debug)]
 struct Nodes<'a> {
     /// The node of each rank.
     of: &'a [usize],
-    number: usize,
-    /// Ranks on the node that has most, and on the one that has fewest.
-    most: usize,
-    fewest: usize,
+    ranks: topology::Nodes,
     /// The share of the other ranks that are on other nodes, for a rank of the node that has most.
     apart: f64,
-    /// Links of a ring that leave the node which they leave most.
+    /// Links of a ring that leave the node which they leave most, for others of its host.
     leaving: usize,
-    /// How often the ring changes node.
+    /// How often the ring changes node on a host.
     runs: usize,
 }
 
 impl<'a> Layout<'a> {
     pub(in crate::plan) fn of(topology: &'a Topology, world: usize) -> Self {
-        let (ranks, leaves) = count(&topology.host_of);
+        let (ranks, leaves) = count(&topology.host_of, |_, _| true);
         let (hosts, runs) = (ranks.len(), leaves.iter().sum::<usize>());
         Self {
             world,
@@ -93,7 +90,7 @@ impl<'a> Layout<'a> {
             hosts,
             fewest: ranks.iter().copied().min().unwrap_or(1).max(1),
             longest_at_once: topology.longest_at_once,
-            nodes: (hosts == 1).then(|| Nodes::of(&topology.node_of)).flatten(),
+            nodes: Nodes::of(topology),
             is_one_host: false,
         }
     }
@@ -105,21 +102,26 @@ impl<'a> Layout<'a> {
     /// With the memory nodes of the only host for hosts, if it has several.
     pub(in crate::plan) fn by_node(self) -> Self {
         match self.nodes {
-            None => self,
-            Some(nodes) => Self {
+            Some(nodes) if self.hosts == 1 => Self {
                 places: nodes.of,
-                beside: nodes.most,
-                fewest: nodes.fewest,
+                beside: nodes.ranks.most,
+                fewest: nodes.ranks.fewest,
                 leaving: nodes.leaving,
                 runs: nodes.runs,
-                hosts: nodes.number,
-                cores: (self.cores / nodes.number).max(1),
+                hosts: nodes.ranks.number,
+                cores: (self.cores / nodes.ranks.number).max(1),
                 nodes: None,
                 longest_at_once: usize::MAX,
                 is_one_host: true,
                 ..self
             },
+            _ => self,
         }
+    }
+
+    /// The memory nodes of a host, where they are not its [levels](Self::by_node).
+    pub(in crate::plan) fn nodes(&self) -> Option<topology::Nodes> {
+        self.nodes.map(|nodes| nodes.ranks)
     }
 
     /// Ranks on the root's host.
@@ -150,28 +152,28 @@ impl<'a> Layout<'a> {
 }
 
 impl<'a> Nodes<'a> {
-    fn of(node_of: &'a [usize]) -> Option<Self> {
-        let (ranks, leaves) = count(node_of);
-        let most = ranks.iter().copied().max()?;
-        (ranks.len() > 1).then(|| Self {
-            of: node_of,
-            number: ranks.len(),
-            most,
-            fewest: ranks.iter().copied().min().unwrap_or(1),
-            apart: (node_of.len() - most) as f64 / (node_of.len() - 1) as f64,
+    fn of(topology: &'a Topology) -> Option<Self> {
+        let ranks = topology.nodes()?;
+        let hosts = &topology.host_of;
+        let (_, leaves) = count(&topology.node_of, |a, b| hosts[a] == hosts[b]);
+        Some(Self {
+            of: &topology.node_of,
+            ranks,
+            apart: (ranks.ranks - ranks.most) as f64 / (ranks.ranks - 1) as f64,
             leaving: leaves.iter().copied().max().unwrap_or(0),
             runs: leaves.iter().sum(),
         })
     }
 }
 
-/// How many ranks have each number, and how many links of the ring leave them.
-fn count(numbers: &[usize]) -> (Vec<usize>, Vec<usize>) {
+/// How many ranks have each number, and how many links of the ring leave them, of those between ranks that count.
+fn count(numbers: &[usize], counts: impl Fn(usize, usize) -> bool) -> (Vec<usize>, Vec<usize>) {
     let all = numbers.iter().max().map_or(1, |last| last + 1);
     let (mut ranks, mut leaves) = (vec![0_usize; all], vec![0_usize; all]);
     for (rank, number) in numbers.iter().enumerate() {
         ranks[*number] += 1;
-        leaves[*number] += usize::from(numbers[(rank + 1) % numbers.len()] != *number);
+        let next = (rank + 1) % numbers.len();
+        leaves[*number] += usize::from(numbers[next] != *number && counts(rank, next));
     }
     (ranks, leaves)
 }
@@ -251,8 +253,14 @@ impl<'a> Bill<'a> {
     /// Every rank reads or writes so many bytes of the other ranks' memory, as many of each.
     pub(in crate::plan) fn reaches(&mut self, bytes: f64) {
         if let Some(nodes) = self.at.nodes {
-            self.between_nodes += bytes * nodes.apart * nodes.most as f64;
+            self.between_nodes += bytes * nodes.apart * nodes.ranks.most as f64;
         }
+    }
+
+    /// The ranks of a host meet by memory node, and so many bytes leave the busiest: what follows brings no more there.
+    pub(in crate::plan) fn goes_by_node(&mut self, bytes: f64) {
+        self.at.nodes = None;
+        self.between_nodes += bytes;
     }
 
     /// The root does, alone.

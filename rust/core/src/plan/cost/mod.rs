@@ -6,7 +6,7 @@
 //!   until the core has gone around all of them ([`Costs::turn`]);
 //! - the work of the cores: messages, bytes moved and bytes reduced. It takes as long as the busiest rank needs, and
 //!   no less than a host's cores need for all of its ranks;
-//! - the bytes through the busiest network interface of a host.
+//! - the bytes through the busiest network interface of a host, and those that leave the busiest memory node of one.
 //!
 //! Bytes inside a host cost what the links make of them: a message that fits into a post is as cheap as an empty one, a
 //! longer one is copied into a ring and out of it, a long one is read by its receiver out of the sender's memory.

@@ -134,7 +134,7 @@ impl<'a> Composition<'a> {
             widen: self.shape.widen || self.shape.in_place,
             ..self.inside(Collective::ReduceScatter, &counts)
         };
-        let plan = (self.inner)(Algorithm::Direct, &shape, self.chunk)?;
+        let plan = self.levels.plan_inside(&shape, self.chunk, self.inner)?;
         let output = self.sum(piece);
         let scratch = self.for_inside.span(&mut self.steps, piece, plan.scratch);
         let at = Embedding {
@@ -185,7 +185,7 @@ impl<'a> Composition<'a> {
         let output = self.output(piece);
         let counts = self.levels.shards_of(output.len);
         let shape = self.inside(Collective::AllGather, &counts);
-        let plan = (self.inner)(Algorithm::Direct, &shape, self.chunk)?;
+        let plan = self.levels.plan_inside(&shape, self.chunk, self.inner)?;
         let at = Embedding {
             members: self.levels.inside(),
             input: output,

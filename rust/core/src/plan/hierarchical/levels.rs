@@ -28,6 +28,8 @@ pub(super) struct Levels {
     pub(super) place: usize,
     /// Elements of the longest messages that go to all hosts at once. Between memory nodes all do.
     pub(super) longest_at_once: usize,
+    /// The ranks of this host where they meet by memory node.
+    pub(super) nodes: Option<Topology>,
 }
 
 impl Levels {
@@ -54,6 +56,17 @@ impl Levels {
             host,
             place,
             longest_at_once,
+            nodes: None,
+        }
+    }
+
+    /// With the memory nodes of this host as a further level, if it has several with several ranks on one.
+    #[must_use]
+    pub(super) fn by_node(self, topology: &Topology) -> Self {
+        let inside = topology.subset(self.inside());
+        Self {
+            nodes: inside.has_levels().then_some(inside),
+            ..self
         }
     }
 

@@ -16,7 +16,9 @@
 //! (h hosts; in shares of the longer buffer.)
 //!
 //! On one host with several memory nodes (sockets), to which all ranks are bound, the nodes take the place of hosts: the link
-//! between two of them is shared in the same way. On several hosts the levels are the hosts alone.
+//! between two of them is shared in the same way. On several hosts the nodes of a host are a third level, in all_reduce, reduce
+//! and broadcast, of long messages and where that pays ([`nodes`]): what is inside in the table is then a hierarchy itself. The other
+//! collectives have the hosts alone for levels.
 //!
 //! The idea is in Horovod's hierarchical allreduce and in NCCL's trees of rails; the shards that all ranks carry at once
 //! are those of BytePS. Levels inside a host are those of XHC (Katevenis, Ploumidis and Marazakis, 2022).
@@ -45,6 +47,7 @@ mod barrier;
 mod blocks;
 mod embed;
 mod levels;
+mod nodes;
 mod personal;
 mod price;
 mod rooted;
@@ -83,16 +86,25 @@ pub(super) fn build(
     inner: Inner,
 ) -> Option<Plan> {
     let levels = Levels::of(shape, topology);
+    let levels = match nodes::is_by_node(shape, topology) {
+        true => levels.by_node(topology),
+        false => levels,
+    };
+    compose(shape, chunk, &levels, inner)
+}
+
+/// The same by these `levels`.
+fn compose(shape: &Shape, chunk: usize, levels: &Levels, inner: Inner) -> Option<Plan> {
     match shape.collective {
-        Collective::AllReduce => all_reduce::all_reduce(shape, chunk, &levels, inner),
-        Collective::Reduce => rooted::reduce(shape, chunk, &levels, inner),
-        Collective::Broadcast => Some(rooted::broadcast(shape, chunk, &levels)),
-        Collective::AllGather => Some(blocks::all_gather(shape, chunk, &levels)),
-        Collective::ReduceScatter => Some(blocks::reduce_scatter(shape, chunk, &levels)),
-        Collective::AllToAll => Some(personal::all_to_all(shape, &levels)),
-        Collective::Gather => Some(personal::gather(shape, &levels)),
-        Collective::Scatter => Some(personal::scatter(shape, &levels)),
-        Collective::Barrier => Some(barrier::barrier(shape, &levels)),
+        Collective::AllReduce => all_reduce::all_reduce(shape, chunk, levels, inner),
+        Collective::Reduce => rooted::reduce(shape, chunk, levels, inner),
+        Collective::Broadcast => rooted::broadcast(shape, chunk, levels, inner),
+        Collective::AllGather => Some(blocks::all_gather(shape, chunk, levels)),
+        Collective::ReduceScatter => Some(blocks::reduce_scatter(shape, chunk, levels)),
+        Collective::AllToAll => Some(personal::all_to_all(shape, levels)),
+        Collective::Gather => Some(personal::gather(shape, levels)),
+        Collective::Scatter => Some(personal::scatter(shape, levels)),
+        Collective::Barrier => Some(barrier::barrier(shape, levels)),
         _ => None,
     }
 }

@@ -2,8 +2,10 @@
 
 use super::all_reduce::algorithm_across;
 use super::levels::at_once;
+use super::nodes::{Level, pays};
 use crate::plan::Algorithm;
 use crate::plan::cost::{Bill, Taken, Work};
+use crate::plan::topology::Nodes;
 use crate::types::Collective;
 
 /// Puts all that the plan for `collective` does on the bill.
@@ -33,8 +35,23 @@ fn rounds_to_hear_from(ranks: usize) -> f64 {
     ranks.next_power_of_two().ilog2().into()
 }
 
+/// Where the ranks of a host meet by memory node, what that takes beside as many messages as without.
+fn inside_by_node(collective: Collective, work: &Work, bill: &mut Bill) {
+    let widens = work.widening > 1.0;
+    let at = bill.at;
+    let pays = |nodes: &Nodes| pays(collective, work.elements, widens, *nodes, at.cores);
+    if let Some(nodes) = at.nodes().filter(pays) {
+        let level = Level::of(collective, work.widening, nodes);
+        let shard = work.bytes / nodes.ranks as f64;
+        bill.rounds += level.rounds * (bill.round(false) + bill.costs.latency);
+        bill.pass(level.copied * shard);
+        bill.goes_by_node(level.crossing * shard);
+    }
+}
+
 /// Each host sums up, the ranks exchange their shards with their counterparts on the other hosts, each host gathers.
 fn all_reduce(work: &Work, bill: &mut Bill) {
+    inside_by_node(Collective::AllReduce, work, bill);
     let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
     let near = (beside - 1) as f64;
     let shard = work.bytes / fewest as f64;
@@ -62,6 +79,7 @@ fn all_reduce(work: &Work, bill: &mut Bill) {
         );
         bill.each += fewest as f64 * pieces * given;
         bill.root += near * pieces * taken;
+        bill.reaches(2.0 * work.bytes * near / beside as f64);
     }
     let sent = shard * (hosts - 1) as f64 / hosts as f64;
     let across = sent / messages / pieces;
@@ -85,6 +103,7 @@ fn messages_across(algorithm: Algorithm, hosts: usize) -> f64 {
 
 /// Shards go along the hosts, each host takes them from the one before it and gives them to the next.
 fn along_a_chain(collective: Collective, work: &Work, bill: &mut Bill) {
+    inside_by_node(collective, work, bill);
     let (beside, fewest, hosts) = (bill.at.beside, bill.at.fewest, bill.at.hosts);
     let pieces = work.pieces_of(work.elements.div_ceil(fewest));
     let shard = work.bytes / fewest as f64 / pieces;

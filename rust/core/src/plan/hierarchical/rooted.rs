@@ -15,7 +15,7 @@
 use super::embed::{Alternating, Embedding, embed};
 use super::levels::{Inner, Levels};
 use crate::plan::builder::{Blocks, Steps, pieces};
-use crate::plan::{Algorithm, Counts, Plan, Shape, Span, Wire};
+use crate::plan::{Buffer, Counts, Plan, Shape, Span, Step, Wire};
 use crate::types::{Collective, Rank};
 
 /// This rank's neighbours on its chain, if it carries a shard.
@@ -62,7 +62,12 @@ impl<'a> Parts<'a> {
 }
 
 /// Scatter on the root's host, a chain across for each shard, all_gather inside.
-pub(super) fn broadcast(shape: &Shape, chunk: usize, levels: &Levels) -> Plan {
+pub(super) fn broadcast(
+    shape: &Shape,
+    chunk: usize,
+    levels: &Levels,
+    inner: Inner,
+) -> Option<Plan> {
     let mut steps = Steps::of(shape);
     let parts = Parts::new(shape, chunk, levels);
     let shard = |piece, place| parts.shard(shape.output(), piece, place);
@@ -88,21 +93,65 @@ pub(super) fn broadcast(shape: &Shape, chunk: usize, levels: &Levels) -> Plan {
                 }
             }
         }
-        if let Some(shared) = turn.checked_sub(1) {
-            for distance in 1..levels.inside().len() {
-                let (next, previous) =
-                    (levels.place_after(distance), levels.place_before(distance));
-                let (to, from) = (levels.inside()[next], levels.inside()[previous]);
-                if to != shape.root {
-                    steps.send(to, shard(shared, levels.place));
-                }
-                if !is_root {
-                    steps.recv(from, shard(shared, previous), Wire::Element);
-                }
+        match turn.checked_sub(1) {
+            Some(piece) if levels.nodes.is_some() => {
+                share_by_node(&mut steps, shape, &parts, (piece, chunk), inner)?;
             }
+            Some(piece) => share(&mut steps, shape, &parts, piece),
+            None => {}
         }
     }
-    steps.done()
+    Some(steps.done())
+}
+
+/// Every rank of a host gives the others its shard of a piece; the root has all.
+fn share(steps: &mut Steps, shape: &Shape, parts: &Parts, piece: usize) {
+    let levels = parts.levels;
+    let shard = |place| parts.shard(shape.output(), piece, place);
+    for distance in 1..levels.inside().len() {
+        let (next, previous) = (levels.place_after(distance), levels.place_before(distance));
+        let (to, from) = (levels.inside()[next], levels.inside()[previous]);
+        if to != shape.root {
+            steps.send(to, shard(levels.place));
+        }
+        if shape.rank != shape.root {
+            steps.recv(from, shard(previous), Wire::Element);
+        }
+    }
+}
+
+/// The same by memory node, in parts of at most `chunk` elements.
+fn share_by_node(
+    steps: &mut Steps,
+    shape: &Shape,
+    parts: &Parts,
+    (piece, chunk): (usize, usize),
+    inner: Inner,
+) -> Option<()> {
+    let levels = parts.levels;
+    let whole = shape.output().piece(piece, parts.piece);
+    let counts = levels.shards_of(whole.len);
+    let all_gather = Shape {
+        in_place: true,
+        widen: false,
+        ..inside(shape, levels, Collective::AllGather, &counts)
+    };
+    let mut plan = levels.plan_inside(&all_gather, chunk, inner)?;
+    // The root has all.
+    plan.steps.retain(|step| match step {
+        Step::Send { to, .. } => levels.inside()[*to] != shape.root,
+        Step::Recv { .. } => shape.rank != shape.root,
+        _ => true,
+    });
+    let at = Embedding {
+        members: levels.inside(),
+        input: whole,
+        output: whole,
+        scratch: Span::new(Buffer::Scratch, 0, 0),
+        is_partial: false,
+    };
+    embed(steps, &plan, &at);
+    Some(())
 }
 
 /// Reduce_scatter inside, a chain across for each shard, gather on the root's host.
@@ -115,7 +164,8 @@ pub(super) fn reduce(shape: &Shape, chunk: usize, levels: &Levels, inner: Inner)
         if turn < parts.pieces {
             let input = contribution.piece(turn, parts.piece);
             let counts = levels.shards_of(input.len);
-            let plan = inner(Algorithm::Direct, &inside(shape, levels, &counts), chunk)?;
+            let reduce_scatter = inside(shape, levels, Collective::ReduceScatter, &counts);
+            let plan = levels.plan_inside(&reduce_scatter, chunk, inner)?;
             let at = Embedding {
                 members: levels.inside(),
                 input,
@@ -140,10 +190,15 @@ pub(super) fn reduce(shape: &Shape, chunk: usize, levels: &Levels, inner: Inner)
     Some(steps.done())
 }
 
-/// The reduce_scatter among the ranks of a host.
-fn inside<'a>(shape: &Shape, levels: &Levels, counts: &'a [usize]) -> Shape<'a> {
+/// The `collective` among the ranks of a host.
+fn inside<'a>(
+    shape: &Shape,
+    levels: &Levels,
+    collective: Collective,
+    counts: &'a [usize],
+) -> Shape<'a> {
     Shape {
-        collective: Collective::ReduceScatter,
+        collective,
         rank: levels.place,
         world: levels.inside().len(),
         counts: Counts::PerRank(counts),

@@ -6,6 +6,8 @@ use crate::plan::check::{Report, verify};
 use crate::plan::{DEFAULT_CHUNK, MIN_WINDOW, build_chunked};
 use crate::types::Rank;
 
+mod by_node;
+
 /// All that has a plan here.
 const COLLECTIVES: [Collective; 9] = [
     Collective::AllReduce,

@@ -151,14 +151,16 @@ proptest! {
         scale in prop::sample::select(vec![1usize, 1000, 1_000_000]),
         measured in any::<[f64; 4]>(),
         cores in 1..=16usize,
-        on_one_host in any::<bool>(),
+        levels in 0..3,
     ) {
         let [turn, copy, fold, remote_latency] = measured;
         let costs = Costs { turn, copy, fold, remote_latency, ..Costs::TYPICAL }.rounded(cores).costs();
         let hosts: Vec<usize> = (0..request.world).map(|rank| rank / ranks_per_host).collect();
-        let topology = match on_one_host {
-            true => Topology { node_of: hosts, ..Topology::one_host(request.world, cores) },
-            false => Topology::of_hosts(hosts, cores),
+        let of_pairs: Vec<_> = (0_u16..).zip(&hosts).map(|(rank, host)| (*host, Some(rank / 2))).collect();
+        let topology = match levels {
+            0 => Topology { node_of: hosts, ..Topology::one_host(request.world, cores) },
+            1 => Topology::of_hosts(hosts, cores),
+            _ => Topology::from_places(&of_pairs, cores),
         };
         let mut request = request;
         if let AllCounts::Even(count) = &mut request.counts {
