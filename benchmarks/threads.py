@@ -47,7 +47,9 @@ def rank(place: int, address: str, port: int, threads: str, pipe: Connection) ->
     arrays: dict[int, np.ndarray] = {}
     while command := pipe.recv():
         operation, size, calls = command
-        data = arrays.setdefault(size, np.ones(size // 4, np.float32))
+        if size not in arrays:
+            arrays[size] = np.ones(size // 4, np.float32)
+        data = arrays[size]
         comm.barrier()
         start = time.perf_counter()
         for _ in range(calls):
@@ -84,18 +86,18 @@ class Pair:
             self.ranks.append(process)
 
     def time(self, operation: str, size: int, calls: int = 1) -> float:
-        for pipe in self.pipes:
-            pipe.send((operation, size, calls))
-        return max(self.answer(pipe) for pipe in self.pipes)
+        try:
+            for pipe in self.pipes:
+                pipe.send((operation, size, calls))
+            return max(self.answer(pipe) for pipe in self.pipes)
+        except (BrokenPipeError, EOFError):
+            raise SystemExit("a rank has ended; what it said is above") from None
 
     @staticmethod
     def answer(pipe: Connection) -> float:
         if not pipe.poll(LIMIT):
             raise SystemExit(f"a rank has not answered for {LIMIT:.0f} s")
-        try:
-            return pipe.recv()
-        except EOFError:
-            raise SystemExit("a rank has ended; what it said is above") from None
+        return pipe.recv()
 
     def end(self) -> None:
         for pipe in self.pipes:

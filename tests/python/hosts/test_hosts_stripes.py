@@ -29,11 +29,13 @@ def run(net: Hosts, what: str, rounds: int, check: bool = True, **more: str) -> 
     return run_ranks(2, target, rounds, timeout=120, env=variables, prefix=net.enter, check=check)
 
 
+@pytest.mark.parametrize("threads", ["auto", "3"])
 @pytest.mark.parametrize("encrypt", ["0", "1"])
-def test_capped_connections_are_joined_by_others(encrypt):
+def test_capped_connections_are_joined_by_others(encrypt, threads):
     with hosts() as net:
         limit_flows(net, 400)
-        results = run(net, "long_messages", 12, UNISONO_ENCRYPT=encrypt)
+        variables = {"UNISONO_ENCRYPT": encrypt, "UNISONO_THREADS": threads}
+        results = run(net, "long_messages", 12, **variables)
     for result in results:
         assert len(result.value) > LINKS, result.report()
         assert "tried more connections" in result.output, result.report()

@@ -1,7 +1,7 @@
 //! A group of ranks: its links and operations behind one lock, and how callers submit and wait.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -67,10 +67,10 @@ const MOVERS: usize = 4;
 /// Bytes a second that one thread may send and receive at the same time. Its rate is the least that is taken for a fast link's.
 const A_CORE_MOVES: f64 = 2e9;
 
-/// How many threads of each rank share long work, the same on all members: as many as the user asks for. Else one, but
+/// How many threads of each rank have a share of a long piece, the same on all members: as many as the user asks for. Else one, but
 /// where a core moves no more than a link between hosts does, so many that the ranks of a host use [`MOVERS`] cores
-/// together, and no more than half of those there are.
-fn threads(config: &Config, topology: &Topology, costs: &Costs) -> usize {
+/// together, and no more than half of those that rank 0's has.
+pub(crate) fn threads(config: &Config, topology: &Topology, costs: &Costs) -> usize {
     if let Some(threads) = config.threads {
         return threads.0;
     }
@@ -82,6 +82,20 @@ fn threads(config: &Config, topology: &Topology, costs: &Costs) -> usize {
     let beside = topology.hosts().iter().map(Vec::len).max().unwrap_or(1);
     let free = topology.cores_per_host / (2 * beside);
     free.min(MOVERS / beside).max(1)
+}
+
+/// How many of them this rank has. A group of one rank of each host may be one of several, of which each has other ranks
+/// of the host: what counts are all that any group of this process has had.
+fn own_threads(config: &Config, topology: &Topology, rank: Rank) -> usize {
+    static BESIDE: AtomicUsize = AtomicUsize::new(1);
+    let here = topology.host_of[rank];
+    let beside = topology.host_of.iter().filter(|host| **host == here);
+    let beside = beside.count();
+    let most = BESIDE.fetch_max(beside, Ordering::Relaxed).max(beside);
+    match config.threads {
+        Some(threads) => threads.0,
+        None => topology.threads.min(MOVERS / most).max(1),
+    }
 }
 
 impl Membership {
@@ -158,8 +172,6 @@ pub(crate) struct Group {
     /// Until the group is closed.
     pub(crate) stay: Mutex<Option<Arc<ThreadsGuard>>>,
     pub(crate) workers: Option<Arc<Workers>>,
-    /// How many they should be, the same on all ranks.
-    pub(crate) threads: usize,
     pub(crate) this: Weak<Self>,
 }
 
@@ -246,7 +258,7 @@ impl Group {
             recorder: Recorder::new(config.flight_records),
         };
         let parker = Parker::new()?;
-        let threads = threads(&config, &membership.topology, &membership.costs);
+        let threads = own_threads(&config, &membership.topology, rank);
         Ok(Arc::new_cyclic(|this| Self {
             rank,
             world,
@@ -254,7 +266,6 @@ impl Group {
             membership,
             timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, milliseconds)),
             workers: (threads > 1).then(|| Arc::new(Workers::new(threads))),
-            threads,
             config,
             core: Mutex::new(core),
             turn: Condvar::new(),

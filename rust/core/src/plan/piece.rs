@@ -19,7 +19,8 @@ const MESSAGES_OF_A_PIECE: f64 = 4.0;
 ///
 /// Where a rank waits for what another host makes of one piece before it sends more than the next, the latency to that host
 /// must be short beside the time that a piece takes. Where pieces go from one host to the next, and on from there, a link is
-/// idle until the first has come so far, and the shorter the pieces, the sooner. Everywhere else pieces are [`DEFAULT_CHUNK`] long.
+/// idle until the first has come so far, and the shorter the pieces, the sooner. Everywhere else pieces are [`DEFAULT_CHUNK`] long, or
+/// so long that each thread has a share.
 pub fn piece_length(
     algorithm: Algorithm,
     shape: &Shape,
@@ -27,21 +28,25 @@ pub fn piece_length(
     topology: &Topology,
     costs: &Costs,
 ) -> usize {
+    let shared = match topology.threads {
+        0 | 1 => DEFAULT_CHUNK,
+        threads => DEFAULT_CHUNK * 2 * threads,
+    };
     if !topology.has_several_hosts() {
-        return DEFAULT_CHUNK;
+        return shared;
     }
     match (algorithm, shape.collective) {
         // Halves and shares of one piece are written between those of its neighbours.
         (Algorithm::TwoShot | Algorithm::Halving, Collective::AllReduce) => {
-            against_latency(2.0, element_size, costs)
+            against_latency(2.0, element_size, costs).max(shared)
         }
         // In a hierarchy they follow each other.
         (Algorithm::Hierarchical, Collective::AllReduce) => {
-            against_latency(8.0, element_size, costs)
+            against_latency(8.0, element_size, costs).max(shared)
         }
         _ => match Passage::of(algorithm, shape, topology) {
-            Some(passage) => passage.piece(shape, element_size, costs),
-            None => DEFAULT_CHUNK,
+            Some(passage) if passage.hops > 0 => passage.piece(shape, element_size, costs),
+            _ => shared,
         },
     }
 }
@@ -161,5 +166,17 @@ mod tests {
             let piece = pieces(algorithm, &topology, 1 << 18, 125e6);
             assert_eq!(piece, DEFAULT_CHUNK, "{algorithm}");
         }
+    }
+
+    #[test]
+    fn several_threads_have_a_share_of_pieces_that_no_link_waits_for() {
+        let of = |hosts, threads| {
+            let topology = Topology::even(hosts, 1, 16).with_threads(threads);
+            pieces(Algorithm::Ring, &topology, 1 << 21, 3e9)
+        };
+        assert_eq!(of(2, 4), 8 * DEFAULT_CHUNK);
+        assert_eq!(of(1, 4), 8 * DEFAULT_CHUNK);
+        assert_eq!(of(16, 4), of(16, 1));
+        assert!(of(16, 4) <= DEFAULT_CHUNK);
     }
 }

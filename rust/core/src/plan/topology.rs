@@ -22,6 +22,8 @@ pub struct Topology {
     /// Elements of a message up to which a rank exchanges messages with ranks of all other hosts at once, where a hierarchy has
     /// the choice: the same on all ranks. See [`Topology::with_links`].
     pub longest_at_once: usize,
+    /// Threads of each rank that have a share of a long piece: the same on all ranks.
+    pub threads: usize,
 }
 
 /// How the ranks of a host with several memory nodes lie on them, in numbers.
@@ -79,6 +81,7 @@ impl Topology {
             host_of,
             cores_per_host: cores,
             longest_at_once: LONGEST_AT_ONCE,
+            threads: 1,
         }
     }
 
@@ -105,6 +108,7 @@ impl Topology {
             host_of,
             cores_per_host: cores,
             longest_at_once: LONGEST_AT_ONCE,
+            threads: 1,
         }
     }
 
@@ -122,6 +126,12 @@ impl Topology {
         }
     }
 
+    /// The same with so many threads of each rank for long pieces.
+    #[must_use]
+    pub fn with_threads(self, threads: usize) -> Self {
+        Self { threads, ..self }
+    }
+
     /// Whether the ranks are on more than one host.
     pub fn has_several_hosts(&self) -> bool {
         self.host_of.iter().any(|host| *host != 0)
@@ -137,6 +147,7 @@ impl Topology {
             node_of: numbered(&of(&self.node_of)),
             cores_per_host: self.cores_per_host,
             longest_at_once: self.longest_at_once,
+            threads: self.threads,
         }
     }
 

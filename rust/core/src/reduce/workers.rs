@@ -6,7 +6,7 @@
 //! Between passes the threads sleep.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
@@ -26,8 +26,9 @@ const PIECE: usize = 256 << 10;
 #[derive(Debug)]
 pub struct Workers {
     shared: Arc<Shared>,
-    /// One fewer than work together: the caller is one.
-    helpers: Vec<JoinHandle<()>>,
+    threads: usize,
+    /// One fewer than work together, since the caller is one; started when first needed.
+    helpers: OnceLock<Vec<JoinHandle<()>>>,
     /// The process that has the helpers.
     process: u32,
     /// Held during a pass.
@@ -35,27 +36,29 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// As many as `threads`, the caller among them: with 1, or 0, nothing is started. If the system
-    /// refuses some, there are fewer.
+    /// As many as `threads`, the caller among them. If the system refuses some, there are fewer.
     pub fn new(threads: usize) -> Self {
-        let shared = Arc::new(Shared::default());
-        let spawn = |_| {
-            let shared = Arc::clone(&shared);
-            let thread = std::thread::Builder::new().name("unisono-reduce".into());
-            without_signals(|| thread.spawn(move || shared.help())).ok()
-        };
-        let helpers = (1..threads).map_while(spawn).collect();
         Self {
-            shared,
-            helpers,
+            shared: Arc::new(Shared::default()),
+            threads,
+            helpers: OnceLock::new(),
             process: std::process::id(),
             turn: Mutex::new(()),
         }
     }
 
+    fn start(&self) -> Vec<JoinHandle<()>> {
+        let spawn = |_| {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name("unisono-reduce".into());
+            without_signals(|| thread.spawn(move || shared.help())).ok()
+        };
+        (1..self.threads).map_while(spawn).collect()
+    }
+
     /// How many work together, the caller among them.
     pub fn threads(&self) -> usize {
-        self.helpers.len() + 1
+        self.threads.max(1)
     }
 
     /// [`copy_hinted`].
@@ -76,7 +79,7 @@ impl Workers {
 
     /// Calls `work` with each of `items`, in this thread and in those that are free.
     pub fn share<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Sync) {
-        let is_alone = items.len() < 2 || self.helpers.is_empty() || !self.is_at_home();
+        let is_alone = items.len() < 2 || self.threads < 2 || !self.is_at_home();
         let items = Mutex::new(items.into_iter());
         let one_by_one = || {
             while let Some(item) = next(&items) {
@@ -133,7 +136,7 @@ impl Workers {
     }
 
     fn is_worth(&self, bytes: usize) -> bool {
-        bytes > PIECE && !self.helpers.is_empty() && self.is_at_home()
+        bytes > PIECE && self.threads > 1 && self.is_at_home()
     }
 
     /// Whether this process is the one that has the helpers, not a fork of it.
@@ -147,6 +150,7 @@ impl Workers {
         let Some(_turn) = self.turn.try_lock() else {
             return work();
         };
+        self.helpers.get_or_init(|| self.start());
         // SAFETY: only the lifetime is changed. Helpers call `work` between counting themselves in
         // and out under the lock, and count themselves in only while it is on offer. `Offer` is
         // dropped before this function returns or unwinds; it withdraws the offer and waits until
@@ -163,13 +167,14 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
+        let helpers = self.helpers.take().into_iter().flatten();
         if !self.is_at_home() {
             // There is no thread to join.
-            return self.helpers.drain(..).for_each(std::mem::forget);
+            return helpers.for_each(std::mem::forget);
         }
         self.shared.state.lock().closing = true;
         self.shared.offered.notify_all();
-        for helper in self.helpers.drain(..) {
+        for helper in helpers {
             // It catches what its work throws.
             let _ = helper.join();
         }

@@ -28,7 +28,7 @@ use crate::engine::calibrate;
 use crate::engine::collective::request::{Request, Sizes};
 use crate::engine::group::local_groups::LocalGroups;
 use crate::engine::links::Slot;
-use crate::engine::state::{Group, Mail, Member, Membership};
+use crate::engine::state::{Group, Mail, Member, Membership, threads};
 
 /// Hosts are near each other whose round trip is no longer: it takes ten or more of them to bring a connection up to speed.
 const NEAR: Duration = Duration::from_millis(1);
@@ -84,12 +84,14 @@ impl Group {
         let places = roster.members.iter();
         let places: Vec<_> = places.map(|member| (&member.host, member.node)).collect();
         let costs = roster.costs.costs();
+        let topology = Topology::from_places(&places, roster.costs.cores())
+            .with_links(costs.remote_latency, costs.remote_byte);
+        let threads = threads(&config, &topology, &costs);
         let membership = Membership {
             members,
             key: roster.key,
             endpoint: Mutex::new(Some(endpoint)),
-            topology: Topology::from_places(&places, roster.costs.cores())
-                .with_links(costs.remote_latency, costs.remote_byte),
+            topology: topology.with_threads(threads),
             costs,
             local_groups: None,
         };
@@ -131,6 +133,9 @@ impl Group {
         costs: Rounded,
     ) -> Result<Vec<Arc<Self>>> {
         let world = topology.host_of.len();
+        let topology = topology.clone();
+        let threads = threads(config, &topology, &costs.costs());
+        let topology = topology.with_threads(threads);
         let key = GroupKey::unconnected()?;
         let local_groups = Arc::new(LocalGroups::new());
         let member = |rank| {

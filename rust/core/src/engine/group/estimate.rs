@@ -9,7 +9,7 @@ use crate::plan::{self, Algorithm, Counts, Plan, Shape};
 use crate::types::{Collective, DataType, Rank};
 
 use crate::engine::collective::request::Request;
-use crate::engine::state::Group;
+use crate::engine::state::{Group, Membership};
 
 impl Group {
     /// How long `request` would take on all ranks, by simulation of its plans at this machine's costs: right in how it grows
@@ -48,9 +48,12 @@ impl Group {
                     in_place,
                     ..shape
                 };
+                let Membership {
+                    topology, costs, ..
+                } = &self.membership;
                 let algorithm = choice.messages;
-                let piece = self.piece(algorithm, &shape, dtype);
-                plan::build_on(algorithm, &shape, piece, &self.membership.topology)
+                let piece = plan::piece_length(algorithm, &shape, dtype.size(), topology, costs);
+                plan::build_on(algorithm, &shape, piece, topology)
             })
             .collect();
         let seconds = plans.map_or(0.0, |plans| simulate(&plans, &self.costs(dtype)));

@@ -198,19 +198,6 @@ impl Group {
         choice
     }
 
-    /// Elements of the pieces of a plan of messages.
-    pub(super) fn piece(&self, algorithm: Algorithm, shape: &Shape, dtype: DataType) -> usize {
-        let Membership {
-            topology, costs, ..
-        } = &self.membership;
-        let piece = plan::piece_length(algorithm, shape, dtype.size(), topology, costs);
-        match self.threads {
-            1 => piece,
-            // Every thread has a share of each.
-            threads => piece.max(plan::DEFAULT_CHUNK * 2 * threads),
-        }
-    }
-
     /// The plan of messages of a request, from the cache when it has been made before.
     fn compiled(
         &self,
@@ -221,9 +208,11 @@ impl Group {
     ) -> Result<Arc<CompiledPlan>> {
         plans.compiled(key, || {
             let algorithm = choice.messages;
-            let chunk = self.piece(algorithm, shape, dtype);
-            let plan = plan::build_on(algorithm, shape, chunk, &self.membership.topology);
-            let plan = plan.ok_or_else(|| {
+            let Membership {
+                topology, costs, ..
+            } = &self.membership;
+            let piece = plan::piece_length(algorithm, shape, dtype.size(), topology, costs);
+            let plan = plan::build_on(algorithm, shape, piece, topology).ok_or_else(|| {
                 Error::internal(format!("no {algorithm} plan for {}", shape.collective))
             })?;
             let size = match shape.widen {

@@ -41,14 +41,17 @@ impl Buffer {
     }
 
     /// The free room after its content, which moves to the front: at most part of an element, since
-    /// more is received only when what is here does not suffice.
-    pub(super) fn room(&mut self) -> &mut [u8] {
-        self.memory
-            .resize(LONGEST.min(BUFFER * (self.helpers + 1)), 0);
+    /// more is received only when what is here does not suffice. It is longer than usual, and several threads have a share
+    /// of it, where `most` bytes are wanted.
+    pub(super) fn room(&mut self, most: usize) -> &mut [u8] {
+        let size = most.clamp(BUFFER, LONGEST.min(BUFFER * (self.helpers + 1)));
+        if self.memory.len() < size {
+            self.memory.resize(size, 0);
+        }
         self.memory.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
-        &mut self.memory[self.end..]
+        &mut self.memory[self.end..size]
     }
 
     /// So many bytes of the room have been filled.

@@ -122,10 +122,10 @@ impl TcpLink {
         0
     }
 
-    /// Receives into the buffer, as much as it has room for. True when something came.
-    fn fill(&mut self) -> Result<bool> {
+    /// Receives into the buffer, as much as it has room for, where `most` bytes are wanted. True when something came.
+    fn fill(&mut self, most: usize) -> Result<bool> {
         let mut buffer = std::mem::take(&mut self.buffer);
-        let received = self.receive(buffer.room());
+        let received = self.receive(buffer.room(most));
         buffer.fill(received.as_ref().copied().unwrap_or(0));
         self.buffer = buffer;
         received.map(|count| count > 0)
@@ -225,7 +225,7 @@ impl Link for TcpLink {
         if bytes.len() - received >= DIRECT {
             let limit = bytes.len().min(received + FAIR);
             received += self.receive(&mut bytes[received..limit])?;
-        } else if self.fill()? {
+        } else if self.fill(0)? {
             received += self.buffer.take(&mut bytes[received..]);
         }
         Ok(received)
@@ -247,14 +247,16 @@ impl Link for TcpLink {
             (1..=16).contains(&align) && max.is_multiple_of(align),
             "a fold of at most {max} bytes in elements of {align}"
         );
-        let mut folded = 0;
+        // A single connection is received by one thread, in pieces that stay in its caches.
+        let has_several = self.incoming.stripes().next().is_some();
+        let (mut folded, wanted) = (0, if has_several { max } else { 0 });
         while folded < max.min(FAIR) {
             let run = self.buffer.bytes().len().min(max - folded) / align * align;
             if run > 0 {
                 fold(&self.buffer.bytes()[..run]);
                 self.buffer.consume(run);
                 folded += run;
-            } else if !self.fill()? {
+            } else if !self.fill(wanted)? {
                 break;
             }
         }
@@ -265,7 +267,7 @@ impl Link for TcpLink {
         // A link over which nothing comes needs no buffer.
         let may_come = self.buffer.bytes().len() < MESSAGE_HEADER && !self.drained;
         if may_come && self.incoming.may_receive(&self.data) {
-            self.fill()?;
+            self.fill(0)?;
         }
         Ok(self.buffer.bytes().first_chunk().copied())
     }

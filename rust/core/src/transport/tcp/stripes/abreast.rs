@@ -1,5 +1,6 @@
 //! Several threads at a long payload, each at one stripe.
 
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::Connection;
@@ -8,38 +9,92 @@ use crate::reduce::Workers;
 /// From so many bytes on it pays to wake other threads.
 pub(super) const WORTH: usize = 256 << 10;
 
-/// Each of the stripes sends as much as goes now of its parts, one after the other. Returns how many bytes that is, for each.
+/// A payload of which stripes take blocks, as they come to them.
+#[derive(Debug)]
+pub(super) struct Deal<'a> {
+    pub(super) bytes: &'a [u8],
+    /// Bytes of a block.
+    pub(super) block: usize,
+    /// The stripes that take blocks, and how many bytes each takes at most.
+    pub(super) takers: &'a [usize],
+    pub(super) most: usize,
+    pub(super) taken: Mutex<Taken>,
+}
+
+/// What the stripes have taken.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    bytes: usize,
+    /// In the order of the payload. Of each block, of which stripe it is, its length, and how many of its bytes are sent.
+    pub(super) blocks: Vec<(usize, usize, usize)>,
+}
+
+impl Deal<'_> {
+    /// The next block, for `stripe`, and its number; nothing of it is sent yet.
+    fn take(&self, stripe: usize) -> Option<(usize, &[u8])> {
+        let mut taken = self.taken.lock();
+        let block = &self.bytes[taken.bytes..self.bytes.len().min(taken.bytes + self.block)];
+        if block.is_empty() {
+            return None;
+        }
+        taken.bytes += block.len();
+        taken.blocks.push((stripe, block.len(), 0));
+        Some((taken.blocks.len() - 1, block))
+    }
+
+    /// The stripe sends as much as goes now of `waiting`, and then of blocks that it takes. Returns how many bytes of `waiting` went.
+    fn send(
+        &self,
+        (number, stripe): (usize, &mut Connection),
+        waiting: &[u8],
+    ) -> Result<usize, Errno> {
+        let sent = send(stripe, waiting)?;
+        let mut own = 0;
+        while sent == waiting.len()
+            && own < self.most
+            && self.takers.contains(&number)
+            && let Some((place, block)) = self.take(number)
+        {
+            let count = send(stripe, block)?;
+            self.taken.lock().blocks[place].2 = count;
+            own += block.len();
+            if count < block.len() {
+                break;
+            }
+        }
+        Ok(sent)
+    }
+}
+
+/// Sends as much of `bytes` as goes now, which may be nothing.
+fn send(stripe: &mut Connection, bytes: &[u8]) -> Result<usize, Errno> {
+    match bytes {
+        [] => Ok(0),
+        _ => match stripe.send(bytes) {
+            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+            sent => sent,
+        },
+    }
+}
+
+/// Each stripe sends as much as goes now of what waits for it, and then of blocks that it takes. Returns how many bytes of what
+/// waited went, for each.
 ///
 /// # Errors
 /// When a stripe is broken.
-pub(super) fn send(
+pub(super) fn send_all(
     workers: &Workers,
     stripes: &mut [Connection],
-    parts: Vec<Vec<&[u8]>>,
+    waiting: Vec<&[u8]>,
+    deal: &Deal,
 ) -> Result<Vec<usize>, Errno> {
     let mut outcomes = vec![Ok(0); stripes.len()];
-    let all = stripes.iter_mut().zip(parts).zip(&mut outcomes);
-    let work = all.filter(|((_, parts), _)| !parts.is_empty()).collect();
-    workers.share(work, |((stripe, parts), outcome)| {
-        *outcome = send_parts(stripe, &parts);
+    let all = stripes.iter_mut().enumerate().zip(waiting);
+    let work = all.zip(&mut outcomes).collect();
+    workers.share(work, |((stripe, waiting), outcome)| {
+        *outcome = deal.send(stripe, waiting);
     });
     outcomes.into_iter().collect()
-}
-
-fn send_parts(stripe: &mut Connection, parts: &[&[u8]]) -> Result<usize, Errno> {
-    let mut all = 0;
-    for part in parts {
-        let sent = match stripe.send(part) {
-            Ok(sent) => sent,
-            Err(Errno::AGAIN | Errno::INTR) => 0,
-            Err(errno) => return Err(errno),
-        };
-        all += sent;
-        if sent < part.len() {
-            break;
-        }
-    }
-    Ok(all)
 }
 
 /// Each of the stripes receives its parts, one after the other. All that is asked of a stripe has arrived there.

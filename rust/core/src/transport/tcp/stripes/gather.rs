@@ -152,7 +152,9 @@ impl Gather {
         {
             match self.next(main) {
                 Ok(true) => {}
-                Ok(false) | Err(Failure::Socket(Errno::AGAIN | Errno::INTR)) => break,
+                Err(Failure::Socket(Errno::PROTO)) => return Err(Errno::PROTO.into()),
+                // What has gone wrong shows again when the frames before have been received.
+                Ok(false) | Err(Failure::Socket(_)) => break,
                 Err(failure) => return Err(failure),
             }
         }
@@ -162,7 +164,7 @@ impl Gather {
     /// Reads the next head. False at the end of the stream.
     fn next(&mut self, main: &mut Connection) -> Result<bool, Failure> {
         while self.raw.bytes().len() < HEAD {
-            match main.receive(self.raw.room())? {
+            match main.receive(self.raw.room(0))? {
                 0 => return Ok(false),
                 received => self.raw.fill(received),
             }
@@ -183,7 +185,7 @@ impl Gather {
             if bytes.len() >= DIRECT {
                 return main.receive(bytes);
             }
-            let received = main.receive(self.raw.room())?;
+            let received = main.receive(self.raw.room(0))?;
             self.raw.fill(received);
         }
         Ok(self.raw.take(bytes))

@@ -4,10 +4,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::{Connection, HERE, LONGEST_FRAME, MOST, abreast, head};
+use super::abreast::{self, Deal};
+use super::{Connection, HERE, LONGEST_FRAME, head};
 use crate::reduce::Workers;
 use crate::transport::tcp::kernel::unacknowledged;
 
@@ -210,11 +212,9 @@ impl Spread {
     /// was anything.
     fn push(&mut self, bytes: &[u8]) -> Result<bool, Errno> {
         let mut moved = false;
-        // A stripe whose block is not through has not come to its next one.
-        let mut is_full = [false; MOST as usize];
         for block in &mut self.blocks {
             let part = block.unsent(self.counted, bytes.len());
-            if is_full[block.stripe] || part.is_empty() {
+            if part.is_empty() {
                 continue;
             }
             match self.stripes[block.stripe].send(&bytes[part]) {
@@ -225,76 +225,59 @@ impl Spread {
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
-            is_full[block.stripe] = block.sent < block.end;
         }
         Ok(moved)
     }
 
-    /// Deals blocks of at most `most` bytes to all stripes that take some, and each sends its own as far as they go.
+    /// Several threads send, each over one stripe at a time: what waits there, and then blocks of at most `most` bytes that the
+    /// stripe takes when it comes to them.
     fn deal_abreast(&mut self, workers: &Workers, bytes: &[u8], most: usize) -> Result<(), Errno> {
-        let before = self.blocks.len();
-        self.deal_around(self.counted + bytes.len(), most);
-        let mut parts = vec![Vec::new(); self.stripes.len()];
-        for block in &self.blocks {
-            let part = block.unsent(self.counted, bytes.len());
-            if !part.is_empty() {
-                parts[block.stripe].push(&bytes[part]);
-            }
-        }
-        let mut sent = abreast::send(workers, &mut self.stripes, parts)?;
-        for block in &mut self.blocks {
-            let left = &mut sent[block.stripe];
-            let count = block.unsent(self.counted, bytes.len()).len().min(*left);
-            block.sent += count;
-            *left -= count;
-        }
-        while self.blocks.len() > before && !self.has_begun_the_last() {
-            self.blocks.pop_back();
-        }
-        let mut from = match before {
-            0 => self.counted,
-            _ => self.blocks[before - 1].end,
-        };
-        for block in self.blocks.range(before..) {
-            self.heads
-                .extend(head(block.stripe as u8, block.end - from));
-            from = block.end;
-        }
-        Ok(())
-    }
-
-    /// Deals all up to `end`, in blocks of at most `most` bytes, to the stripes that take some by turns.
-    fn deal_around(&mut self, end: usize, most: usize) {
         let takes = |stripe: &usize| {
             let ready = self.stripes[*stripe].ready(PollFlags::OUT);
             ready.contains(PollFlags::OUT)
         };
-        let ready: Vec<usize> = (0..self.active).filter(takes).collect();
-        let mut dealt = self.dealt();
-        for stripe in ready.iter().cycle() {
-            if dealt >= end {
-                break;
+        let takers: Vec<usize> = (0..self.active).filter(takes).collect();
+        // A stripe has one block at most that is not through.
+        let mut waiting = vec![&bytes[..0]; self.stripes.len()];
+        for block in &self.blocks {
+            let part = block.unsent(self.counted, bytes.len());
+            if !part.is_empty() {
+                waiting[block.stripe] = &bytes[part];
             }
-            let (stripe, sent) = (*stripe, dealt);
-            dealt = end.min(dealt + most);
+        }
+        let mut dealt = self.dealt();
+        let rest = &bytes[bytes.len().min(dealt - self.counted)..];
+        let deal = Deal {
+            bytes: rest,
+            block: most,
+            most: rest.len().div_ceil(takers.len().max(1)),
+            takers: &takers,
+            taken: Mutex::default(),
+        };
+        let sent = abreast::send_all(workers, &mut self.stripes, waiting, &deal)?;
+        for block in &mut self.blocks {
+            if !block.unsent(self.counted, bytes.len()).is_empty() {
+                block.sent += sent[block.stripe];
+            }
+        }
+        let mut taken = deal.taken.into_inner().blocks;
+        // What no byte has gone of may go over another stripe, unless a record of it is kept.
+        while let Some((stripe, _, 0)) = taken.last()
+            && !self.stripes[*stripe].owes()
+        {
+            taken.pop();
+        }
+        for (stripe, length, sent) in taken {
+            self.heads.extend(head(stripe as u8, length));
+            let sent = dealt + sent;
+            dealt += length;
             self.blocks.push_back(Block {
                 stripe,
                 end: dealt,
                 sent,
             });
         }
-    }
-
-    /// Whether the stripe of the last block has taken, or keeps a record of, some of it.
-    fn has_begun_the_last(&self) -> bool {
-        let mut blocks = self.blocks.iter().rev();
-        let Some(last) = blocks.next() else {
-            return false;
-        };
-        let begin = blocks.next().map_or(self.counted, |block| block.end);
-        let waits = |block: &Block| block.stripe == last.stripe && block.sent < block.end;
-        let is_next = self.blocks.iter().filter(|block| waits(block)).count() == 1;
-        last.sent > begin || (is_next && self.stripes[last.stripe].owes())
+        Ok(())
     }
 
     /// What counts as sent now, up to `end`, and did not before.
