@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -15,6 +16,9 @@ use crate::transport::cipher::Failure;
 /// As many bytes go as they are when frames are announced that the peer has heard of it before they are through, if it runs.
 const LEAD: u64 = 4 << 20;
 
+/// Payloads that are shorter are not measured: to ask for what is on its way would cost them a system call.
+const LONG: usize = 32 << 10;
+
 /// What this side sends.
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -24,6 +28,8 @@ pub(super) struct Outgoing {
     /// Bytes that went as they are.
     sent: u64,
     pace: Pace,
+    /// Since when bytes have been on their way without a pause, while that is measured.
+    busy_since: Option<Instant>,
     /// Stripes that have been asked for.
     asked: usize,
     spread: Box<Spread>,
@@ -53,6 +59,7 @@ impl Outgoing {
             } else {
                 Pace::new()
             },
+            busy_since: None,
             asked: 0,
             spread: Box::default(),
         }
@@ -83,6 +90,10 @@ impl Outgoing {
         first: &[u8],
         rest: &[u8],
     ) -> Result<usize, Errno> {
+        let measures = rest.len() >= LONG && self.pace.is_measuring();
+        if measures && self.is_idle(main) {
+            self.busy_since = None;
+        }
         let sent = match self.form {
             Form::Plain => plain(main, first, rest)?,
             Form::Announced { until, .. } if self.sent < until => {
@@ -102,15 +113,27 @@ impl Outgoing {
             Form::Framed => self.spread.send(main, first, rest)?,
         };
         self.sent += sent as u64;
+        if !measures {
+            return Ok(sent);
+        }
+        let without_pause = self.busy_since.get_or_insert_with(Instant::now).elapsed();
         let spread = &mut self.spread;
         let measure = || match spread.in_use() {
             [] => vec![traffic(main)],
             stripes => stripes.iter().map(traffic).collect(),
         };
-        if let Some(number) = self.pace.sent(sent, measure) {
+        if let Some(number) = self.pace.sent(sent, without_pause, measure) {
             self.spread.use_only(number);
         }
         Ok(sent)
+    }
+
+    /// Whether the peer's system has all that was sent.
+    fn is_idle(&self, main: &Connection) -> bool {
+        let stripes = self.spread.in_use().iter();
+        stripes
+            .chain([main])
+            .all(|connection| unacknowledged(connection) == 0)
     }
 
     /// Uses all stripes there are, which is to be measured.

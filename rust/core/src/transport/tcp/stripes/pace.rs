@@ -23,6 +23,9 @@ const LONGEST: u64 = 1 << 30;
 /// Bytes that connections get to come up to speed.
 const WARM_UP: u64 = 8 << 20;
 
+/// What is through sooner says nothing: it is over before several connections could save anything, and a trial would disturb it.
+const BRIEF: Duration = Duration::from_millis(2);
+
 /// Stripes that are tried first, and if those pay more than [`CAPPED`].
 const FEW: usize = 4;
 const MANY: usize = 8;
@@ -89,6 +92,11 @@ impl Pace {
         }
     }
 
+    /// Whether what is sent is measured.
+    pub(in crate::transport::tcp) fn is_measuring(&self) -> bool {
+        matches!(self.stage, Stage::Trial { .. })
+    }
+
     /// How many stripes there should be, if more than there are.
     pub(in crate::transport::tcp) fn wants(&self) -> Option<usize> {
         match self.stage {
@@ -108,17 +116,22 @@ impl Pace {
         }
     }
 
-    /// Some bytes have been sent. `measure` says what the connections in use have carried. Returns how many stripes are to be
+    /// Some bytes have been sent, and bytes have been on their way without a pause for some time. `measure` says what the
+    /// connections in use have carried. Returns how many stripes are to be
     /// used from now on, if that changes.
     #[inline]
     pub(in crate::transport::tcp) fn sent(
         &mut self,
         bytes: usize,
+        without_pause: Duration,
         measure: impl FnOnce() -> Vec<Traffic>,
     ) -> Option<usize> {
         let Stage::Trial { used, before } = self.stage else {
             return None;
         };
+        if without_pause < BRIEF {
+            return None;
+        }
         self.sent += bytes as u64;
         match &self.begun {
             None if self.sent >= WARM_UP => {
@@ -211,7 +224,7 @@ mod tests {
                 busy_us: (sent as f64 / rate * 1e6) as u64,
             };
             let measure = || vec![told; stripes.max(1)];
-            let changed = pace.sent(1 << 20, measure);
+            let changed = pace.sent(1 << 20, BRIEF, measure);
             if changed.is_some() || pace.wants().is_some() {
                 return changed;
             }
@@ -272,7 +285,7 @@ mod tests {
                     acknowledged: sent / FEW as u64,
                     busy_us: (sent as f64 / rate * 1e6) as u64,
                 };
-                pace.sent(1 << 18, || vec![told; FEW])
+                pace.sent(1 << 18, BRIEF, || vec![told; FEW])
             };
             assert_eq!((0..2000).find_map(&mut step), Some(0));
             sent
@@ -282,9 +295,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_soon_through_tries_nothing() {
+        let mut pace = Pace::new();
+        let mut sent = 0;
+        for _ in 0..2000 {
+            sent += 1 << 20;
+            let told = Traffic {
+                acknowledged: sent,
+                busy_us: sent / 100,
+            };
+            assert_eq!(pace.sent(1 << 20, BRIEF / 2, || vec![told]), None);
+        }
+        assert_eq!(pace.wants(), None);
+    }
+
+    #[test]
     fn stripes_over_which_nothing_goes_are_given_up() {
         let mut pace = with_a_few();
-        let silent = |_| pace.sent(1 << 20, || vec![Traffic::default(); FEW]);
+        let silent = |_| pace.sent(1 << 20, BRIEF, || vec![Traffic::default(); FEW]);
         assert_eq!((0..2000).find_map(silent), Some(0));
     }
 
@@ -292,7 +320,7 @@ mod tests {
     fn a_kernel_that_tells_nothing_changes_nothing() {
         let mut pace = Pace::new();
         for _ in 0..2000 {
-            assert_eq!(pace.sent(1 << 20, || vec![Traffic::default()]), None);
+            assert_eq!(pace.sent(1 << 20, BRIEF, || vec![Traffic::default()]), None);
         }
         assert_eq!(pace.wants(), None);
         let mut pace = Pace::settled();
