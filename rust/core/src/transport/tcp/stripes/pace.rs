@@ -23,8 +23,8 @@ const LONGEST: u64 = 1 << 30;
 /// Bytes that connections get to come up to speed.
 const WARM_UP: u64 = 8 << 20;
 
-/// What is through sooner says nothing: it is over before several connections could save anything, and a trial would disturb it.
-const BRIEF: Duration = Duration::from_millis(2);
+/// What is through sooner says nothing of long messages: several connections save little of it, and a trial would disturb it.
+const BRIEF: Duration = Duration::from_millis(10);
 
 /// Stripes that are tried first, and if those pay more than [`CAPPED`].
 const FEW: usize = 4;
