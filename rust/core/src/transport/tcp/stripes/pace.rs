@@ -129,7 +129,8 @@ impl Pace {
         let Stage::Trial { used, before } = self.stage else {
             return None;
         };
-        if without_pause < BRIEF {
+        // Once more stripes are in use all counts, so that those that carry less do not stay.
+        if before.is_none() && without_pause < BRIEF {
             return None;
         }
         self.sent += bytes as u64;
