@@ -71,8 +71,8 @@ impl Gather {
         if self.frames.is_empty() && !self.next(main)? {
             return Ok(0);
         }
-        if let Some(workers) = self.workers.clone()
-            && bytes.len() >= abreast::WORTH
+        if bytes.len() >= abreast::WORTH
+            && let Some(workers) = self.workers.clone()
         {
             self.look_ahead(main)?;
             let received = self.receive_abreast(&workers, bytes)?;

@@ -2,7 +2,9 @@
 //!
 //! A connection's rate is the bytes that the peer's kernel has acknowledged, by the time in which some were on their way:
 //! what the program does in between does not count. A sender measures its first connection, then 4 stripes, and keeps
-//! those only if they are faster. If they are so much faster that each of them seems to be capped, it tries 8.
+//! those only if they are faster. If they are so much faster that each of them seems to be capped, it tries 8. The first
+//! connection is measured only while bytes have been on their way for some time without a pause: what is soon through
+//! has little to gain.
 
 use std::time::Duration;
 
