@@ -11,7 +11,6 @@ use super::wire::{Cut, Patience};
 use crate::error::{Error, Result};
 use crate::transport::handshake::{Answer, Lane};
 use crate::transport::keys::GroupKey;
-use crate::transport::tcp::stripes::MOST;
 use crate::transport::{Link, Stripe};
 use crate::types::Rank;
 
@@ -190,11 +189,9 @@ impl Membership {
 
     /// Whether `peer` may open a further connection of its link: there is one, and it has not opened too many.
     pub(super) fn takes_stripe(&self, peer: u32, lane: Lane) -> bool {
-        // Some are opened again, when an answer is lost.
-        const ENOUGH: u8 = 2 * MOST;
         let mut lanes = self.lanes.lock();
         let state = lanes.entry((peer, lane)).or_default();
-        let may = state.linked && state.stripes < ENOUGH;
+        let may = state.linked && state.stripes < u8::MAX;
         state.stripes += u8::from(may);
         may
     }

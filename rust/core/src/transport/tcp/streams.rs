@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::connection::Connection;
 use super::kernel::{traffic, unacknowledged};
-use super::stripes::{Gather, Pace, Spread};
+use super::stripes::{Gather, MOST, Pace, Spread};
 use crate::reduce::Workers;
 use crate::transport::cipher::Failure;
 
@@ -68,11 +68,16 @@ impl Outgoing {
     /// As [`Outgoing::new`], with so many stripes from the first byte on.
     #[cfg(test)]
     pub(super) fn striped(number: usize) -> Self {
-        Self {
-            lead: 0,
-            pace: Pace::wanting(number),
-            ..Self::new(false)
-        }
+        let mut outgoing = Self::new(false);
+        outgoing.lead = 0;
+        outgoing.want(number);
+        outgoing
+    }
+
+    /// So many stripes are needed.
+    #[cfg(test)]
+    pub(super) fn want(&mut self, number: usize) {
+        self.pace.want(number);
     }
 
     /// These threads send long payloads together.
@@ -90,7 +95,8 @@ impl Outgoing {
         first: &[u8],
         rest: &[u8],
     ) -> Result<usize, Errno> {
-        let measures = rest.len() >= LONG && self.pace.is_measuring();
+        let is_long = rest.len() >= LONG;
+        let measures = is_long && self.pace.is_measuring();
         if measures && self.is_idle(main) {
             self.busy_since = None;
         }
@@ -114,6 +120,9 @@ impl Outgoing {
         };
         self.sent += sent as u64;
         if !measures {
+            if is_long {
+                self.pace.rested(sent);
+            }
             return Ok(sent);
         }
         let without_pause = self.busy_since.get_or_insert_with(Instant::now).elapsed();
@@ -123,9 +132,15 @@ impl Outgoing {
             stripes => stripes.iter().map(traffic).collect(),
         };
         if let Some(number) = self.pace.sent(sent, without_pause, measure) {
-            self.spread.use_only(number);
+            self.use_only(number);
         }
         Ok(sent)
+    }
+
+    /// Uses so many stripes, and closes the others.
+    pub(super) fn use_only(&mut self, number: usize) {
+        self.spread.use_only(number);
+        self.asked = self.asked.min(number);
     }
 
     /// Whether the peer's system has all that was sent.
@@ -146,12 +161,15 @@ impl Outgoing {
     pub(super) fn wants(&mut self) -> Option<Range<u8>> {
         let wanted = self.pace.wants().filter(|wanted| *wanted > self.asked)?;
         let before = std::mem::replace(&mut self.asked, wanted);
-        Some(before as u8..wanted as u8)
+        let first = MOST.saturating_mul(self.pace.failures());
+        let number = |place| first.saturating_add(place as u8);
+        Some(number(before)..number(wanted))
     }
 
     /// Adds a stripe. Returns from which byte on the peer is to be told that frames follow, where that is now known.
     pub(super) fn add(&mut self, number: u8, stripe: Connection) -> Option<u64> {
-        if usize::from(number) != self.spread.stripes().len() {
+        let is_next = usize::from(number % MOST) == self.spread.stripes().len();
+        if !is_next || number / MOST != self.pace.failures() {
             return None;
         }
         self.spread.add(stripe);
@@ -175,8 +193,12 @@ impl Outgoing {
 
     /// The stripes that were asked for do not all come: uses as many as before.
     pub(super) fn give_up(&mut self) {
-        self.pace = Pace::settled();
-        self.spread.use_only(self.spread.in_use().len());
+        let used = self.spread.in_use().len();
+        match used {
+            0 => self.pace.rest(),
+            _ => self.pace = Pace::settled(),
+        }
+        self.use_only(used);
     }
 
     /// Whether a stripe in use has broken: what was on its way there may be lost.
@@ -190,11 +212,6 @@ impl Outgoing {
         if let Form::Announced { is_heard, .. } = &mut self.form {
             *is_heard = true;
         }
-    }
-
-    #[cfg(test)]
-    pub(super) fn use_only(&mut self, number: usize) {
-        self.spread.use_only(number);
     }
 
     /// Whether what is sent next goes in a frame.

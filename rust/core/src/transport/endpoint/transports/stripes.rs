@@ -14,7 +14,7 @@ use crate::descriptors;
 use crate::error::{Code, Error, Result};
 use crate::fork;
 use crate::transport::handshake::{Answer, Hello, Purpose};
-use crate::transport::tcp::stripes::{MOST, Stripe};
+use crate::transport::tcp::stripes::Stripe;
 
 /// Opens stripe `number` for what this side sends, by one of `addresses`: those that do not answer are left out from then on.
 pub(in crate::transport::endpoint) fn open(
@@ -69,10 +69,7 @@ pub(super) fn accept(mut visit: Visit<'_>, stream: TcpStream) -> Result<(), Reas
         visit.answer(&stream, Answer::Left)?;
         return Ok(());
     }
-    if number >= MOST
-        || !descriptors::are_plenty(&stream)
-        || !visit.membership.takes_stripe(from, lane)
-    {
+    if !descriptors::are_plenty(&stream) || !visit.membership.takes_stripe(from, lane) {
         visit.answer(&stream, Answer::Failed)?;
         let what = format!("no room for stripe {number}, or no link that it belongs to");
         return Err(Reason::new(what));

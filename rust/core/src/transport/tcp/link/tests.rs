@@ -269,6 +269,43 @@ fn stripes_that_are_given_up_are_closed_at_both_ends() {
     assert_eq!(a.peer_state(), PeerState::Present);
 }
 
+/// What was sent over the old ones is received after the new ones have come.
+#[test]
+fn stripes_come_after_others_that_were_given_up() {
+    for is_sealed in [false, true] {
+        let (mut a, mut b) = striped_with_room(3, is_sealed, 1 << 20);
+        let payload: Vec<u8> = (0..400_000_u32).map(|at| (at % 251) as u8).collect();
+        let mut sent = vec![];
+        for number in [8..10, 16..18] {
+            let count = a.try_send(&payload).unwrap();
+            assert!(count > 0);
+            sent.extend_from_slice(&payload[..count]);
+            a.outgoing.use_only(0);
+            a.give_up_stripes();
+            assert_eq!(a.outgoing.stripes().len(), 0, "something was not sent");
+            a.outgoing.want(2);
+            assert_eq!(a.wants_stripes(), Some(number.clone()));
+            for number in number {
+                let ciphers = is_sealed.then(handshake::tests::conversation);
+                let (ours, theirs) = ciphers.unzip();
+                let (near, far) = connection_with_room(1 << 20);
+                a.add_stripe(Stripe::new(number, true, near, ours).unwrap());
+                b.add_stripe(Stripe::new(number, false, far, theirs).unwrap());
+            }
+            assert_eq!(a.outgoing.stripes().len(), 2);
+            let mut received = vec![0; sent.len()];
+            let mut done = 0;
+            let until = Instant::now() + Duration::from_secs(10);
+            while done < received.len() {
+                assert!(Instant::now() < until, "{done} bytes of {count} came");
+                done += b.try_recv(&mut received[done..]).unwrap();
+            }
+            assert!(received == sent);
+            sent.clear();
+        }
+    }
+}
+
 #[test]
 fn the_end_of_a_stripe_in_use_is_that_of_the_link() {
     let (mut a, mut b) = striped(2, false);

@@ -16,16 +16,63 @@ const DIRECT: usize = 32 << 10;
 /// The receiving half of a link whose stream consists of frames, or will.
 #[derive(Debug, Default)]
 pub(in crate::transport::tcp) struct Gather {
-    /// By their numbers.
-    stripes: [Option<Connection>; MOST as usize],
-    /// Whether something has been read from each.
-    is_used: [bool; MOST as usize],
+    places: [Place; MOST as usize],
     /// What the first connection brought, from a head on or within a frame.
     raw: Buffer,
     /// The frame that is being read and those whose heads have been read: of which connection, and how many bytes are to come.
     frames: VecDeque<(u8, usize)>,
     /// Threads that receive long payloads together.
     workers: Option<Arc<Workers>>,
+}
+
+/// What heads name by one number: a stripe and, after its end, others of higher numbers.
+#[derive(Debug, Default)]
+struct Place {
+    number: u8,
+    stripe: Option<Connection>,
+    /// Whether something has been read from it.
+    is_used: bool,
+    next: VecDeque<(u8, Connection)>,
+}
+
+impl Place {
+    /// Adds a stripe. It takes the place of one of its own number over which nothing has come: the peer opens another when it
+    /// has heard no answer.
+    fn add(&mut self, number: u8, stripe: Connection) {
+        if number == self.number && !self.is_used {
+            self.stripe = Some(stripe);
+        } else if number > self.next.back().map_or(self.number, |(last, _)| *last) {
+            self.next.push_back((number, stripe));
+            if self.stripe.is_none() {
+                self.go_on();
+            }
+        }
+    }
+
+    /// The stripe has ended. Whether there is another.
+    fn go_on(&mut self) -> bool {
+        self.stripe = None;
+        if let Some((number, stripe)) = self.next.pop_front() {
+            (self.number, self.stripe, self.is_used) = (number, Some(stripe), false);
+        }
+        self.stripe.is_some()
+    }
+
+    fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, Failure> {
+        loop {
+            // The peer uses it as soon as it is open; it is about to come.
+            let stripe = self.stripe.as_mut().ok_or(Errno::AGAIN)?;
+            let received = stripe.receive(bytes)?;
+            if received > 0 || self.next.is_empty() || !self.go_on() {
+                return Ok(received);
+            }
+        }
+    }
+
+    fn stripes(&self) -> impl Iterator<Item = &Connection> {
+        let next = self.next.iter().map(|(_, stripe)| stripe);
+        self.stripe.iter().chain(next)
+    }
 }
 
 /// Frames whose heads are read before their turn, at most.
@@ -37,13 +84,9 @@ impl Gather {
         self.workers = Some(workers);
     }
 
-    /// Adds a stripe. It takes the place of one over which nothing has come: the peer opens another when it has heard no
-    /// answer.
+    /// Adds a stripe.
     pub(in crate::transport::tcp) fn add(&mut self, number: u8, stripe: Connection) {
-        let number = usize::from(number);
-        if self.is_used.get(number) == Some(&false) {
-            self.stripes[number] = Some(stripe);
-        }
+        self.places[usize::from(number % MOST)].add(number, stripe);
     }
 
     /// Lets go of stripes that their sender has closed, with nothing left to read.
@@ -52,9 +95,10 @@ impl Gather {
             let mut frames = self.frames.iter();
             frames.any(|(place, _)| usize::from(*place) == number)
         };
-        for (number, place) in self.stripes.iter_mut().enumerate() {
-            if !is_read(number) && place.as_ref().is_some_and(Connection::is_at_its_end) {
-                *place = None;
+        for (number, place) in self.places.iter_mut().enumerate() {
+            let stripe = place.stripe.as_ref();
+            if !is_read(number) && stripe.is_some_and(Connection::is_at_its_end) {
+                place.go_on();
             }
         }
     }
@@ -85,11 +129,7 @@ impl Gather {
         let bytes = &mut bytes[..room];
         let received = match place {
             HERE => self.receive_here(main, bytes)?,
-            number => match &mut self.stripes[usize::from(number)] {
-                Some(stripe) => stripe.receive(bytes)?,
-                // The peer uses it as soon as it is open; it is about to come.
-                None => return Err(Errno::AGAIN.into()),
-            },
+            number => self.places[usize::from(number)].receive(bytes)?,
         };
         self.have_come(received);
         Ok(received)
@@ -100,8 +140,8 @@ impl Gather {
         while bytes > 0
             && let Some((place, left)) = self.frames.front_mut()
         {
-            if let Some(is_used) = self.is_used.get_mut(usize::from(*place)) {
-                *is_used = true;
+            if let Some(place) = self.places.get_mut(usize::from(*place)) {
+                place.is_used = true;
             }
             let count = bytes.min(*left);
             *left -= count;
@@ -115,8 +155,9 @@ impl Gather {
     /// Receives into `bytes` what has arrived of the first frames, where that is worth several threads; 0: it is not.
     fn receive_abreast(&mut self, workers: &Workers, bytes: &mut [u8]) -> Result<usize, Failure> {
         let mut shares: [_; MOST as usize] = Default::default();
-        for (share, stripe) in shares.iter_mut().zip(&mut self.stripes) {
-            *share = stripe.as_mut().map(|stripe| (stripe, None, Vec::new()));
+        for (share, place) in shares.iter_mut().zip(&mut self.places) {
+            let stripe = place.stripe.as_mut();
+            *share = stripe.map(|stripe| (stripe, None, Vec::new()));
         }
         let (mut received, mut rest) = (0, bytes);
         for (place, left) in &self.frames {
@@ -196,7 +237,7 @@ impl Gather {
         match self.frames.front() {
             Some((HERE, _)) => !self.raw.bytes().is_empty() || main.may_receive(),
             Some((number, _)) => {
-                let stripe = &self.stripes[usize::from(*number)];
+                let stripe = &self.places[usize::from(*number)].stripe;
                 stripe.as_ref().is_some_and(Connection::may_receive)
             }
             None => self.raw.bytes().len() >= HEAD || main.may_receive(),
@@ -205,15 +246,15 @@ impl Gather {
 
     /// Whether nothing more will arrive on any stripe than what the kernel has.
     pub(in crate::transport::tcp) fn has_ended(&self) -> bool {
-        self.stripes.iter().flatten().all(Connection::has_ended)
+        self.stripes().all(Connection::has_ended)
     }
 
     pub(in crate::transport::tcp) fn stripes(&self) -> impl Iterator<Item = &Connection> {
-        self.stripes.iter().flatten()
+        self.places.iter().flat_map(Place::stripes)
     }
 
     pub(in crate::transport::tcp) fn memory(&self) -> usize {
-        let stripes = self.stripes.iter().flatten().map(Connection::memory);
+        let stripes = self.stripes().map(Connection::memory);
         self.raw.memory() + stripes.sum::<usize>()
     }
 }

@@ -19,6 +19,9 @@
 //! The receiver reads frame after frame, each from the connection that its head names. So it needs no memory for what
 //! comes out of order: that stays in the kernel's buffers of the other stripes, and those fill meanwhile.
 //!
+//! The sender closes stripes that do not pay, and may try others later. Each has a number of its own, of which a head names the
+//! remainder by 8: after the end of one comes the one with the next higher number.
+//!
 //! The sender deals each block to the stripe with the fewest bytes on their way, so a slow connection gets fewer. Bytes count as
 //! sent in the order of the stream: what later blocks have sent ahead of a block that is not through yet is remembered, and
 //! the caller's next call begins with the first byte that does not count.
@@ -45,8 +48,8 @@ use super::connection::Connection;
 use crate::error::{Error, Result};
 use crate::transport::cipher::Cipher;
 
-/// Stripes of one direction, at most.
-pub const MOST: u8 = 8;
+/// Stripes of one direction at a time, at most.
+pub(in crate::transport::tcp) const MOST: u8 = 8;
 
 /// In the head of a frame: its bytes follow here.
 const HERE: u8 = u8::MAX;
@@ -71,7 +74,7 @@ pub struct Stripe {
 }
 
 impl Stripe {
-    /// Stripe `number` of its direction: what this side sends goes over it if `is_ours`, else what the peer sends.
+    /// Stripe `number` of its direction, higher than those of earlier ones: what this side sends goes over it if `is_ours`, else what the peer sends.
     ///
     /// # Errors
     /// `System` when the socket does not take its options.

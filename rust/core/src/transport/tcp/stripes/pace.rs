@@ -5,6 +5,9 @@
 //! those only if they are faster. If they are so much faster that each of them seems to be capped, it tries 8. The first
 //! connection is measured only while bytes have been on their way for some time without a pause: what is soon through
 //! has little to gain.
+//!
+//! A trial says what was true at its time: other traffic on the line, or messages of another kind, may have decided it. So
+//! where stripes did not pay they are tried again after [`REST`] bytes, and then ever more rarely.
 
 use std::time::Duration;
 
@@ -35,6 +38,11 @@ const MANY: usize = 8;
 /// By this much more stripes must carry. What is less may be chance, and costs descriptors.
 const PAYS: f64 = 1.15;
 
+/// Long messages send so many bytes from a trial that did not pay to the next one: 32 MiB that are slower are little then.
+/// After each further trial it is so many times as many.
+const REST: u64 = 1 << 30;
+const MORE_REST: u64 = 4;
+
 /// From here on what bounds the rate is each connection, and more of them carry more.
 const CAPPED: f64 = 2.0;
 
@@ -42,6 +50,8 @@ const CAPPED: f64 = 2.0;
 #[derive(Debug)]
 pub(in crate::transport::tcp) struct Pace {
     stage: Stage,
+    /// How many times stripes did not pay.
+    failures: u8,
     /// Bytes sent in this stage, after how many it is looked at again, and since when they count.
     sent: u64,
     next: u64,
@@ -58,6 +68,8 @@ enum Stage {
     },
     /// More stripes are on their way.
     Wanting { number: usize, before: (usize, f64) },
+    /// One connection is used until so many bytes have been sent.
+    Resting { until: u64 },
     /// Nothing changes any more.
     Settled,
 }
@@ -67,6 +79,7 @@ impl Pace {
         let (used, before) = (0, None);
         Self {
             stage: Stage::Trial { used, before },
+            failures: 0,
             sent: 0,
             next: WARM_UP + SAMPLE,
             glance: WARM_UP + GLANCE,
@@ -82,16 +95,41 @@ impl Pace {
         }
     }
 
-    /// Of a link that has been found to need so many stripes.
+    /// The link has been found to need so many stripes.
     #[cfg(test)]
-    pub(in crate::transport::tcp) fn wanting(number: usize) -> Self {
-        Self {
-            stage: Stage::Wanting {
-                number,
-                before: (0, 0.0),
-            },
+    pub(in crate::transport::tcp) fn want(&mut self, number: usize) {
+        let before = (0, 0.0);
+        self.stage = Stage::Wanting { number, before };
+    }
+
+    /// Uses one connection for some time, and then tries again.
+    pub(in crate::transport::tcp) fn rest(&mut self) {
+        let until = REST.saturating_mul(MORE_REST.saturating_pow(self.failures.into()));
+        *self = Self {
+            stage: Stage::Resting { until },
+            failures: self.failures.saturating_add(1),
             ..Self::new()
+        };
+    }
+
+    /// Long messages have sent some bytes, which are not measured.
+    #[inline]
+    pub(in crate::transport::tcp) fn rested(&mut self, bytes: usize) {
+        let Stage::Resting { until } = self.stage else {
+            return;
+        };
+        self.sent += bytes as u64;
+        if self.sent >= until {
+            *self = Self {
+                failures: self.failures,
+                ..Self::new()
+            };
         }
+    }
+
+    /// How many times stripes did not pay.
+    pub(in crate::transport::tcp) fn failures(&self) -> u8 {
+        self.failures
     }
 
     /// Whether what is sent is measured.
@@ -113,6 +151,7 @@ impl Pace {
             let before = Some(before);
             *self = Self {
                 stage: Stage::Trial { used, before },
+                failures: self.failures,
                 ..Self::new()
             };
         }
@@ -187,6 +226,9 @@ impl Pace {
             "tried more connections for long messages (bytes a second)"
         );
         if rate < PAYS * slower {
+            if fewer == 0 {
+                self.rest();
+            }
             return Some(fewer);
         }
         if used < MANY && rate >= CAPPED * slower {
@@ -275,6 +317,28 @@ mod tests {
         pace.began_to_use(MANY);
         assert_eq!(run(&mut pace, MANY, 4e8), Some(FEW));
         assert_eq!(pace.wants(), None);
+    }
+
+    #[test]
+    fn what_did_not_pay_is_tried_again_ever_more_rarely() {
+        let mut pace = with_a_few();
+        let part = 1 << 20;
+        for rest in [REST, MORE_REST * REST] {
+            let before = pace.failures();
+            assert_eq!(run(&mut pace, FEW, 1.1e8), Some(0));
+            assert_eq!(pace.failures(), before + 1);
+            for _ in 0..rest / part {
+                assert!(!pace.is_measuring());
+                pace.rested(part as usize);
+            }
+            assert!(pace.is_measuring());
+            assert_eq!(run(&mut pace, 0, 1e8), None);
+            assert_eq!(pace.wants(), Some(FEW));
+            pace.began_to_use(FEW);
+        }
+        // What pays this time stays.
+        assert_eq!(run(&mut pace, FEW, 1.5e8), None);
+        assert!(!pace.is_measuring() && pace.wants().is_none());
     }
 
     #[test]
