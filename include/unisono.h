@@ -116,7 +116,7 @@ typedef enum unisono_status {
   UNISONO_MISMATCH = 5,         /**< two ranks called different things */
   UNISONO_ABORTED = 6,   /**< the communicator was aborted or closed, or is a parent process's */
   UNISONO_SYSTEM = 7,    /**< the operating system or the network refused something */
-  UNISONO_UNTRUSTED = 8, /**< a process that is no member of the job tried to take part */
+  UNISONO_UNTRUSTED = 8, /**< a connection or the store brought what no member would send */
   UNISONO_INTERNAL = 9   /**< a defect in unisono; please report it */
 } unisono_status;
 

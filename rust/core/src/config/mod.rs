@@ -105,7 +105,7 @@ settings! {
     transport: TransportChoice, "UNISONO_TRANSPORT", "auto", "auto, shm or tcp", true,
         "auto uses shared memory inside a host and TCP between hosts; shm or tcp uses that one alone.";
     interface: Option<String>, "UNISONO_INTERFACE", "auto", "auto, or names of interfaces and addresses (eth0 or eth0,eth1 or ^docker)", false,
-        "TCP connections use these network interfaces, or after ^ none of these, instead of the one that leads to the peer.";
+        "Other ranks reach this one over TCP by these network interfaces, or after ^ by any but these, instead of by the one that leads to MASTER_ADDR.";
     host: Option<String>, "UNISONO_HOST", "auto", "auto, or any label", false,
         "Ranks with the same label count as one host and try shared memory; auto tells by kernel, user and network namespace.";
     ring_bytes: RingBytes, "UNISONO_RING_BYTES", "256K", "a power of two, 4K to 64M", true,
@@ -126,11 +126,11 @@ settings! {
     spin_us: Option<u64>, "UNISONO_SPIN_US", "auto", "auto, or microseconds", false,
         "A wait spins this long before it sleeps: more lowers latency, and burns a core that others may need.";
     threads: Option<Threads>, "UNISONO_THREADS", "auto", "auto, or 1 to 64", true,
-        "So many threads of each rank share large reductions, copies and long messages between hosts; auto takes more than one where links outrun a core and cores are free.";
+        "So many threads of each rank share large reductions, copies and long messages between hosts; auto is 1, or more where a link carries at least 2 GB/s: up to 4 on a host together, on no more than half of its cores.";
     secret_file: Option<PathBuf>, "UNISONO_SECRET_FILE", "auto", "auto, or the path of a file", false,
-        "Only processes with the same file can join; auto trusts what can write to the rendezvous's store.";
+        "Only processes with the same file can join. auto: only those with the secret of unisono launch or of a unique id; where there is none, all that can write to the store.";
     encrypt: Switch, "UNISONO_ENCRYPT", "off", "on or off", true,
-        "on: what goes over TCP between ranks can be neither read nor altered on the way, at the cost of a core's work.";
+        "on: what goes over TCP between ranks is encrypted and authenticated, at the cost of a core's work. Without a secret, whoever can write to the store can still join.";
     flight_records: usize, "UNISONO_FLIGHT_RECORDS", "256", "a count", false,
         "So many of the last operations are kept to be reported when one fails.";
     log: LogLevel, "UNISONO_LOG", "warn", "off, error, warn, info or debug", false,
