@@ -183,7 +183,12 @@ pub fn open_launch(launch: &Launch, config: &Config) -> Result<Meeting> {
                 .reduce(|one, other| one.mix(&other));
             let key = StoreKey::new(&launch.job, secret);
             let ports = master.candidates();
-            open_tcp(&master.host, &ports, &key, (rank, world), config)
+            // Also where the master has a name by which other hosts could reach it.
+            let host = match launch.is_one_host(world) {
+                true => "localhost",
+                false => &master.host,
+            };
+            open_tcp(host, &ports, &key, (rank, world), config)
         }
         None => Err(Error::invalid(format!(
             "{} does not say where its {world} ranks meet: set MASTER_ADDR and MASTER_PORT",
@@ -323,6 +328,32 @@ mod tests {
         let mut alone = launch(0);
         (alone.world, alone.master) = (1, None);
         open_launch(&alone, &config("10")).expect("needs no meeting");
+    }
+
+    #[test]
+    fn ranks_of_one_host_meet_on_loopback_whatever_the_master_is_called() {
+        let port = free_port();
+        let launch = |rank| Launch {
+            rank,
+            world: 3,
+            local_rank: None,
+            local_world: Some(3),
+            master: Some(Master {
+                // For documentation: no host has it.
+                host: "192.0.2.1".to_owned(),
+                port,
+                is_taken: false,
+            }),
+            job: "the same".to_owned(),
+            secret: None,
+            source: "torchrun",
+        };
+        meet(|rank| {
+            let meeting = open_launch(&launch(rank), &config("10"))?;
+            let address = meeting.store().address().expect("over TCP");
+            assert!(address.ip().is_loopback(), "{address}");
+            Ok(meeting)
+        });
     }
 
     #[test]

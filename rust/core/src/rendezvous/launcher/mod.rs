@@ -53,7 +53,8 @@ pub struct Master {
 }
 
 impl Launch {
-    fn is_one_host(&self, world: usize) -> bool {
+    /// Whether all ranks are on this host, and a group of `world` ranks is not more than those.
+    pub(super) fn is_one_host(&self, world: usize) -> bool {
         world <= self.world && self.local_world == Some(self.world)
     }
 }

@@ -215,6 +215,7 @@ impl Connection {
             if self.sealed.len() < self.frame_length()? {
                 continue;
             }
+            let before = self.request.len();
             let channel = self.channel.as_mut().ok_or(Close::Ended)?;
             channel
                 .open(&self.sealed[FRAME_HEAD..], &mut self.request)
@@ -222,7 +223,8 @@ impl Connection {
             self.sealed.clear();
             match self.stage {
                 Stage::Answered if self.request.is_empty() => self.enter(Stage::Ready),
-                Stage::Ready if self.request.len() <= MAX_REQUEST => {}
+                // Frames without content would never come to a request, and keep the thread busy for as long as they come.
+                Stage::Ready if (before + 1..=MAX_REQUEST).contains(&self.request.len()) => {}
                 _ => return Err(Close::Ended),
             }
             self.account()?;

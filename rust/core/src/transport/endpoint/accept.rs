@@ -30,7 +30,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 
 /// The accepting thread.
 pub(super) fn run(shared: &Arc<Shared>, mut listeners: Listeners) {
-    let crowd = Arc::new(Crowd::default());
+    let crowd = Arc::new(Crowd::new());
     let mut timeout = None;
     loop {
         let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];

@@ -1,5 +1,7 @@
 //! The connections in the handshake: so many at a time. When it gets crowded, those that have proved nothing are closed
-//! first, so they cannot keep members waiting for long; a member among them comes again.
+//! first, so they cannot keep members waiting for long; a member among them comes again. A member says hello at once. So the
+//! more connections are shown out, the less time each gets for that, and strangers that come by the thousand a second do not
+//! fill the kernel's queue, in which members wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,30 +34,89 @@ impl Guest {
 /// How much longer a connection with a right hello keeps its place than one without: what is missing takes a round trip.
 const GREETED: u32 = 4;
 
+/// How often the grace is halved, at most: to 4 ms from the usual 250.
+const LEAST_GRACE: u32 = 6;
+
+/// How long strangers may keep their places, by how many were shown out of late.
+struct Pressure {
+    since: Instant,
+    shown_out: usize,
+    halved: u32,
+}
+
+impl Pressure {
+    const WINDOW: Duration = Duration::from_millis(250);
+
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            shown_out: 0,
+            halved: 0,
+        }
+    }
+
+    /// The grace now, of a crowd of at most `most`.
+    fn grace(&mut self, usual: Duration, most: usize) -> Duration {
+        let windows = self.since.elapsed().as_nanos() / Self::WINDOW.as_nanos();
+        let is_high = self.shown_out >= most / 2;
+        if windows > 0 || (is_high && self.halved < LEAST_GRACE) {
+            let calm = u32::try_from(windows).unwrap_or(u32::MAX);
+            self.halved = match is_high {
+                true => LEAST_GRACE.min(self.halved + 1),
+                false => self.halved.saturating_sub(calm),
+            };
+            (self.since, self.shown_out) = (Instant::now(), 0);
+        }
+        usual / (1 << self.halved)
+    }
+}
+
 /// The connections in the handshake.
-#[derive(Default)]
 pub(super) struct Crowd {
-    guests: Mutex<Vec<Arc<Guest>>>,
+    state: Mutex<State>,
     left: Condvar,
 }
 
+struct State {
+    guests: Vec<Arc<Guest>>,
+    pressure: Pressure,
+}
+
 impl Crowd {
+    pub(super) fn new() -> Self {
+        let (guests, pressure) = (Vec::new(), Pressure::new());
+        Self {
+            state: Mutex::new(State { guests, pressure }),
+            left: Condvar::new(),
+        }
+    }
+
     /// Waits for a free place, showing out the stranger that has had one for longest; one that has a recording of a right hello
-    /// after the others.
+    /// after the others. Those that are on their way out have no place; there are no more of them than places.
     pub(super) fn wait_for_room(&self, shared: &Shared) {
-        let mut guests = self.guests.lock();
-        while guests.len() >= shared.limits.simultaneous && !shared.stopping.load(Ordering::Acquire)
-        {
+        let most = shared.limits.simultaneous;
+        let usual = shared.limits.grace;
+        let mut state = self.state.lock();
+        while !shared.stopping.load(Ordering::Acquire) {
+            let is_leaving = |guest: &&Arc<Guest>| guest.shown_out.load(Ordering::Acquire);
+            let leaving = state.guests.iter().filter(is_leaving).count();
+            if state.guests.len() - leaving < most {
+                return;
+            }
+            let grace = state.pressure.grace(usual, most);
             // Sorted by arrival.
-            let grace = shared.limits.grace;
             let find = |greeted, grace| {
-                let mut all = guests.iter();
+                let mut all = state.guests.iter();
                 all.find(|guest| guest.is_in_the_way(greeted, grace))
             };
-            if let Some(stranger) = find(false, grace).or_else(|| find(true, grace * GREETED)) {
+            let stranger = find(false, grace).or_else(|| find(true, usual * GREETED));
+            if let Some(stranger) = stranger.filter(|_| leaving < most) {
                 stranger.shown_out.store(true, Ordering::Release);
+                state.pressure.shown_out += 1;
+                return;
             }
-            self.left.wait_for(&mut guests, Duration::from_millis(20));
+            let pause = grace.min(Duration::from_millis(20));
+            self.left.wait_for(&mut state, pause);
         }
     }
 
@@ -66,7 +127,7 @@ impl Crowd {
             proven: AtomicBool::new(false),
             shown_out: AtomicBool::new(false),
         });
-        self.guests.lock().push(Arc::clone(&guest));
+        self.state.lock().guests.push(Arc::clone(&guest));
         Place {
             crowd: Arc::clone(self),
             guest,
@@ -82,8 +143,32 @@ pub(super) struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut guests = self.crowd.guests.lock();
-        guests.retain(|guest| !Arc::ptr_eq(guest, &self.guest));
+        let mut state = self.crowd.state.lock();
+        state
+            .guests
+            .retain(|guest| !Arc::ptr_eq(guest, &self.guest));
         self.crowd.left.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grace_shrinks_while_many_are_shown_out_and_grows_again() {
+        let usual = Duration::from_millis(256);
+        let mut pressure = Pressure::new();
+        assert_eq!(pressure.grace(usual, 64), usual);
+        for halved in 1..=LEAST_GRACE + 2 {
+            pressure.shown_out = 32;
+            let grace = usual / (1 << halved.min(LEAST_GRACE));
+            assert_eq!(pressure.grace(usual, 64), grace);
+        }
+        pressure.shown_out = 3;
+        pressure.since = Instant::now() - Pressure::WINDOW * 2;
+        assert_eq!(pressure.grace(usual, 64), usual / 16);
+        pressure.since = Instant::now() - Pressure::WINDOW * 100;
+        assert_eq!(pressure.grace(usual, 64), usual);
     }
 }

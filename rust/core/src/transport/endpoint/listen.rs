@@ -4,6 +4,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 
+use socket2::SockRef;
+
 use super::interface::{self, Hint};
 use crate::error::{Error, Result};
 use crate::fork;
@@ -93,6 +95,8 @@ pub fn own_address(wanted: Option<&str>, one_host: bool) -> Result<IpAddr> {
 fn listen_tcp(ip: IpAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
     let listener = fork::make_private(|| TcpListener::bind((ip, 0)))?;
     listener.set_nonblocking(true)?;
+    // Members wait there beside strangers; the kernel may have less.
+    SockRef::from(&listener).listen(4096)?;
     let address = listener.local_addr()?;
     Ok((listener, address))
 }

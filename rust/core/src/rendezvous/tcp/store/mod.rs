@@ -37,6 +37,8 @@ use crate::rendezvous::store::{Store, check_key, check_value, not_set};
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How much later than promised a reply may be before the server counts as gone.
 const GRACE: Duration = Duration::from_secs(15);
+/// A time that the clock can express, where one is asked for that it cannot.
+const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 /// The pauses between two attempts to connect.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -310,10 +312,10 @@ fn try_address(address: SocketAddr, key: &StoreKey, patience: Duration) -> io::R
         .with_retries(3);
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
     stream.set_write_timeout(Some(GRACE))?;
-    stream.set_read_timeout(Some(2 * patience))?;
+    let deadline = Instant::now() + 2 * patience;
     let wrong = |what: &str| Err(io::Error::new(ErrorKind::InvalidData, what));
     let mut magic = [0; MAGIC.len()];
-    stream.read_exact(&mut magic)?;
+    read_by(&mut stream, deadline, &mut magic)?;
     if magic == *REFUSAL {
         return wrong("the store of another job answered, or one with another secret");
     }
@@ -321,7 +323,7 @@ fn try_address(address: SocketAddr, key: &StoreKey, patience: Duration) -> io::R
         return wrong("something else than a unisono store answered");
     }
     let mut message = [0; HELLO - MAGIC.len()];
-    stream.read_exact(&mut message)?;
+    read_by(&mut stream, deadline, &mut message)?;
     let Some(mut channel) = greeting.finish(&message) else {
         return wrong("something that does not know the job's secret answered as a store");
     };
@@ -329,6 +331,27 @@ fn try_address(address: SocketAddr, key: &StoreKey, patience: Duration) -> io::R
     channel.seal(&[], &mut proof);
     stream.write_all(&proof)?;
     Ok(Line { stream, channel })
+}
+
+/// Fills `bytes`, by then.
+fn read_by(stream: &mut TcpStream, deadline: Instant, mut bytes: &mut [u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let what = "it did not answer in time";
+            return Err(io::Error::new(ErrorKind::TimedOut, what));
+        }
+        // A time that rounds to zero would be none.
+        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        match stream.read(bytes) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => bytes = &mut bytes[count..],
+            Err(cause)
+                if matches!(cause.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+    Ok(())
 }
 
 /// Whether the server closed the connection, which it may do at any time.
@@ -343,13 +366,14 @@ fn was_closed(cause: &io::Error) -> bool {
 }
 
 impl Line {
-    /// Sends one request and reads its reply, of which nothing may take longer than `patience`.
+    /// Sends one request and reads its reply, which may take as long as `patience`.
     fn exchange(&mut self, request: &Request<'_>, patience: Duration) -> io::Result<(u8, Vec<u8>)> {
         let mut frames = Vec::new();
         for content in request.write().chunks(FRAME_CONTENT) {
             self.channel.seal(content, &mut frames);
         }
-        self.stream.set_read_timeout(Some(patience))?;
+        let now = Instant::now();
+        let deadline = now.checked_add(patience).unwrap_or(now + FOR_EVER);
         self.stream.write_all(&frames)?;
         let wrong =
             |_: Forged| io::Error::new(ErrorKind::InvalidData, "it sent a reply that is none");
@@ -357,10 +381,10 @@ impl Line {
         let mut sealed = [0; LONGEST_FRAME];
         loop {
             let mut head = [0; FRAME_HEAD];
-            self.stream.read_exact(&mut head)?;
+            read_by(&mut self.stream, deadline, &mut head)?;
             let length = wire::frame_length(head).ok_or(Forged).map_err(wrong)?;
             let message = &mut sealed[..length];
-            self.stream.read_exact(message)?;
+            read_by(&mut self.stream, deadline, message)?;
             self.channel.open(message, &mut reply).map_err(wrong)?;
             if let Some((status, value)) = wire::read_reply(&reply).map_err(wrong)? {
                 return Ok((status, value.to_vec()));

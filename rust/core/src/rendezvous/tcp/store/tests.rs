@@ -216,12 +216,50 @@ fn a_member_that_breaks_the_protocol_loses_its_connection() {
     line.channel.seal(&Request::Get("k").write(), &mut frames);
     frames[10] ^= 1;
     assert_closed_after(&mut line.stream, &frames);
+    let mut line = try_address(address, &usual_key(), SOON).expect("connect");
+    let mut nothing = Vec::new();
+    (0..1000).for_each(|_| line.channel.seal(&[], &mut nothing));
+    assert_closed_after(&mut line.stream, &nothing);
     for head in [0_u16, 15, u16::MAX] {
         let mut line = try_address(address, &usual_key(), SOON).expect("connect");
         assert_closed_after(&mut line.stream, &head.to_le_bytes());
     }
     store.set("key", b"still there").expect("set");
     assert_eq!(store.wait("key", SOON).expect("wait"), b"still there");
+}
+
+/// A server that sends a byte now and then is waited for as long as one that sends none.
+#[test]
+fn a_server_that_never_comes_to_an_end_is_not_waited_for_for_long() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let address = listener.local_addr().expect("address");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().expect("accept");
+            for byte in MAGIC.iter().chain(&[0; HELLO]) {
+                thread::sleep(Duration::from_millis(50));
+                if stream.write_all(&[*byte]).is_err() {
+                    break;
+                }
+            }
+        });
+        let begun = Instant::now();
+        let cause =
+            try_address(address, &usual_key(), Duration::from_millis(300)).expect_err("slow");
+        assert_eq!(cause.kind(), ErrorKind::TimedOut, "{cause}");
+        assert!(
+            begun.elapsed() < Duration::from_millis(1500),
+            "{:?}",
+            begun.elapsed()
+        );
+    });
+    let server = serve();
+    let mut line = try_address(server.own_address(), &usual_key(), SOON).expect("connect");
+    let request = Request::Wait("no such key", SOON);
+    let late = line
+        .exchange(&request, Duration::from_millis(50))
+        .expect_err("late");
+    assert_eq!(late.kind(), ErrorKind::TimedOut, "{late}");
 }
 
 fn assert_closed_after(stream: &mut TcpStream, bytes: &[u8]) {

@@ -1,12 +1,17 @@
 //! Processes that are not members, and members that do not play by the rules.
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
+use std::sync::atomic::AtomicBool;
+
+use socket2::{Domain, Socket, Type};
 
 use super::super::wire::Patience;
 use super::*;
+use crate::descriptors;
 use crate::skips::skipped;
 use crate::transport::handshake::{
     ANSWER_BYTES, Answer, CHALLENGE_BYTES, HELLO_BYTES, Hello, Initiator, MAGIC, Proven, Purpose,
@@ -349,4 +354,57 @@ fn many_members_get_in_beside_silent_strangers() {
         since.elapsed()
     );
     drop(silent);
+}
+
+/// Strangers that say nothing come faster than they are shown out at leisure, and never stop.
+#[test]
+fn a_member_gets_in_while_strangers_keep_coming() {
+    const OPEN: usize = 1500;
+    descriptors::make_room(OPEN / 2);
+    let keys = GroupKey::of_ranks(2, [0; 32], false);
+    let (gate, arrivals) = Arrivals::new(Verdict::Accept);
+    let zero = Endpoint::start_with(&options(), Limits::default()).unwrap();
+    zero.register(keys[0].clone(), 0, 2, gate.clone()).unwrap();
+    let address = zero.address().clone();
+    let tcp = address.tcp()[0];
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            let mut came = 0;
+            let mut open = VecDeque::new();
+            while !over.load(Ordering::Acquire) {
+                let socket = Socket::new(Domain::for_address(tcp), Type::STREAM, None).unwrap();
+                socket.set_nonblocking(true).unwrap();
+                let _ = socket.connect(&tcp.into());
+                open.push_back(socket);
+                open.drain(..open.len().saturating_sub(OPEN));
+                came += 1;
+                thread::sleep(Duration::from_micros(500));
+            }
+            came
+        });
+        thread::sleep(Duration::from_secs(1));
+        let one = Member::new(&keys, 1);
+        let since = Instant::now();
+        let opened = one.endpoint.connect(&ConnectRequest {
+            key: &keys[1],
+            from: 1,
+            to: 0,
+            lane: Lane::Collective,
+            target: &address,
+            deadline: Instant::now() + Duration::from_secs(30),
+            silence: Some(10),
+            transport: TransportChoice::Tcp,
+            cancelled: &NEVER,
+            turn: None,
+        });
+        let took = since.elapsed();
+        over.store(true, Ordering::Release);
+        let came = flood.join().unwrap();
+        eprintln!("a member beside {came} strangers: {took:?}");
+        let near = link(opened);
+        arrivals.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert!(took < Duration::from_secs(6), "it took {took:?}");
+        drop(near);
+    });
 }
