@@ -240,7 +240,7 @@ override NEEDED := $(if $(filter-out c install cuda-emulator,$(MAKECMDGOALS)),bu
 prerequisites:
 	@tools/system-packages.sh $(NEEDED)
 
-# What the tests of the C header use besides gcc, and those of `unisono launch --hosts`.
+# What the tests of the C header use besides gcc, those of `unisono launch --hosts` and those of a router between hosts.
 .PHONY: test-tools
 test-tools:
 	@tools/system-packages.sh tests

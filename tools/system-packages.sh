@@ -57,6 +57,7 @@ case $1 in
     is_root_on_debian || exit 0
     for tool in clang valgrind pkg-config doxygen; do there $tool || missing+=("$tool"); done
     there sshd || missing+=(openssh-client openssh-server)
+    there nft || missing+=(nftables)
     [ ${#missing[@]} -eq 0 ] || install_missing ||
       echo "${missing[*]} could not be installed: some tests will be skipped"
     exit 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shlex
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from harness.peers import OPEN_MPI_ENVIRONMENT, OPEN_MPI_FLAGS, Peer, open_mpi_e
 
 # The test bed of the tests: one definition of what a host is.
 sys.path.append(str(CHECKOUT / "tests" / "support"))
+import mpi_hosts
 from carrier import Link
 from namespaces import Hosts, hosts, limit, limit_flows, numbered
 
@@ -171,31 +170,7 @@ def start(
 
 def open_mpi(bed: Bed, net: Hosts, folder: Path) -> list[str]:
     """Return the command that starts Open MPI's ranks, each on its host, over TCP between hosts."""
-    program, launcher = open_mpi_program(), beside_python("mpirun")
-    # What stands for ssh: the namespaces have one host name, by which Open MPI would take them for
-    # one host.
-    agent = folder / "agent"
-    cases = [
-        f"{name_of(host)}) enter='{shlex.join(net.enter(host))}' ;;"
-        for host in range(len(bed.ranks))
-    ]
-    within = """exec $enter unshare --uts sh -c 'hostname "$0"; exec sh -c "$*"' "$host" "$@\""""
-    lines = ["#!/bin/sh", "host=$1", "shift", "case $host in", *cases, "esac", within]
-    agent.write_text("\n".join(lines) + "\n")
-    agent.chmod(0o700)
-    names = {name_of(host): net.address(host) for host in range(len(bed.ranks))}
-    for host in range(len(bed.ranks)):
-        net.name_hosts(host, {**names, socket.gethostname(): net.address(host)})
-    hosts = ",".join(f"{name_of(host)}:{ranks}" for host, ranks in enumerate(bed.ranks))
     by = "node" if bed.numbering == "round-robin" else "slot"
-    words = [str(launcher), "-n", str(sum(bed.ranks)), "--host", hosts, "--map-by", by]
-    words += ["--prtemca", "plm_ssh_agent", str(agent), "--prtemca", "plm_ssh_no_tree_spawn", "1"]
-    words += ["--prtemca", "prte_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0"]
-    words += [*OPEN_MPI_FLAGS, *open_mpi_extra(sum(bed.ranks)), str(program), str(folder)]
-    own = ["unshare", "--uts", "sh", "-c", f"hostname {name_of(0)}; exec {shlex.join(words)}"]
-    return [*net.enter(0), *own]
-
-
-def name_of(host: int) -> str:
-    """A name for a host, for Open MPI."""
-    return f"unisono-host-{host}"
+    words = ["--mca", "btl_tcp_if_include", "eth0", *OPEN_MPI_FLAGS]
+    words += [*open_mpi_extra(sum(bed.ranks)), str(open_mpi_program()), str(folder)]
+    return mpi_hosts.open_mpi(net, beside_python("mpirun"), bed.ranks, by, words, folder)

@@ -109,6 +109,14 @@ class Hosts:
             port = f"port{network}-{host}"
             ip("-n", self.switch, "link", "set", port, "master", f"bridge{network}")
 
+    def swallow(self, network: int) -> None:
+        """Let nothing through on that network, and no host learn of it: a firewall that drops."""
+        nobody = "02:00:00:00:00:01"
+        for host, name in enumerate(self.names):
+            for other in set(range(len(self.names))) - {host}:
+                there = [self.address(other, network), "dev", f"eth{network}"]
+                ip("-n", name, "neigh", "replace", *there, "lladdr", nobody, "nud", "permanent")
+
     def remove(self) -> None:
         if self.carrier:
             with suppress(OSError):

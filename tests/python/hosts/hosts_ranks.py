@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +68,24 @@ def everything() -> Links:
         messages(comm, count)
         comm.barrier()
     found = links()
+    comm.barrier()
+    return found
+
+
+def sums_of_fractions(counts: Sequence[int]) -> dict[int, str]:
+    """float32 whose sums are rounded, against NumPy; the results' bits, by how many there are."""
+    comm = unisono.init()
+    found = {}
+    for count in counts:
+        inputs = [
+            np.random.default_rng([rank, count]).standard_normal(count, np.float32)
+            for rank in range(comm.size)
+        ]
+        values = comm.all_reduce(inputs[comm.rank].copy())
+        exact = np.sum(inputs, 0, dtype=np.float64)
+        assert np.any(values != exact), "nothing was rounded, so any order gives these bits"
+        np.testing.assert_allclose(values, exact, rtol=0, atol=1e-5)
+        found[count] = hashlib.sha256(values.tobytes()).hexdigest()
     comm.barrier()
     return found
 

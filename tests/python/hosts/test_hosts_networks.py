@@ -6,6 +6,9 @@ themselves.
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
 import pytest
 from hosts_ranks import Links
 from namespaces import Hosts, hosts, ip, why_not
@@ -91,18 +94,84 @@ def test_the_address_of_a_pod_is_a_network_of_one():
         run(net, net.address(0))
 
 
+def gateway(network: int) -> str:
+    return f"10.{91 + network}.0.254"
+
+
+def put_router_between(net: Hosts) -> None:
+    """Leave host 0 on the first network alone and host 1 on the second; the switch routes."""
+    switch = net.switch
+    for network in range(2):
+        ip("-n", switch, "addr", "add", f"{gateway(network)}/24", "dev", f"bridge{network}")
+        name = net.names[network]
+        ip("-n", name, "link", "set", f"eth{1 - network}", "down")
+        ip("-n", name, "route", "add", "default", "via", gateway(network))
+    ip("netns", "exec", switch, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+
+
 def test_hosts_are_on_two_networks_with_a_router_between():
     with hosts(networks=2) as net:
-        switch = net.switch
-        for network in range(2):
-            gateway = f"10.{91 + network}.0.254"
-            ip("-n", switch, "addr", "add", f"{gateway}/24", "dev", f"bridge{network}")
-            name = net.names[network]
-            ip("-n", name, "link", "set", f"eth{1 - network}", "down")
-            ip("-n", name, "route", "add", "default", "via", gateway)
-        ip("netns", "exec", switch, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        put_router_between(net)
         found = between(run(net, net.address(0)))
     assert found[0] == {(Hosts.address(0), Hosts.address(1, 1))}
+
+
+# What comes from the second network has the router's address, and only answers go there.
+TRANSLATION = """
+table ip router {
+    chain leaving { type nat hook postrouting priority srcnat; oifname "bridge0" masquerade; }
+    chain passing {
+        type filter hook forward priority filter;
+        iifname "bridge0" ct state new drop
+    }
+}
+"""
+
+
+def translate_addresses(net: Hosts) -> None:
+    """Let connections through the router of `put_router_between` from the second network alone."""
+    if shutil.which("nft") is None:
+        pytest.skip("`nft` is not installed (on Debian: apt-get install nftables)")
+    command = ["ip", "netns", "exec", net.switch, "nft", "-f", "-"]
+    done = subprocess.run(
+        command, input=TRANSLATION, check=False, capture_output=True, text=True, timeout=10
+    )
+    if done.returncode:
+        pytest.skip(f"the kernel translates no addresses: {done.stderr.strip()}")
+
+
+# Where packets inwards are dropped, a link may take some seconds to open: a rank alone has few.
+@pytest.mark.parametrize("inwards,per_host", [("no route", 2), ("dropped", 1)])
+def test_a_router_translates_the_addresses_of_one_host(inwards, per_host):
+    """As at a site with private addresses: connections go out from it, and none come in."""
+    with hosts(networks=2) as net:
+        put_router_between(net)
+        translate_addresses(net)
+        if inwards == "no route":
+            ip("-n", net.names[0], "route", "del", "default")
+        found = between(run(net, net.address(0), per_host=per_host))
+    outside, inside = found[:per_host], found[per_host:]
+    assert outside == [{(Hosts.address(0), gateway(0))}] * per_host
+    assert inside == [{(Hosts.address(1, 1), Hosts.address(0))}] * per_host
+
+
+@pytest.mark.parametrize("place", ["eth0", "lo", "eth1"])
+def test_the_master_is_another_address_of_its_host(place):
+    """The other host gets there by the first address; on its own host every route says lo."""
+    master = "10.91.0.77" if place == "eth0" else "10.99.0.1"
+    with hosts() as net:
+        zero, one = net.names
+        if place == "eth1":
+            ip("-n", zero, "link", "add", "eth1", "type", "bridge")
+            ip("-n", zero, "link", "set", "eth1", "up")
+        ip("-n", zero, "addr", "add", f"{master}/24", "dev", place)
+        if place != "eth0":
+            ip("-n", one, "route", "add", f"{master}/32", "via", net.address(0))
+        found = between(run(net, master, per_host=2))
+    # A connection may go either way: from the first address, or to the master's.
+    for connections in found[2:]:
+        assert {ours for ours, _theirs in connections} == {Hosts.address(1)}
+        assert {theirs for _ours, theirs in connections} <= {Hosts.address(0), master}
 
 
 def test_hosts_have_addresses_of_version_6_alone():

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::address::Address;
-use super::membership::PEER_MAY_COME;
+use super::membership::{Claim, PEER_MAY_COME};
 use super::shared::Shared;
 use super::turns::Turn;
 use super::wire::{Cut, Patience};
@@ -80,6 +80,10 @@ pub(super) struct Attempt<'a> {
     pub(super) request: &'a ConnectRequest<'a>,
     pub(super) hello: Hello,
     pub(super) patience: Patience<'a>,
+    /// The right to open the link; `None` where that exists.
+    pub(super) claim: Option<&'a Claim>,
+    /// Whether this attempt has ended because the peer's was quicker.
+    pub(super) has_given_way: Cell<bool>,
     /// Whether no packet goes from here to the address tried last, though the peer may live and reach this side.
     pub(super) is_out_of_reach: Cell<bool>,
     /// How long a refused connection is tried again: the listener may be about to come back.
@@ -100,6 +104,11 @@ impl Attempt<'_> {
         let mut refused_since: Option<Instant> = None;
         loop {
             let stream = dial()?;
+            if self.claim.is_some_and(|claim| !claim.goes_on()) {
+                self.has_given_way.set(true);
+                let what = "the peer's own attempt was quicker".to_owned();
+                return Err(Setback::Fatal(self.error(Code::Aborted, what)));
+            }
             let rebuff = match self.shake_hands(&stream, purpose)? {
                 Ok((proven, answer)) => return Ok((stream, proven, answer)),
                 Err(Rebuff::Cut(cut @ (Cut::TimedOut | Cut::CalledOff))) => {
@@ -222,18 +231,21 @@ impl Attempt<'_> {
         }
     }
 
-    /// After how many seconds a host that does not answer the first packet is given up: what is left of the time until
-    /// it is lost when the peer has had its chance to connect from its side.
-    pub(super) fn silence_to_connect(&self) -> Option<u32> {
-        let others = u32::try_from(PEER_MAY_COME.as_secs()).unwrap_or(0);
-        let left = |seconds: u32| seconds.saturating_sub(others).max(2);
-        self.request.silence.map(left)
+    /// For how long a host may leave the first packets to all of its addresses without an answer: for what is left of the
+    /// time until it is lost when the peer has had its chance to connect from its side, and that has been noticed.
+    pub(super) fn silence_to_connect(&self) -> Option<Duration> {
+        const NOTICED: Duration = Duration::from_secs(1);
+        let others = PEER_MAY_COME + NOTICED;
+        let limit = |seconds: u32| Duration::from_secs(seconds.into());
+        let left = |seconds| limit(seconds).saturating_sub(others);
+        let silence = self.request.silence.map(left)?;
+        Some(silence.max(Duration::from_secs(2)))
     }
 
     /// What a host means that says nothing at all.
     fn silent(&self) -> String {
         let since = match self.silence_to_connect() {
-            Some(seconds) => format!(" for {seconds} s"),
+            Some(limit) => format!(" for {} s", limit.as_secs()),
             None => String::new(),
         };
         format!(

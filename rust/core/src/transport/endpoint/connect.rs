@@ -57,6 +57,7 @@ pub(super) fn connect(
         Way::Closed(error) => return Err(error),
     };
     let mut attempt = begin(shared, membership, request, random_bytes()?);
+    attempt.claim = Some(&claim);
     match walk(&mut attempt) {
         Ok(Reached::Link(link)) => {
             claim.linked();
@@ -64,6 +65,7 @@ pub(super) fn connect(
             Ok(Outcome::Link(link))
         }
         Ok(Reached::Answer(Answer::Crossing)) => Ok(Outcome::Crossing),
+        Err(_) if attempt.has_given_way.get() => Ok(Outcome::Crossing),
         // The peer's own attempt was quicker, and it may have sent what it had to and left since: its link is in our
         // hands, though perhaps not yet in the group's.
         Ok(Reached::Answer(Answer::Duplicate | Answer::Left)) | Err(_)
@@ -121,6 +123,8 @@ fn begin<'a>(
             called_off: [request.cancelled, &shared.stopping],
             turn: request.turn,
         },
+        claim: None,
+        has_given_way: Cell::new(false),
         is_out_of_reach: Cell::new(false),
         grace: REFUSED_GRACE,
     }

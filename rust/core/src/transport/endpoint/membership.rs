@@ -54,10 +54,12 @@ pub(super) struct Membership {
 }
 
 /// Where one link stands. Connecting and accepting may both be true: this side's attempt is then about to be
-/// turned away by the peer, whose rank is lower.
+/// turned away by the peer, whose rank is lower, or to end by itself.
 #[derive(Debug, Default)]
 struct State {
     connecting: bool,
+    /// This side's attempt has got a connection. Before, the peer's goes first: packets may not find the way to the peer.
+    reaches: bool,
     accepting: bool,
     linked: bool,
     /// Stripes that the peer has opened.
@@ -66,9 +68,9 @@ struct State {
     unreached: Option<(Instant, Error)>,
 }
 
-/// For how long a peer that cannot be reached from here may open the link from its side: where one of the two is behind a
-/// router that lets connections through in one direction only. A peer that was turned away comes again every 2 seconds.
-pub(super) const PEER_MAY_COME: Duration = Duration::from_secs(3);
+/// For how long a peer that cannot be reached from here may still open the link from its side: where one of the two is behind
+/// a router that lets connections through in one direction only. The group asks again every 2 seconds.
+pub(super) const PEER_MAY_COME: Duration = Duration::from_secs(2);
 
 /// Whether this side should try to open a link.
 pub(super) enum Way {
@@ -167,7 +169,7 @@ impl Membership {
             if state.linked {
                 return Ok(Err(Answer::Duplicate));
             }
-            if state.connecting && self.rank < peer {
+            if state.reaches && self.rank < peer {
                 return Ok(Err(Answer::Crossing));
             }
             if !state.accepting {
@@ -225,6 +227,14 @@ impl Claim {
         lanes.entry((self.peer, self.lane)).or_default().linked = true;
     }
 
+    /// This side's attempt has got a connection. Whether it goes on: it does not where the peer's attempt was quicker.
+    pub(super) fn goes_on(&self) -> bool {
+        let mut lanes = self.membership.lanes.lock();
+        let state = lanes.entry((self.peer, self.lane)).or_default();
+        state.reaches |= !(state.accepting || state.linked);
+        state.reaches
+    }
+
     /// The link exists, and the group gets it.
     pub(super) fn deliver(self, mut link: Box<dyn Link>) {
         self.linked();
@@ -254,7 +264,7 @@ impl Drop for Claim {
         if self.accepting {
             state.accepting = false;
         } else {
-            state.connecting = false;
+            (state.connecting, state.reaches) = (false, false);
         }
         self.membership.changed.notify_all();
     }

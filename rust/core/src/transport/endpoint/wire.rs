@@ -224,12 +224,12 @@ impl Patience<'_> {
         }
     }
 
-    /// Connects to a TCP address. A host that does not answer is given up after so many seconds: `now`, while connecting,
-    /// and `later`, by the options that [`keepalive::end_when_silent`] gives the socket.
+    /// Connects to a TCP address. A host that does not answer is given up: after `now`, while connecting,
+    /// and after so many seconds `later`, by the options that [`keepalive::end_when_silent`] gives the socket.
     pub(super) fn connect_tcp(
         &self,
         address: SocketAddr,
-        (now, later): (Option<u32>, Option<u32>),
+        (now, later): (Option<Duration>, Option<u32>),
     ) -> Result<TcpStream, Cut> {
         let domain = Domain::for_address(address);
         let socket = fork::make_private(|| Socket::new(domain, Type::STREAM, None))?;
@@ -257,8 +257,8 @@ impl Patience<'_> {
     }
 
     /// The kernel goes on asking a host that does not answer for two minutes.
-    fn await_connection(&self, socket: &Socket, silence: Option<u32>) -> Result<(), Cut> {
-        let limit = silence.map(|seconds| Instant::now() + Duration::from_secs(seconds.into()));
+    fn await_connection(&self, socket: &Socket, silence: Option<Duration>) -> Result<(), Cut> {
+        let limit = silence.map(|silence| Instant::now() + silence);
         let Some(limit) = limit.filter(|limit| *limit < self.deadline) else {
             return self.ready(socket.as_fd(), PollFlags::OUT);
         };

@@ -1,5 +1,6 @@
 //! Peers that cannot be reached, do not answer, have left, or are not who they should be.
 
+use std::io::Read;
 use std::net::TcpListener;
 
 use socket2::{Domain, Socket, Type};
@@ -67,10 +68,9 @@ fn an_ended_peer_is_lost_at_once() {
     );
 }
 
-/// A listener whose queue is full takes no further connection, and says nothing: what a host does that is dark.
-#[test]
-fn a_host_that_answers_nothing_is_lost_within_its_limit() {
-    let (zero, one) = pair();
+/// A listener whose queue is full takes no further connection, and says nothing: what a host does that is dark. Returns it,
+/// what fills its queue, and its address.
+fn dark_host() -> (Socket, Vec<TcpStream>, SocketAddr) {
     let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
     full.bind(&any.into()).unwrap();
@@ -79,7 +79,42 @@ fn a_host_that_answers_nothing_is_lost_within_its_limit() {
     let fill = || TcpStream::connect_timeout(&address, Duration::from_millis(500));
     let queued: Vec<_> = std::iter::from_fn(|| fill().ok()).take(100).collect();
     assert!((1..100).contains(&queued.len()), "{} fit", queued.len());
+    (full, queued, address)
+}
 
+/// The rank that cannot reach its peer is the lower one, whose attempt goes first in other cases.
+#[test]
+fn the_attempt_of_the_peer_goes_first_while_this_side_reaches_nothing() {
+    let (zero, one) = pair();
+    let (full, queued, address) = dark_host();
+    let mut target = one.endpoint.address().clone();
+    target.tcp = vec![address];
+    thread::scope(|scope| {
+        let attempt = scope.spawn(|| {
+            zero.endpoint.connect(&ConnectRequest {
+                silence: Some(20),
+                ..zero.request(1, &target, TransportChoice::Tcp)
+            })
+        });
+        thread::sleep(Duration::from_millis(100));
+        let since = Instant::now();
+        let mut near = link(one.connect(&zero, TransportChoice::Tcp));
+        assert!(since.elapsed() < Duration::from_secs(5));
+        converse(&mut *near, &mut *zero.arrival().2);
+        // Its own attempt reaches the host at last, and ends without a word.
+        for _ in &queued {
+            drop(full.accept().unwrap());
+        }
+        let (mut late, _) = full.accept().unwrap();
+        assert!(matches!(attempt.join().unwrap(), Ok(Outcome::Crossing)));
+        assert_eq!(late.read_to_end(&mut Vec::new()).unwrap(), 0);
+    });
+}
+
+#[test]
+fn a_host_that_answers_nothing_is_lost_within_its_limit() {
+    let (zero, one) = pair();
+    let (_full, _queued, address) = dark_host();
     let mut target = one.endpoint.address().clone();
     target.tcp = vec![address];
     let since = Instant::now();
@@ -97,7 +132,7 @@ fn a_host_that_answers_nothing_is_lost_within_its_limit() {
             Err(error) => break error,
         }
     };
-    assert!(since.elapsed() >= Duration::from_secs(5));
+    assert!(since.elapsed() >= Duration::from_secs(4));
     assert_eq!(
         (error.code, error.peer),
         (Code::PeerLost, Some(1)),

@@ -41,7 +41,7 @@ fn open_at(attempt: &Attempt<'_>, number: u8, address: SocketAddr) -> Result<Str
         .deadline
         .min(Instant::now() + ANOTHER_AFTER);
     let place = address.to_string();
-    let dial = || dial(attempt, address, deadline);
+    let dial = || dial(attempt, address, attempt.silence_to_connect(), deadline);
     let (stream, proven) = match attempt.introduce(&place, Purpose::TcpStripe, dial) {
         Ok((stream, proven, Answer::Accept)) => (stream, proven),
         Ok((_, _, answer)) => return Err(attempt.refusal(answer)),

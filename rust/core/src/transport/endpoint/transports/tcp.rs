@@ -14,8 +14,10 @@ use crate::fork;
 use crate::transport::handshake::{Answer, Hello, Purpose};
 use crate::transport::tcp::TcpLink;
 
-/// How long an address may take to answer before the next one of the same peer is tried.
+/// How long an address may take to answer before the next one of the same peer is tried. With many addresses it is less,
+/// but long enough to send the first packet twice.
 pub(super) const ANOTHER_AFTER: Duration = Duration::from_secs(3);
+const LEAST: Duration = Duration::from_millis(1500);
 
 /// Tries the peer's TCP addresses one after the other. What goes wrong is final: if none leads there, nothing does.
 pub(super) fn connect(attempt: &Attempt<'_>) -> Result<Reached, Setback> {
@@ -25,6 +27,7 @@ pub(super) fn connect(attempt: &Attempt<'_>) -> Result<Reached, Setback> {
 fn try_addresses(attempt: &Attempt<'_>) -> Result<Reached> {
     let addresses = attempt.request.target.towards(&attempt.shared.address);
     let mut tried = Vec::new();
+    let since = Instant::now();
     for (at, address) in addresses.iter().enumerate() {
         let left = attempt
             .patience
@@ -32,9 +35,16 @@ fn try_addresses(attempt: &Attempt<'_>) -> Result<Reached> {
             .map_err(|cut| attempt.ended(cut, "any address"))?;
         let last = at + 1 == addresses.len();
         // An address that swallows packets leaves time for the others.
-        let share = left / u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
-        let share = if last { left } else { share.min(ANOTHER_AFTER) };
-        match open(attempt, *address, Instant::now() + share) {
+        let others = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
+        let silence = attempt.silence_to_connect();
+        let silence = silence.map(|all| all.saturating_sub(since.elapsed()).max(LEAST));
+        let share = (left / others).min(silence.map_or(ANOTHER_AFTER, |all| all / others));
+        let share = share.clamp(LEAST.min(left), ANOTHER_AFTER);
+        let (silence, share) = match last {
+            true => (silence, left),
+            false => (Some(share), share),
+        };
+        match open(attempt, *address, silence, Instant::now() + share) {
             Ok(reached) => return Ok(reached),
             Err(Setback::Fatal(error)) if error.code != Code::Timeout => return Err(error),
             Err(Setback::Fatal(error)) if last && tried.is_empty() => return Err(error),
@@ -79,9 +89,14 @@ fn refused(attempt: &Attempt<'_>, address: SocketAddr) -> String {
 }
 
 /// Opens both connections of a link to one address.
-fn open(attempt: &Attempt<'_>, address: SocketAddr, deadline: Instant) -> Result<Reached, Setback> {
+fn open(
+    attempt: &Attempt<'_>,
+    address: SocketAddr,
+    silence: Option<Duration>,
+    deadline: Instant,
+) -> Result<Reached, Setback> {
     let place = address.to_string();
-    let dial = || dial(attempt, address, deadline);
+    let dial = || dial(attempt, address, silence, deadline);
     let (data, proven, answer) = attempt.introduce(&place, Purpose::TcpData, dial)?;
     if answer != Answer::Accept {
         return Ok(Reached::Answer(answer));
@@ -108,6 +123,7 @@ fn open(attempt: &Attempt<'_>, address: SocketAddr, deadline: Instant) -> Result
 pub(super) fn dial(
     attempt: &Attempt<'_>,
     address: SocketAddr,
+    silence: Option<Duration>,
     deadline: Instant,
 ) -> Result<TcpStream, Setback> {
     let patience = Patience {
@@ -116,8 +132,7 @@ pub(super) fn dial(
     };
     let since = Instant::now();
     loop {
-        let silence = (attempt.silence_to_connect(), attempt.request.silence);
-        match patience.connect_tcp(address, silence) {
+        match patience.connect_tcp(address, (silence, attempt.request.silence)) {
             Ok(stream) => return Ok(stream),
             Err(Cut::Refused) if since.elapsed() < attempt.grace => patience
                 .sleep(Duration::from_millis(20))
