@@ -125,12 +125,12 @@ def test_a_host_that_can_only_connect_to_the_others_does(hidden):
             assert result.value.connections, result
 
 
-# An address that nobody answers for takes the kernel 3 s. Where packets are dropped it is 3 s for
-# each but the last, and 7 for that one; then the peer has 3 s to come from its side.
+# All addresses together have 7 s to answer, then the peer has 2 s to come from its side: the error
+# comes after 10 s at the latest. The test leaves a busy machine some time.
 @pytest.mark.parametrize(
-    "trouble,networks,limit", [("cut", 1, 10), ("cut", 2, 13), ("swallow", 1, 13)]
+    "trouble,networks", [("cut", 1), ("cut", 2), ("swallow", 1), ("swallow", 3)]
 )
-def test_ranks_that_cannot_reach_each_other_say_what_they_tried(trouble, networks, limit):
+def test_ranks_that_cannot_reach_each_other_say_what_they_tried(trouble, networks):
     """Each rank is reached by the networks that do not work, though another would."""
     dead = range(networks)
     with hosts(networks=networks + 1) as net:
@@ -141,7 +141,7 @@ def test_ranks_that_cannot_reach_each_other_say_what_they_tried(trouble, network
         results = run(net, "join_and_reduce", MASTER_ADDR=master, UNISONO_INTERFACE=interfaces)
     for result in results:
         assert result.value.kind == "PeerLostError", result.value
-        assert result.value.seconds < limit, result.value
+        assert result.value.seconds < 12, result.value
     named = [result.value.message for result in results if "reached from" in result.value.message]
     assert named, results
     addresses = [Hosts.address(host, network) for host in range(2) for network in dead]
