@@ -84,14 +84,21 @@ pub(crate) fn threads(config: &Config, topology: &Topology, costs: &Costs) -> us
     free.min(MOVERS / beside).max(1)
 }
 
+/// The most ranks that any group of this process has had on its host.
+static BESIDE: AtomicUsize = AtomicUsize::new(1);
+
 /// How many of them this rank has. A group of one rank of each host may be one of several, of which each has other ranks
-/// of the host: what counts are all that any group of this process has had.
-fn own_threads(config: &Config, topology: &Topology, rank: Rank) -> usize {
-    static BESIDE: AtomicUsize = AtomicUsize::new(1);
+/// of the host: what counts are all of those, `ever_beside`.
+fn own_threads(
+    config: &Config,
+    topology: &Topology,
+    rank: Rank,
+    ever_beside: &AtomicUsize,
+) -> usize {
     let here = topology.host_of[rank];
     let beside = topology.host_of.iter().filter(|host| **host == here);
     let beside = beside.count();
-    let most = BESIDE.fetch_max(beside, Ordering::Relaxed).max(beside);
+    let most = ever_beside.fetch_max(beside, Ordering::Relaxed).max(beside);
     match config.threads {
         Some(threads) => threads.0,
         None => topology.threads.min(MOVERS / most).max(1),
@@ -258,7 +265,7 @@ impl Group {
             recorder: Recorder::new(config.flight_records),
         };
         let parker = Parker::new()?;
-        let threads = own_threads(&config, &membership.topology, rank);
+        let threads = own_threads(&config, &membership.topology, rank, &BESIDE);
         Ok(Arc::new_cyclic(|this| Self {
             rank,
             world,
@@ -473,6 +480,25 @@ impl fmt::Debug for Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_of_a_host_share_cores_also_where_each_is_alone_in_its_group() {
+        let config = Config::default();
+        let ever_beside = AtomicUsize::new(1);
+        let of = |ranks| {
+            let topology = Topology {
+                threads: 4,
+                ..Topology::even(2, ranks, 64)
+            };
+            own_threads(&config, &topology, ranks, &ever_beside)
+        };
+        let as_groups_come = [1, 2, 1, 8, 2, 1].map(of);
+        assert_eq!(as_groups_come, [4, 2, 2, 1, 1, 1]);
+        let mut asked_for = Config::default();
+        asked_for.set("threads", "3").unwrap();
+        let topology = Topology::even(2, 1, 64);
+        assert_eq!(own_threads(&asked_for, &topology, 0, &ever_beside), 3);
+    }
 
     #[test]
     fn threads_are_taken_where_links_outrun_a_core_and_cores_are_free() {
