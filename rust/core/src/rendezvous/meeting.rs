@@ -5,6 +5,7 @@
 //! have said so, or when the time to join is over for those that have not. Then nothing is left that a stranger could
 //! connect to.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::file_store::FileStore;
@@ -183,12 +184,19 @@ pub fn open_launch(launch: &Launch, config: &Config) -> Result<Meeting> {
                 .reduce(|one, other| one.mix(&other));
             let key = StoreKey::new(&launch.job, secret);
             let ports = master.candidates();
-            // Also where the master has a name by which other hosts could reach it.
-            let host = match launch.is_one_host(world) {
-                true => "localhost",
-                false => &master.host,
-            };
-            open_tcp(host, &ports, &key, (rank, world), config)
+            let open = |host| open_tcp(host, &ports, &key, (rank, world), config);
+            let is_loopback = |ip: IpAddr| ip.is_loopback();
+            if !launch.is_one_host(world) || master.host.parse().is_ok_and(is_loopback) {
+                return open(&master.host);
+            }
+            // The master has a name or an address by which other hosts could reach it.
+            open("localhost").map_err(|error| {
+                let message = format!(
+                    "{}; {} says that all {world} ranks are on this host, so they meet here and not at {}",
+                    error.message, launch.source, master.host
+                );
+                Error { message, ..error }
+            })
         }
         None => Err(Error::invalid(format!(
             "{} does not say where its {world} ranks meet: set MASTER_ADDR and MASTER_PORT",

@@ -228,6 +228,8 @@ impl Group {
             });
         if let Err(error) = begun {
             tracing::debug!(peer, %error, "no further connections for long messages");
+            let stripe = None;
+            self.post(Mail::Striped { lane, peer, stripe });
         }
     }
 

@@ -225,7 +225,7 @@ impl Attempt<'_> {
         match cut {
             Cut::Refused => Setback::Refused(place.to_owned()),
             Cut::Closed => Setback::Unusable("connection reset".to_owned()),
-            Cut::Silent => Setback::Unusable(self.silent()),
+            Cut::Silent => Setback::Unusable(silent(self.silence_to_connect())),
             Cut::System(error) => Setback::Unusable(error.to_string()),
             Cut::TimedOut | Cut::CalledOff => Setback::Fatal(self.ended(cut, place)),
         }
@@ -240,18 +240,6 @@ impl Attempt<'_> {
         let left = |seconds| limit(seconds).saturating_sub(others);
         let silence = self.request.silence.map(left)?;
         Some(silence.max(Duration::from_secs(2)))
-    }
-
-    /// What a host means that says nothing at all.
-    fn silent(&self) -> String {
-        let since = match self.silence_to_connect() {
-            Some(limit) => format!(" for {} s", limit.as_secs()),
-            None => String::new(),
-        };
-        format!(
-            "its host has not answered{since}: it is off or cut off from the network, or packets to it are dropped \
-             (another network interface may lead there)"
-        )
     }
 
     /// The error of a wait that ran out or was called off.
@@ -293,4 +281,16 @@ impl Attempt<'_> {
             ),
         }
     }
+}
+
+/// What a host means that says nothing at all, for so long.
+pub(super) fn silent(limit: Option<Duration>) -> String {
+    let since = match limit {
+        Some(limit) => format!(" for {:.0} s", limit.as_secs_f64()),
+        None => String::new(),
+    };
+    format!(
+        "its host has not answered{since}: it is off or cut off from the network, or packets to it are dropped \
+         (another network interface may lead there)"
+    )
 }

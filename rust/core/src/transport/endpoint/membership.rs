@@ -58,7 +58,7 @@ pub(super) struct Membership {
 #[derive(Debug, Default)]
 struct State {
     connecting: bool,
-    /// This side's attempt has got a connection. Before, the peer's goes first: packets may not find the way to the peer.
+    /// This side's attempt has got a connection, by any transport. Before, the peer's goes first: packets may not find the way to the peer.
     reaches: bool,
     accepting: bool,
     linked: bool,

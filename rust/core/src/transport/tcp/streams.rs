@@ -120,8 +120,8 @@ impl Outgoing {
         };
         self.sent += sent as u64;
         if !measures {
-            if is_long {
-                self.pace.rested(sent);
+            if is_long && self.pace.rested(sent) {
+                self.busy_since = None;
             }
             return Ok(sent);
         }
@@ -172,7 +172,7 @@ impl Outgoing {
         if !is_next || number / MOST != self.pace.failures() {
             return None;
         }
-        self.spread.add(stripe);
+        self.spread.add(number, stripe);
         if self.pace.wants() != Some(self.spread.stripes().len()) {
             return None;
         }
@@ -238,12 +238,12 @@ impl Outgoing {
 
     /// This side sends no more.
     pub(super) fn finish(&self) {
-        self.spread.stripes().iter().for_each(Connection::finish);
+        self.spread.all().for_each(Connection::finish);
     }
 
     /// Whether the peer's system has all that went over stripes. The end of each counts as one byte, and is acknowledged late.
     pub(super) fn is_acknowledged(&self) -> bool {
-        let mut stripes = self.spread.stripes().iter();
+        let mut stripes = self.spread.all();
         stripes.all(|stripe| unacknowledged(stripe) <= 1)
     }
 

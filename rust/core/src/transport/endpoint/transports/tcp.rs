@@ -4,7 +4,7 @@
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::super::attempt::{Attempt, Reached, Setback};
+use super::super::attempt::{Attempt, Reached, Setback, silent};
 use super::super::parked::Parked;
 use super::super::visit::{Reason, Stream, Visit, peer_of};
 use super::super::wire::{Cut, Patience};
@@ -140,7 +140,10 @@ pub(super) fn dial(
             Err(cut) => {
                 let no_way = matches!(cut, Cut::Silent | Cut::System(_));
                 attempt.is_out_of_reach.set(no_way);
-                return Err(attempt.setback(cut, &address.to_string()));
+                return Err(match cut {
+                    Cut::Silent => Setback::Unusable(silent(silence)),
+                    cut => attempt.setback(cut, &address.to_string()),
+                });
             }
         }
     }

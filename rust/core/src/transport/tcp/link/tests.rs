@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 
 use socket2::{Domain, Socket, Type};
 
@@ -269,40 +270,98 @@ fn stripes_that_are_given_up_are_closed_at_both_ends() {
     assert_eq!(a.peer_state(), PeerState::Present);
 }
 
-/// What was sent over the old ones is received after the new ones have come.
+/// Gives up the stripes of `a` for others, whose other ends it returns.
+fn change_stripes(a: &mut TcpLink, numbers: Range<u8>, is_sealed: bool) -> Vec<Stripe> {
+    a.outgoing.use_only(0);
+    a.give_up_stripes();
+    assert_eq!(a.outgoing.stripes().len(), 0, "something was not sent");
+    a.outgoing.want(numbers.len());
+    assert_eq!(a.wants_stripes(), Some(numbers.clone()));
+    let mut theirs = Vec::new();
+    for number in numbers {
+        let (near, far) = connection_with_room(1 << 20);
+        let (ours, cipher) = is_sealed.then(handshake::tests::conversation).unzip();
+        a.add_stripe(Stripe::new(number, true, near, ours).unwrap());
+        theirs.push(Stripe::new(number, false, far, cipher).unwrap());
+    }
+    assert_eq!(a.outgoing.stripes().len(), theirs.len());
+    theirs
+}
+
+fn assert_receives(b: &mut TcpLink, bytes: &[u8]) {
+    let (mut received, mut done) = (vec![0; bytes.len()], 0);
+    let until = Instant::now() + Duration::from_secs(10);
+    while done < received.len() {
+        assert!(
+            Instant::now() < until,
+            "{done} of {} bytes came",
+            bytes.len()
+        );
+        done += b.try_recv(&mut received[done..]).unwrap();
+    }
+    assert!(received == bytes);
+}
+
+/// What was sent over the old ones is received after the new ones have come, or is all that comes before them.
 #[test]
 fn stripes_come_after_others_that_were_given_up() {
-    for is_sealed in [false, true] {
+    let payload: Vec<u8> = (0..400_000_u32).map(|at| (at % 251) as u8).collect();
+    for (is_sealed, looks) in [(false, false), (true, false), (false, true), (true, true)] {
         let (mut a, mut b) = striped_with_room(3, is_sealed, 1 << 20);
-        let payload: Vec<u8> = (0..400_000_u32).map(|at| (at % 251) as u8).collect();
-        let mut sent = vec![];
-        for number in [8..10, 16..18] {
-            let count = a.try_send(&payload).unwrap();
-            assert!(count > 0);
-            sent.extend_from_slice(&payload[..count]);
-            a.outgoing.use_only(0);
-            a.give_up_stripes();
-            assert_eq!(a.outgoing.stripes().len(), 0, "something was not sent");
-            a.outgoing.want(2);
-            assert_eq!(a.wants_stripes(), Some(number.clone()));
-            for number in number {
-                let ciphers = is_sealed.then(handshake::tests::conversation);
-                let (ours, theirs) = ciphers.unzip();
-                let (near, far) = connection_with_room(1 << 20);
-                a.add_stripe(Stripe::new(number, true, near, ours).unwrap());
-                b.add_stripe(Stripe::new(number, false, far, theirs).unwrap());
+        let mut sent = a.try_send(&payload).unwrap();
+        assert!(sent > 0);
+        for numbers in [8..10, 16..18] {
+            let theirs = change_stripes(&mut a, numbers, is_sealed);
+            theirs.into_iter().for_each(|stripe| b.add_stripe(stripe));
+            assert_receives(&mut b, &payload[..sent]);
+            if looks {
+                assert_eq!(b.peer_state(), PeerState::Present);
             }
-            assert_eq!(a.outgoing.stripes().len(), 2);
-            let mut received = vec![0; sent.len()];
-            let mut done = 0;
-            let until = Instant::now() + Duration::from_secs(10);
-            while done < received.len() {
-                assert!(Instant::now() < until, "{done} bytes of {count} came");
-                done += b.try_recv(&mut received[done..]).unwrap();
-            }
-            assert!(received == sent);
-            sent.clear();
+            sent = a.try_send(&payload).unwrap();
+            assert!(sent > 0);
         }
+        // The old ones are at their end, and the new ones are not there yet.
+        let theirs = change_stripes(&mut a, 24..25, is_sealed);
+        assert_receives(&mut b, &payload[..sent]);
+        sent = a.try_send(&payload).unwrap();
+        assert!(sent > 0);
+        let mut nothing = [0; 1000];
+        for _ in 0..100 {
+            assert_eq!(b.try_recv(&mut nothing).unwrap(), 0);
+            assert_eq!(b.peer_state(), PeerState::Present);
+        }
+        theirs.into_iter().for_each(|stripe| b.add_stripe(stripe));
+        assert_receives(&mut b, &payload[..sent]);
+        assert!(b.incoming.stripes().count() == 1);
+    }
+}
+
+/// A closed socket whose peer does not read loses what it has to send in the end.
+#[test]
+fn stripes_that_are_given_up_are_kept_until_all_has_arrived() {
+    let (mut a, mut b) = striped(3, false);
+    let payload: Vec<u8> = (0..2_000_000_u32).map(|at| (at % 251) as u8).collect();
+    let (mut sent, mut done, mut received) = (0, 0, vec![0; payload.len()]);
+    for _ in 0..100 {
+        sent += a.try_send(&payload[sent..]).unwrap();
+    }
+    a.outgoing.use_only(0);
+    let until = Instant::now() + Duration::from_secs(10);
+    while !a.outgoing.stripes().is_empty() {
+        assert!(Instant::now() < until, "blocks stay");
+        let end = received.len().min(done + 1000);
+        done += b.try_recv(&mut received[done..end]).unwrap();
+        sent += a.try_send(&payload[sent..]).unwrap();
+    }
+    assert!(!a.outgoing.is_acknowledged(), "nothing was on its way");
+    while done < payload.len() {
+        assert!(Instant::now() < until, "{done} bytes came");
+        done += b.try_recv(&mut received[done..]).unwrap();
+        sent += a.try_send(&payload[sent..]).unwrap();
+    }
+    assert!(received == payload);
+    while !a.outgoing.is_acknowledged() {
+        assert!(Instant::now() < until, "something is still on its way");
     }
 }
 
@@ -354,7 +413,7 @@ fn bytes_before_frames_go_as_they_are() {
 
 #[test]
 fn what_is_no_frame_blames_the_peer() {
-    for bytes in [[0, 0, 0, 255], [1, 0, 0, 8], [1, 0, 0, 254]] {
+    for bytes in [[0, 0, 0, 255], [1, 0, 0, 16], [1, 0, 0, 254]] {
         let (data, control) = (connection(), connection());
         let mut link = TcpLink::new(data.0, control.0, "peer".to_owned()).unwrap();
         let mut frame = Vec::new();

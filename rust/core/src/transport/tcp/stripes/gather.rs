@@ -1,6 +1,6 @@
 //! Receiving: each frame from the connection that its head names.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -16,7 +16,10 @@ const DIRECT: usize = 32 << 10;
 /// The receiving half of a link whose stream consists of frames, or will.
 #[derive(Debug, Default)]
 pub(in crate::transport::tcp) struct Gather {
-    places: [Place; MOST as usize],
+    /// By their numbers.
+    stripes: BTreeMap<u8, Source>,
+    /// How many trials came before that of the newest of them.
+    trials: u8,
     /// What the first connection brought, from a head on or within a frame.
     raw: Buffer,
     /// The frame that is being read and those whose heads have been read: of which connection, and how many bytes are to come.
@@ -25,54 +28,12 @@ pub(in crate::transport::tcp) struct Gather {
     workers: Option<Arc<Workers>>,
 }
 
-/// What heads name by one number: a stripe and, after its end, others of higher numbers.
-#[derive(Debug, Default)]
-struct Place {
-    number: u8,
-    stripe: Option<Connection>,
+/// A stripe that the peer sends over.
+#[derive(Debug)]
+struct Source {
+    connection: Connection,
     /// Whether something has been read from it.
     is_used: bool,
-    next: VecDeque<(u8, Connection)>,
-}
-
-impl Place {
-    /// Adds a stripe. It takes the place of one of its own number over which nothing has come: the peer opens another when it
-    /// has heard no answer.
-    fn add(&mut self, number: u8, stripe: Connection) {
-        if number == self.number && !self.is_used {
-            self.stripe = Some(stripe);
-        } else if number > self.next.back().map_or(self.number, |(last, _)| *last) {
-            self.next.push_back((number, stripe));
-            if self.stripe.is_none() {
-                self.go_on();
-            }
-        }
-    }
-
-    /// The stripe has ended. Whether there is another.
-    fn go_on(&mut self) -> bool {
-        self.stripe = None;
-        if let Some((number, stripe)) = self.next.pop_front() {
-            (self.number, self.stripe, self.is_used) = (number, Some(stripe), false);
-        }
-        self.stripe.is_some()
-    }
-
-    fn receive(&mut self, bytes: &mut [u8]) -> Result<usize, Failure> {
-        loop {
-            // The peer uses it as soon as it is open; it is about to come.
-            let stripe = self.stripe.as_mut().ok_or(Errno::AGAIN)?;
-            let received = stripe.receive(bytes)?;
-            if received > 0 || self.next.is_empty() || !self.go_on() {
-                return Ok(received);
-            }
-        }
-    }
-
-    fn stripes(&self) -> impl Iterator<Item = &Connection> {
-        let next = self.next.iter().map(|(_, stripe)| stripe);
-        self.stripe.iter().chain(next)
-    }
 }
 
 /// Frames whose heads are read before their turn, at most.
@@ -84,23 +45,38 @@ impl Gather {
         self.workers = Some(workers);
     }
 
-    /// Adds a stripe.
-    pub(in crate::transport::tcp) fn add(&mut self, number: u8, stripe: Connection) {
-        self.places[usize::from(number % MOST)].add(number, stripe);
+    /// Adds a stripe. It takes the place of one of its number over which nothing has come: the peer opens another when it has
+    /// heard no answer.
+    pub(in crate::transport::tcp) fn add(&mut self, number: u8, connection: Connection) {
+        self.trials = self.trials.max(number / MOST);
+        let is_used = self.stripes.get(&number).map(|stripe| stripe.is_used);
+        if is_used != Some(true) {
+            let is_used = false;
+            self.stripes.insert(
+                number,
+                Source {
+                    connection,
+                    is_used,
+                },
+            );
+        }
+    }
+
+    /// Lets go of stripes of trials before that of stripe `number`, of which a frame is received now: those before it have been.
+    fn drop_older(&mut self, number: u8) {
+        let is_older = |other: u8| other / MOST < number / MOST;
+        let first = self.stripes.first_key_value();
+        if first.is_some_and(|(first, _)| is_older(*first)) {
+            self.stripes.retain(|other, _| !is_older(*other));
+        }
     }
 
     /// Lets go of stripes that their sender has closed, with nothing left to read.
     pub(in crate::transport::tcp) fn drop_ended(&mut self) {
-        let is_read = |number| {
-            let mut frames = self.frames.iter();
-            frames.any(|(place, _)| usize::from(*place) == number)
-        };
-        for (number, place) in self.places.iter_mut().enumerate() {
-            let stripe = place.stripe.as_ref();
-            if !is_read(number) && stripe.is_some_and(Connection::is_at_its_end) {
-                place.go_on();
-            }
-        }
+        let frames = &self.frames;
+        let is_read = |number| frames.iter().any(|(place, _)| *place == number);
+        self.stripes
+            .retain(|number, stripe| is_read(*number) || !stripe.connection.is_at_its_end());
     }
 
     /// Receives into `bytes`, by one system call where there is something; 0: the stream has ended.
@@ -129,7 +105,14 @@ impl Gather {
         let bytes = &mut bytes[..room];
         let received = match place {
             HERE => self.receive_here(main, bytes)?,
-            number => self.places[usize::from(number)].receive(bytes)?,
+            number => {
+                self.drop_older(number);
+                match self.stripes.get_mut(&number) {
+                    Some(stripe) => stripe.connection.receive(bytes)?,
+                    // The peer uses it as soon as it is open; it is about to come.
+                    None => return Err(Errno::AGAIN.into()),
+                }
+            }
         };
         self.have_come(received);
         Ok(received)
@@ -140,8 +123,8 @@ impl Gather {
         while bytes > 0
             && let Some((place, left)) = self.frames.front_mut()
         {
-            if let Some(place) = self.places.get_mut(usize::from(*place)) {
-                place.is_used = true;
+            if let Some(stripe) = self.stripes.get_mut(place) {
+                stripe.is_used = true;
             }
             let count = bytes.min(*left);
             *left -= count;
@@ -154,15 +137,13 @@ impl Gather {
 
     /// Receives into `bytes` what has arrived of the first frames, where that is worth several threads; 0: it is not.
     fn receive_abreast(&mut self, workers: &Workers, bytes: &mut [u8]) -> Result<usize, Failure> {
-        let mut shares: [_; MOST as usize] = Default::default();
-        for (share, place) in shares.iter_mut().zip(&mut self.places) {
-            let stripe = place.stripe.as_mut();
-            *share = stripe.map(|stripe| (stripe, None, Vec::new()));
-        }
+        let stripes = self.stripes.iter_mut();
+        let mut shares: BTreeMap<u8, _> = stripes
+            .map(|(number, stripe)| (*number, (&mut stripe.connection, None, Vec::new())))
+            .collect();
         let (mut received, mut rest) = (0, bytes);
         for (place, left) in &self.frames {
-            let share = shares.get_mut(usize::from(*place)).and_then(Option::as_mut);
-            let Some((stripe, arrived, parts)) = share else {
+            let Some((stripe, arrived, parts)) = shares.get_mut(place) else {
                 break;
             };
             let arrived = arrived.get_or_insert_with(|| stripe.arrived());
@@ -179,7 +160,7 @@ impl Gather {
         if received < abreast::WORTH {
             return Ok(0);
         }
-        let work = shares.into_iter().flatten();
+        let work = shares.into_values();
         let work = work.map(|(stripe, _, parts)| (stripe, parts)).collect();
         abreast::receive(workers, work)?;
         self.have_come(received);
@@ -214,7 +195,9 @@ impl Gather {
         self.raw.take(&mut head);
         let head = u32::from_le_bytes(head);
         let (place, length) = ((head >> 24) as u8, (head & 0xff_ffff) as usize);
-        if length == 0 || (place != HERE && place >= MOST) {
+        // A frame may come before its stripe, and so be the first of its trial.
+        let is_none = place != HERE && place / MOST > self.trials + 1;
+        if length == 0 || is_none {
             return Err(Errno::PROTO.into());
         }
         self.frames.push_back((place, length));
@@ -237,8 +220,8 @@ impl Gather {
         match self.frames.front() {
             Some((HERE, _)) => !self.raw.bytes().is_empty() || main.may_receive(),
             Some((number, _)) => {
-                let stripe = &self.places[usize::from(*number)].stripe;
-                stripe.as_ref().is_some_and(Connection::may_receive)
+                let stripe = self.stripes.get(number);
+                stripe.is_some_and(|stripe| stripe.connection.may_receive())
             }
             None => self.raw.bytes().len() >= HEAD || main.may_receive(),
         }
@@ -250,7 +233,7 @@ impl Gather {
     }
 
     pub(in crate::transport::tcp) fn stripes(&self) -> impl Iterator<Item = &Connection> {
-        self.places.iter().flat_map(Place::stripes)
+        self.stripes.values().map(|stripe| &stripe.connection)
     }
 
     pub(in crate::transport::tcp) fn memory(&self) -> usize {

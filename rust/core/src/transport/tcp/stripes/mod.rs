@@ -13,14 +13,14 @@
 //!
 //! ```text
 //! bits 24 to 31: 255, and so many bytes follow here     bits 0 to 23: number of bytes, not 0
-//!                N < 8, and so many follow on stripe N
+//!                N < 255, and so many follow on stripe N
 //! ```
 //!
 //! The receiver reads frame after frame, each from the connection that its head names. So it needs no memory for what
 //! comes out of order: that stays in the kernel's buffers of the other stripes, and those fill meanwhile.
 //!
-//! The sender closes stripes that do not pay, and may try others later. Each has a number of its own, of which a head names the
-//! remainder by 8: after the end of one comes the one with the next higher number.
+//! The sender closes stripes that do not pay, and may try others later. Those of the first trial have the numbers from 0 on, those
+//! of the next one from 8 on, and so forth.
 //!
 //! The sender deals each block to the stripe with the fewest bytes on their way, so a slow connection gets fewer. Bytes count as
 //! sent in the order of the stream: what later blocks have sent ahead of a block that is not through yet is remembered, and
@@ -74,7 +74,8 @@ pub struct Stripe {
 }
 
 impl Stripe {
-    /// Stripe `number` of its direction, higher than those of earlier ones: what this side sends goes over it if `is_ours`, else what the peer sends.
+    /// Stripe `number` of its direction, higher than those of earlier trials. What this side sends goes over it if `is_ours`, else
+    /// what the peer sends.
     ///
     /// # Errors
     /// `System` when the socket does not take its options.

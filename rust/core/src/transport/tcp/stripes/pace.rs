@@ -7,7 +7,7 @@
 //! has little to gain.
 //!
 //! A trial says what was true at its time: other traffic on the line, or messages of another kind, may have decided it. So
-//! where stripes did not pay they are tried again after [`REST`] bytes, and then ever more rarely.
+//! where a few stripes did not pay they are tried again after [`REST`] bytes, and then ever more rarely.
 
 use std::time::Duration;
 
@@ -112,19 +112,21 @@ impl Pace {
         };
     }
 
-    /// Long messages have sent some bytes, which are not measured.
+    /// Long messages have sent some bytes, which are not measured. Whether the next ones are.
     #[inline]
-    pub(in crate::transport::tcp) fn rested(&mut self, bytes: usize) {
+    pub(in crate::transport::tcp) fn rested(&mut self, bytes: usize) -> bool {
         let Stage::Resting { until } = self.stage else {
-            return;
+            return false;
         };
         self.sent += bytes as u64;
-        if self.sent >= until {
+        let is_over = self.sent >= until;
+        if is_over {
             *self = Self {
                 failures: self.failures,
                 ..Self::new()
             };
         }
+        is_over
     }
 
     /// How many times stripes did not pay.
@@ -210,13 +212,14 @@ impl Pace {
         rate: Option<f64>,
     ) -> Option<usize> {
         self.stage = Stage::Settled;
-        let Some(rate) = rate else {
-            return before.map(|(fewer, _)| fewer);
-        };
-        let Some((fewer, slower)) = before else {
-            let (number, before) = (FEW, (used, rate));
-            self.stage = Stage::Wanting { number, before };
-            return None;
+        let (fewer, slower, rate) = match (before, rate) {
+            (Some((fewer, slower)), rate) => (fewer, slower, rate.unwrap_or(0.0)),
+            (None, Some(rate)) => {
+                let (number, before) = (FEW, (used, rate));
+                self.stage = Stage::Wanting { number, before };
+                return None;
+            }
+            (None, None) => return None,
         };
         tracing::debug!(
             from = fewer,
@@ -329,7 +332,7 @@ mod tests {
             assert_eq!(pace.failures(), before + 1);
             for _ in 0..rest / part {
                 assert!(!pace.is_measuring());
-                pace.rested(part as usize);
+                let _ = pace.rested(part as usize);
             }
             assert!(pace.is_measuring());
             assert_eq!(run(&mut pace, 0, 1e8), None);

@@ -27,6 +27,11 @@ const LONGEST_ELEMENT: usize = 16;
 #[derive(Debug, Default)]
 pub(in crate::transport::tcp) struct Spread {
     stripes: Vec<Connection>,
+    /// The number of the first of them.
+    first: u8,
+    /// Stripes that are used no more, until the peer's system has all that went over them: the kernel gives up what a closed
+    /// socket still has to send when the peer does not read for some minutes.
+    closing: Vec<Connection>,
     /// So many of them are dealt blocks.
     active: usize,
     /// Bytes on their way on each of them, as far as is known.
@@ -67,13 +72,21 @@ impl Spread {
         self.workers = Some(workers);
     }
 
-    /// Adds the next stripe.
-    pub(in crate::transport::tcp) fn add(&mut self, stripe: Connection) {
+    /// Adds the next stripe, which has this number.
+    pub(in crate::transport::tcp) fn add(&mut self, number: u8, stripe: Connection) {
+        if self.stripes.is_empty() {
+            self.first = number;
+        }
         self.stripes.push(stripe);
     }
 
     pub(in crate::transport::tcp) fn stripes(&self) -> &[Connection] {
         &self.stripes
+    }
+
+    /// Those that are there and those that are used no more, with something on its way.
+    pub(in crate::transport::tcp) fn all(&self) -> impl Iterator<Item = &Connection> {
+        self.stripes.iter().chain(&self.closing)
     }
 
     /// The stripes that are dealt blocks.
@@ -90,8 +103,16 @@ impl Spread {
     fn close_unused(&mut self) {
         let is_used = |block: &Block| block.stripe >= self.active;
         if self.stripes.len() > self.active && !self.blocks.iter().any(is_used) {
-            self.stripes.truncate(self.active);
+            let unused = self.stripes.split_off(self.active);
+            unused.iter().for_each(Connection::finish);
+            self.closing.extend(unused);
         }
+        self.close_delivered();
+    }
+
+    fn close_delivered(&mut self) {
+        // The end of the stream counts as one, and is acknowledged late.
+        self.closing.retain(|stripe| unacknowledged(stripe) > 1);
     }
 
     /// Sends as much as goes now of `first` and then `rest`, a payload or part of one.
@@ -105,6 +126,9 @@ impl Spread {
         rest: &[u8],
     ) -> Result<usize, Errno> {
         self.waits_for_stripes = false;
+        if !self.closing.is_empty() {
+            self.close_delivered();
+        }
         let is_long = self.active > 0 && rest.len() >= LONG;
         if !self.blocks.is_empty() && !first.is_empty() {
             // No payload goes on so, but a stream may.
@@ -181,7 +205,7 @@ impl Spread {
                 Err(errno) => return Err(errno),
             };
             self.loads[stripe] = self.loads[stripe].saturating_add(length);
-            self.heads.extend(head(stripe as u8, length));
+            self.heads.extend(head(self.first + stripe as u8, length));
             self.blocks.push_back(Block {
                 stripe,
                 end: dealt + length,
@@ -268,7 +292,7 @@ impl Spread {
             taken.pop();
         }
         for (stripe, length, sent) in taken {
-            self.heads.extend(head(stripe as u8, length));
+            self.heads.extend(head(self.first + stripe as u8, length));
             let sent = dealt + sent;
             dealt += length;
             self.blocks.push_back(Block {
@@ -316,6 +340,6 @@ impl Spread {
     }
 
     pub(in crate::transport::tcp) fn memory(&self) -> usize {
-        self.stripes.iter().map(Connection::memory).sum()
+        self.all().map(Connection::memory).sum()
     }
 }
