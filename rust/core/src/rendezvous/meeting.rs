@@ -186,7 +186,8 @@ pub fn open_launch(launch: &Launch, config: &Config) -> Result<Meeting> {
             let ports = master.candidates();
             let open = |host| open_tcp(host, &ports, &key, (rank, world), config);
             let is_loopback = |ip: IpAddr| ip.is_loopback();
-            if !launch.is_one_host(world) || master.host.parse().is_ok_and(is_loopback) {
+            let is_here = master.host == "localhost" || master.host.parse().is_ok_and(is_loopback);
+            if is_here || !launch.is_one_host(world) {
                 return open(&master.host);
             }
             // The master has a name or an address by which other hosts could reach it.

@@ -215,7 +215,8 @@ impl Group {
     }
 
     /// Begins to open further connections for what this rank sends to `peer`. The link goes on without those that do not come.
-    fn open_stripes(&self, lane: Lane, peer: Rank, numbers: Range<u8>) {
+    /// False: no thread can be had for that.
+    fn open_stripes(&self, lane: Lane, peer: Rank, numbers: Range<u8>) -> bool {
         let begun =
             self.with_request_in_background((lane, peer), false, move |this, seat, request| {
                 let post = |stripe| this.post(Mail::Striped { lane, peer, stripe });
@@ -226,11 +227,10 @@ impl Group {
                     post(None);
                 }
             });
-        if let Err(error) = begun {
+        if let Err(error) = &begun {
             tracing::debug!(peer, %error, "no further connections for long messages");
-            let stripe = None;
-            self.post(Mail::Striped { lane, peer, stripe });
         }
+        begun.is_ok()
     }
 
     /// Does this on another thread, with what it takes to open connections to `peer`.
@@ -280,8 +280,10 @@ impl Group {
         for (lane, peer, open) in core.links.iter_open() {
             aborted = open.look().or(aborted);
             someone_left |= open.ended.is_some();
-            if let Some(numbers) = open.link.wants_stripes() {
-                self.open_stripes(lane, peer, numbers);
+            if let Some(numbers) = open.link.wants_stripes()
+                && !self.open_stripes(lane, peer, numbers)
+            {
+                open.link.give_up_stripes();
             }
         }
         if let Some(notice) = aborted {

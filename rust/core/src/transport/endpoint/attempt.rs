@@ -225,7 +225,10 @@ impl Attempt<'_> {
         match cut {
             Cut::Refused => Setback::Refused(place.to_owned()),
             Cut::Closed => Setback::Unusable("connection reset".to_owned()),
-            Cut::Silent => Setback::Unusable(silent(self.silence_to_connect())),
+            Cut::Silent => {
+                let limit = |seconds: u32| Duration::from_secs(seconds.into());
+                Setback::Unusable(silent(self.request.silence.map(limit)))
+            }
             Cut::System(error) => Setback::Unusable(error.to_string()),
             Cut::TimedOut | Cut::CalledOff => Setback::Fatal(self.ended(cut, place)),
         }

@@ -347,6 +347,7 @@ impl ControlChannel for TcpLink {
         if said == PeerState::Present && self.outgoing.is_broken() {
             self.end("a connection for long messages broke".to_owned());
         }
+        self.outgoing.drop_delivered();
         self.incoming.drop_ended();
         let control_ended = said != PeerState::Present;
         let data_ended = self.data_has_ended(&said);

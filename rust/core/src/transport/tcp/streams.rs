@@ -201,10 +201,14 @@ impl Outgoing {
         self.use_only(used);
     }
 
-    /// Whether a stripe in use has broken: what was on its way there may be lost.
+    /// Whether a stripe has broken: what was on its way there may be lost.
     pub(super) fn is_broken(&self) -> bool {
-        let mut stripes = self.spread.in_use().iter();
-        stripes.any(|stripe| stripe.ready(PollFlags::empty()).contains(PollFlags::ERR))
+        self.spread.is_broken()
+    }
+
+    /// Lets go of stripes that are used no more.
+    pub(super) fn drop_delivered(&mut self) {
+        self.spread.close_delivered();
     }
 
     /// The peer knows from which byte on frames follow.

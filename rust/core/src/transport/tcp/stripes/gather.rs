@@ -18,8 +18,6 @@ const DIRECT: usize = 32 << 10;
 pub(in crate::transport::tcp) struct Gather {
     /// By their numbers.
     stripes: BTreeMap<u8, Source>,
-    /// How many trials came before that of the newest of them.
-    trials: u8,
     /// What the first connection brought, from a head on or within a frame.
     raw: Buffer,
     /// The frame that is being read and those whose heads have been read: of which connection, and how many bytes are to come.
@@ -48,17 +46,15 @@ impl Gather {
     /// Adds a stripe. It takes the place of one of its number over which nothing has come: the peer opens another when it has
     /// heard no answer.
     pub(in crate::transport::tcp) fn add(&mut self, number: u8, connection: Connection) {
-        self.trials = self.trials.max(number / MOST);
-        let is_used = self.stripes.get(&number).map(|stripe| stripe.is_used);
-        if is_used != Some(true) {
+        let before = self.stripes.get(&number);
+        let stays = |stripe: &Source| stripe.is_used || connection.has_ended();
+        if !before.is_some_and(stays) {
             let is_used = false;
-            self.stripes.insert(
-                number,
-                Source {
-                    connection,
-                    is_used,
-                },
-            );
+            let stripe = Source {
+                connection,
+                is_used,
+            };
+            self.stripes.insert(number, stripe);
         }
     }
 
@@ -195,9 +191,8 @@ impl Gather {
         self.raw.take(&mut head);
         let head = u32::from_le_bytes(head);
         let (place, length) = ((head >> 24) as u8, (head & 0xff_ffff) as usize);
-        // A frame may come before its stripe, and so be the first of its trial.
-        let is_none = place != HERE && place / MOST > self.trials + 1;
-        if length == 0 || is_none {
+        // Any number may be that of a stripe that is about to come.
+        if length == 0 {
             return Err(Errno::PROTO.into());
         }
         self.frames.push_back((place, length));

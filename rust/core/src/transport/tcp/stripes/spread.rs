@@ -110,7 +110,17 @@ impl Spread {
         self.close_delivered();
     }
 
-    fn close_delivered(&mut self) {
+    /// Whether some bytes that went over stripes may be lost.
+    pub(in crate::transport::tcp) fn is_broken(&self) -> bool {
+        let is_broken =
+            |stripe: &Connection| stripe.ready(PollFlags::empty()).contains(PollFlags::ERR);
+        let mut closing = self.closing.iter();
+        self.in_use().iter().any(is_broken)
+            || closing.any(|stripe| is_broken(stripe) && unacknowledged(stripe) > 1)
+    }
+
+    /// Closes those that are used no more and of which all has arrived.
+    pub(in crate::transport::tcp) fn close_delivered(&mut self) {
         // The end of the stream counts as one, and is acknowledged late.
         self.closing.retain(|stripe| unacknowledged(stripe) > 1);
     }
