@@ -31,7 +31,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent / "support"))
 from carrier import TUN, Link
-from namespaces import Hosts, hosts, limit, numbered, why_not
+from namespaces import Hosts, hosts, limit, numbered, place_of, why_not
 
 PORT = "29500"
 # How long the others have to end by themselves once one has failed.
@@ -54,8 +54,7 @@ class Job:
                 variables |= {
                     "RANK": str(rank),
                     "WORLD_SIZE": str(len(host_of)),
-                    "LOCAL_RANK": str(host_of[:rank].count(host)),
-                    "LOCAL_WORLD_SIZE": str(counts[host]),
+                    **place_of(rank, host_of),
                 }
             process = subprocess.Popen(
                 [*net.enter(host), *command],

@@ -177,6 +177,15 @@ def numbered(counts: Sequence[int], numbering: str) -> list[int]:
     return host_of
 
 
+def place_of(rank: int, host_of: Sequence[int]) -> dict[str, str]:
+    """Return what launchers tell a rank of its place on its host."""
+    here = host_of[rank]
+    return {
+        "LOCAL_RANK": str(host_of[:rank].count(here)),
+        "LOCAL_WORLD_SIZE": str(host_of.count(here)),
+    }
+
+
 def why_not() -> str | None:
     """Why no hosts can be made here, if they cannot."""
     if os.geteuid() != 0:

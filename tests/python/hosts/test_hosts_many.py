@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from namespaces import Hosts, hosts, numbered, why_not
+from namespaces import Hosts, hosts, numbered, place_of, why_not
 from ranks import RankResult, run_ranks
 
 TROUBLE = why_not()
@@ -19,12 +19,10 @@ def run(net: Hosts, host_of: Sequence[int], what: str, *args: Any) -> list[RankR
     """Run each rank on its host."""
 
     def variables(rank: int) -> dict[str, str]:
-        here = host_of[rank]
         return {
             "MASTER_ADDR": net.address(host_of[0]),
             "MASTER_PORT": "29535",
-            "LOCAL_RANK": str(host_of[:rank].count(here)),
-            "LOCAL_WORLD_SIZE": str(host_of.count(here)),
+            **place_of(rank, host_of),
             "UNISONO_TIMEOUT": "30",
             "UNISONO_JOIN_TIMEOUT": "20",
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from namespaces import Hosts, hosts, why_not
+from namespaces import Hosts, hosts, place_of, why_not
 from ranks import RankResult, run_ranks
 
 torch = pytest.importorskip("torch")
@@ -20,12 +20,10 @@ def run(
     net: Hosts, target: str, *args: Any, host_of: list[int], check: bool = True, **more: str
 ) -> list[RankResult]:
     def variables(rank: int) -> dict[str, str]:
-        here = host_of[rank]
         return {
             "MASTER_ADDR": net.address(host_of[0]),
             "MASTER_PORT": "29519",
-            "LOCAL_RANK": str(host_of[:rank].count(here)),
-            "LOCAL_WORLD_SIZE": str(host_of.count(here)),
+            **place_of(rank, host_of),
             **more,
         }
 

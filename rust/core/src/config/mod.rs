@@ -130,7 +130,7 @@ settings! {
     secret_file: Option<PathBuf>, "UNISONO_SECRET_FILE", "auto", "auto, or the path of a file", false,
         "Only processes with the same file can join. auto: only those with the secret of unisono launch or of a unique id; where there is none, all that can write to the store.";
     encrypt: Switch, "UNISONO_ENCRYPT", "off", "on or off", true,
-        "on: what goes over TCP between ranks is encrypted and authenticated, at the cost of a core's work. Without a secret, whoever can write to the store can still join.";
+        "on: what goes over TCP between ranks is encrypted and authenticated, at the cost of a core's work. Without a secret, a process that can write to the store can still join.";
     flight_records: usize, "UNISONO_FLIGHT_RECORDS", "256", "a count", false,
         "So many of the last operations are kept to be reported when one fails.";
     log: LogLevel, "UNISONO_LOG", "warn", "off, error, warn, info or debug", false,

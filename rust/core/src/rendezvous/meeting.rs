@@ -363,6 +363,9 @@ mod tests {
             assert!(address.ip().is_loopback(), "{address}");
             Ok(meeting)
         });
+        let alone = open_launch(&launch(1), &config("0.1")).expect_err("rank 0 does not come");
+        let why = "torchrun says that all 3 ranks are on this host, so they meet here and not at 192.0.2.1";
+        assert!(alone.message.ends_with(why), "{alone}");
     }
 
     #[test]

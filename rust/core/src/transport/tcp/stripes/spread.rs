@@ -107,7 +107,6 @@ impl Spread {
             unused.iter().for_each(Connection::finish);
             self.closing.extend(unused);
         }
-        self.close_delivered();
     }
 
     /// Whether some bytes that went over stripes may be lost.
@@ -136,9 +135,6 @@ impl Spread {
         rest: &[u8],
     ) -> Result<usize, Errno> {
         self.waits_for_stripes = false;
-        if !self.closing.is_empty() {
-            self.close_delivered();
-        }
         let is_long = self.active > 0 && rest.len() >= LONG;
         if !self.blocks.is_empty() && !first.is_empty() {
             // No payload goes on so, but a stream may.
