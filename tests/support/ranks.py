@@ -1,8 +1,9 @@
 """Start the ranks of a job as child processes, and say what each was in when it goes wrong.
 
-``run_ranks`` starts one interpreter per rank with the variables torchrun would set, collects what
-a function returned on each, and enforces a hard limit. A rank that outlives the limit is asked for
-its Python stacks (faulthandler on SIGUSR1, which answers even from inside native code) and then
+``run_ranks`` starts one process per rank with the variables torchrun would set, collects what
+a function returned on each, and enforces a hard limit. A rank that uses torch is a fork of a
+process that has imported it (``forkserver``). A rank that outlives the limit is asked for its
+Python stacks (faulthandler on SIGUSR1, which answers even from inside native code) and then
 killed. Every rank leads a session of its own, so killing its process group takes what it started
 with it and nothing else. ``run_torchrun`` does the same for a script under torchrun.
 
@@ -31,6 +32,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import forkserver
 
 HERE = Path(__file__).resolve().parent
 # After one rank fails the others have this long to notice before their stacks are taken. A rank
@@ -162,7 +165,8 @@ def run_ranks(
             }
             command = [*(prefix(rank) if prefix else ())]
             command += [sys.executable, str(HERE / "ranks.py"), "rank", str(folder)]
-            ranks.append(_Rank(rank, folder, command, variables))
+            forks = torch and not prefix and forkserver.serves(variables)
+            ranks.append(_Rank(rank, folder, command, variables, forks=forks))
         timed_out = _wait(ranks, timeout, stop_on_failure=check)
         results = [rank.finish() for rank in ranks]
         ended_well = {result.rank: result.ok for result in results}
@@ -257,6 +261,8 @@ class _Rank:
         command: list[str],
         variables: Mapping[str, str],
         name: str = "",
+        *,
+        forks: bool = False,
     ) -> None:
         self.rank = rank
         self.folder = folder
@@ -265,10 +271,18 @@ class _Rank:
         self.ended: float | None = None
         self.killed = False
         path = os.pathsep.join(entry for entry in sys.path if entry)
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **variables}
+        self.process: subprocess.Popen[bytes] | forkserver.Forked
+        if forks:
+            self.process = forkserver.start(command[2:], environment, self.file("output"))
+        else:
+            self.process = self._start(command, environment)
+
+    def _start(self, command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self.file("output").open("wb") as output:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
-                env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **variables},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -442,7 +456,13 @@ def _run_script(script: str, args: list[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-if __name__ == "__main__":
+def run(argv: Sequence[str]) -> None:
+    """What this file does as a program, and what a fork of the server does."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    _child(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    mode, folder, *rest = argv
+    _child(mode, Path(folder), rest)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import signal
+import sys
 import textwrap
 import time
 from collections import Counter
@@ -200,3 +201,44 @@ def test_no_two_modules_have_one_name():
     names = Counter(path.name for path in tests.rglob("*.py") if path.name != "conftest.py")
     assert [name for name, count in names.items() if count > 1] == []
     assert len(names) > 80
+
+
+def meet_the_server(folder: str) -> tuple[bool, int, str, str]:
+    import forkserver
+    import torch  # noqa: F401
+
+    rank = os.environ["RANK"]
+    Path(folder, f"here{rank}").touch()
+    print(f"printed by {rank}")
+    return (
+        forkserver.__name__ in sys.modules and "_main" in vars(sys.modules["__main__"]),
+        os.getsid(0) - os.getpid(),
+        os.environ.get("UNISONO_TIMEOUT", ""),
+        os.environ["RANK"],
+    )
+
+
+@needs_torch
+def test_ranks_with_torch_are_forks_with_an_environment_and_a_session_of_their_own(tmp_path):
+    results = run_ranks(
+        2,
+        "test_ranks:meet_the_server",
+        str(tmp_path),
+        torch=True,
+        env=lambda rank: {"UNISONO_TIMEOUT": str(7 + rank)},
+    )
+    assert [r.value for r in results] == [(True, 0, "7", "0"), (True, 0, "8", "1")]
+    assert [r.output.strip() for r in results] == ["printed by 0", "printed by 1"]
+
+
+@needs_torch
+def test_a_fork_that_dies_hangs_or_fails_is_told_as_a_process_is():
+    with pytest.raises(RanksError, match="rank 0: killed by SIGKILL"):
+        run_ranks(2, "test_ranks:die_on_rank", 0, torch=True)
+    with pytest.raises(RanksError, match="the milk is sour"):
+        run_ranks(2, "test_ranks:complain_on_rank", 1, torch=True)
+    error = outlived(
+        lambda limit: run_ranks(2, "test_ranks:sleep_long_on_rank", 1, timeout=limit, torch=True),
+        "in sleep_long_on_rank",
+    )
+    assert [result.exit_code for result in error.results] == [0, None]

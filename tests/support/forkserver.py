@@ -1,0 +1,258 @@
+"""Start ranks that use torch as forks of one process that has imported it.
+
+``import torch`` takes some seconds of CPU, more than most tests need for anything else. So the
+first rank that may be forked starts a server: this file as a program. It imports torch, makes no
+process group, starts no thread, and forks a child for each request. The child then does the same
+as a new interpreter (``ranks.run``), with the environment, the search path, the output file and
+the session of its own that it is asked for, and ends as a process ends.
+
+The two sides speak over a pair of sockets that keep the boundaries of messages. A request is JSON;
+the answer is the pid of the child. The exit status follows when the child has ended. The server
+reaps a child only when it is told to, so until then no other process can get its pid. The server
+ends when the socket closes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Of these variables torch, its backends and unisono read nothing before a group is made, and the
+# emulated CUDA driver nothing before it is loaded, so a fork can still be given them. Other
+# variables make a server of their own.
+READ_LATE = (
+    "CUDA_EMULATOR_",
+    "EMULATED_DEVICE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PYTHONPATH",
+    "PYTEST_CURRENT_TEST",
+    "RANK",
+    "UNISONO_",
+    "WORLD_SIZE",
+)
+# The package reads this one when it is imported, and may print what it makes of it.
+READ_AT_IMPORT = "UNISONO_AS_GLOO"
+# One takes some 200 MB.
+MOST_SERVERS = 3
+LARGEST_MESSAGE = 1 << 17
+
+
+class Server:
+    """The process that forks ranks, and the messages that have come from it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())]
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.running = 0
+        self.statuses: dict[int, int] = {}
+
+    def close(self) -> None:
+        """End the server, and with it the children that still run."""
+        self.link.close()
+        self.process.wait()
+
+    def start(self, argv: list[str], environment: Mapping[str, str], output: Path) -> Forked:
+        """Fork a child that runs ``ranks._child`` with ``argv`` and writes to ``output``."""
+        request = {"argv": argv, "env": dict(environment), "output": str(output)}
+        self.link.sendall(json.dumps(request).encode())
+        while (message := self._receive()).keys() != {"started"}:
+            self._note(message)
+        self.running += 1
+        return Forked(self, message["started"])
+
+    def status(self, pid: int) -> int | None:
+        """The exit status of a child, negative for a signal; None while it runs."""
+        while pid not in self.statuses and select.select([self.link], [], [], 0)[0]:
+            self._note(self._receive())
+        return self.statuses.get(pid)
+
+    def wait(self, pid: int) -> int:
+        """The same, when it has ended."""
+        while pid not in self.statuses:
+            self._note(self._receive())
+        return self.statuses[pid]
+
+    def reap(self, pid: int) -> None:
+        """Forget a child that has ended; from now on its pid may be another process's."""
+        del self.statuses[pid]
+        self.link.sendall(json.dumps({"reap": pid}).encode())
+
+    def _receive(self) -> dict[str, int]:
+        message = self.link.recv(LARGEST_MESSAGE)
+        if not message:
+            raise RuntimeError(f"the server of ranks has ended: {self.process.wait()}")
+        return json.loads(message)
+
+    def _note(self, message: dict[str, int]) -> None:
+        self.running -= 1
+        self.statuses[message["ended"]] = message["status"]
+
+
+class Forked:
+    """A child of the server, with the part of ``subprocess.Popen`` that ``ranks`` uses."""
+
+    def __init__(self, server: Server, pid: int) -> None:
+        self.server = server
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        if self.returncode is None and (status := self.server.status(self.pid)) is not None:
+            self._ended(status)
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait until it has ended."""
+        if self.returncode is None:
+            self._ended(self.server.wait(self.pid))
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, sig: signal.Signals) -> None:
+        """Send a signal if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def _ended(self, status: int) -> None:
+        self.returncode = status
+        self.server.reap(self.pid)
+
+
+# The one that was used last is the last.
+_servers: dict[tuple[tuple[str, str], ...], Server] = {}
+
+
+def serves(environment: Mapping[str, str]) -> bool:
+    """Whether a fork behaves as an interpreter does that starts with ``environment``."""
+    return READ_AT_IMPORT not in environment
+
+
+def start(argv: list[str], environment: Mapping[str, str], output: Path) -> Forked:
+    """Start a rank as a fork of the server for the variables that are read early."""
+    early = tuple(sorted(v for v in environment.items() if not v[0].startswith(READ_LATE)))
+    server = _servers.pop(early, None)
+    if server is None:
+        idle = [early for early, server in _servers.items() if server.running == 0]
+        if len(_servers) >= MOST_SERVERS and idle:
+            _servers.pop(idle[0]).close()
+        server = Server({**dict(early), "PYTHONPATH": environment["PYTHONPATH"]})
+    _servers[early] = server
+    return server.start(argv, environment, output)
+
+
+@atexit.register
+def _close() -> None:
+    for server in _servers.values():
+        server.close()
+
+
+class _InChild(BaseException):
+    """Leads a forked child out of the server's loop."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self.argv = argv
+
+
+def _serve(link: socket.socket) -> None:
+    """Fork what is asked for until the other side closes. Raises ``_InChild`` in each child."""
+    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: set[int] = set()
+    while True:
+        readable, _, _ = select.select([link, wake], [], [])
+        if wake in readable:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, 4096)
+        for pid in sorted(running):
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if (ended := os.waitid(os.P_PID, pid, options)) is not None:
+                running.remove(pid)
+                by_itself = ended.si_code == os.CLD_EXITED
+                status = ended.si_status if by_itself else -ended.si_status
+                link.sendall(json.dumps({"ended": pid, "status": status}).encode())
+        if link not in readable:
+            continue
+        message = link.recv(LARGEST_MESSAGE)
+        if not message:
+            return
+        request = json.loads(message)
+        if "reap" in request:
+            os.waitpid(request["reap"], 0)
+            continue
+        pid = _fork(request, [link.fileno(), wake, woken])
+        running.add(pid)
+        link.sendall(json.dumps({"started": pid}).encode())
+
+
+def _fork(request: dict[str, Any], ours: list[int]) -> int:
+    """The pid of a child that leads its session already; raises ``_InChild`` in it."""
+    led, leads = os.pipe()
+    if pid := os.fork():
+        os.close(leads)
+        os.read(led, 1)
+        os.close(led)
+        return pid
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for descriptor in [led, leads, output, *ours]:
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    asked = request["env"]["PYTHONPATH"].split(os.pathsep)
+    sys.path[:] = list(dict.fromkeys([sys.path[0], *asked, *sys.path]))
+    raise _InChild(request["argv"])
+
+
+def _main(link: socket.socket) -> None:
+    import ranks
+    import torch
+    import torch.distributed
+    import torch.nn.parallel
+
+    ctypes.CDLL(None).prctl(ranks._PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    torch.set_num_threads(1)
+    # A child that collects leaves the imported objects alone, so it copies none of their pages:
+    # its end takes 0.3 s of CPU, and 0.7 s otherwise.
+    gc.collect()
+    gc.freeze()
+    try:
+        _serve(link)
+    except _InChild as child:
+        argv = child.argv
+        link.detach()
+    else:
+        return
+    ranks.run(argv)
+
+
+if __name__ == "__main__":
+    _main(socket.socket(fileno=int(sys.argv[1])))
