@@ -50,6 +50,24 @@ def test_numpy_types(comm, name):
     assert (twos == np.ones((2, 3), dtype)).all()
 
 
+MOVED = ["float8_e8m0fnu", "float4_e2m1fn", "float8_e4m3fnuz", "float6_e2m3fn", "int4", "uint2"]
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_types_without_arithmetic_are_moved(comm, name):
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    given = np.arange(6, dtype=np.uint8).reshape(2, 3).view(dtype)
+    gathered = comm.all_gather(given)
+    assert gathered.dtype == dtype
+    assert (gathered.view(np.uint8) == given.view(np.uint8)[None]).all()
+    assert comm.broadcast(given) is given
+    for out in (None, np.zeros((2, 3), dtype)):
+        with pytest.raises(unisono.UnsupportedError, match=f"array is {name}, .* not reduced"):
+            comm.all_reduce(given, "sum", out=out)
+    with pytest.raises(unisono.InvalidArgumentError, match=f"out is uint8, but array is {name}"):
+        comm.all_gather(given, out=np.zeros((1, 2, 3), np.uint8))
+
+
 @pytest.mark.parametrize("name", [*NAMES[:7], "uint8", "uint64", "bool"])
 def test_integers_have_no_average(comm, name):
     array = np.ones(3, name)

@@ -52,7 +52,7 @@ def rank_gives_bad_arguments() -> None:
         ops.MAX,
     )
     unknown = torch.zeros(3, dtype=torch.float8_e8m0fnu)
-    refused(TypeError, "Float8_e8m0fnu", backend.allreduce, [unknown])
+    refused(TypeError, "Float8_e8m0fnu but does not reduce", backend.allreduce, [unknown])
     rank_averages_integers(rank, world)
     rank_gives_bad_splits(world)
     rank_gives_bad_lists(backend, rank, world)
