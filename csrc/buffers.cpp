@@ -107,11 +107,12 @@ void check_alike(const Tensors& tensors, const at::Tensor& first, const char* ar
   }
 }
 
-void Job::accept(const at::Tensor& tensor, const char* argument) {
+at::Tensor Job::accept(const at::Tensor& tensor, const char* argument) {
   check_tensor(tensor, argument);
   if (!typed_) {
-    data_type(tensor.scalar_type());  // Throws for a type that is not carried.
     type_ = tensor.scalar_type();
+    seen_as_ = op_ == Operator::None ? moved_type(type_) : type_;
+    data_type(seen_as_);  // Throws for a type that is not reduced.
     device_ = tensor.device();
     typed_ = true;
   } else if (device_ != tensor.device()) {
@@ -122,6 +123,7 @@ void Job::accept(const at::Tensor& tensor, const char* argument) {
                                         tensor.scalar_type(), " where others have ", type_,
                                         "; all tensors of a call must have one type"));
   }
+  return seen_as_ == type_ ? tensor : tensor.view(seen_as_);
 }
 
 bool Job::multiplies(const at::Tensor& tensor) {
@@ -147,8 +149,8 @@ at::Tensor Job::multiplied(const at::Tensor& tensor) const {
   return product;
 }
 
-void Job::read(const at::Tensor& tensor, const char* argument) {
-  accept(tensor, argument);
+void Job::read(const at::Tensor& given, const char* argument) {
+  const at::Tensor tensor = accept(given, argument);
   has_input_ = true;
   at::Tensor source = tensor;
   if (multiplies(tensor)) {
@@ -161,8 +163,8 @@ void Job::read(const at::Tensor& tensor, const char* argument) {
   kept_.tensors.push_back(std::move(source));
 }
 
-void Job::write(const at::Tensor& tensor, const char* argument) {
-  accept(tensor, argument);
+void Job::write(const at::Tensor& given, const char* argument) {
+  const at::Tensor tensor = accept(given, argument);
   has_output_ = true;
   if (is_plain(tensor)) {
     output_.push_back(piece(tensor));
@@ -186,7 +188,9 @@ void Job::update(const at::Tensor& tensor, const char* argument) {
   }
   const auto before = kept_.copies.size();
   write(tensor, argument);
-  if (kept_.copies.size() > before) kept_.copies.back().second.copy_(tensor);
+  if (kept_.copies.size() == before) return;
+  const auto& [to, stand_in] = kept_.copies.back();
+  stand_in.copy_(to);
 }
 
 void Job::update_beside(const at::Tensor& tensor, const char* argument) {
@@ -199,8 +203,7 @@ void Job::update_beside(const at::Tensor& tensor, const char* argument) {
 }
 
 void Job::repeat(const at::Tensor& from, const at::Tensor& to, const char* argument) {
-  accept(to, argument);
-  kept_.copies.emplace_back(to, from);
+  kept_.copies.emplace_back(accept(to, argument), accept(from, argument));
 }
 
 void Job::part_overlap(int block) {
@@ -248,7 +251,7 @@ void Job::check_outputs(const char* argument) const {
 
 Call Job::call(int64_t timeout_ms, Place place) const {
   return Call{.collective = collective_,
-              .dtype = data_type(type_),
+              .dtype = data_type(seen_as_),
               .op = op_,
               .factor = factor_,
               .root = static_cast<size_t>(root_),
@@ -265,7 +268,7 @@ Call Job::call(int64_t timeout_ms, Place place) const {
 }
 
 Message Job::message(int64_t peer, uint64_t tag, int64_t timeout_ms, Place place) const {
-  return Message{.dtype = data_type(type_),
+  return Message{.dtype = data_type(seen_as_),
                  .pieces = slice(has_input_ ? input_ : output_),
                  .peer = peer,
                  .tag = tag,

@@ -34,6 +34,8 @@ class Job {
   explicit Job(Collective collective) : collective_(collective) {}
 
   // All of a job's tensors have one element type and device; `argument` names the tensor in errors.
+  // Of a type that has no arithmetic here (convert.hpp) they are taken as the bits they are, unless
+  // the job reduces.
   void read(const at::Tensor& tensor, const char* argument);
   void write(const at::Tensor& tensor, const char* argument);
   // Read and written: the tensor's own contribution lies in it.
@@ -76,14 +78,17 @@ class Job {
   const Kept& kept() const { return kept_; }
 
  private:
-  void accept(const at::Tensor& tensor, const char* argument);
+  // The tensor as the operation sees it.
+  at::Tensor accept(const at::Tensor& tensor, const char* argument);
   void write_beside(const at::Tensor& tensor);
   // Whether this tensor is to be multiplied before the operation.
   bool multiplies(const at::Tensor& tensor);
   at::Tensor multiplied(const at::Tensor& tensor) const;
 
   Collective collective_;
+  // What was given, and what the operation sees of it.
   at::ScalarType type_ = at::kByte;
+  at::ScalarType seen_as_ = at::kByte;
   at::Device device_ = at::kCPU;
   bool typed_ = false;
   Operator op_ = Operator::None;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
@@ -14,7 +15,8 @@
 
 namespace unisono {
 
-inline DataType data_type(at::ScalarType type) {
+// The core's type of these elements, if it has arithmetic for them.
+inline std::optional<DataType> known_type(at::ScalarType type) {
   switch (type) {
     case at::kHalf:
       return DataType::Float16;
@@ -51,9 +53,39 @@ inline DataType data_type(at::ScalarType type) {
     case at::kComplexDouble:
       return DataType::Complex128;
     default:
-      C10_THROW_ERROR(TypeError,
-                      c10::str("unisono carries no tensors of type ", c10::toString(type),
-                               "; view them as a type of the same size that it carries"));
+      return std::nullopt;
+  }
+}
+
+inline DataType data_type(at::ScalarType type) {
+  const auto known = known_type(type);
+  if (known) return *known;
+  C10_THROW_ERROR(TypeError,
+                  c10::str("unisono moves tensors of type ", c10::toString(type),
+                           " but does not reduce them; convert them to a type that it reduces, "
+                           "such as float32"));
+}
+
+// The type by which a tensor is moved: its own, or one of the size of its elements if no more is
+// known of them, as of the floats of 8 bits and fewer that are scales of others, of what is smaller
+// than a byte, of halves of complex numbers.
+inline at::ScalarType moved_type(at::ScalarType type) {
+  if (known_type(type)) return type;
+  if (c10::isQIntType(type)) {
+    C10_THROW_ERROR(TypeError, c10::str("unisono carries no tensors of type ", c10::toString(type),
+                                        ", whose scales lie beside their elements; send int_repr() "
+                                        "of them and the scales"));
+  }
+  switch (c10::elementSize(type)) {
+    case 1:
+      return at::kByte;
+    case 2:
+      return at::kUInt16;
+    case 4:
+      return at::kUInt32;
+    default:
+      C10_THROW_ERROR(TypeError, c10::str("unisono carries no tensors of type ",
+                                          c10::toString(type), "; view them as bytes"));
   }
 }
 

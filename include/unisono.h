@@ -489,11 +489,12 @@ typedef enum unisono_dtype {
 } unisono_dtype;
 
 /** How contributions are combined, element by element, with the same bits on every rank. The 16 and
- * 8 bit floats are accumulated in float32 and rounded once. What has no meaning for a type (order
- * of complex numbers, bits of floats) is #UNISONO_UNSUPPORTED. */
+ * 8 bit floats are accumulated in float32 and rounded once; a sum that is too large is infinite,
+ * one of integers wraps. What has no meaning for a type (order of complex numbers, bits of floats,
+ * averages and premultiplied sums of integers) is #UNISONO_UNSUPPORTED. */
 typedef enum unisono_op {
   UNISONO_SUM = 1,        /**< the sum */
-  UNISONO_AVG = 2,        /**< the sum divided by the number of ranks; integers round toward zero */
+  UNISONO_AVG = 2,        /**< the sum, divided at its end by the number of ranks */
   UNISONO_PROD = 3,       /**< the product */
   UNISONO_MIN = 4,        /**< the smallest; NaN wins */
   UNISONO_MAX = 5,        /**< the largest; NaN wins */

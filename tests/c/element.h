@@ -117,7 +117,7 @@ static inline int has_meaning(unisono_op op, unisono_dtype dtype) {
       return 1;
     case UNISONO_AVG:
     case UNISONO_PREMUL_SUM:
-      return kind != 'b';
+      return kind == 'f' || kind == 'h' || kind == 'c';
     case UNISONO_BAND:
     case UNISONO_BOR:
     case UNISONO_BXOR:

@@ -46,7 +46,7 @@ def has_meaning(op: str, name: str) -> bool:
         return op in ("sum", "avg", "prod", "premul_sum")
     if op in ("band", "bor", "bxor"):
         return name not in FLOATS
-    return name != "bool" or op not in ("avg", "premul_sum")
+    return name in FLOATS or op not in ("avg", "premul_sum")
 
 
 @cache
@@ -75,8 +75,8 @@ def contribution(name: str, rank: int, count: int, salt: int = 0) -> np.ndarray:
 
 
 def factor(name: str, rank: int) -> float:
-    """The factor of premul_sum: the product is exact in every type."""
-    return float(1 + rank % 2) if name in INTEGERS else 2.0 ** (rank % 3 - 1)
+    """The factor of premul_sum: the product is exact in every type that has one."""
+    return 2.0 ** (rank % 3 - 1)
 
 
 def reduced(op: str, name: str, inputs: list[np.ndarray]) -> np.ndarray:
@@ -102,26 +102,19 @@ def reduced(op: str, name: str, inputs: list[np.ndarray]) -> np.ndarray:
         fold = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}[op]
         return fold.reduce(stack, axis=0)
     if name in INTEGERS:
-        return _reduced_integers(op, name, stack)
+        return _reduced_integers(op, stack)
     wide = stack.astype(np.complex128 if name.startswith("complex") else np.float64)
     with np.errstate(all="ignore"):
         return _reduced_floats(op, name, wide).astype(dtype)
 
 
-def _reduced_integers(op: str, name: str, stack: np.ndarray) -> np.ndarray:
+def _reduced_integers(op: str, stack: np.ndarray) -> np.ndarray:
     dtype = stack.dtype
     if op in ("min", "max"):
         return getattr(np, op)(stack, axis=0)
     if op == "prod":
         return np.multiply.reduce(stack, axis=0, dtype=dtype)
-    if op == "premul_sum":
-        factors = np.array([factor(name, rank) for rank in range(len(stack))], dtype)
-        return np.add.reduce(stack * factors[:, None], axis=0, dtype=dtype)
-    total = np.add.reduce(stack, axis=0, dtype=dtype)
-    if op == "avg":
-        quotient = np.trunc(total.astype(np.float64) / len(stack))
-        return quotient.astype(dtype)
-    return total
+    return np.add.reduce(stack, axis=0, dtype=dtype)
 
 
 def _reduced_floats(op: str, name: str, wide: np.ndarray) -> np.ndarray:

@@ -191,7 +191,7 @@ macro_rules! operators {
 operators! {
     /// Sum.
     Sum = 1 "sum",
-    /// Sum divided by the number of ranks (integers round toward zero).
+    /// Sum divided by the number of ranks (floats and complex numbers).
     Avg = 2 "avg",
     /// Product.
     Prod = 3 "prod",
@@ -211,7 +211,7 @@ operators! {
     Lor = 10 "lor",
     /// Logical exclusive or: 1 where an odd number of contributions is non-zero, else 0.
     Lxor = 11 "lxor",
-    /// Sum of each contribution times its rank's factor.
+    /// Sum of each contribution times its rank's factor (floats and complex numbers).
     PremulSum(f64 = 1.0) = 12 "premul_sum",
 }
 
@@ -228,11 +228,11 @@ impl ReduceOp {
     }
 
     /// Whether the operator has a meaning for `dtype`: complex numbers have no order, floats no bits, complex numbers no
-    /// truth.
+    /// truth, integers no fractions.
     pub const fn has_meaning_for(self, dtype: DataType) -> bool {
         match self {
             Self::Sum | Self::Prod => true,
-            Self::Avg | Self::PremulSum(_) => !matches!(dtype, DataType::Bool),
+            Self::Avg | Self::PremulSum(_) => dtype.is_float() || dtype.is_complex(),
             Self::Min | Self::Max | Self::Land | Self::Lor | Self::Lxor => !dtype.is_complex(),
             Self::Band | Self::Bor | Self::Bxor => !dtype.is_complex() && !dtype.is_float(),
         }

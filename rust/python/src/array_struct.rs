@@ -51,9 +51,11 @@ impl ArrayInterface {
             )
         };
         let writable = self.flags & Self::WRITABLE != 0;
+        let (dtype, moved) = self.data_type(argument, object)?;
         Ok(Layout {
             start: self.data.cast(),
-            dtype: self.data_type(argument, object)?,
+            dtype,
+            moved,
             shape,
             strides,
             read_only: (!writable).then_some(
@@ -62,7 +64,11 @@ impl ArrayInterface {
         })
     }
 
-    fn data_type(&self, argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<DataType> {
+    fn data_type(
+        &self,
+        argument: Argument,
+        object: &Bound<'_, PyAny>,
+    ) -> PyResult<(DataType, Option<String>)> {
         let py = object.py();
         let kind = u8::try_from(self.kind).unwrap_or(0);
         if self.flags & Self::NATIVE_BYTE_ORDER == 0 && self.item_size > 1 {
@@ -88,30 +94,54 @@ impl ArrayInterface {
             (b'c', 16) => DataType::Complex128,
             _ => return type_by_name(argument, object),
         };
-        Ok(known)
+        Ok((known, None))
     }
 }
 
-/// The types that ml_dtypes adds to NumPy differ in their names alone.
-pub(crate) fn type_by_name(argument: Argument, object: &Bound<'_, PyAny>) -> PyResult<DataType> {
+/// The types that ml_dtypes adds to NumPy differ in their names alone. Those that the core has no arithmetic for come as one
+/// of the size of their elements, and their name.
+pub(crate) fn type_by_name(
+    argument: Argument,
+    object: &Bound<'_, PyAny>,
+) -> PyResult<(DataType, Option<String>)> {
     let py = object.py();
-    let name: String = object.getattr("dtype")?.getattr("name")?.extract()?;
+    let dtype = object.getattr("dtype")?;
+    let name: String = dtype.getattr("name")?.extract()?;
     let added = [
         DataType::BFloat16,
         DataType::Float8E4M3,
         DataType::Float8E5M2,
     ];
-    added
-        .into_iter()
-        .find(|dtype| dtype.name() == name)
-        .ok_or_else(|| {
-            let known: Vec<_> = DataType::ALL.iter().map(|dtype| dtype.name()).collect();
-            argument.unsupported(
-                py,
-                format!(
-                    "is {name}, which is none of {}; array.view(np.uint8) moves any type as bytes",
-                    known.join(", ")
-                ),
-            )
-        })
+    if let Some(known) = added.into_iter().find(|dtype| dtype.name() == name) {
+        return Ok((known, None));
+    }
+    if let Some(bits) = bits_of_ml_dtypes(&dtype)? {
+        return Ok((bits, Some(name)));
+    }
+    let known: Vec<_> = DataType::ALL.iter().map(|dtype| dtype.name()).collect();
+    Err(argument.unsupported(
+        py,
+        format!(
+            "is {name}, which is none of {}; array.view(np.uint8) moves any type as bytes",
+            known.join(", ")
+        ),
+    ))
+}
+
+/// A type of the size of the elements, if `dtype` is of ml_dtypes.
+fn bits_of_ml_dtypes(dtype: &Bound<'_, PyAny>) -> PyResult<Option<DataType>> {
+    let Some(scalar) = dtype.getattr_opt("type")? else {
+        return Ok(None);
+    };
+    let module: String = scalar.getattr("__module__")?.extract()?;
+    if module != "ml_dtypes" {
+        return Ok(None);
+    }
+    let size: usize = dtype.getattr("itemsize")?.extract()?;
+    Ok(match size {
+        1 => Some(DataType::UInt8),
+        2 => Some(DataType::UInt16),
+        4 => Some(DataType::UInt32),
+        _ => None,
+    })
 }

@@ -43,6 +43,8 @@ impl Argument {
 pub(crate) struct Layout {
     pub(crate) start: *mut u8,
     pub(crate) dtype: DataType,
+    /// The name of a type without arithmetic, whose elements go as the bits of a `dtype`.
+    pub(crate) moved: Option<String>,
     pub(crate) shape: Vec<usize>,
     /// In bytes; None when the elements lie in row-major order without gaps.
     pub(crate) strides: Option<Vec<isize>>,
@@ -254,6 +256,23 @@ impl<'py> Array<'py> {
         self.layout.dtype
     }
 
+    /// The name that the array's library has for its type.
+    fn type_name(&self) -> &str {
+        let moved = self.layout.moved.as_deref();
+        moved.unwrap_or_else(|| self.dtype().name())
+    }
+
+    /// Refuses to reduce what is moved as bits.
+    pub(crate) fn check_reduced(&self) -> PyResult<()> {
+        let Some(name) = &self.layout.moved else {
+            return Ok(());
+        };
+        let what = format!(
+            "is {name}, which is moved but not reduced; convert it to a type that is, such as float32"
+        );
+        Err(self.argument.unsupported(self.object.py(), what))
+    }
+
     pub(crate) fn shape(&self) -> &[usize] {
         &self.layout.shape
     }
@@ -365,11 +384,13 @@ impl<'py> Array<'py> {
 
     fn numpy_dtype(&self) -> PyResult<Bound<'py, PyAny>> {
         let py = self.object.py();
-        let name = self.dtype().name();
-        if !matches!(
-            self.dtype(),
-            DataType::BFloat16 | DataType::Float8E4M3 | DataType::Float8E5M2
-        ) {
+        let name = self.type_name();
+        let added = [
+            DataType::BFloat16,
+            DataType::Float8E4M3,
+            DataType::Float8E5M2,
+        ];
+        if self.layout.moved.is_none() && !added.contains(&self.dtype()) {
             return numpy(py)?.call_method1("dtype", (name,));
         }
         match py.import("ml_dtypes") {
@@ -386,14 +407,14 @@ impl<'py> Array<'py> {
     /// Refuses `self` as the output for elements like those of `input`.
     pub(crate) fn check_output_for(&self, input: &Self, count: usize) -> PyResult<()> {
         let py = self.object.py();
-        if self.dtype() != input.dtype() {
+        if self.type_name() != input.type_name() {
             return Err(self.argument.invalid(
                 py,
                 format!(
                     "is {}, but {} is {}",
-                    self.dtype(),
+                    self.type_name(),
                     input.argument.name,
-                    input.dtype()
+                    input.type_name()
                 ),
             ));
         }

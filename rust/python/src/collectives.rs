@@ -23,6 +23,9 @@ impl Communicator {
         value: &Bound<'_, PyAny>,
         how: &How,
     ) -> PyResult<Py<PyAny>> {
+        if request.op.is_some() {
+            arrays.iter().try_for_each(Array::check_reduced)?;
+        }
         request.timeout = how.timeout;
         request.stream = how.stream(py)?;
         let keep = arrays.iter().map(Array::keep).collect();

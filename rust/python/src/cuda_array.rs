@@ -58,7 +58,7 @@ pub(crate) fn view(
     let typestr: String = item("typestr")?
         .and_then(|text| text.extract().ok())
         .ok_or_else(|| wrong("typestr"))?;
-    let dtype = data_type(argument, object, &typestr)?;
+    let (dtype, moved) = data_type(argument, object, &typestr)?;
     let device = device(argument, py, start, shape.contains(&0))?;
     let own = exported_stream(argument, &interface)?;
     let stream = how.admit_device(py, argument, (device, own))?;
@@ -75,6 +75,7 @@ pub(crate) fn view(
     Ok(Some(Layout {
         start: std::ptr::with_exposed_provenance_mut(start),
         dtype,
+        moved,
         shape,
         strides,
         read_only: read_only.then_some("is read-only, but is written to; pass out= instead"),
@@ -160,12 +161,16 @@ fn interface<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyDi
 }
 
 /// The type that `typestr` means, in NumPy's notation.
-fn data_type(argument: Argument, object: &Bound<'_, PyAny>, typestr: &str) -> PyResult<DataType> {
+fn data_type(
+    argument: Argument,
+    object: &Bound<'_, PyAny>,
+    typestr: &str,
+) -> PyResult<(DataType, Option<String>)> {
     let py = object.py();
     if typestr.starts_with('>') {
         return Err(argument.unsupported(py, "is not in this machine's byte order"));
     }
-    Ok(match typestr.trim_start_matches(['<', '|', '=']) {
+    let known = match typestr.trim_start_matches(['<', '|', '=']) {
         "f2" => DataType::Float16,
         "f4" => DataType::Float32,
         "f8" => DataType::Float64,
@@ -185,7 +190,8 @@ fn data_type(argument: Argument, object: &Bound<'_, PyAny>, typestr: &str) -> Py
             let what = format!("has elements of type {typestr:?}, which is not supported");
             return Err(argument.unsupported(py, what));
         }
-    })
+    };
+    Ok((known, None))
 }
 
 /// A new array of `shape`, like `object` and on its device, if its library is one that can be asked for it.

@@ -217,7 +217,9 @@ fn pointer(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> Option<*mut c_void> {
 /// `tensor` is as its library filled it.
 unsafe fn layout(py: Python<'_>, argument: Argument, tensor: &Tensor) -> PyResult<Layout> {
     let axes = usize::try_from(tensor.axes).unwrap_or(0);
-    let dtype = data_type(&tensor.dtype).ok_or_else(|| {
+    let moved = moved_type(&tensor.dtype);
+    let known = data_type(&tensor.dtype).or(moved.map(|_| DataType::UInt8));
+    let dtype = known.ok_or_else(|| {
         let ElementType { code, bits, lanes } = tensor.dtype;
         argument.unsupported(
             py,
@@ -234,6 +236,7 @@ unsafe fn layout(py: Python<'_>, argument: Argument, tensor: &Tensor) -> PyResul
             .cast::<u8>()
             .wrapping_add(tensor.byte_offset as usize),
         dtype,
+        moved: moved.map(str::to_owned),
         shape: shape
             .iter()
             .map(|extent| extent.unsigned_abs() as usize)
@@ -269,6 +272,20 @@ fn data_type(dtype: &ElementType) -> Option<DataType> {
         (6, 8) => DataType::Bool,
         (10, 8) => DataType::Float8E4M3,
         (12, 8) => DataType::Float8E5M2,
+        _ => return None,
+    })
+}
+
+/// The name of a type of one byte that the core has no arithmetic for.
+fn moved_type(dtype: &ElementType) -> Option<&'static str> {
+    Some(match (dtype.code, dtype.bits, dtype.lanes) {
+        (7, 8, 1) => "float8_e3m4",
+        (8, 8, 1) => "float8_e4m3",
+        (9, 8, 1) => "float8_e4m3b11fnuz",
+        (11, 8, 1) => "float8_e4m3fnuz",
+        (13, 8, 1) => "float8_e5m2fnuz",
+        (14, 8, 1) => "float8_e8m0fnu",
+        (17, 4, 2) => "float4_e2m1fn_x2",
         _ => return None,
     })
 }

@@ -16,9 +16,10 @@ use crate::errors::invalid;
 /// Attributes
 /// ----------
 /// SUM, PROD
-///     Sum and product.
+///     Sum and product; of integers they wrap.
 /// AVG
-///     The sum divided by the number of ranks; integers round toward zero.
+///     The sum, divided by the number of ranks at its end, of floats and complex numbers. A sum
+///     beyond the largest number is infinite, and so is its average.
 /// MIN, MAX
 ///     Minimum and maximum; NaN wins.
 /// BAND, BOR, BXOR
@@ -90,7 +91,8 @@ impl ReduceOp {
         Self(Op::Lxor)
     }
 
-    /// The sum of each rank's contribution times a factor, which may differ from rank to rank.
+    /// The sum of each rank's contribution, of floats or complex numbers, times a factor, which may differ from
+    /// rank to rank.
     ///
     /// Parameters
     /// ----------

@@ -76,6 +76,10 @@ def reductions() -> None:
     # Averages of integers are rounded toward zero.
     whole = torch.full((5, 3), -(rank + 1))
     same(hvd.allreduce(whole), all_same(-(int(total) // size), torch.int64))
+    # Also those whose sum does not fit their type.
+    bytes_ = torch.full((2 * size, 3), 200, dtype=torch.uint8)
+    same([hvd.allreduce(bytes_), hvd.reducescatter(bytes_)], [bytes_, bytes_[:2]])
+    same(hvd.reducescatter(bytes_[1:]), bytes_[: 2 - (rank == size - 1)])
     same(mine, all_same(float(rank + 1)))
     with pytest.raises(NotImplementedError, match="Adasum"):
         hvd.allreduce(mine, op=hvd.Adasum)

@@ -36,12 +36,47 @@ def twice(comm: unisono.Communicator, array, **options):
     return comm.all_reduce(array, unisono.ReduceOp.premul_sum(2), **options)
 
 
-@pytest.mark.parametrize("name", [*NAMES[:-3], *SMALL, "complex64", "complex128"])
+def made_ones(comm: unisono.Communicator, twos, name: str):
+    """Shows the same for every type."""
+    op = unisono.ReduceOp.premul_sum(0.5) if name.startswith("complex") else "lor"
+    return comm.all_reduce(twos, op)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *SMALL])
 def test_numpy_types(comm, name):
     dtype = np.dtype(getattr(ml_dtypes, name, None) or name)
-    ones = np.ones((2, 3), dtype)
-    assert twice(comm, ones) is ones
-    assert (ones == np.full((2, 3), 2, dtype)).all()
+    twos = np.full((2, 3), 2, dtype)
+    assert made_ones(comm, twos, name) is twos
+    assert (twos == np.ones((2, 3), dtype)).all()
+
+
+MOVED = ["float8_e8m0fnu", "float4_e2m1fn", "float8_e4m3fnuz", "float6_e2m3fn", "int4", "uint2"]
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_types_without_arithmetic_are_moved(comm, name):
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    given = np.arange(6, dtype=np.uint8).reshape(2, 3).view(dtype)
+    gathered = comm.all_gather(given)
+    assert gathered.dtype == dtype
+    assert (gathered.view(np.uint8) == given.view(np.uint8)[None]).all()
+    assert comm.broadcast(given) is given
+    for out in (None, np.zeros((2, 3), dtype)):
+        with pytest.raises(unisono.UnsupportedError, match=f"array is {name}, .* not reduced"):
+            comm.all_reduce(given, "sum", out=out)
+    with pytest.raises(unisono.InvalidArgumentError, match=f"out is uint8, but array is {name}"):
+        comm.all_gather(given, out=np.zeros((1, 2, 3), np.uint8))
+
+
+@pytest.mark.parametrize("name", [*NAMES[:7], "uint8", "uint64", "bool"])
+def test_integers_have_no_average(comm, name):
+    array = np.ones(3, name)
+    for op in ("avg", unisono.ReduceOp.premul_sum(1)):
+        if array.dtype.kind == "f":
+            comm.all_reduce(array, op)
+            continue
+        with pytest.raises(unisono.UnsupportedError, match=f"no meaning for {name}; .* sum"):
+            comm.all_reduce(array, op)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +109,13 @@ def test_an_input_with_gaps_is_copied(comm, array):
 
 
 def test_bytes_like_objects(comm):
-    target = bytearray(b"\x01\x02\x03")
-    assert twice(comm, target) is target
-    assert target == b"\x02\x04\x06"
+    target = bytearray(b"\x02\x00\x03")
+    assert made_ones(comm, target, "uint8") is target
+    assert target == b"\x01\x00\x01"
+    target = bytearray(b"\x02\x00\x03")
     view = memoryview(target)[1:]
-    assert twice(comm, view) is view
-    assert target == b"\x02\x08\x0c"
+    assert made_ones(comm, view, "uint8") is view
+    assert target == b"\x02\x00\x01"
     doubles = array.array("d", [1.0, 2.0])
     assert twice(comm, doubles).tolist() == [2.0, 4.0]
     assert comm.all_gather(b"ab").tobytes() == b"ab"
@@ -116,11 +152,10 @@ class Shared:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("old", [False, True], ids=["versioned", "unversioned"])
 def test_dlpack(comm, name, old):
-    inner = np.ones((3, 2), name)
+    inner = np.full((3, 2), 2, name)
     shared = Shared(inner, old=old)
-    op = "sum" if name == "bool" else unisono.ReduceOp.premul_sum(2)
-    assert comm.all_reduce(shared, op) is shared
-    assert (inner == np.full((3, 2), 1 if name == "bool" else 2, name)).all()
+    assert made_ones(comm, shared, name) is shared
+    assert (inner == np.ones((3, 2), name)).all()
 
 
 def test_dlpack_lets_go_of_the_memory(comm):

@@ -52,10 +52,32 @@ def rank_gives_bad_arguments() -> None:
         ops.MAX,
     )
     unknown = torch.zeros(3, dtype=torch.float8_e8m0fnu)
-    refused(TypeError, "Float8_e8m0fnu", backend.allreduce, [unknown])
+    refused(TypeError, "Float8_e8m0fnu but does not reduce", backend.allreduce, [unknown])
+    rank_averages_integers(rank, world)
     rank_gives_bad_splits(world)
     rank_gives_bad_lists(backend, rank, world)
     rank_gives_bad_ranks(backend, rank, world)
+
+
+def rank_averages_integers(rank: int, world: int) -> None:
+    """Their sums may wrap before they are divided, so there is no average of theirs by any call."""
+    make = getattr(dist, "_make_premul_sum", None) or dist._make_nccl_premul_sum
+    name_of_group = dist.group.WORLD.group_name
+    for dtype in (torch.uint8, torch.int32, torch.int64, torch.bool):
+        tensor = torch.full((world,), 1, dtype=dtype)
+        for op, name in ((dist.ReduceOp.AVG, "avg"), (make(0.5), "premul_sum")):
+            why = f"{name} has no meaning for {str(dtype)[6:]}; .* sum"
+            refused(ValueError, why, dist.all_reduce, tensor, op)
+            refused(ValueError, why, dist.reduce, tensor, 0, op)
+            refused(ValueError, why, dist.reduce_scatter_tensor, tensor[:1].clone(), tensor, op)
+            with pytest.raises(ValueError, match=why):
+                dist.all_reduce(tensor, op, async_op=True).wait()
+        refused(ValueError, "avg", torch.ops.unisono.all_reduce_, tensor, name_of_group, "avg")
+    # Of floats the sum is divided; one that is too large is infinite.
+    for value, average in ((200.0, 200.0), (3e38, float("inf"))):
+        tensor = torch.full((3,), value)
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        check(tensor, torch.full((3,), average))
 
 
 def rank_gives_bad_splits(world: int) -> None:

@@ -14,8 +14,10 @@
 //! on.
 //!
 //! What the operators mean at the edges:
-//! * Integers wrap in sums and products. An integer average is the wrapped sum, divided toward
-//!   zero.
+//! * Integers wrap in sums and products. They have no average and no premultiplied sum: ranks send
+//!   each other sums in the element type, which may have wrapped before anything could be divided.
+//! * An average of floats is their sum, divided at the end. A sum beyond the largest number of the
+//!   accumulation type, 3.4e38 for float32 and smaller ones, is infinite, and so is the average.
 //! * Min and max give the positive quiet NaN as soon as one contribution is NaN. Of -0 and +0 the
 //!   earlier one stays.
 //! * Logical operators ask whether a contribution is zero; NaN is not. The result is 0 or 1 in the
@@ -27,7 +29,6 @@
 
 mod cache;
 mod copy;
-mod divide;
 pub(crate) mod int8;
 mod many;
 mod ops;
@@ -46,7 +47,6 @@ pub use workers::Workers;
 use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
 
-use divide::Divisor;
 use ops::{Divide, Loops, Scale, Truth};
 use simd::Tier;
 
@@ -64,17 +64,25 @@ pub struct Kernel {
 }
 
 impl ReduceOp {
-    /// Refuses combinations that mean nothing: order on complex numbers, bits of floats, logic on complex.
+    /// Refuses combinations that mean nothing: order on complex numbers, bits of floats, logic on complex, averages of
+    /// integers.
     ///
     /// # Errors
     /// `Unsupported`, naming the operator and the type.
     pub fn check(self, dtype: DataType) -> Result<()> {
-        match self.has_meaning_for(dtype) {
-            true => Ok(()),
-            false => Err(Error::unsupported(format!(
-                "operator {self} has no meaning for {dtype}"
-            ))),
+        if self.has_meaning_for(dtype) {
+            return Ok(());
         }
+        let hint = match self {
+            Self::Avg => {
+                "; the sum may not fit the type: average floats, or divide a sum in a wider type"
+            }
+            Self::PremulSum(_) => "; multiply before a sum",
+            _ => "",
+        };
+        Err(Error::unsupported(format!(
+            "operator {self} has no meaning for {dtype}{hint}"
+        )))
     }
 }
 
@@ -212,8 +220,8 @@ impl Kernel {
         match self.ending() {
             Ending::Keep => {}
             Ending::Divide => {
-                let by = Divisor::new(world);
-                Divide { by }.apply(self.tier, self.accumulator(), buf);
+                debug_assert_ne!(world, 0, "an average over no ranks");
+                Divide { world }.apply(self.tier, self.accumulator(), buf);
             }
             Ending::Truth => Truth.apply(self.tier, self.accumulator(), buf),
         }
@@ -254,9 +262,10 @@ pub fn narrow(dtype: DataType, dst: &mut [u8], src: &[u8]) {
 /// `dst = src * factor`, both in `dtype`.
 ///
 /// Floats and the parts of complex numbers multiply by the factor rounded to their type; 16-bit and
-/// 8-bit floats do so in float32 and round once. Torch defines no such product for integers; here a
-/// whole factor multiplies with wrap-around, exactly, and any other one in float64, truncated
-/// toward zero and held within the type's range. A bool stays true unless the factor is zero.
+/// 8-bit floats do so in float32 and round once.
+///
+/// # Panics
+/// Of other types, for which [`ReduceOp::check`] refuses the operator.
 pub fn scale(dtype: DataType, dst: &mut [u8], src: &[u8], factor: f64) {
     scale_on(Tier::best(), dtype, dst, src, factor);
 }

@@ -8,7 +8,6 @@
 
 use std::marker::PhantomData;
 
-use super::divide::{Divisor, Share};
 use super::simd::{Body, Tier};
 use crate::error::{Error, Result};
 use crate::types::{DataType, ReduceOp};
@@ -76,7 +75,7 @@ where
     Max: Combine<T>,
 {
     Some(match op {
-        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => Loops::of::<Sum, U, N>(),
+        ReduceOp::Sum => Loops::of::<Sum, U, N>(),
         ReduceOp::Prod => Loops::of::<Prod, U, N>(),
         ReduceOp::Min => Loops::of::<Min, T, N>(),
         ReduceOp::Max => Loops::of::<Max, T, N>(),
@@ -86,6 +85,7 @@ where
         ReduceOp::Land => Loops::of::<Land, U, N>(),
         ReduceOp::Lor => Loops::of::<Lor, U, N>(),
         ReduceOp::Lxor => Loops::of::<Lxor, U, N>(),
+        ReduceOp::Avg | ReduceOp::PremulSum(_) => return None,
     })
 }
 
@@ -289,19 +289,6 @@ macro_rules! integer {
         combine!(Prod, $number, |a, b| a.wrapping_mul(b));
         combine!(Min, $number, |a, b| a.min(b));
         combine!(Max, $number, |a, b| a.max(b));
-
-        impl Real for $number {
-            #[inline(always)]
-            fn scale(self, factor: f64) -> Self {
-                // Below 2^63 a whole factor converts exactly, and modulo the type's range to the
-                // type.
-                if factor.trunc() == factor && factor.abs() < i64::MAX as f64 {
-                    self.wrapping_mul(factor as i64 as Self)
-                } else {
-                    (self as f64 * factor) as Self
-                }
-            }
-        }
     };
 }
 
@@ -322,6 +309,10 @@ macro_rules! float {
         });
 
         impl Real for $number {
+            #[inline(always)]
+            fn share(self, world: usize) -> Self {
+                self / world as Self
+            }
             #[inline(always)]
             fn scale(self, factor: f64) -> Self {
                 self * factor as Self
@@ -355,8 +346,10 @@ macro_rules! complex {
     };
 }
 
-/// The arithmetic with a number common to all elements.
-pub(super) trait Real: Share {
+/// The arithmetic with a number common to all elements: of floats and of the parts of complex numbers.
+trait Real: Copy {
+    /// The number divided among so many ranks.
+    fn share(self, world: usize) -> Self;
     /// As [`super::scale`] has it.
     fn scale(self, factor: f64) -> Self;
 }
@@ -378,14 +371,14 @@ complex!(f32, 4, 8);
 complex!(f64, 8, 16);
 
 /// Something done to every element alone, in place.
-trait Each: Copy {
-    fn each<T: Real + Logic + Number<N>, const N: usize>(self, number: T) -> T;
+trait Each<T>: Copy {
+    fn each(self, number: T) -> T;
 }
 
 /// Division by the number of ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Divide {
-    pub(super) by: Divisor,
+    pub(super) world: usize,
 }
 
 /// Multiplication by a factor.
@@ -400,70 +393,67 @@ pub(super) struct Truth;
 
 impl Divide {
     pub(super) fn apply(self, tier: Tier, dtype: DataType, buf: &mut [u8]) {
-        apply_each(self, tier, dtype, buf);
+        apply_to_reals(self, tier, dtype, buf);
     }
 }
 
 impl Scale {
     pub(super) fn apply(self, tier: Tier, dtype: DataType, buf: &mut [u8]) {
-        if dtype == DataType::Bool {
-            Truth.apply(tier, dtype, buf);
-            let factor = f64::from(u8::from(self.factor != 0.0));
-            return apply_each(Self { factor }, tier, dtype, buf);
-        }
-        apply_each(self, tier, dtype, buf);
+        apply_to_reals(self, tier, dtype, buf);
     }
 }
 
 impl Truth {
+    /// On accumulation types that have a truth.
     pub(super) fn apply(self, tier: Tier, dtype: DataType, buf: &mut [u8]) {
-        apply_each(self, tier, dtype, buf);
+        match dtype {
+            DataType::Float32 => run_each::<f32, 4>(self, tier, buf),
+            DataType::Float64 => run_each::<f64, 8>(self, tier, buf),
+            DataType::Int8 | DataType::UInt8 | DataType::Bool => {
+                run_each::<u8, 1>(self, tier, buf);
+            }
+            DataType::Int16 | DataType::UInt16 => run_each::<u16, 2>(self, tier, buf),
+            DataType::Int32 | DataType::UInt32 => run_each::<u32, 4>(self, tier, buf),
+            DataType::Int64 | DataType::UInt64 => run_each::<u64, 8>(self, tier, buf),
+            other => unreachable!("{other} has no truth"),
+        }
     }
 }
 
-impl Each for Divide {
+impl<T: Real> Each<T> for Divide {
     #[inline(always)]
-    fn each<T: Real + Logic + Number<N>, const N: usize>(self, number: T) -> T {
-        number.share(self.by)
+    fn each(self, number: T) -> T {
+        number.share(self.world)
     }
 }
 
-impl Each for Scale {
+impl<T: Real> Each<T> for Scale {
     #[inline(always)]
-    fn each<T: Real + Logic + Number<N>, const N: usize>(self, number: T) -> T {
+    fn each(self, number: T) -> T {
         number.scale(self.factor)
     }
 }
 
-impl Each for Truth {
+impl<T: Logic> Each<T> for Truth {
     #[inline(always)]
-    fn each<T: Real + Logic + Number<N>, const N: usize>(self, number: T) -> T {
+    fn each(self, number: T) -> T {
         T::from_truth(number.truth())
     }
 }
 
 /// On accumulation types; a complex number is its parts.
-fn apply_each(each: impl Each, tier: Tier, dtype: DataType, buf: &mut [u8]) {
+fn apply_to_reals<E>(each: E, tier: Tier, dtype: DataType, buf: &mut [u8])
+where
+    E: Each<f32> + Each<f64>,
+{
     match dtype {
         DataType::Float32 | DataType::Complex64 => run_each::<f32, 4>(each, tier, buf),
         DataType::Float64 | DataType::Complex128 => run_each::<f64, 8>(each, tier, buf),
-        DataType::Int8 => run_each::<i8, 1>(each, tier, buf),
-        DataType::Int16 => run_each::<i16, 2>(each, tier, buf),
-        DataType::Int32 => run_each::<i32, 4>(each, tier, buf),
-        DataType::Int64 => run_each::<i64, 8>(each, tier, buf),
-        DataType::UInt8 | DataType::Bool => run_each::<u8, 1>(each, tier, buf),
-        DataType::UInt16 => run_each::<u16, 2>(each, tier, buf),
-        DataType::UInt32 => run_each::<u32, 4>(each, tier, buf),
-        DataType::UInt64 => run_each::<u64, 8>(each, tier, buf),
-        other => unreachable!("{other} is not an accumulation type"),
+        other => unreachable!("{other} is neither divided nor scaled"),
     }
 }
 
-fn run_each<T: Real + Logic + Number<N>, const N: usize>(
-    each: impl Each,
-    tier: Tier,
-    buf: &mut [u8],
-) {
+fn run_each<T: Number<N>, const N: usize>(each: impl Each<T>, tier: Tier, buf: &mut [u8]) {
     let number = PhantomData::<T>;
     tier.run(InPlace::<_, T, N> { each, buf, number });
 }
@@ -474,12 +464,12 @@ struct InPlace<'a, E, T, const N: usize> {
     number: PhantomData<T>,
 }
 
-impl<E: Each, T: Real + Logic + Number<N>, const N: usize> Body for InPlace<'_, E, T, N> {
+impl<E: Each<T>, T: Number<N>, const N: usize> Body for InPlace<'_, E, T, N> {
     #[inline(always)]
     fn run(self) {
         let (numbers, _) = self.buf.as_chunks_mut::<N>();
         for number in numbers {
-            *number = self.each.each::<T, N>(T::read(*number)).write();
+            *number = self.each.each(T::read(*number)).write();
         }
     }
 }

@@ -205,7 +205,6 @@ fn reduce_one(op: ReduceOp, dtype: DataType, values: Vec<Value>) -> Value {
     });
     match folded.expect("at least one rank") {
         Value::Float(x) if op == ReduceOp::Avg => Value::Float(round(x / world as f64)),
-        Value::Int(x) if op == ReduceOp::Avg => Value::Int(x / world as i128),
         Value::Complex(x, y) if op == ReduceOp::Avg => {
             Value::Complex(round(x / world as f64), round(y / world as f64))
         }
@@ -244,7 +243,8 @@ fn combine_ints(op: ReduceOp, a: i128, b: i128) -> i128 {
         ReduceOp::Band => a & b,
         ReduceOp::Bor => a | b,
         ReduceOp::Bxor => a ^ b,
-        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => a + b,
+        ReduceOp::Sum => a + b,
+        ReduceOp::Avg | ReduceOp::PremulSum(_) => panic!("no fractions in integers"),
         ReduceOp::Land | ReduceOp::Lor | ReduceOp::Lxor => panic!("truth is counted"),
     }
 }

@@ -20,7 +20,8 @@
 //     ranks, which is not 0; all others ignore it. The operators, as `ReduceOp::check` allows them:
 //     sum avg prod min max band bor bxor land lor lxor.
 //   unisono_scale(void* out, const void* in, unsigned long long count, double factor)
-//     out[i] = in[i] * factor, as `reduce::scale` has it: what a rank puts for premul_sum.
+//     out[i] = in[i] * factor, as `reduce::scale` has it: what a rank puts for premul_sum. Of
+//     floats and complex numbers.
 //   unisono_copy(Segments segments, unsigned count, const unsigned* dead,
 //                unsigned long long poison)
 //     Copies `count` runs of bytes, at most 64. A row of the grid (blockIdx.y) does one run, then
@@ -103,7 +104,6 @@ UNISONO_REDUCE(lxor, Odd)
 using Summed = Arithmetic<Sum, Element>;
 using Multiplied = Arithmetic<Prod, Element>;
 UNISONO_REDUCE(sum, Summed)
-UNISONO_REDUCE(avg, Average<Element>, divisor)
 UNISONO_REDUCE(prod, Multiplied)
 
 #if UNISONO_DTYPE < 15  // neither bool nor complex
@@ -132,9 +132,15 @@ UNISONO_REDUCE(bxor, OddBits)
 #endif
 #endif
 
+#if UNISONO_DTYPE <= 6 || UNISONO_DTYPE > 15  // a float or complex
+
+UNISONO_REDUCE(avg, Average<Element>, divisor)
+
 UNISONO_KERNEL(unisono_scale, void* out, const void* in, unsigned long long count, double factor) {
   reduce<Scale<Element>>(out, One{in}, count, factor);
 }
+
+#endif
 
 #if UNISONO_DTYPE == 11  // uint8
 

@@ -112,16 +112,7 @@ struct Arithmetic {
   UNISONO_DEVICE E finish(Number number) const { return Narrow<E>::from(number); }
 };
 
-// A share of a number, toward zero: of an integer and of a float.
-template <class Integer>
-UNISONO_DEVICE Integer share(Integer number, u32 ranks) {
-  using Unsigned = Wrapping<Integer>;
-  Unsigned wide = Unsigned(number);
-  if constexpr (Integer(-1) < Integer(0)) {
-    if (number < 0) return Integer(0 - (0 - wide) / ranks);
-  }
-  return Integer(wide / ranks);
-}
+// A share of a number.
 UNISONO_DEVICE float share(float number, u32 ranks) {
   return number / float(ranks);
 }
@@ -179,36 +170,8 @@ struct Logical<Operator, Bools> {
 
 // The product with a factor common to all elements. There is one contribution, so nothing is
 // folded.
-//
-// A whole factor multiplies an integer with wrap-around; any other one does so in float64, cut
-// toward zero and held within the type's range.
-template <class Integer>
-struct Scaling {
-  double factor;
-  bool whole;
-  i64 integer;
-  UNISONO_DEVICE explicit Scaling(double factor) : factor(factor) {
-    constexpr double limit = 9223372036854775808.0;
-    whole = factor > -limit && factor < limit && double(i64(factor)) == factor;
-    integer = whole ? i64(factor) : 0;
-  }
-  UNISONO_DEVICE Integer of(Integer number) const {
-    if (whole) return Prod::combine(number, Integer(integer));
-    return held(double(number) * factor);
-  }
-  UNISONO_DEVICE static Integer held(double number) {
-    constexpr bool is_signed = Integer(-1) < Integer(0);
-    constexpr int digits = 8 * int(sizeof(Integer)) - (is_signed ? 1 : 0);
-    constexpr u64 half_beyond = u64(1) << (digits - 1);
-    constexpr double beyond = 2.0 * double(half_beyond);
-    constexpr Integer largest = Integer(half_beyond - 1 + half_beyond);
-    constexpr Integer smallest = is_signed ? Integer(-largest - 1) : Integer(0);
-    if (number != number) return 0;
-    if (number >= beyond) return largest;
-    if (number <= (is_signed ? -beyond : 0.0)) return smallest;
-    return Integer(number);
-  }
-};
+template <class Number>
+struct Scaling;
 template <>
 struct Scaling<float> {
   float factor;
