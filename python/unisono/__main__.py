@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -63,9 +62,9 @@ def _torch_here() -> str:
     if path is None:
         return f"{version}, not served: `{_native.BUILD}` makes a build for it"
     # In another process: this one may hold the module without a backend already.
-    program = f"import torch, ctypes; ctypes.CDLL({str(path)!r})"
-    tried = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    tried = _build_torch.run_python(
+        "import pathlib, torch, ctypes; from unisono import _native; "
+        f"ctypes.CDLL(_native.to_load(pathlib.Path({str(path)!r})))"
     )
     if tried.returncode:
         why = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -115,10 +114,10 @@ def main(arguments: list[str] | None = None) -> int:
         arguments = sys.argv[1:]
     if arguments[:1] == ["launch"]:
         # It reads its own arguments, for some belong to the program that it starts.
-        from unisono import _native
+        from unisono import _native, _python
         from unisono._launch import launch
 
-        return launch(arguments[1:], _native.load())
+        return launch(arguments[1:], _native.load(), _python.note("launch"))
     if arguments[:1] == ["run"]:
         from unisono._run import run
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import socket
 import sys
 import threading
 from datetime import timedelta
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VARIABLE = "UNISONO_AS_GLOO"
+# Names the socket at which `unisono run` hears that unisono served something: see unisono._run.
+MARK = "UNISONO_RUN_MARK"
 # The backend that torch looks up where a program says gloo.
 _ALIAS = "unisono_as_gloo"
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -33,6 +36,8 @@ _DEFAULT_TIMEOUT = timedelta(minutes=30)
 _making = threading.local()
 _said: set[str] = set()
 _replaced = False
+# Whether this process says that unisono acts; None until it is known.
+_speaks: bool | None = None
 
 
 def replace(asked_by: str) -> None:
@@ -48,6 +53,10 @@ def replace(asked_by: str) -> None:
     _serve_the_class(dist, c10d, asked_by)
     _keep_the_name(c10d)
     _replaced = True
+    vllm = sys.modules.get("unisono.vllm")
+    if vllm is not None:
+        # vLLM has loaded its plug-ins already.
+        vllm.register()
 
 
 def is_active() -> bool:
@@ -76,8 +85,9 @@ def _serve_the_name(dist: Any, c10d: Any, asked_by: str) -> None:
             _say_once("enable_reconfigure", "a group with enable_reconfigure=True stays on gloo")
             return c10d._create_gloo_process_group(opts, options)
         own = options if hasattr(options, "settings") or hasattr(options, "keys") else None
+        speaks = _is_to_speak(opts.store, opts.group_rank)
         backend = create_backend(opts, own)
-        _announce(asked_by, opts.group_rank)
+        _announce(asked_by, speaks)
         return backend
 
     if hasattr(dist.Backend, "_ensure_backend_registered"):
@@ -293,6 +303,7 @@ def _construct(
                 "the devices in gloo's options are not used: UNISONO_INTERFACE says which "
                 "interface to take where the one found by itself is wrong",
             )
+    speaks = _is_to_speak(store, rank)
     backend = create_backend(
         SimpleNamespace(
             store=store,
@@ -307,14 +318,52 @@ def _construct(
         options = options or genuine._Options()
         options._timeout = timeout or _DEFAULT_TIMEOUT
         _torch_names.keep_options(backend, options)
-    _announce(asked_by, rank)
+    _announce(asked_by, speaks)
     return backend
 
 
-def _announce(asked_by: str, rank: int) -> None:
-    """Say, on the rank that is the first of its group, that unisono acts."""
-    if rank == 0:
+def _is_to_speak(store: Any, rank: int) -> bool:
+    """Return whether this process says that unisono acts: rank 0 of the first group of the job.
+
+    Asked before the group is made, when no rank can have gone on to another group.
+    """
+    global _speaks  # noqa: PLW0603
+    if rank != 0:
+        return False
+    if _speaks is None:
+        _speaks = _is_first(store)
+    return _speaks
+
+
+def _is_first(store: Any) -> bool:
+    """Return whether no other process has asked so, in the store that all groups share."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    if dist.is_initialized():
+        store = c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    # torchrun's store stays when it starts the ranks again.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        return bool(store.add(f"unisono/in gloo's place/{attempt}", 1) <= 1)
+    except Exception:
+        # A store that does not count. It is better said twice than not at all.
+        return True
+
+
+def _announce(asked_by: str, speaks: bool) -> None:
+    """Tell the user, and `unisono run`, that unisono acts."""
+    if speaks:
         _say_once("acts", f"in gloo's place for the process groups of this program ({asked_by})")
+    mark = os.environ.get(MARK)
+    if mark and "mark" not in _said:
+        _said.add("mark")
+        # One word is enough: that others have filled it is no error, and neither that it is gone.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+            told.setblocking(False)
+            told.sendto(b"1", f"\0{mark}")
 
 
 def _say_once(topic: str, text: str) -> None:

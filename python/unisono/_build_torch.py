@@ -3,13 +3,20 @@
 ``python -m unisono build-torch``. The package carries the sources; cargo and g++ must be there, and
 cargo fetches the crates that ``Cargo.lock`` names. The result goes to the user's cache, where
 ``unisono._native`` finds it; in a checkout, beside the package.
+
+cargo, rustup and Python obey files of the folder they work in, cargo and rustup those of all
+folders above it too. On a host that users share, others may have put them there. So every program
+is run in ``/``, and the sources lie in the cache, to which nobody else may write.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,13 +25,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unisono import _native
+from unisono import _cache, _native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # It must be the one that a program gets, and say why if it is not.
 _TRY = "import torch; from unisono import _native; _native.load_for_torch()"
+# How the folders of builds under way begin.
+_BUILD = "build-"
 
 
 def build_torch() -> int:
@@ -34,6 +43,14 @@ def build_torch() -> int:
         print("unisono: no torch is installed for this Python", file=sys.stderr)
         return 1
     version = torch_version(torch)
+    try:
+        return _build_for(torch, version)
+    except (_cache.UntrustedError, OSError, RuntimeError) as error:
+        print(f"unisono: nothing was built: {error}", file=sys.stderr)
+        return 1
+
+
+def _build_for(torch: Path, version: str) -> int:
     with _sources() as root:
         sys.path.insert(0, str(root / "tools"))
         from unisono_build import parts, toolchain  # type: ignore[import-not-found]
@@ -50,12 +67,25 @@ def build_torch() -> int:
                 f"unisono: `{' '.join(error.cmd)}` failed; what it said is above", file=sys.stderr
             )
             return 1
-    tried = subprocess.run([sys.executable, "-c", _TRY], check=False)
+    tried = run_python(_TRY)
     if tried.returncode:
-        print(f"unisono: {made} was built and does not load", file=sys.stderr)
+        print(f"{tried.stderr}unisono: {made} was built and does not load", file=sys.stderr)
         return 1
     print(f"built {made} in {time.monotonic() - began:.0f} s; programs started from now on use it")
     return 0
+
+
+def run_python(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a Python that imports what this one would, and nothing of this folder."""
+    here = [str(Path(entry).absolute()) for entry in sys.path if entry]
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(here)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def torch_folder() -> Path | None:
@@ -82,13 +112,8 @@ def _place(version: str) -> tuple[Path, str | None]:
     """Where the door goes, and its name if it is not the usual one."""
     if checkout() is not None:
         return _native.FOLDER, None
-    home = _native.cache_home()
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder = _native.cache()
-    if folder is None:
-        raise SystemExit(
-            f"unisono: another user may write to {home}, or owns it: nothing is run from there"
-        )
+    folder = _native.cache_folder()
+    _cache.make(folder)
     return folder, f"core-torch-{version}.so"
 
 
@@ -98,10 +123,38 @@ def _sources() -> Iterator[Path]:
     if root is not None:
         yield root
         return
+    home = _cache.home()
+    _cache.make(home)
+    _remove_what_was_left(home)
     with (
-        tempfile.TemporaryDirectory(prefix="unisono-") as scratch,
+        tempfile.TemporaryDirectory(prefix=_BUILD, dir=home) as scratch,
+        _locked(Path(scratch)),
         tarfile.open(_native.ARCHIVE) as archive,
     ):
         arguments: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         archive.extractall(scratch, **arguments)
         yield Path(scratch)
+
+
+def _remove_what_was_left(home: Path) -> None:
+    """Remove the folders of builds that were killed, which hold a gigabyte."""
+    for left in home.glob(f"{_BUILD}*"):
+        with contextlib.suppress(OSError), _locked(left):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep others from removing the folder.
+
+    Raises
+    ------
+    BlockingIOError
+        Another process has it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

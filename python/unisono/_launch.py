@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-def launch(arguments: list[str], core: ModuleType) -> int:
-    """Launch what `arguments` ask for, and return the status to exit with."""
+def launch(arguments: list[str], core: ModuleType, note: str | None = None) -> int:
+    """Launch what `arguments` ask for, and return the status to exit with.
+
+    `note` is said where a script or a module is launched: see ``unisono._python``.
+    """
     # The launcher's own handlers take over, and Python's would be called beside them.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     again = [sys.executable, "-I", "-S", __file__]
-    status: int = core.launch(arguments, again=again, interpreter=sys.executable)
+    status: int = core.launch(arguments, again=again, interpreter=sys.executable, note=note)
     return status
 
 

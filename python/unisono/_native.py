@@ -13,11 +13,12 @@ import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
-import os
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
+
+from unisono import _cache
 
 FOLDER = Path(__file__).resolve().parent
 # The sources of a door, in an installed package. A checkout has the sources themselves.
@@ -86,8 +87,10 @@ def door(version: str) -> Path | None:
         candidates.append(FOLDER / f"core-torch-{release[1]}.so")
     cached = cache()
     if cached is not None:
-        # It was built here because none of the others served this torch.
-        candidates.insert(0, cached / f"core-torch-{version}.so")
+        own = cached / f"core-torch-{version}.so"
+        if _cache.is_trusted(own):
+            # It was built here because none of the others served this torch.
+            return own
     return next((path for path in candidates if path.exists()), None)
 
 
@@ -100,52 +103,74 @@ def doors() -> list[str]:
     def order(version: str) -> list[int]:
         return [int(part) for part in re.findall(r"\d+", version)]
 
-    folders = [folder for folder in (FOLDER, cache()) if folder is not None]
-    paths = [path for folder in folders for path in folder.glob("core-torch-*.so")]
+    paths = [*FOLDER.glob("core-torch-*.so")]
+    cached = cache()
+    if cached is not None:
+        paths += filter(_cache.is_trusted, cached.glob("core-torch-*.so"))
     return sorted({path.stem.removeprefix("core-torch-") for path in paths}, key=order)
 
 
 def cache() -> Path | None:
     """Return the folder of the builds made for this installation; None if there is none to trust.
 
-    It is the user's own. Code is run from it, so a folder that another user may write to is none.
+    Code is run from it: ``unisono._cache`` says which folders are none. It may not exist yet.
     """
     try:
-        home = cache_home()
-        status = home.stat()
-        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
-            return None
-        # Another version of unisono has other sources.
-        return home / hashlib.sha256(ARCHIVE.read_bytes()).hexdigest()[:16]
+        folder = cache_folder()
+        return folder if _cache.is_trusted(folder.parent) else None
     except (OSError, RuntimeError):
         return None
 
 
-def cache_home() -> Path:
-    """Return the folder of the caches of all versions of unisono, which may not exist.
+def cache_folder() -> Path:
+    """Return the folder for the builds of this installation, whether it may be used or not.
 
     Raises
     ------
-    RuntimeError
-        The user has no home.
+    OSError, RuntimeError
+        There is no home, or this is no installation but a checkout, which has no archive.
     """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unisono"
+    # Another version of unisono has other sources.
+    return _cache.home() / hashlib.sha256(ARCHIVE.read_bytes()).hexdigest()[:16]
 
 
 def unsupported(version: str) -> str:
     """Return the sentence for a torch that there is no build for."""
     built = doors()
+    try:
+        why = _cache.problem(cache_folder())
+    except (OSError, RuntimeError):
+        why = None
     return (
         f"unisono is installed for {'torch ' + ', '.join(built) if built else 'no torch'}, and "
         f"this is torch {version}: `{BUILD}` makes a build for it (needs cargo and g++)"
+        f"{f'; what was built before is not used, since {why}' if why else ''}"
     )
 
 
+def to_load(path: Path) -> str:
+    """Return the name by which to load the build `path`.
+
+    Raises
+    ------
+    ImportError
+        Another user may have written to it since :func:`door` found it.
+    """
+    if path.parent == FOLDER:
+        return str(path)
+    try:
+        return _cache.pinned(path)
+    except (OSError, _cache.UntrustedError) as error:
+        raise ImportError(f"{path} is not loaded: {error}") from error
+
+
 def _load_file(name: str, path: Path) -> ModuleType:
-    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
+    loaded = to_load(path)
+    loader = importlib.machinery.ExtensionFileLoader(name, loaded)
+    spec = importlib.util.spec_from_loader(name, loader, origin=loaded)
     assert spec is not None  # Only a loader of packages may decline.
     module = importlib.util.module_from_spec(spec)
+    spec.origin = module.__file__ = str(path)
     # Before it runs, as an import would, and only for as long as it succeeds.
     sys.modules[name] = module
     try:

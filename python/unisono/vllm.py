@@ -1,51 +1,66 @@
 """A plug-in of vLLM: the collectives of its workers on CPUs, where unisono serves their groups.
 
 vLLM loads it by itself (entry point ``vllm.general_plugins``). It acts where vLLM's gloo groups are
-unisono's, which ``UNISONO_AS_GLOO=1`` or ``unisono run`` asks for::
+unisono's, which ``UNISONO_AS_GLOO=1``, ``unisono run`` or ``unisono.torch.replace_gloo()`` asks
+for::
 
     UNISONO_AS_GLOO=1 vllm serve MODEL --tensor-parallel-size 2
 
-vLLM's own shared memory, which is for 2, 3, 4 or 8 ranks of one host, is left aside then.
+vLLM's own shared memory, which is for 2, 3, 4 or 8 ranks of one host, is left aside then, and
+vLLM's log says that unisono serves the group.
 """
 
 from __future__ import annotations
 
-import os
+import inspect
 from typing import Any
 
 import torch
+
+from unisono import _as_gloo
 
 __all__ = ["register"]
 
 
 def register() -> None:
-    """Put unisono behind vLLM's ``CpuCommunicator``. Called by vLLM in each of its processes."""
-    asked = os.environ.get("UNISONO_AS_GLOO", "").strip().lower()
-    if asked not in ("1", "on", "yes", "true"):
+    """Put unisono behind vLLM's ``CpuCommunicator``, where unisono is in gloo's place.
+
+    vLLM calls it in each of its processes. Where gloo is replaced later,
+    ``unisono.torch.replace_gloo`` calls it again.
+    """
+    if not _as_gloo.is_active():
         return
     from vllm.distributed.device_communicators import cpu_communicator
 
     if not hasattr(cpu_communicator.CpuCommunicator, "unisono_group"):
-        cpu_communicator.CpuCommunicator = _over_unisono(cpu_communicator.CpuCommunicator)
+        cpu_communicator.CpuCommunicator = _over_unisono(cpu_communicator)
 
 
-def _over_unisono(base: type) -> type:
+def _over_unisono(module: Any) -> type:
     """Return vLLM's communicator with the collectives of groups that unisono serves."""
+    base: Any = module.CpuCommunicator
+    signature = inspect.signature(base)
 
     class CpuCommunicator(base):  # type: ignore[misc]
-        @property
-        def unisono_group(self) -> str | None:
-            """The name of the group, or None where something else serves it."""
-            if "_unisono_group" not in self.__dict__:
-                self._unisono_group = _served(self.device_group)
-            name: str | None = self._unisono_group
-            return name
+        # The name of the group, or None where something else serves it. By this `register` knows
+        # the class again.
+        unisono_group: str | None = None
 
-        def _all_group_ranks_share_shm_group_name(self) -> bool:
-            # All ranks of a group have the same backend. Without it vLLM makes no shared memory.
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            given = signature.bind(*args, **kwargs)
+            name = given.arguments.get("unique_name", "")
+            self.unisono_group = _served(given.arguments.get("device_group"))
+            if self.unisono_group is not None and name.startswith(("tp", "pp")):
+                # vLLM makes shared memory for the groups of these names, or logs a reason why it
+                # does not, which would be none of ours.
+                given.arguments["unique_name"] = ""
+            super().__init__(*given.args, **given.kwargs)
             if self.unisono_group is not None:
-                return False
-            return bool(super()._all_group_ranks_share_shm_group_name())
+                self.unique_name = name
+                module.logger.info(
+                    "unisono serves group %s, in the place of vLLM's shared memory and of gloo",
+                    name or self.unisono_group,
+                )
 
         def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
             if self.unisono_group is None:

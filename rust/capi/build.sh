@@ -9,14 +9,16 @@ set -eu
 
 here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
 root=$(CDPATH='' cd "$here/../.." && pwd)
-target=${CARGO_TARGET_DIR:-$root/target}
-folder=${1:-$target/c}
+# Relative ones are relative to this checkout.
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$root/$1" ;; esac; }
+target=$(absolute "${CARGO_TARGET_DIR:-target}")
+folder=$(absolute "${1:-$target/c}")
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/Cargo.toml" | head -1)
 # Until 1.0 a minor version may break what is there.
 soname=libunisono.so.$(echo "$version" | sed 's/^0\.\([0-9]*\)\..*/0.\1/; t; s/\..*//')
 
-cd "$root"
-"${CARGO:-cargo}" build --release -p unisono-capi --target-dir "$target"
+# cargo and rustup obey files in the folders above the one they work in, and of the sources' others may own some.
+(cd / && "${CARGO:-cargo}" build --release -p unisono-capi --manifest-path "$root/Cargo.toml" --target-dir "$target")
 mkdir -p "$folder"
 archive=$target/${CARGO_BUILD_TARGET:+$CARGO_BUILD_TARGET/}release/libunisono_capi.a
 library=$folder/libunisono.so.$version

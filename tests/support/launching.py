@@ -236,6 +236,10 @@ def state(pid: int) -> str:
     return stat.rpartition(")")[2].split()[0]
 
 
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def alive(pid: int) -> bool:
     return state(pid) not in "ZX"
 

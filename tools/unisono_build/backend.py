@@ -3,10 +3,15 @@
 maturin does the work for the Python package. These hooks look for the compilers first, and add the
 torch door for the torch of the environment that is installed into, the C library, and the sources
 that ``python -m unisono build-torch`` compiles. Without torch the wheel has all but the door.
+
+pip unpacks the sources in /tmp and calls the hooks there; ``toolchain`` says why no compiler is
+run there. maturin's own hooks would do that, so its program is called as they call it.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,8 @@ from unisono_build import assemble, licences, parts, sources, toolchain, torches
 _Settings = dict[str, Any] | None
 ROOT = torches.ROOT
 PACKAGE = ROOT / "python" / "unisono"
+# The crate that maturin builds, as pyproject.toml has it.
+MANIFEST = Path("rust", "python", "Cargo.toml")
 
 
 def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]:
@@ -38,7 +45,8 @@ def get_requires_for_build_sdist(config_settings: _Settings = None) -> list[str]
 def prepare_metadata_for_build_wheel(folder: str, config_settings: _Settings = None) -> str:
     """Write the metadata, which is maturin's."""
     toolchain.check(ROOT, torch=torches.find())
-    return str(maturin.prepare_metadata_for_build_wheel(folder, config_settings))
+    place = ["--metadata-directory", str(Path(folder).absolute())]
+    return _maturin("write-dist-info", [*place, "--interpreter", sys.executable], config_settings)
 
 
 prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
@@ -51,10 +59,10 @@ def build_wheel(
     torch = torches.find()
     toolchain.check(ROOT, torch=torch)
     with tempfile.TemporaryDirectory() as scratch:
-        name = maturin.build_wheel(scratch, config_settings, metadata_directory)
+        wheel = _maturin_wheel(Path(scratch), config_settings, metadata_directory)
         more = Path(scratch) / "parts"
         add_parts(parts.Build(ROOT, ROOT / "target"), [torch] if torch else [], more)
-        return assemble.add(Path(scratch) / name, more, Path(folder), ROOT).name
+        return assemble.add(wheel, more, Path(folder), ROOT).name
 
 
 def build_editable(
@@ -63,18 +71,18 @@ def build_editable(
     """Build into the package's folder in this checkout, and return the wheel that leads to it."""
     torch = torches.find()
     toolchain.check(ROOT, torch=torch)
-    name = maturin.build_editable(folder, config_settings, metadata_directory)
+    wheel = _maturin_wheel(Path(folder), config_settings, metadata_directory, "--editable")
     build = parts.Build(ROOT, ROOT / "target")
     if torch is not None:
         parts.torch_door(build, torch, PACKAGE)
     parts.c_library(build, PACKAGE)
-    return str(name)
+    return wheel.name
 
 
 def build_sdist(folder: str, config_settings: _Settings = None) -> str:
     """Pack the sources; return the archive's name."""
     with tempfile.TemporaryDirectory() as scratch:
-        info = Path(scratch) / maturin.prepare_metadata_for_build_wheel(scratch)
+        info = Path(scratch) / prepare_metadata_for_build_wheel(scratch)
         metadata = (info / "METADATA").read_bytes()
     fields = dict(
         line.split(b": ", 1) for line in metadata.split(b"\n\n")[0].splitlines() if b": " in line
@@ -93,3 +101,35 @@ def add_parts(build: parts.Build, chosen: list[Path], folder: Path) -> None:
     parts.c_library(build, folder)
     (folder / "third-party-licences.txt").write_text(licences.collect(build))
     (folder / "source.tar.gz").write_bytes(sources.archive_for_the_wheel(ROOT))
+
+
+def _maturin_wheel(
+    folder: Path, config_settings: _Settings, metadata_directory: str | None, *more: str
+) -> Path:
+    """Have maturin build its part of the wheel, into `folder`."""
+    # Of the platform that it is built on, and not judged.
+    arguments = ["--interpreter", sys.executable, "--compatibility", "off", *more]
+    arguments += ["--out", str(folder.absolute())]
+    known = {}
+    if metadata_directory is not None:
+        known["MATURIN_PEP517_METADATA_DIR"] = str(Path(metadata_directory).absolute())
+    return folder / Path(_maturin("build-wheel", arguments, config_settings, **known)).name
+
+
+def _maturin(what: str, arguments: list[str], config_settings: _Settings, **known: str) -> str:
+    """Call maturin as its own hooks do, but in another folder; return the last line it prints."""
+    command = ["maturin", "pep517", what, "--manifest-path", str(ROOT / MANIFEST), *arguments]
+    command += maturin.get_maturin_pep517_args(config_settings)
+    said = subprocess.run(
+        command,
+        cwd=toolchain.ANYWHERE,
+        env=toolchain.variables() | known,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    # A front end may read what a hook prints.
+    sys.stdout.write(said.stdout)
+    if said.returncode:
+        raise SystemExit(f"unisono: `{' '.join(command)}` failed; what it said is above")
+    return said.stdout.strip().splitlines()[-1]

@@ -33,9 +33,15 @@ def collect(build: parts.Build) -> str:
 
 def _linked(build: parts.Build) -> list[dict[str, Any]]:
     command = [toolchain.cargo(), "metadata", "--format-version=1", "--locked", "--all-features"]
+    command += build.manifest
     command += ["--filter-platform", build.triple] if build.triple else []
     said = subprocess.run(
-        command, cwd=build.root, env=build.variables, capture_output=True, text=True, check=True
+        command,
+        cwd=toolchain.ANYWHERE,
+        env=build.variables,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     metadata = json.loads(said.stdout)
     packages = {package["id"]: package for package in metadata["packages"]}

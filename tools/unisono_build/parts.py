@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -35,7 +34,8 @@ class Build:
     @property
     def variables(self) -> dict[str, str]:
         """The whole environment of a command of this build."""
-        variables = {**os.environ, "CARGO_TARGET_DIR": str(self.target), **self.environment}
+        own = {"CARGO_TARGET_DIR": str(self.target), **self.environment}
+        variables = toolchain.variables() | own
         # cargo reads an empty one as a platform without a name.
         return variables | ({"CARGO_BUILD_TARGET": self.triple} if self.triple else {})
 
@@ -44,11 +44,20 @@ class Build:
         """The folder of what a release build made."""
         return self.target / (self.triple or "") / "release"
 
+    @property
+    def manifest(self) -> list[str]:
+        """What tells cargo of which workspace to build: it does not work in its folder."""
+        return ["--manifest-path", str(self.root / "Cargo.toml")]
+
     def run(self, command: list[str], **more: str) -> None:
-        """Run `command` in the workspace; its output goes to standard error."""
+        """Run `command`, which gets no relative paths; its output goes to standard error."""
         # A front end may read this process's standard output.
         subprocess.run(
-            command, cwd=self.root, env=self.variables | more, stdout=sys.stderr, check=True
+            command,
+            cwd=toolchain.ANYWHERE,
+            env=self.variables | more,
+            stdout=sys.stderr,
+            check=True,
         )
 
 
@@ -68,6 +77,7 @@ def torch_door(build: Build, torch: Path, folder: Path, name: str | None = None)
         "unisono-python",
         "--features",
         "torch",
+        *build.manifest,
     ]
     # pyo3 asks an interpreter for its version, and this one fits: the module is for the stable ABI.
     build.run(command, UNISONO_TORCH_DIR=str(torch.absolute()), PYO3_PYTHON=sys.executable)
@@ -77,8 +87,9 @@ def torch_door(build: Build, torch: Path, folder: Path, name: str | None = None)
 def c_library(build: Build, folder: Path) -> Path:
     """Build libunisono.so and install it with its headers below ``folder/c``, as a wheel has it."""
     built = build.target / (build.triple or "") / "c"
-    build.run(["rust/capi/build.sh", str(built)])
-    build.run(["rust/capi/install.sh", "--wheel", str(built), str(folder / "c")])
+    scripts = build.root / "rust" / "capi"
+    build.run([str(scripts / "build.sh"), str(built)])
+    build.run([str(scripts / "install.sh"), "--wheel", str(built), str(folder / "c")])
     return folder / "c"
 
 
@@ -89,5 +100,7 @@ def _strip(build: Build, library: Path, stripped: Path) -> Path:
     build.run(
         [build.variables.get("STRIP", "strip"), "--strip-unneeded", "-o", str(new), str(library)]
     )
+    # Whatever the umask: it is code, and for its owner alone to change.
+    new.chmod(0o755)
     new.replace(stripped)
     return stripped

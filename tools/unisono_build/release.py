@@ -40,6 +40,7 @@ def build(machine: str, chosen: list[Path], out: Path, target: Path) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         tag = f"manylinux_{GLIBC.replace('.', '_')}"
         command = ["maturin", "build", "--release", "--locked", "--out", scratch]
+        command += ["--manifest-path", str(ROOT / backend.MANIFEST)]
         command += ["--target", str(how.triple), "--compatibility", tag]
         if machine == platform.machine():
             command += ["--interpreter", sys.executable]

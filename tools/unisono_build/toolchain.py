@@ -1,4 +1,10 @@
-"""What a build needs besides Python, asked for before it starts."""
+"""What a build needs besides Python, asked for before it starts.
+
+cargo reads configuration from the folder it works in and all above it, and rustup there reads which
+toolchain to run: programs, both. The sources may lie in /tmp, where pip unpacks them, and others
+may have written there. So everything here is run in ``ANYWHERE``, and the programs of the toolchain
+that rustup chooses there are named to all that they start.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,8 @@ import subprocess
 from pathlib import Path
 
 RUST = "https://rust-lang.org/tools/install"
+# The folder to run compilers in. Only root can have written there, and there is none above.
+ANYWHERE = "/"
 
 
 class MissingError(SystemExit):
@@ -21,6 +29,30 @@ class MissingError(SystemExit):
 def cargo() -> str:
     """Return the command that runs cargo."""
     return os.environ.get("CARGO", "cargo")
+
+
+def variables() -> dict[str, str]:
+    """Return the environment in which cargo and rustc are programs of one toolchain.
+
+    Those of rustup look anew for which toolchain to run whenever they are called, beginning with
+    the folder that they are called in: cargo calls rustc where the sources lie.
+    """
+    found = dict(os.environ)
+    try:
+        said = subprocess.run(
+            [os.environ.get("RUSTC", "rustc"), "--print", "sysroot"],
+            cwd=ANYWHERE,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return found  # cargo will say what is wrong.
+    programs = Path(said.stdout.strip()) / "bin"
+    path = os.environ.get("PATH", os.defpath)
+    if (programs / "rustc").exists() and str(programs) not in path.split(os.pathsep):
+        found["PATH"] = f"{programs}{os.pathsep}{path}"
+    return found
 
 
 def check(root: Path, *, torch: Path | None, what: str = "building unisono from source") -> None:
@@ -47,7 +79,9 @@ def _check_rust(root: Path, what: str) -> None:
     needed = re.search(
         r'^rust-version = "([\d.]+)"', (root / "Cargo.toml").read_text(), re.MULTILINE
     )
-    said = subprocess.run([cargo(), "--version"], capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        [cargo(), "--version"], cwd=ANYWHERE, capture_output=True, text=True, check=False
+    )
     found = re.match(r"cargo (\d+\.\d+)", said.stdout)
     if needed is None or found is None:
         return  # cargo itself will say what is wrong.

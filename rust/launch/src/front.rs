@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, kill_process, waitid};
+use rustix::process::{Pid, WaitId, WaitIdOptions, getpgrp, waitid};
 use rustix::termios::tcgetpgrp;
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
@@ -18,7 +18,7 @@ use crate::options::Options;
 use crate::rank::status_of_signal;
 use crate::report::say;
 use crate::signals::{self, Caught, Event};
-use crate::{Door, KEEPER, again, hosts, processes};
+use crate::{Door, KEEPER, again, hosts, processes, program};
 
 /// How long to wait for input before looking again whether this process is in the foreground.
 const GLANCE: Timespec = Timespec {
@@ -32,6 +32,11 @@ pub(crate) fn run(arguments: &[OsString], door: &Door) -> u8 {
         Ok(options) => options,
         Err(status) => return status,
     };
+    if let Some(note) = &door.note
+        && program::is_for_python(&options)
+    {
+        say(note);
+    }
     let status = match options.hosts.is_empty() {
         true => keep(arguments, door),
         false => hosts::run(&options, door),
@@ -106,16 +111,7 @@ fn conclude(keeper: ExitStatus, passed_on: &[i32]) -> u8 {
         return u8::try_from(code).unwrap_or(1);
     }
     // What it kept is ours now.
-    loop {
-        let left = processes::descendants(&[]);
-        if left.is_empty() {
-            break;
-        }
-        for process in left.iter().filter(|process| processes::is_child(process)) {
-            let _ = kill_process(process.pid, Signal::KILL);
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
+    processes::end_all();
     let signal = keeper.signal().unwrap_or(0);
     // Else it was ended before it had begun.
     if !passed_on.contains(&signal) {

@@ -169,6 +169,8 @@ impl<'a> Keeper<'a> {
                 return self.end_everything();
             }
         }
+        // The ranks too, now that none of them is signalled any more.
+        processes::end_all();
         self.report(&left_behind)
     }
 
@@ -296,6 +298,7 @@ impl<'a> Keeper<'a> {
             self.caught.next(Some(Instant::now() + GLANCE));
         }
         self.sweep();
+        processes::end_all();
         FAILED
     }
 

@@ -6,14 +6,16 @@
 //!   port that is held free for it.
 //! - Lines of output carry the number of their rank and are never torn (`output.rs`).
 //! - When a rank fails, the others are ended, and what failed first is said (`report.rs`).
-//! - Nothing that a rank started outlives the launcher, however that ends.
+//! - Nothing that a rank started outlives the job or the launcher, unless both of its processes are killed at once.
+//! - What the ranks have used, as `time` and `wait4` tell it, is counted for the launcher.
 //!
-//! For the last promise three processes stand between the shell and a program, all of this one executable. The
+//! For the last two promises three processes stand between the shell and a program, all of this one executable. The
 //! **front** (`front.rs`) is what the user started: it passes signals and a terminal's input on. Its child, the
 //! **keeper** (`keeper.rs`), is the parent of the ranks, and the reaper of whatever their descendants leave
 //! behind. When the front is killed, the kernel tells the keeper, which kills everything below it; when the keeper is
-//! killed, the front inherits what was below it and kills that. Should both be killed at once, each rank dies by the
-//! signal that its **starter** (`starter.rs`) asked for before it became the program.
+//! killed, the front inherits what was below it and kills that. Whoever is last reaps the ranks (`processes.rs`). Should both
+//! be killed at once, each rank dies by the signal that its **starter** (`starter.rs`) asked for before it became the
+//! program; what the rank had started is then nobody's, and stays.
 //!
 //! With `--hosts` the user's process (`hosts.rs`) starts an `ssh` for each host instead (`reach.rs`), which runs a launcher
 //! there (`part.rs`) that is the front of that host's ranks.
@@ -50,6 +52,8 @@ pub struct Door {
     pub again: Vec<OsString>,
     /// The Python that runs scripts and modules.
     pub interpreter: OsString,
+    /// What to say when it is used, where the user may expect another.
+    pub note: Option<String>,
 }
 
 /// Launches what `arguments` ask for (those after `unisono launch`), and returns the status to exit with: that of the
@@ -73,6 +77,7 @@ impl Door {
         Self {
             again: vec![THIS.into(), "launch".into()],
             interpreter: "python3".into(),
+            note: None,
         }
     }
 }

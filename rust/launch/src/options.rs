@@ -176,7 +176,10 @@ this one. Their variables are those of the host, and from here PATH, LD_LIBRARY_
 with UNISONO_, PYTHON, OMP_, TORCH, NCCL_ or GLOO_. The secret goes through ssh and not over a command line.
 
 When a rank fails, the others are ended. The exit status is that of the rank that failed first, or 128 and the number \
-of the signal that ended it. Whatever the ranks started ends with them.
+of the signal that ended it. What the ranks started ends with them.
+
+A .py file and the module of -m are run by the Python that unisono is installed in, and a line says so where another is \
+first on PATH. A unisono that came without Python takes the python3 that is first on PATH.
 
 Examples:
   unisono launch -n 4 ./heat --steps 500

@@ -6,9 +6,13 @@
 //! has ended.
 
 use std::fs;
+use std::thread;
+use std::time::Duration;
 
 use rustix::io;
-use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait, waitpid,
+};
 
 /// A line of the process table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,15 +42,48 @@ pub(crate) fn descendants(except: &[Pid]) -> Vec<Process> {
             if except.contains(&process.pid) {
                 continue;
             }
-            if !process.has_ended {
+            // It is our child, so the number is still its own. Of one that cannot be reaped only the first thread has ended.
+            let is_alive = match process.has_ended {
+                true => {
+                    is_child(process)
+                        && matches!(waitpid(Some(process.pid), WaitOptions::NOHANG), Ok(None))
+                }
+                false => true,
+            };
+            if is_alive {
                 found.push(process.clone());
-            } else if is_child(process) {
-                // It is our child, so the number is still its own.
-                let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
             }
         }
     }
     found
+}
+
+/// Kills what is left below this process, and reaps all of it. What it has used, as the kernel counts that, is then this
+/// process's to tell.
+pub(crate) fn end_all() {
+    // After [`adopt_orphans`] a process without children has no descendants, whatever the table has missed: one that was
+    // started and left while it was read. Where there is no table, as without /proc, nothing can be found.
+    let mut tables_without_a_child = 0;
+    while !reap() && tables_without_a_child < 3 {
+        tables_without_a_child += 1;
+        for process in descendants(&[]).iter().filter(|process| is_child(process)) {
+            tables_without_a_child = 0;
+            let _ = kill_process(process.pid, Signal::KILL);
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Reaps the children that have ended, and returns whether none is left.
+fn reap() -> bool {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some(_)) | Err(io::Errno::INTR) => {}
+            Ok(None) => return false,
+            // There is none to wait for.
+            Err(_) => return true,
+        }
+    }
 }
 
 /// Whether `process` was this process's own child when the table was read.

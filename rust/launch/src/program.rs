@@ -20,7 +20,7 @@ pub(crate) fn command(options: &Options, door: &Door) -> Result<Vec<OsString>, (
     let mut command = Vec::with_capacity(program.len() + 2);
     if options.module {
         command.extend([door.interpreter.clone(), "-m".into()]);
-    } else if Path::new(&program[0]).extension() == Some(OsStr::new("py")) {
+    } else if is_script(options) {
         let script = Path::new(&program[0]);
         match fs::metadata(script) {
             Ok(found) if found.is_file() => {}
@@ -32,6 +32,15 @@ pub(crate) fn command(options: &Options, door: &Door) -> Result<Vec<OsString>, (
     command.extend(program.iter().cloned());
     check(Path::new(&command[0]))?;
     Ok(command)
+}
+
+/// Whether Python runs it, and so the interpreter of the [`Door`].
+pub(crate) fn is_for_python(options: &Options) -> bool {
+    options.module || is_script(options)
+}
+
+fn is_script(options: &Options) -> bool {
+    Path::new(&options.program[0]).extension() == Some(OsStr::new("py"))
 }
 
 /// Whether `program` can be found and started, as far as one can see without starting it.
@@ -92,6 +101,7 @@ mod tests {
         let door = Door {
             again: Vec::new(),
             interpreter: "sh".into(),
+            note: None,
         };
         let arguments: Vec<OsString> = ["-n2"]
             .iter()

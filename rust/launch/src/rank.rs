@@ -8,8 +8,8 @@ use rustix::process::{
 
 use crate::signals::{is_for_group, name};
 
-/// A rank that was started. Its process leads a group of its own, and is not reaped while the launcher lives:
-/// until then no other process can get its number or that of its group.
+/// A rank that was started. Its process leads a group of its own, and is not reaped as long as the launcher may signal it:
+/// until then no other process can get its number or that of its group. The keeper reaps them last.
 #[derive(Debug)]
 pub(crate) struct Rank {
     pub(crate) number: u16,

@@ -152,6 +152,7 @@ mod tests {
         let door = Door {
             again: again.into(),
             interpreter: "python3".into(),
+            note: None,
         };
         let command = command(&door).expect("no zero byte");
         let done = Command::new("sh").arg("-c").arg(command).output();

@@ -69,14 +69,7 @@ impl ArrayInterface {
         argument: Argument,
         object: &Bound<'_, PyAny>,
     ) -> PyResult<(DataType, Option<String>)> {
-        let py = object.py();
         let kind = u8::try_from(self.kind).unwrap_or(0);
-        if self.flags & Self::NATIVE_BYTE_ORDER == 0 && self.item_size > 1 {
-            return Err(argument.unsupported(
-                py,
-                "is not in this machine's byte order; pass array.astype(array.dtype.newbyteorder(\"=\"))",
-            ));
-        }
         let known = match (kind, self.item_size) {
             (b'f', 2) => DataType::Float16,
             (b'f', 4) => DataType::Float32,
@@ -92,19 +85,26 @@ impl ArrayInterface {
             (b'b', 1) => DataType::Bool,
             (b'c', 8) => DataType::Complex64,
             (b'c', 16) => DataType::Complex128,
-            _ => return type_by_name(argument, object),
+            _ => return type_by_name(argument, object, &explain),
         };
+        // Only of numbers does the flag say something: NumPy sets none for an array with fields, whatever their order.
+        if self.flags & Self::NATIVE_BYTE_ORDER == 0 && self.item_size > 1 {
+            return Err(argument.unsupported(
+                object.py(),
+                "is not in this machine's byte order; pass array.astype(array.dtype.newbyteorder(\"=\"))",
+            ));
+        }
         Ok((known, None))
     }
 }
 
 /// The types that ml_dtypes adds to NumPy differ in their names alone. Those that the core has no arithmetic for come as one
-/// of the size of their elements, and their name.
+/// of the size of their elements, and their name. Of any other type `explain` says what can be done.
 pub(crate) fn type_by_name(
     argument: Argument,
     object: &Bound<'_, PyAny>,
+    explain: &dyn Fn(&Bound<'_, PyAny>, &str) -> PyResult<String>,
 ) -> PyResult<(DataType, Option<String>)> {
-    let py = object.py();
     let dtype = object.getattr("dtype")?;
     let name: String = dtype.getattr("name")?.extract()?;
     let added = [
@@ -118,14 +118,7 @@ pub(crate) fn type_by_name(
     if let Some(bits) = bits_of_ml_dtypes(&dtype)? {
         return Ok((bits, Some(name)));
     }
-    let known: Vec<_> = DataType::ALL.iter().map(|dtype| dtype.name()).collect();
-    Err(argument.unsupported(
-        py,
-        format!(
-            "is {name}, which is none of {}; array.view(np.uint8) moves any type as bytes",
-            known.join(", ")
-        ),
-    ))
+    Err(argument.unsupported(object.py(), explain(&dtype, &name)?))
 }
 
 /// A type of the size of the elements, if `dtype` is of ml_dtypes.
@@ -144,4 +137,29 @@ fn bits_of_ml_dtypes(dtype: &Bound<'_, PyAny>) -> PyResult<Option<DataType>> {
         4 => Some(DataType::UInt32),
         _ => None,
     })
+}
+
+/// What is wrong with elements of the type `dtype` of NumPy, and what to pass instead.
+fn explain(dtype: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
+    const AS_BYTES: &str = "np.ascontiguousarray(array).view(np.uint8) moves it as bytes";
+    // NumPy does not let such an array be seen as bytes.
+    if dtype.getattr("hasobject")?.is_truthy()? {
+        return Ok(format!(
+            "is {name}, which holds Python objects, and their addresses mean nothing to another process; pickle them: \
+             np.frombuffer(pickle.dumps(array), np.uint8)"
+        ));
+    }
+    let known: Vec<_> = DataType::ALL.iter().map(|dtype| dtype.name()).collect();
+    let known = known.join(", ");
+    let fields = dtype.getattr("names")?;
+    if fields.is_none() {
+        return Ok(format!("is {name}, which is none of {known}; {AS_BYTES}"));
+    }
+    let fields: Vec<String> = fields.extract()?;
+    let first = fields.first().map_or("", String::as_str);
+    Ok(format!(
+        "has elements with fields ({}), which are none of {known}; {AS_BYTES}, and a field may be passed by itself: \
+         array[{first:?}]",
+        fields.join(", ")
+    ))
 }

@@ -78,7 +78,8 @@ pub(crate) fn view(
         moved,
         shape,
         strides,
-        read_only: read_only.then_some("is read-only, but is written to; pass out= instead"),
+        read_only: read_only
+            .then_some("is read-only, but is written to; pass a writable array, such as a copy"),
     }))
 }
 
@@ -185,7 +186,13 @@ fn data_type(
         "b1" => DataType::Bool,
         "c8" => DataType::Complex64,
         "c16" => DataType::Complex128,
-        _ if object.hasattr(intern!(py, "dtype"))? => return type_by_name(argument, object),
+        _ if object.hasattr(intern!(py, "dtype"))? => {
+            return type_by_name(argument, object, &|_, name| {
+                Ok(format!(
+                    "is {name}, which is not supported; array.view(np.uint8) moves it as bytes"
+                ))
+            });
+        }
         _ => {
             let what = format!("has elements of type {typestr:?}, which is not supported");
             return Err(argument.unsupported(py, what));

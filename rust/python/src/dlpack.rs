@@ -104,10 +104,13 @@ pub(crate) fn view<'py>(
     let mut layout = capsule_layout(py, argument, &capsule)?;
     if is_immutable(object)? {
         layout.read_only = Some(match stream {
-            None => "is a JAX array, which cannot be written to; pass out=, a NumPy array",
+            None => {
+                "is a JAX array, which cannot be written to; pass out=, a NumPy array (to operations without out=, the \
+                 NumPy array itself)"
+            }
             Some(_) => {
                 "is a JAX array, which cannot be written to; pass out=, an array of another library on the same \
-                 device (CuPy, torch)"
+                 device such as CuPy or torch (to operations without out=, that array itself)"
             }
         });
     }
@@ -140,10 +143,12 @@ fn capsule_layout(
         // SAFETY: as above.
         let mut layout = unsafe { layout(py, argument, &managed.tensor)? };
         if managed.flags & READ_ONLY != 0 {
-            layout.read_only = Some("is read-only, but is written to; pass out= instead");
-        } else if managed.flags & IS_COPIED != 0 {
             layout.read_only =
-                Some("is written to, but its library shares only a copy of it; pass out= instead");
+                Some("is read-only, but is written to; pass a writable array, such as a copy");
+        } else if managed.flags & IS_COPIED != 0 {
+            layout.read_only = Some(
+                "is written to, but its library shares only a copy of it; pass an array of NumPy or torch",
+            );
         }
         Ok(layout)
     } else if let Some(pointer) = pointer(capsule, c"dltensor") {

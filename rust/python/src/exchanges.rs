@@ -23,7 +23,7 @@ impl Communicator {
     /// ----------
     /// array : array
     ///     On the root, what to give; on the others, where it goes. Of the same type and number of elements
-    ///     on all ranks.
+    ///     on all ranks, and on all ranks, the root too, one that can be written to and is contiguous.
     /// root : int, optional
     ///     The rank whose array it is.
     /// async_op : bool, optional
@@ -55,12 +55,9 @@ impl Communicator {
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("broadcast", async_op, timeout, stream);
         let root = self.check_rank(py, how.operation, "root", root)?;
-        // The root's is only read, so it may be read-only.
-        let own = if root == self.core().rank() {
-            Array::input(&how, "array", array)?
-        } else {
-            Array::output(&how, "array", array)?
-        };
+        // The root's is only read. But what the others must refuse, the root refuses too: an array that is right or wrong
+        // by the rank would leave some ranks in the operation without the others.
+        let own = Array::output(&how, "array", array)?;
         // SAFETY: `finish` keeps the arrays until the operation has ended; so everywhere in this file.
         let request = Request::broadcast(own.dtype(), root, unsafe { own.memory() });
         self.finish(py, request, vec![own], array, &how)

@@ -9,16 +9,21 @@ use unisono_launch::Door;
 ///
 /// It takes over the signals of the process, which should do nothing else, and calls itself in other processes:
 /// `again` is the command that calls this function with the arguments that follow it. Python scripts are
-/// run by `interpreter`.
+/// run by `interpreter`, and where that is not what the user may expect, `note` says so.
 #[pyfunction]
-#[pyo3(signature = (arguments, *, again, interpreter))]
+#[pyo3(signature = (arguments, *, again, interpreter, note=None))]
 fn launch(
     py: Python<'_>,
     arguments: Vec<OsString>,
     again: Vec<OsString>,
     interpreter: OsString,
+    note: Option<String>,
 ) -> u8 {
-    let door = Door { again, interpreter };
+    let door = Door {
+        again,
+        interpreter,
+        note,
+    };
     py.detach(|| unisono_launch::launch(&arguments, &door))
 }
 

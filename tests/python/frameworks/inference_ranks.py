@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from types import ModuleType
@@ -15,12 +16,22 @@ from torch import Tensor
 class StandIn:
     """What `unisono.vllm` needs of vLLM's CpuCommunicator, as vLLM 0.32 has it."""
 
-    def __init__(self, device_group: Any, unique_name: str) -> None:
+    def __init__(
+        self,
+        cpu_group: Any,
+        device: torch.device | None = None,
+        device_group: Any = None,
+        unique_name: str = "",
+    ) -> None:
+        self.device = device
         self.device_group = device_group
-        self.world_size = device_group.size()
-        self.own_memory = unique_name.startswith("tp") and (
-            self._all_group_ranks_share_shm_group_name()
-        )
+        self.unique_name = unique_name
+        self.world_size = cpu_group.size()
+        for_shared_memory = unique_name.startswith(("tp", "pp"))
+        self.own_memory = for_shared_memory and self._all_group_ranks_share_shm_group_name()
+        if for_shared_memory and not self.own_memory:
+            logging.getLogger("vllm").info("the ranks do not share a name")
+        self.expert_parallel = "ep" in unique_name
 
     def _all_group_ranks_share_shm_group_name(self) -> bool:
         return True
@@ -45,32 +56,49 @@ def module_of_vllm(real: bool) -> ModuleType:
             sys.modules[name[:end]] = module
         sys.modules[name.rpartition(".")[0]].cpu_communicator = module
         module.CpuCommunicator = StandIn
+        module.logger = logging.getLogger("vllm")
         return module
     from vllm.distributed.device_communicators import cpu_communicator
 
     return cpu_communicator
 
 
-def vllm(real: bool) -> dict[str, Any]:
+class Kept(logging.Handler):
+    """What is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def vllm(real: bool, by_call: bool = False) -> dict[str, Any]:
     """Make the communicator of a tensor-parallel group as vLLM does, and call it."""
     module = module_of_vllm(real)
     import unisono.vllm
 
     unisono.vllm.register()
+    if by_call:
+        from unisono.torch import replace_gloo
+
+        assert not hasattr(module.CpuCommunicator, "unisono_group")
+        replace_gloo()
     unisono.vllm.register()
+    os.environ["VLLM_DIST_IDENT"] = "test"
+    kept = Kept()
+    module.logger.addHandler(kept)
+    module.logger.setLevel(logging.INFO)
     dist.init_process_group("gloo")
     group = dist.new_group(backend="gloo")
     made = module.CpuCommunicator
-    if real:
-        os.environ["VLLM_DIST_IDENT"] = "test"
-        communicator = made(
-            cpu_group=group,
-            device=torch.device("cpu"),
-            device_group=group,
-            unique_name="tp:0",
-        )
-    else:
-        communicator = made(group, "tp:0")
+    communicator = made(
+        cpu_group=group,
+        device=torch.device("cpu"),
+        device_group=group,
+        unique_name="tp:0",
+    )
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3) + rank
     all_of_them = [mine - rank + each for each in range(ranks)]
@@ -82,7 +110,12 @@ def vllm(real: bool) -> dict[str, Any]:
         "serves": served is not None and served == group.group_name,
         "own_memory": getattr(communicator, "own_memory", False),
         "name": f"{made.__module__}.{made.__qualname__}",
+        "unique_name": communicator.unique_name,
+        "log": list(kept.lines),
     }
+    if not real:
+        # By other names vLLM knows what else a group is for.
+        found["expert_parallel"] = made(group, None, group, "ep:0").expert_parallel
     dist.destroy_process_group()
     return found
 

@@ -27,19 +27,34 @@ def real_or_not() -> list:
     return [pytest.param(False, id="stand-in"), pytest.param(True, id="vllm", marks=missing)]
 
 
+SERVES = "unisono serves group tp:0, in the place of vLLM's shared memory and of gloo"
+
+
 @pytest.mark.parametrize("real", real_or_not())
 def test_vllm_takes_unisono_where_it_serves_gloos_groups(real):
     for found in run(2, "vllm", real, UNISONO_AS_GLOO="1"):
         assert found["serves"]
         assert not found["own_memory"]
+        assert found["unique_name"] == "tp:0"
+        # And no reason of vLLM's for leaving its shared memory aside.
+        assert found["log"] == [SERVES]
         if real:
             assert found["name"] == CLASS
+        else:
+            assert found["expert_parallel"]
+
+
+def test_vllm_takes_unisono_where_gloo_is_replaced_after_it_has_loaded_the_plug_in():
+    for found in run(2, "vllm", False, True):
+        assert found["serves"]
+        assert found["log"] == [SERVES]
 
 
 def test_vllm_is_left_alone_unless_asked():
     for found in run(2, "vllm", False):
         assert not found["serves"]
         assert found["own_memory"]
+        assert found["log"] == []
 
 
 def test_vllm_finds_the_plug_in():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from launching import (
     ROOT,
     SUM,
     alive,
+    children,
     doors,
     find,
     finish,
@@ -76,6 +78,39 @@ def test_scripts_and_modules_run_in_the_same_python(tmp_path):
     for program in ([str(path)], ["-m", "program"]):
         done = run([*doors()["python"], "-n", "1", *program, "-n", "x"], cwd=tmp_path)
         assert done.out == [f"[0] {sys.executable} -n x"], done.err
+
+
+@pytest.mark.parametrize("first", ["other", "same", "broken"])
+def test_the_command_says_where_another_python_is_first_on_path(first, tmp_path):
+    # As an installation makes the command, and an environment its Python.
+    command = tmp_path / "installed" / "unisono"
+    command.parent.mkdir()
+    entry = "from unisono.__main__ import main; sys.exit(main())"
+    command.write_text(f"#!{sys.executable}\nimport sys; {entry}\n")
+    ahead = tmp_path / "ahead"
+    ahead.mkdir()
+    python = ahead / "python"
+    prefix = {"other": "/an/environment", "same": sys.prefix, "broken": ""}[first]
+    ending = 1 if first == "broken" else 0
+    python.write_text(f"#!/bin/sh\necho {prefix}; exit {ending}\n")
+    for path in (command, python):
+        path.chmod(0o755)
+    env = {"PATH": f"{ahead}{os.pathsep}{os.environ['PATH']}"}
+    path = script(tmp_path, "print(sys.executable)")
+    # `run` says besides that no process made a group.
+    for arguments, said in ((["launch", "-n", "1"], 0), (["run"], 1)):
+        done = run([str(command), *arguments, str(path)], env=env)
+        assert done.code == 0, done
+        assert done.out[0].endswith(sys.executable)
+        name = arguments[0]
+        says = [line for line in done.err if f"`{python} -m unisono {name}` takes that one" in line]
+        assert len(says) == (first == "other"), done
+        assert len(done.err) == len(says) + said, done
+    # Where no Python is chosen, and where the user chose one, there is nothing to say.
+    done = run([str(command), "launch", "-n", "1", "true"], env=env)
+    assert (done.code, done.err) == (0, [])
+    done = run([*doors()["python"], "-n", "1", str(path)], env=env)
+    assert (done.code, done.err) == (0, [])
 
 
 def test_what_cannot_be_started(launch, tmp_path):
@@ -162,7 +197,7 @@ def test_nothing_outlives_the_launcher(launch, victim, ignoring, tmp_path):
     with started([*ignoring, *launch, "-n", "2", *shell(FAMILY.format(tmp_path))]) as process:
         family = pids(tmp_path, 6)
         front = process.pid
-        keeper = int(Path(f"/proc/{front}/task/{front}/children").read_text().split()[0])
+        (keeper,) = children(front)
         assert all(alive(pid) for pid in [*family, keeper])
         os.kill(front if victim == "front" else keeper, signal.SIGKILL)
         until(lambda: not any(map(alive, [*family, keeper])), "the end of all processes")
@@ -172,12 +207,81 @@ def test_nothing_outlives_the_launcher(launch, victim, ignoring, tmp_path):
         assert "SIGKILL" in done.err[-1]
 
 
+# Starts a command as the process that gets its orphans, as the first one of a container is, and
+# tells what became of it.
+ADOPTER = """
+import ctypes, json, os, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+pid = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ)
+_, status, used = os.wait4(pid, 0)
+left = []
+try:
+    while True:
+        left.append(os.waitpid(-1, 0)[0])
+except ChildProcessError:
+    pass
+seconds = used.ru_utime + used.ru_stime
+print(json.dumps([os.waitstatus_to_exitcode(status), left, seconds, used.ru_maxrss]))
+"""
+# 0.5 s of a core and 200 MB, of which a child of the rank takes a half.
+GREEDY = """
+def take():
+    taken = bytearray(os.urandom(1)) * 100_000_000
+    while time.process_time() < 0.25:
+        pass
+child = os.fork()
+take()
+if child:
+    os.waitpid(child, 0)
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_launcher_has_reaped_its_ranks_and_tells_what_they_used(launch, code, tmp_path):
+    job = [*launch, "-n", "3", str(script(tmp_path, GREEDY)), str(code)]
+    done = run([sys.executable, "-c", ADOPTER, *job])
+    status, left, seconds, peak = json.loads(done.out[-1])
+    assert (status, left) == (code, []), done
+    # After a failure the others may have been ended before they had begun.
+    wanted = 3 if code == 0 else 1
+    assert seconds > 0.5 * wanted
+    assert peak > 100_000
+
+
+def test_the_end_of_the_keeper_leaves_nobody_to_reap(launch, tmp_path):
+    family = shell(FAMILY.format(tmp_path))
+    with started([sys.executable, "-c", ADOPTER, *launch, "-n", "2", *family]) as process:
+        pids(tmp_path, 6)
+        front = children(process.pid)[0]
+        os.kill(children(front)[0], signal.SIGKILL)
+        done = finish(process)
+    assert json.loads(done.out[-1])[:2] == [128 + signal.SIGKILL, []]
+
+
+def test_a_process_whose_first_thread_has_ended_is_left_behind_too(launch, tmp_path):
+    # The kernel shows it as a zombie.
+    headless = f"""
+import ctypes, threading
+if os.fork() == 0:
+    os.setsid()
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    with open("{tmp_path}/" + os.environ["RANK"] + ".pid", "w") as file:
+        print(os.getpid(), file=file)
+    ctypes.CDLL(None).pthread_exit(None)
+"""
+    done = run([*launch, "-n", "2", "--grace", "0.3", str(script(tmp_path, headless))])
+    assert done.code == 0, done
+    for pid in pids(tmp_path, 2):
+        assert not Path(f"/proc/{pid}").exists()
+
+
 def test_ranks_do_not_outlive_the_launcher_and_its_keeper(launch, tmp_path):
     rank = f"echo $$ > {tmp_path}/$RANK.pid; exec sleep 1000"
     with started([*launch, "-n", "2", *shell(rank)]) as process:
         ranks = pids(tmp_path, 2)
         front = process.pid
-        keeper = int(Path(f"/proc/{front}/task/{front}/children").read_text().split()[0])
+        (keeper,) = children(front)
         for pid in (front, keeper):
             os.kill(pid, signal.SIGSTOP)
         for pid in (keeper, front):

@@ -46,7 +46,18 @@ def bad_arguments() -> None:
         (lambda: comm.all_reduce(a, timeout=float("inf")), "timeout"),
         (lambda: comm.broadcast(a, comm.size), f"root {comm.size} is out of range"),
         (lambda: comm.broadcast(a, -1), "root -1 is out of range"),
-        (lambda: comm.broadcast(frozen, other), "array is read-only"),
+        # Alike on the root and on the others, so that none is left waiting.
+        *[
+            (lambda root=root, array=array: comm.broadcast(array, root), text)
+            for root in (0, 1)
+            for array, text in (
+                (frozen, "array is read-only"),
+                (gaps, "array is written to, but is not contiguous"),
+                (np.ones((2, 3), order="F"), "array is written to, but is not contiguous"),
+                (b"bytes", "array is read-only"),
+                (np.float32(1), "array is a NumPy scalar"),
+            )
+        ],
         (lambda: comm.reduce(a, root=other, out=a.copy()), "only the root gets a result"),
         (lambda: comm.gather(a, other, out=a.copy()), "only the root gets a result"),
         (lambda: comm.scatter(blocks, other), "array is given on rank"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import gc
+import pickle
 import sys
 import time
 import weakref
@@ -119,8 +120,53 @@ def test_bytes_like_objects(comm):
     doubles = array.array("d", [1.0, 2.0])
     assert twice(comm, doubles).tolist() == [2.0, 4.0]
     assert comm.all_gather(b"ab").tobytes() == b"ab"
-    assert comm.broadcast(b"ab") == b"ab"
+    assert comm.broadcast(target) is target
     assert comm.all_gather(np.float64(3)).tolist() == [3.0]
+
+
+@pytest.mark.parametrize(
+    "dtype, says",
+    [
+        ([("count", "i4"), ("sum", "f8")], "array has elements with fields (count, sum)"),
+        ([("count", ">i4"), ("rest", "V3")], "array has elements with fields (count, rest)"),
+        ("V5", "array is void40"),
+        ("U5", "array is str160"),
+        (">U5", "array is str160"),
+        ("M8[s]", "array is datetime64[s]"),
+        (np.longdouble, f"array is {np.dtype(np.longdouble).name}"),
+    ],
+)
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (), (0,)])
+def test_what_is_no_number_is_refused_for_what_it_is_and_moves_as_bytes(comm, dtype, says, shape):
+    original = np.zeros(shape, dtype)
+    with pytest.raises(unisono.UnsupportedError) as caught:
+        comm.all_gather(original)
+    assert says in str(caught.value), str(caught.value)
+    assert "byte order" not in str(caught.value)
+    advice = "np.ascontiguousarray(array).view(np.uint8)"
+    assert f"{advice} moves it as bytes" in str(caught.value)
+    moved = comm.all_gather(eval(advice, {"np": np, "array": original}))
+    assert moved.tobytes() == original.tobytes()
+    if original.dtype.names and original.dtype.names[0] == "sum":
+        assert comm.all_gather(original["sum"]).shape == (1, *shape)
+
+
+@pytest.mark.parametrize("dtype", [object, [("number", "i4"), ("thing", object)]])
+def test_python_objects_are_refused_with_what_moves_them(comm, dtype):
+    original = np.zeros(3, dtype)
+    with pytest.raises(unisono.UnsupportedError, match="holds Python objects") as caught:
+        comm.all_gather(original)
+    advice = str(caught.value).partition("pickle them: ")[2]
+    moved = comm.all_gather(eval(advice, {"np": np, "pickle": pickle, "array": original}))
+    assert (pickle.loads(moved.tobytes()) == original).all()
+
+
+def test_numbers_in_another_byte_order_are_refused_with_advice_that_works(comm):
+    original = np.arange(3, dtype=">f8")
+    with pytest.raises(unisono.UnsupportedError, match="byte order; pass ") as caught:
+        comm.all_gather(original)
+    advice = str(caught.value).partition("pass ")[2]
+    assert comm.all_gather(eval(advice, {"array": original})).tolist() == [[0, 1, 2]]
 
 
 def test_an_array_with_the_array_interface_alone(comm):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,205 @@ def test_nothing_is_run_from_a_folder_that_others_may_write_to(package: Path) ->
     assert python(package, ASK, VERSION) == str(made)
     made.parent.parent.chmod(0o770)
     assert python(package, ASK, VERSION) == "None"
+
+
+def others_may_write_to(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def belongs_to_another(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(path, 65534, -1)
+
+
+def is_a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("spoil", [others_may_write_to, belongs_to_another])
+@pytest.mark.parametrize("above", [0, 1, 2, 3])
+def test_a_door_is_used_only_if_all_on_the_way_to_it_is_the_users(
+    package: Path, spoil: Callable[[Path], None], above: int
+) -> None:
+    made = cached(package) / f"core-torch-{VERSION}.so"
+    made.touch(mode=0o755)
+    ask = "from unisono import _native; print(_native.doors())"
+    assert python(package, ask) == f"['{VERSION}']"
+    spoil([made, *made.parents][above])
+    assert python(package, ASK, VERSION) == "None"
+    assert python(package, ask) == "[]"
+    if above > 1:
+        # What the user can do is said where the door is missed.
+        assert f" {[made, *made.parents][above]}" in python(package, LOAD, VERSION)
+
+
+def test_links_may_lead_to_the_cache_and_a_sticky_folder_may_lie_on_the_way(package: Path) -> None:
+    made = cached(package) / f"core-torch-{VERSION}.so"
+    made.touch(mode=0o755)
+    cache = package.parent.parent / "cache"
+    shared = package.parent.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    cache.rename(shared / "cache")
+    cache.symlink_to(shared / "cache")
+    assert python(package, ASK, VERSION) == str(made)
+    # Without it, anyone may put another folder into the place of this one.
+    shared.chmod(0o777)
+    assert python(package, ASK, VERSION) == "None"
+    shared.chmod(0o1777)
+    is_a_link(made)
+    assert python(package, ASK, VERSION) == "None"
+
+
+# What stands for the sources: a module without anything, which builds in a second.
+SOURCES = {
+    "Cargo.toml": """
+[workspace]
+members = ["rust/python"]
+resolver = "2"
+[workspace.package]
+rust-version = "1.60"
+""",
+    "Cargo.lock": 'version = 3\n[[package]]\nname = "unisono-python"\nversion = "0.1.0"\n',
+    "rust/python/Cargo.toml": """
+[package]
+name = "unisono-python"
+version = "0.1.0"
+edition = "2021"
+[lib]
+name = "_core"
+crate-type = ["cdylib"]
+[features]
+torch = []
+""",
+    "rust/python/src/lib.rs": """
+// PyModuleDef, of which all but the count, the name and the size is zero.
+static mut DEFINITION: [isize; 13] = [0; 13];
+extern "C" {
+    fn PyModule_Create2(definition: *mut isize, version: i32) -> *mut u8;
+}
+#[no_mangle]
+pub unsafe extern "C" fn PyInit__core() -> *mut u8 {
+    let definition = std::ptr::addr_of_mut!(DEFINITION).cast::<isize>();
+    *definition = 1;
+    *definition.add(5) = "_core\\0".as_ptr() as isize;
+    *definition.add(7) = -1;
+    PyModule_Create2(definition, 3)
+}
+""",
+}
+TORCH = {
+    "__init__.py": "from torch.version import __version__\n",
+    "version.py": f"__version__ = '{VERSION}'\n",
+    "include/torch/headeronly/version.h": "#define TORCH_VERSION_MAJOR 2\n"
+    "#define TORCH_VERSION_MINOR 17\n",
+}
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def lay_traps(folder: Path) -> Path:
+    """Write what cargo and rustup obey in a folder above the one they work in; return its log."""
+    trap, log = folder / "trap", folder / "trap.log"
+    trap.write_text(f'#!/bin/sh\necho "$0 $*" >>{log}\nexit 1\n')
+    trap.chmod(0o755)
+    (folder / "toolchain" / "bin").mkdir(parents=True)
+    for name in ("cargo", "rustc"):
+        shutil.copy(trap, folder / "toolchain" / "bin" / name)
+    write(
+        folder,
+        {
+            ".cargo/config.toml": f'[build]\nrustc-wrapper = "{trap}"\n',
+            "rust-toolchain.toml": f'[toolchain]\npath = "{folder}/toolchain"\n',
+            # Of Python, which looks into the folder it is called in.
+            "torch.py": f"open({str(log)!r}, 'a').write('torch.py')\n",
+        },
+    )
+    return log
+
+
+def needs(*programs: str) -> None:
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} not installed")
+
+
+def cargo_itself() -> str:
+    """The cargo that rustup calls, where the one on PATH is rustup's."""
+    ask = ["rustc", "--print", "sysroot"]
+    said = subprocess.run(ask, cwd="/", capture_output=True, text=True, check=True)
+    found = Path(said.stdout.strip()) / "bin" / "cargo"
+    return str(found) if found.exists() else "cargo"
+
+
+def test_what_lies_above_the_sources_does_not_reach_the_build(package: Path) -> None:
+    needs("cargo", "rustc", "cc", "c++", "strip")
+    shared = package.parent.parent
+    sources_here = write(shared / "sources", SOURCES)
+    shutil.copytree(CHECKOUT / "tools" / "unisono_build", sources_here / "tools" / "unisono_build")
+    write(package.parent / "torch", TORCH)
+    with tarfile.open(package / "source.tar.gz", "w:gz") as archive:
+        for name in ("Cargo.toml", "Cargo.lock", "rust", "tools"):
+            archive.add(sources_here / name, name)
+    log = lay_traps(shared)
+    # A build that was killed.
+    write(shared / "cache" / "unisono" / "build-old", {"large": "a gigabyte"})
+    for folder in (shared / "cache", shared / "cache" / "unisono"):
+        folder.chmod(0o700)
+    variables = {
+        "PYTHONPATH": str(package.parent),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "XDG_CACHE_HOME": str(shared / "cache"),
+        "TMPDIR": str(shared),
+        # rustup's cargo tells rustup's rustc which toolchain it has chosen. This one does not.
+        "CARGO": cargo_itself(),
+    }
+    # As the command `unisono` begins. Its folder is not where Python looks for modules.
+    begin = "import sys; sys.path.remove(''); from unisono.__main__ import main; sys.exit(main())"
+    built = subprocess.run(
+        [sys.executable, "-c", begin, "build-torch"],
+        env=os.environ | variables, cwd=shared, umask=0,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert not log.exists(), log.read_text()
+    assert built.returncode == 0, built.stdout + built.stderr
+    (made,) = (shared / "cache" / "unisono").iterdir()
+    door = made / f"core-torch-{VERSION}.so"
+    assert f"built {door}" in built.stdout
+    assert [path.stat().st_mode & 0o777 for path in (door, made)] == [0o755, 0o700]
+    # It is loaded by the descriptor of this very file, and says that it is this one.
+    load = (
+        "import torch, shutil; from unisono import _native; to_load = _native.to_load; "
+        f"_native.to_load = lambda path: (to_load(path), shutil.move(path, {str(shared)!r}))[0]; "
+        "print(_native.load_for_torch().__file__)"
+    )
+    assert python(package, load) == str(door)
+
+
+def test_what_lies_above_the_sources_does_not_reach_what_pip_calls(tmp_path: Path) -> None:
+    needs("cargo", "maturin")
+    root = tmp_path / "pip" / "unisono-9"
+    packed = sources.source_distribution(CHECKOUT, root.name, b"")
+    unpacked(packed, root.parent)
+    log = lay_traps(tmp_path)
+    call = "import sys; sys.path.insert(0, 'tools'); from unisono_build import backend; "
+    call += "print(backend.prepare_metadata_for_build_wheel(sys.argv[1]))"
+    said = subprocess.run(
+        [sys.executable, "-c", call, tmp_path / "made"],
+        env=os.environ | {"UNISONO_TORCH_DIR": "none", "PYTHONPATH": ""}, cwd=root,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert not log.exists(), log.read_text()
+    assert said.returncode == 0, said.stderr
+    info = tmp_path / "made" / said.stdout.strip().splitlines()[-1]
+    assert "Name: unisono" in (info / "METADATA").read_text()
 
 
 def test_a_door_that_does_not_load_says_what_it_was_built_for(package: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from ranks import run_ranks, run_torchrun
 from torch_as_gloo_ranks import (
+    beside_another,
     both_kinds,
     by_call,
     by_class,
@@ -66,8 +68,15 @@ def test_a_value_that_means_nothing_is_named() -> None:
         assert "UNISONO_AS_GLOO=please is neither 1 nor 0; gloo stays" in result.output
 
 
+def test_groups_that_leave_rank_0_out_are_announced_too() -> None:
+    results = run_ranks(3, target(beside_another), env=ON, torch=True)
+    # Each rank is the first of one of three groups. Which of these comes first, nobody knows.
+    assert sum(result.output.count(ACTS) for result in results) == 1
+
+
 def test_by_class() -> None:
     results = run_ranks(2, target(by_class), env=ON, torch=True)
+    assert [result.output.count(ACTS) for result in results] == [1, 0]
     for result in results:
         assert result.value["served"] == ["unisono", "unisono", "unisono", "gloo"]
         assert result.value["is"] == [True, True, True]
@@ -88,6 +97,8 @@ def test_rpc(asked: str) -> None:
 def test_device_mesh_and_dtensor() -> None:
     results = run_ranks(4, target(sharded), env=ON, torch=True)
     assert [result.value for result in results] == ["unisono"] * 4
+    # Of the groups of the mesh, two more ranks are the first.
+    assert [result.output.count(ACTS) for result in results] == [1, 0, 0, 0]
 
 
 def test_beside_a_backend_for_another_device() -> None:
@@ -157,18 +168,83 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+NOTHING = "unisono run: no process on this host made a group on gloo, so unisono served nothing."
+
+
 def test_run_takes_scripts_modules_and_commands(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, sys; print(os.environ['UNISONO_AS_GLOO'], *sys.argv[1:])")
     assert run(str(script), "a", "--b").stdout == "1 a --b\n"
     assert run("--", str(script), "-h").stdout == "1 -h\n"
     assert run("-m", "platform").stdout.startswith("Linux")
-    assert run("sh", "-c", "echo $UNISONO_AS_GLOO; exit 3").returncode == 3
+
+
+def test_run_ends_as_the_program_and_says_if_it_did_nothing() -> None:
+    done = run("sh", "-c", "echo $UNISONO_AS_GLOO; exit 3")
+    assert (done.returncode, done.stdout) == (3, "1\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(NOTHING)
+    assert "torchrun" in line
+    assert "`unisono launch --as-gloo -n RANKS PROGRAM`" in line
+    # Once, wherever it was said, and not of a program that was interrupted.
+    again = run(sys.executable, "-m", "unisono", "run", "true")
+    assert (again.returncode, again.stderr.count(NOTHING)) == (0, 1)
+    for number in (signal.SIGINT, signal.SIGKILL, signal.SIGSEGV):
+        killed = run("sh", "-c", f"kill -{number} $$")
+        assert (killed.returncode, killed.stderr) == (-number, "")
+
+
+SLEEPER = """
+trap 'echo got TERM; exit 5' TERM
+echo ready
+while :; do sleep 0.02; done
+"""
+
+
+# As a shell starts a job: in a process group of its own, of which it keeps the leader's parent.
+SHELL = """
+import os, sys
+pid = os.fork()
+if pid == 0:
+    os.setpgid(0, 0)
+    os.execv(sys.executable, [sys.executable, "-m", "unisono", "run", *sys.argv[1:]])
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_run_passes_signals_on() -> None:
+    with launching.started([sys.executable, "-c", SHELL, "sh", "-c", SLEEPER]) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (job,) = launching.children(process.pid)
+        both = [job, *launching.children(job)]
+        assert len(both) == 2
+        os.kill(job, signal.SIGTSTP)
+        launching.until(lambda: {launching.state(pid) for pid in both} == {"T"}, "the stop")
+        os.kill(job, signal.SIGCONT)
+        launching.until(lambda: "T" not in map(launching.state, both), "the end of the stop")
+        os.kill(job, signal.SIGTERM)
+        done = launching.finish(process)
+    assert (done.code, done.out) == (5, ["got TERM"])
+
+
+def test_the_program_does_not_outlive_run() -> None:
+    command = [sys.executable, "-m", "unisono", "run", "sh", "-c", SLEEPER]
+    with launching.started(command) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (program,) = launching.children(process.pid)
+        process.kill()
+        launching.until(lambda: not launching.alive(program), "the end of the program")
 
 
 def test_run_says_what_is_wrong() -> None:
     assert run().returncode == 2
-    assert run("--help").stdout.startswith("usage: unisono run")
+    usage = run("--help").stdout
+    assert usage.startswith("usage: unisono run")
+    # What it proposes starts more than one process, or is the launcher that does.
+    examples = usage.partition("Examples:\n")[2].splitlines()
+    assert all("-per-node" in line or "--num_processes" in line for line in examples), examples
     absent = run("no-such-command")
     assert absent.returncode == 127
     assert absent.stderr == "unisono run: there is no command 'no-such-command'\n"
@@ -214,6 +290,7 @@ def test_run_torchrun(tmp_path: Path) -> None:
     assert done.code == 0, done
     assert done.out == [JOB_SAYS] * 2
     assert sum(ACTS in line for line in done.err) == 1, done.err
+    assert not any(NOTHING in line for line in done.err), done.err
 
 
 def test_a_program_that_nobody_here_wrote() -> None:

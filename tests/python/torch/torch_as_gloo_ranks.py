@@ -120,6 +120,17 @@ def sharded() -> str:
     return name
 
 
+def beside_another() -> None:
+    """Groups on gloo of other ranks than 0, beside a default group that is none."""
+    dist.init_process_group("unisono", timeout=LIMIT)
+    dist.new_group([1, 2], backend="gloo")
+    dist.new_group([2, 0], backend="gloo")
+    dist.new_group([2], backend="gloo")
+    # Rank 0 has torch's store.
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def both_kinds() -> tuple[float, str]:
     """The rank that the variable does not reach runs gloo."""
     began = time.monotonic()

@@ -11,13 +11,41 @@ pub(super) const PREFIX: &str = "UNISONO_";
 /// The variable by which `unisono launch` gives its ranks a secret. It is no setting, and is never shown.
 pub(crate) const LAUNCH_SECRET: &str = "UNISONO_LAUNCH_SECRET";
 
-/// Environment variables with our prefix that are not settings: the launcher's, the torch door's, the build's, and the
-/// test suite's.
+/// What modules and package managers (Spack, Lmod, EasyBuild, CMake, pkg-config) say of an installed package, in a variable of
+/// its name and one of these words: where it lies, what to build with it, and its version.
+///
+/// Whole names, and not endings: `UNISONO_SECRET_PATH` is a slip that must be told.
+const OF_AN_INSTALLATION: [&str; 18] = [
+    "ROOT",
+    "DIR",
+    "HOME",
+    "PATH",
+    "PREFIX",
+    "BASE",
+    "VERSION",
+    "BIN",
+    "LIB",
+    "LIBS",
+    "LIBDIR",
+    "LIBRARY",
+    "LIBRARIES",
+    "INC",
+    "INCLUDE",
+    "INCLUDES",
+    "CFLAGS",
+    "LDFLAGS",
+];
+
+/// Environment variables with our prefix that are not settings: the launcher's, those of `unisono run`, the build's, the
+/// test suite's, and those that tell of an installation.
 fn is_foreign(variable: &str) -> bool {
     matches!(
         variable,
-        LAUNCH_SECRET | "UNISONO_AS_GLOO" | "UNISONO_TORCH_DIR"
+        LAUNCH_SECRET | "UNISONO_AS_GLOO" | "UNISONO_RUN_MARK" | "UNISONO_TORCH_DIR"
     ) || variable.starts_with("UNISONO_TEST_")
+        || variable
+            .strip_prefix(PREFIX)
+            .is_some_and(|word| OF_AN_INSTALLATION.contains(&word))
 }
 
 /// Whether Kubernetes made this variable of the name of a service, as it does for every container that does not ask it not

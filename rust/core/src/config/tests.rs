@@ -86,6 +86,30 @@ fn unknown_names_are_answered_with_the_nearest() {
 }
 
 #[test]
+fn what_tells_of_an_installation_is_no_setting() {
+    for word in [
+        "ROOT", "DIR", "HOME", "PATH", "PREFIX", "VERSION", "LIB", "INCLUDE",
+    ] {
+        let variable = format!("UNISONO_{word}");
+        assert!(TABLE.iter().all(|row| row.variable != variable));
+        let config = from(&[(&*variable, "/opt/unisono"), ("UNISONO_TIMEOUT", "3")]);
+        assert_eq!(
+            config.expect("passes").timeout.duration(),
+            Duration::from_secs(3)
+        );
+    }
+    // A slip that would leave a job without its secret is one still.
+    for slip in [
+        "UNISONO_SECRET_PATH",
+        "UNISONO_HOSTS",
+        "UNISONO_INSTALL_TIMEOUT",
+        "UNISONO_",
+    ] {
+        from(&[(slip, "1")]).expect_err("a slip");
+    }
+}
+
+#[test]
 fn what_kubernetes_makes_of_a_service_is_no_setting() {
     let links = [
         "UNISONO_PORT",
