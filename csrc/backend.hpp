@@ -118,7 +118,9 @@ class Backend final : public c10d::Backend {
 
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  void waitForPendingWorks() override { handle_->observers.wait_for_all(); }
+  void waitForPendingWorks() override {
+    handle_->wait_until([this] { return handle_->observers.all_ended(); });
+  }
   // On the CPU works are always timed. On a device this costs events; without it a duration is the
   // host's, from the call on.
   void enableCollectivesTiming() override { timed_ = true; }

@@ -136,7 +136,7 @@ void Backend::shutdown() {
   handle_->wait_for_device();
   close();
   // torch's flight recorder loses its hooks next, and with them what it has not begun to write.
-  drain_abort_hooks();
+  handle_->observers.await_abort_hooks();
 }
 
 }  // namespace unisono

@@ -43,8 +43,10 @@ c10d::ErrorType Backend::getError() {
 }
 
 void Backend::abort() {
-  handle_->observers.aborting();
+  // First of all: the other ranks hear of it however long the hooks take.
   handle_->abort("the process group was aborted");
+  handle_->observers.dead();
+  handle_->observers.await_abort_hooks();
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& /*store*/,
