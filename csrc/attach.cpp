@@ -239,6 +239,7 @@ TORCH_LIBRARY(unisono, library) {
   // Implemented in Python: torch's pools of memory are there.
   library.def("allocate(int size, ScalarType dtype, Device device) -> Tensor");
   define_operators(library);
+  define_gloos_name(library);
 }
 
 }  // namespace unisono

@@ -152,6 +152,9 @@ class Backend final : public c10d::Backend {
   // Leaves the group: what is still under way here fails. Idempotent.
   void close() { handle_->close(); }
 
+  // An observer that may hold the process group which holds this.
+  void keep_until_the_end(std::shared_ptr<void> observer);
+
  private:
   // How a call appears to c10d and its profiler.
   struct Label {
@@ -181,6 +184,8 @@ class Backend final : public c10d::Backend {
   void drain(const c10d::BarrierOptions& opts);
   WorkPointer barrier_on_device(at::Device device, const c10d::BarrierOptions& opts);
   WorkPointer exchange(Label label, const at::Tensor& tensor, int64_t peer, int tag);
+  // The group is over: hooks have begun, and those who observe it go.
+  void end_observation();
   // What becomes of the calls of this thread.
   enum class Window { None, Batch, Estimate };
   Window window();
@@ -221,6 +226,9 @@ class Backend final : public c10d::Backend {
   // A byte of the device that the group is bound to, which barriers reduce.
   std::mutex token_mutex_;
   at::Tensor token_;
+
+  std::mutex observers_mutex_;
+  std::vector<std::shared_ptr<void>> observers_;
 
   // How often each list of ranks under each name has been split off.
   std::unordered_map<std::string, int> splits_;
