@@ -70,7 +70,7 @@ class TorchStore final : public Store {
 
   // Asks again and again instead of calling the store's own wait, which logs a warning for every
   // limit that runs out while the core looks around between short waits. A key that came is seen
-  // within a quarter of the time it took.
+  // within a quarter of the time it took. Signals are heard meanwhile.
   Fetched wait(rust::Str key, uint64_t timeout_ms) const noexcept override {
     using Clock = std::chrono::steady_clock;
     const auto started = Clock::now();
@@ -88,7 +88,11 @@ class TorchStore final : public Store {
       if (Status other = someone_on_gloo(); other.code != 0) return fetched(std::move(other));
       const Clock::duration pause =
           std::max<Clock::duration>(waited / 4, std::chrono::milliseconds(1));
-      std::this_thread::sleep_for(std::min<Clock::duration>(pause, limit - waited));
+      const auto end = Clock::now() + std::min<Clock::duration>(pause, limit - waited);
+      do {
+        std::this_thread::sleep_for(std::min<Clock::duration>(end - Clock::now(), kSlice));
+        if (Status heard = check_signals(); heard.code != 0) return fetched(std::move(heard));
+      } while (Clock::now() < end);
     }
   }
 
@@ -139,6 +143,8 @@ class TorchStore final : public Store {
     return Status{};
   }
 
+  // How long a handler of a signal may have to wait.
+  static constexpr std::chrono::milliseconds kSlice{50};
   // More ranks than that need not be asked: one suffices.
   static constexpr int kAsked = 64;
 
@@ -233,6 +239,7 @@ TORCH_LIBRARY(unisono, library) {
   // Implemented in Python: torch's pools of memory are there.
   library.def("allocate(int size, ScalarType dtype, Device device) -> Tensor");
   define_operators(library);
+  define_gloos_name(library);
 }
 
 }  // namespace unisono

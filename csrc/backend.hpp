@@ -117,7 +117,9 @@ class Backend final : public c10d::Backend {
 
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  void waitForPendingWorks() override { handle_->observers.wait_for_all(); }
+  void waitForPendingWorks() override {
+    handle_->wait_until([this] { return handle_->observers.all_ended(); });
+  }
   // On the CPU works are always timed. On a device this costs events; without it a duration is the
   // host's, from the call on.
   void enableCollectivesTiming() override { timed_ = true; }
@@ -149,6 +151,9 @@ class Backend final : public c10d::Backend {
   // Leaves the group: what is still under way here fails. Idempotent.
   void close() { handle_->close(); }
 
+  // An observer that may hold the process group which holds this.
+  void keep_until_the_end(std::shared_ptr<void> observer);
+
  private:
   // How a call appears to c10d and its profiler.
   struct Label {
@@ -178,6 +183,8 @@ class Backend final : public c10d::Backend {
   void drain(const c10d::BarrierOptions& opts);
   WorkPointer barrier_on_device(at::Device device, const c10d::BarrierOptions& opts);
   WorkPointer exchange(Label label, const at::Tensor& tensor, int64_t peer, int tag);
+  // The group is over: hooks have begun, and those who observe it go.
+  void end_observation();
   // Between its start and its end the calls of one thread are gathered or estimated. Each thread
   // has its own: the calls of others go on as ever, and they may open windows too.
   struct Window {
@@ -230,6 +237,9 @@ class Backend final : public c10d::Backend {
   // A byte of the device that the group is bound to, which barriers reduce.
   std::mutex token_mutex_;
   at::Tensor token_;
+
+  std::mutex observers_mutex_;
+  std::vector<std::shared_ptr<void>> observers_;
 
   // How often each list of ranks under each name has been split off, and what merges have made that
   // is still alive, through which store and as which rank.

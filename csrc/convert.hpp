@@ -11,6 +11,7 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include "python_error.hpp"
 #include "unisono/src/torch/bridge.rs.h"
 
 namespace unisono {
@@ -138,10 +139,24 @@ inline int64_t milliseconds(std::chrono::milliseconds timeout) {
   return timeout == c10d::kUnsetTimeout ? -1 : std::max<int64_t>(timeout.count(), 0);
 }
 
+// What a handler of a signal has raised in a wait of this thread; null where that was taken before.
+inline std::exception_ptr interruption() {
+  Raised raised = take_raised();
+  if (raised.class_ == 0) return nullptr;
+  try {
+    throw python_error(std::move(raised));
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 // The exception for a failure. A wrong argument is a ValueError; what the network or another
 // process did is a DistNetworkError; the rest, timeouts among them, is a DistBackendError. All but
-// the first are RuntimeErrors.
+// the first are RuntimeErrors. What a handler of a signal has raised in a wait stays what it is.
 inline std::exception_ptr exception(const Status& status) {
+  if (static_cast<Code>(status.code) == Code::Interrupted) {
+    if (auto raised = interruption()) return raised;
+  }
   const c10::SourceLocation here{"unisono", __FILE__, __LINE__};
   const auto text = "unisono: " + std::string(status.message);
   switch (static_cast<Code>(status.code)) {

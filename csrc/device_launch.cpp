@@ -135,8 +135,7 @@ void Backend::shutdown() {
   // happens on a device only with the group.
   handle_->wait_for_device();
   close();
-  // torch's flight recorder loses its hooks next, and with them what it has not begun to write.
-  drain_abort_hooks();
+  end_observation();
 }
 
 }  // namespace unisono

@@ -278,7 +278,11 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
     const auto deadline = Clock::now() + (limited ? timeout : std::chrono::milliseconds(0));
     for (const auto& operation : operations_) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-      raise(operation->wait(limited ? std::max<int64_t>(left.count(), 0) : -1));
+      const Status status = operation->wait(limited ? std::max<int64_t>(left.count(), 0) : -1);
+      if (static_cast<Code>(status.code) == Code::Interrupted) {
+        passage_->handle().abort("interrupted");
+      }
+      raise(status);
     }
   }
   if (auto error = exception()) raise(error);

@@ -43,8 +43,24 @@ c10d::ErrorType Backend::getError() {
 }
 
 void Backend::abort() {
-  handle_->observers.aborting();
+  // First of all: the other ranks hear of it however long the hooks take.
   handle_->abort("the process group was aborted");
+  handle_->observers.dead();
+  end_observation();
+}
+
+void Backend::keep_until_the_end(std::shared_ptr<void> observer) {
+  std::lock_guard lock(observers_mutex_);
+  observers_.push_back(std::move(observer));
+}
+
+void Backend::end_observation() {
+  // torch's flight recorder loses its hooks next, and with them what it has not begun to write.
+  handle_->observers.await_abort_hooks();
+  // Destroyed after the lock is gone: they take their hooks back.
+  std::vector<std::shared_ptr<void>> observers;
+  std::lock_guard lock(observers_mutex_);
+  observers.swap(observers_);
 }
 
 c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::Store>& /*store*/,

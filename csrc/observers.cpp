@@ -5,9 +5,6 @@
 
 #include <system_error>
 #include <thread>
-#include <torch/csrc/distributed/c10d/Utils.hpp>
-
-#include "unisono/src/torch/bridge.rs.h"
 
 namespace unisono {
 namespace {
@@ -22,25 +19,53 @@ void call(const std::shared_ptr<Hook>& hook, Arguments&&... arguments) noexcept 
   }
 }
 
-// Torch's flight recorder names the frames of Python through its compiler, whose import takes
-// seconds, and gives up on the names if its file takes more than 15. What it has given up on goes
-// on in a thread that nothing waits for, and that ends the process if it meets the interpreter's
-// end. So the import comes before, in a thread that exit waits for.
-void prepare_flight_recorder() try {
-  using c10d::getCvarBool;
-  const bool writes =
-      c10d::getCvarInt({"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}, 2000) > 0 &&
-      getCvarBool({"TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"}, true);
-  if (writes && getCvarBool({"TORCH_INCLUDE_STACK_TRACE"}, true)) import_compiler();
-} catch (const std::exception&) {
-  // A variable that makes no sense, which the recorder itself complains about.
-}
+// How long an abort hook may take before the next one is called beside it.
+constexpr std::chrono::milliseconds kMoment(50);
+// How long all of them may take to be called, on a host with far more ranks than cores.
+constexpr std::chrono::seconds kMoments(10);
 
 // Threads that run abort hooks, and the process that has them: a forked child does not.
 std::atomic<size_t> abort_threads = 0;
 std::atomic<pid_t> abort_threads_owner = 0;
-// This is one of them. A hook may end its group, which must not wait for the hook.
-thread_local bool runs_abort_hooks = false;
+
+// Runs `body` on a thread that drain_abort_hooks() waits for.
+template <typename Body>
+void beside(Body body) {
+  const pid_t me = ::getpid();
+  if (abort_threads_owner.exchange(me) != me) abort_threads = 0;
+  abort_threads.fetch_add(1, std::memory_order_relaxed);
+  auto counted = std::make_shared<Body>(std::move(body));
+  auto run = [counted]() mutable {
+    (*counted)();
+    // What it holds may be Python objects, which must go before the interpreter may.
+    counted.reset();
+    abort_threads.fetch_sub(1, std::memory_order_release);
+  };
+  try {
+    std::thread(run).detach();
+  } catch (const std::system_error&) {
+    // There are no more threads to be had. Late errors are better than no record of the failure.
+    run();
+  }
+}
+
+// Calls `hook` beside, and returns when it has returned or its moment is over.
+void call_beside(std::shared_ptr<std::function<void()>> hook) {
+  struct Progress {
+    std::promise<void> begun;
+    std::promise<void> ended;
+  };
+  auto progress = std::make_shared<Progress>();
+  auto begun = progress->begun.get_future();
+  auto ended = progress->ended.get_future();
+  beside([hook = std::move(hook), progress] {
+    progress->begun.set_value();
+    call(hook);
+    progress->ended.set_value();
+  });
+  begun.wait();
+  ended.wait_for(kMoment);
+}
 
 }  // namespace
 
@@ -118,7 +143,7 @@ std::chrono::milliseconds Observers::begin(uint64_t key) {
 }
 
 void Observers::leave() {
-  if (under_way_.fetch_sub(1, std::memory_order_release) == 1) under_way_.notify_all();
+  under_way_.fetch_sub(1, std::memory_order_release);
 }
 
 void Observers::forget(uint64_t key) {
@@ -152,37 +177,30 @@ void Observers::tell(const Ending& ending) {
                       std::chrono::duration_cast<std::chrono::duration<float>>(active)));
 }
 
-std::vector<std::shared_ptr<Observers::AbortHook>> Observers::abort_hooks() {
-  std::lock_guard lock(mutex_);
-  return abort_hooks_.all();
-}
-
-void Observers::aborting() {
-  told_of_death_ = true;
-  for (const auto& hook : abort_hooks()) call(hook);
-}
-
 void Observers::dead() {
-  auto hooks = abort_hooks();
-  if (hooks.empty() || told_of_death_.exchange(true)) return;
-  const pid_t me = ::getpid();
-  if (abort_threads_owner.exchange(me) != me) abort_threads = 0;
-  abort_threads.fetch_add(1, std::memory_order_relaxed);
-  auto run = [hooks = std::move(hooks)]() mutable {
-    runs_abort_hooks = true;
-    prepare_flight_recorder();
-    for (const auto& hook : hooks) call(hook);
-    // They may hold Python objects, which must go before the interpreter may.
-    hooks.clear();
-    runs_abort_hooks = false;
-    abort_threads.fetch_sub(1, std::memory_order_release);
-  };
-  try {
-    std::thread(run).detach();
-  } catch (const std::system_error&) {
-    // There are no more threads to be had. Late errors are better than no record of the failure.
-    run();
+  std::vector<std::shared_ptr<AbortHook>> hooks;
+  std::promise<void> all_called;
+  {
+    std::lock_guard lock(mutex_);
+    hooks = abort_hooks_.all();
+    if (hooks.empty() || all_called_.valid()) return;
+    all_called_ = all_called.get_future().share();
   }
+  beside([hooks = std::move(hooks), all_called = std::move(all_called)]() mutable {
+    for (auto& hook : hooks) call_beside(std::move(hook));
+    all_called.set_value();
+  });
+}
+
+void Observers::await_abort_hooks() {
+  std::shared_future<void> all_called;
+  {
+    std::lock_guard lock(mutex_);
+    all_called = all_called_;
+  }
+  // A forked child has none of the threads.
+  if (!all_called.valid() || abort_threads_owner != ::getpid()) return;
+  all_called.wait_for(kMoments);
 }
 
 void Observers::silence() {
@@ -197,25 +215,17 @@ void Observers::silence() {
 }
 
 void Observers::wait_for_all(std::chrono::steady_clock::time_point deadline) {
-  // There is no wait for an atomic with a limit.
-  while (under_way_.load(std::memory_order_acquire) > 0 &&
-         std::chrono::steady_clock::now() < deadline) {
+  while (!all_ended() && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
 void drain_abort_hooks() {
-  if (runs_abort_hooks || abort_threads_owner != ::getpid()) return;
+  if (abort_threads_owner != ::getpid()) return;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (abort_threads.load(std::memory_order_acquire) > 0 &&
          std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
-
-void Observers::wait_for_all() {
-  for (size_t left; (left = under_way_.load(std::memory_order_acquire)) > 0;) {
-    under_way_.wait(left, std::memory_order_acquire);
   }
 }
 

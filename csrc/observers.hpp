@@ -5,12 +5,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <unordered_map>
 #include <vector>
 
 namespace unisono {
@@ -31,9 +32,11 @@ struct Ending {
 //
 // Hooks are called without a lock. Those for completions are short, and called by the thread that
 // settles the work: one in wait(), or the one that runs completions. Those for aborts may take
-// seconds: torch's flight recorder writes all it holds to a file. When the group dies they run on a
-// thread of their own, so that no wait and no other completion comes after them. While nothing has
-// been asked for a work costs two atomic operations.
+// seconds: torch's flight recorder writes all it holds to a file. When the group dies or is aborted
+// they run beside, once, so that no wait, no other completion and no other rank comes after them:
+// in the order of their ids, each on a thread of its own, so that one that is slow keeps the next
+// ones waiting for a moment only. While nothing has been asked for a work costs two atomic
+// operations.
 class Observers {
  public:
   // Hooks by the id they were registered under.
@@ -46,7 +49,7 @@ class Observers {
     std::vector<std::shared_ptr<Hook>> all() const;
 
    private:
-    std::unordered_map<int64_t, std::shared_ptr<Hook>> hooks_;
+    std::map<int64_t, std::shared_ptr<Hook>> hooks_;
   };
   using AbortHook = std::function<void()>;
   using CompletionHook = std::function<void(uint64_t key, float milliseconds)>;
@@ -71,15 +74,18 @@ class Observers {
   }
   // It never started.
   void forget(uint64_t key);
-  // The backend is about to abort: the abort hooks have returned when this does.
-  void aborting();
+  // The group is dead: the abort hooks run beside the caller, once.
+  void dead();
+  // Until each of the abort hooks, if they run, has returned or has had its moment: what it looks at
+  // first may go then.
+  void await_abort_hooks();
 
   // Calls no hook from now on.
   void silence();
 
-  // Until every work that has begun has ended and its hooks have returned.
-  void wait_for_all();
-  // The same, but no longer than until then.
+  // Whether every work that has begun has ended and its hooks have returned.
+  bool all_ended() const { return under_way_.load(std::memory_order_acquire) == 0; }
+  // Until that is so, but no longer than until then.
   void wait_for_all(std::chrono::steady_clock::time_point deadline);
 
  private:
@@ -94,27 +100,24 @@ class Observers {
   template <typename Hook>
   void remove(Hooks<Hook>& hooks, int64_t id);
   void tell(const Ending& ending);
-  // The group is dead: the abort hooks run beside the caller, once.
-  void dead();
-  std::vector<std::shared_ptr<AbortHook>> abort_hooks();
   // One work fewer is under way.
   void leave();
 
   std::atomic<size_t> under_way_ = 0;
   // A hook or extra time has been asked for, so works must be tracked.
   std::atomic<bool> asked_ = false;
-  // The abort hooks have been called, or are about to be.
-  std::atomic<bool> told_of_death_ = false;
   std::mutex mutex_;
   Hooks<AbortHook> abort_hooks_;
   Hooks<CompletionHook> completion_hooks_;
   std::shared_ptr<WorkHook> work_hook_;
   std::vector<Extension> extensions_;
+  // Of the abort hooks, once they run: the last one has been called.
+  std::shared_future<void> all_called_;
 };
 
-// Waits until the abort hooks of every group that has died have returned, before what they look at
-// goes: their groups, or the interpreter. A minute at the most: the flight recorder takes two
-// seconds, and many times that on a host with far more ranks than cores.
+// Waits until the abort hooks of every group that has died have returned, before the interpreter
+// goes. A minute at the most: the flight recorder takes two seconds, and many times that on a host
+// with far more ranks than cores.
 void drain_abort_hooks();
 
 }  // namespace unisono

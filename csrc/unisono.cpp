@@ -6,6 +6,7 @@
 #include "buffers.cpp"
 #include "device_launch.cpp"
 #include "device_work.cpp"
+#include "gloos_name.cpp"
 #include "launch.cpp"
 #include "life.cpp"
 #include "memory.cpp"

@@ -183,6 +183,11 @@ bool Work::wait(std::chrono::milliseconds timeout) {
       }
       Status status = operation->wait(limit);
       if (status.code == 0) continue;
+      if (static_cast<Code>(status.code) == Code::Interrupted) {
+        // The group is dead, and the operations end. What is under way on devices does with this.
+        handle_->abort("interrupted");
+        raise(status);
+      }
       // The caller's patience ran out; the operation goes on.
       if (!operation->is_done()) raise(status);
       // It may have ended since, and not with that.

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
@@ -44,12 +45,22 @@ struct Handle {
 
   // A collective on device memory begins; the device has got past one; until it has got past all.
   void begin_on_device() { on_device_.fetch_add(1, std::memory_order_relaxed); }
-  void end_on_device() {
-    if (on_device_.fetch_sub(1, std::memory_order_release) == 1) on_device_.notify_all();
+  void end_on_device() { on_device_.fetch_sub(1, std::memory_order_release); }
+  void wait_for_device() const {
+    wait_until([this] { return on_device_.load(std::memory_order_acquire) == 0; });
   }
-  void wait_for_device() {
-    for (size_t left; (left = on_device_.load(std::memory_order_acquire)) > 0;) {
-      on_device_.wait(left, std::memory_order_acquire);
+
+  // Until `is_over`, which is looked at every millisecond. What a handler of a signal raises
+  // meanwhile is the end of the group, as in the waits of the core.
+  template <typename Condition>
+  void wait_until(const Condition& is_over) const {
+    for (int looks = 1; !is_over(); ++looks) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (looks % 50 != 0) continue;
+      const Status heard = check_signals();
+      if (heard.code == 0) continue;
+      abort("interrupted");
+      raise(heard);
     }
   }
 

@@ -151,21 +151,43 @@ def _of_a_type_of_its_own(dist: Any, names: dict[str, str]) -> Iterator[None]:
 
 
 def _serve_the_recorder(c10d: Any) -> None:
-    """Have the flight recorder of torch 2.15 see the calls of groups that `split_group` makes.
+    """Have the flight recorder and the health check of torch 2.15 know our groups as gloo's.
 
-    gloo records by itself, so torch attaches nothing to a group that is gloo's by its name. A group
-    that is made by its name has our name then; one that is split from another has not.
+    gloo records by itself, where torch's tools look unless they are told otherwise, and torch
+    attaches nothing to a group that is gloo's by its name.
     """
     attach = getattr(c10d, "_maybe_attach_flight_recorder", None)
     if attach is None:
         return
+    import torch
 
-    def _maybe_attach_flight_recorder(pg: Any, *args: Any, **kwargs: Any) -> None:
+    def takes_gloos_name(pg: Any) -> bool:
+        if all(device.type != "cpu" for device in pg._device_types):
+            return False
+        ours = is_ours(pg._get_backend(torch.device("cpu")))
+        return ours and hasattr(torch.ops.unisono, "known_as_gloo")
+
+    def _maybe_attach_flight_recorder(pg: Any, config: Any, global_ranks: list[int]) -> None:
+        # A group that was made by our name is recorded by it.
+        if takes_gloos_name(pg) and "unisono" not in config.get_device_backend_map().values():
+            torch.ops.unisono.known_as_gloo(pg.boxed(), global_ranks)
+            return
         ours = any(is_ours(pg._get_backend(device)) for device in pg._device_types)
         with _by_our_name() if ours else contextlib.nullcontext():
-            attach(pg, *args, **kwargs)
+            attach(pg, config, global_ranks)
 
     c10d._maybe_attach_flight_recorder = _maybe_attach_flight_recorder
+    genuine = getattr(c10d, "HealthCheckHook", None)
+    if genuine is None:
+        return
+
+    def check_health(pg: Any) -> None:
+        if takes_gloos_name(pg):
+            torch.ops.unisono.unhealthy_as_gloo(pg.boxed())
+        else:
+            genuine.attach(pg)
+
+    c10d.HealthCheckHook = SimpleNamespace(attach=check_health)
 
 
 def _serve_the_class(dist: Any, c10d: Any, asked_by: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -46,10 +47,63 @@ def settle_early() -> None:
     _close_windows(dist, c10d)
     _gather_by_thread(dist, c10d)
     _serve_objects(dist, c10d)
+    _hear_signals_at_the_store(dist, c10d)
     if hasattr(dist.Backend, "_ensure_backend_registered"):
         return  # torch 2.14 and newer ask what a backend can do.
     _open_monitored_barrier(dist, c10d)
     _open_set_timeout(c10d)
+
+
+def _hear_signals_at_the_store(dist: Any, c10d: Any) -> None:
+    """Torch's store waits for all ranks to connect to it in C++, where no handler of a signal runs.
+
+    So it is made on a thread of its own, while the thread that wants it hears signals.
+    """
+    meet = c10d.rendezvous
+    make = dist.init_process_group
+    making = threading.local()
+
+    def rendezvous(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        found = meet(url, *args, **kwargs)
+        if getattr(making, "ours", False):
+            yield _beside(functools.partial(next, found))
+        yield from found
+
+    @functools.wraps(make)
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+        making.ours = _means_us(backend)
+        try:
+            make(backend, *args, **kwargs)
+        finally:
+            making.ours = False
+
+    c10d.rendezvous = rendezvous
+    dist.init_process_group = c10d.init_process_group = init_process_group
+
+
+def _means_us(backend: Any) -> bool:
+    """Return whether a group that is made with this argument runs on unisono, at least in part."""
+    from unisono import _as_gloo
+
+    if backend is None:
+        return _as_gloo.is_active()
+    names = {part.rpartition(":")[2] for part in str(backend).lower().split(",")}
+    return _NAME in names or (_as_gloo.is_active() and "gloo" in names)
+
+
+def _beside(call: Callable[[], Any]) -> Any:
+    """Return what `call` returns on a thread of its own; an exception of a handler comes first."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    # The interpreter does not wait for it: it may be asking for a host that never answers.
+    threading.Thread(target=run, name="unisono-store", daemon=True).start()
+    return future.result()
 
 
 def settle() -> None:

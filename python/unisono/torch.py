@@ -179,6 +179,11 @@ def _prepare() -> None:
     # DDP asks a backend for the memory of its buckets only where this is 0; it looks at each making
     # of buckets. A value that is already set is the user's choice.
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    # To name the frames of Python torch's flight recorder imports torch's compiler, which takes
+    # seconds. After 15 it gives up, and leaves a thread behind that ends the process if it meets
+    # the interpreter's end; that end waits for a minute.
+    if "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC" not in os.environ:
+        os.environ.setdefault("TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC", "45000")
     # Before the interpreter goes: callbacks of operations under way need it, and peers wait for our
     # farewell.
     atexit.register(core.close_torch_groups)

@@ -40,6 +40,8 @@ mod torch {
             .include(csrc)
             .flag("-isystem")
             .flag(torch.join("include"))
+            .flag("-isystem")
+            .flag(torch.join("include/torch/csrc/api/include"))
             .flag_if_supported("-Wno-deprecated-declarations")
             .file(csrc.join("unisono.cpp"))
             .file(csrc.join("old_runtime.cpp"))

@@ -6,9 +6,10 @@
 //!
 //! - [`types`], [`buffer`], [`error`], [`config`]: the vocabulary. `buffer` is the only place where a pointer becomes a
 //!   slice; `config` is the one table of settings.
-//! - `sync`, [`fence`], `fork`, `threads`, `processors`, `descriptors`, `rarely`: the words that threads share, and loom's in
-//!   tests; what a panic becomes, whether this process is a forked child, which threads the library has started, where they
-//!   may run, how many descriptors there are, and how often a line is logged.
+//! - `sync`, [`fence`], `fork`, [`interrupts`], `threads`, `processors`, `descriptors`, `rarely`: the words that threads share,
+//!   and loom's in tests; what a panic becomes, whether this process is a forked child, what a long wait does about signals,
+//!   which threads the library has started, where they may run, how many descriptors there are, and how often a line is
+//!   logged.
 //! - [`heap`]: memory that peers on the same host work on in place.
 //! - [`plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
 //!   which `plan::check` proves right without a socket.
@@ -75,6 +76,7 @@ mod fork;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod heap;
+pub mod interrupts;
 pub mod one_sided;
 pub mod plan;
 mod processors;

@@ -24,11 +24,14 @@ use unisono::{Communicator, Completion, PointToPoint, Request, Sizes, Work};
 mod bridge;
 mod device;
 mod heap;
+mod interrupts;
 
 use bridge::ffi;
+use interrupts::{check_signals, give_up, status_of_wait, take_raised};
 
 /// Puts what Python needs of the torch door into the module.
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    interrupts::hear();
     module.add("TORCH_VERSION", ffi::torch_version())?;
     module.add_function(wrap_pyfunction!(device::device_allocator, module)?)?;
     module.add_function(wrap_pyfunction!(close_torch_groups, module)?)
@@ -41,12 +44,6 @@ fn close_torch_groups(py: Python<'_>) {
         ffi::close_all();
         unisono::wait_for_threads(crate::THREADS_END);
     });
-}
-
-/// Imports the part of torch by which its flight recorder names the frames of Python.
-fn import_compiler() {
-    // At the end of the interpreter, and where torch lacks its compiler, the recorder does without as well.
-    let _ = Python::try_attach(|py| py.import("torch._inductor.codecache").map(drop));
 }
 
 /// How long a group that is closed waits for what is under way on devices.
@@ -77,7 +74,7 @@ fn join(store: &ffi::Store, rank: usize, world: usize, settings: &[ffi::Setting]
 fn as_joined(joined: Result<Option<Communicator>>) -> ffi::Joined {
     let (status, communicator) = match joined {
         Ok(communicator) => (ok(), communicator),
-        Err(error) => (status(&error), None),
+        Err(error) => (status_of_wait(&error), None),
     };
     ffi::Joined {
         status,
@@ -129,13 +126,13 @@ unsafe fn start(
 /// # Safety
 /// The memory of `call` keeps the promise of [`Memory::from_raw_parts`] until this returns.
 unsafe fn run(group: &Group, call: &ffi::Call<'_>) -> ffi::Ran {
-    let ran = group.guard(|communicator| {
+    let ran = group.guard_wait(|communicator| {
         // SAFETY: the operation has completed when `run` returns, and the caller vouches until then.
         unsafe { communicator.run(request(call)?) }
     });
     let sequence = *ran.as_ref().unwrap_or(&0);
     ffi::Ran {
-        status: outcome(ran.map(drop)),
+        status: outcome_of_wait(ran.map(drop)),
         sequence,
     }
 }
@@ -242,16 +239,29 @@ impl Group {
         communicator.guard(body)
     }
 
+    /// As [`Group::guard`], for a body that waits. A wait that a signal has ended ends what is under way elsewhere in the
+    /// communicator, too.
+    fn guard_wait<T>(&self, body: impl FnOnce(&Communicator) -> Result<T>) -> Result<T> {
+        self.guard(|communicator| {
+            body(communicator).inspect_err(|_| {
+                if interrupts::is_raised() {
+                    communicator.abort("interrupted");
+                }
+            })
+        })
+    }
+
     fn monitored_barrier(&self, timeout_ms: u64, report_all: bool) -> ffi::Status {
         let timeout = Duration::from_millis(timeout_ms);
-        outcome(self.guard(|communicator| {
+        outcome_of_wait(self.guard_wait(|communicator| {
             let result = communicator.monitored_barrier(timeout, report_all);
             result.map_err(|error| in_torchs_words(communicator.rank(), timeout, error))
         }))
     }
 
     fn all_reduce_int8(&self, values: &mut [f32], average: bool) -> ffi::Status {
-        outcome(self.guard(|communicator| communicator.all_reduce_int8(values, average)))
+        let all_reduce = |communicator: &Communicator| communicator.all_reduce_int8(values, average);
+        outcome_of_wait(self.guard_wait(all_reduce))
     }
 
     fn set_timeout(&self, timeout_ms: u64) {
@@ -294,7 +304,7 @@ impl Group {
     /// Messages on devices that the peer has read already may not have been noticed to be; others are given a while.
     fn close(&self) {
         self.quietly(|communicator| {
-            let _ = communicator.finish(Some(FAREWELL));
+            let _ = interrupts::later(|| communicator.finish(Some(FAREWELL)));
             communicator.close();
         });
     }
@@ -315,7 +325,7 @@ impl Operation {
 
     /// Waits for at most `timeout_ms`, for ever when it is negative.
     fn wait(&self, timeout_ms: i64) -> ffi::Status {
-        outcome(guard(|| match &self.0 {
+        outcome_of_wait(guard(|| match &self.0 {
             Some(work) => work.wait(timeout(timeout_ms)),
             None => Err(Error::internal("the operation was never started")),
         }))
@@ -515,6 +525,11 @@ fn outcome(result: Result<()>) -> ffi::Status {
     result.map_or_else(|error| status(&error), |()| ok())
 }
 
+/// As [`outcome`], of something in which this thread may have waited.
+fn outcome_of_wait(result: Result<()>) -> ffi::Status {
+    result.map_or_else(|error| status_of_wait(&error), |()| ok())
+}
+
 fn ok() -> ffi::Status {
     ffi::Status {
         code: 0,
@@ -530,6 +545,9 @@ fn status(error: &Error) -> ffi::Status {
 }
 
 fn result(status: ffi::Status) -> Result<()> {
+    if status.code == ffi::Code::Interrupted.repr {
+        return Err(Error::new(Code::Aborted, status.message));
+    }
     match Code::from_number(status.code) {
         None => Ok(()),
         Some(code) => Err(Error::new(code, status.message)),

@@ -128,7 +128,10 @@ def test_groups_made_by_a_split() -> None:
         assert found["is"]
         # torch's flight recorder has seen both calls end, and knows of which group they were.
         assert len(found["recorded"]) == 2
-        assert found["recorded"][0] == ("a pair", "unisono:all_reduce", "completed")
+        assert found["recorded"][0] == ("a pair", "gloo:all_reduce", "completed")
+        assert found["told"] == ["gloo:all_reduce"] * 2
+        assert found["ranks"] in ("[0, 1]", "[2, 3]")
+        assert found["unhealthy"] == ["gloo"]
 
 
 def test_by_call() -> None:

@@ -7,8 +7,10 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ranks import run_ranks
@@ -228,11 +230,17 @@ def rank_gets_extra_time() -> None:
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match="Timed out"):
             dist.barrier()
-        # The hooks run beside; this waits for them.
-        dist.destroy_process_group()
-        assert aborted
+        # The hooks run beside.
+        until(lambda: aborted)
     else:
         time.sleep(4)
+
+
+def until(condition: Callable[[], object], limit: float = 20) -> None:
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 WAITS = {
@@ -269,7 +277,59 @@ def rank_loses_a_peer(how: str) -> None:
     with pytest.raises(RuntimeError, match=f"rank {world - 1} "):
         dist.barrier()
     dist.destroy_process_group()
+    until(lambda: seen)
     assert seen == [True]
+
+
+@pytest.mark.skipif(not ASKS, reason="torch 2.11 has no such hooks")
+def test_nobody_waits_for_abort_hooks() -> None:
+    run_ranks(2, f"{__name__}:rank_has_slow_hooks", torch=True, timeout=90)
+
+
+def rank_has_slow_hooks() -> None:
+    rank, _ = start()
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.new_group([0, 1])
+    dist.barrier(group=group)
+    dist.barrier()
+    if rank == 1:
+        for each, name in ((group, "one"), (None, "all")):
+            with pytest.raises(dist.DistBackendError, match="rank 0 aborted"):
+                dist.all_reduce(torch.ones(3), group=each)
+            store.set(f"heard of {name}", "")
+        return
+
+    # The first hook returns only when the others have been called, the call that aborts or destroys
+    # has returned, and the other rank has heard; so it does not if any of these comes after it.
+    order: list[int] = []
+    seen: list[bool] = []
+    returned = threading.Event()
+
+    def first(name: str) -> None:
+        order.append(1)
+        seen.append(returned.wait(20))
+        store.wait([f"heard of {name}"], timedelta(seconds=20))
+        until(lambda: order == [1, 3, 9])
+        seen.append(True)
+
+    def see(own: Any, name: str) -> None:
+        own.register_abort_hook(9, lambda: order.append(9))
+        own.register_abort_hook(3, lambda: order.append(3))
+        own.register_abort_hook(1, lambda: first(name))
+
+    see(backend(group), "one")
+    backend(group).abort()
+    dist.destroy_process_group(group)
+    returned.set()
+    until(lambda: len(seen) == 2)
+    assert (seen, order) == ([True, True], [1, 3, 9])
+
+    order.clear(), seen.clear(), returned.clear()
+    see(backend(), "all")
+    dist.distributed_c10d._abort_process_group()
+    returned.set()
+    until(lambda: len(seen) == 2)
+    assert (seen, order) == ([True, True], [1, 3, 9])
 
 
 @pytest.mark.skipif(not ASKS, reason="torch 2.11 records only backends of its own")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import pickle
 import time
 from typing import Any
+from urllib.request import Request, urlopen
 
 import torch
 import torch.distributed as dist
@@ -294,8 +296,17 @@ def split() -> dict[str, Any]:
         total = torch.full((3,), float(rank))
         dist.all_reduce(total, group=group)
         assert total.eq(sum(mine)).all()
-    trace = pickle.loads(native._dump_fr_trace(backend="unisono"))
+    # Where torch's tools look if they are told nothing else.
+    trace = pickle.loads(native._dump_fr_trace())
+    worker = native._WorkerServer("127.0.0.1", 0)
+
+    def ask(handler: str) -> Any:
+        request = Request(f"http://127.0.0.1:{worker.port}/handler/{handler}", method="POST", data=b"")
+        return json.loads(urlopen(request, timeout=LIMIT.total_seconds()).read())
+
     found = {
+        "told": [entry["profiling_name"] for entry in ask("fr_trace_json")["entries"]],
+        "ranks": trace["pg_config"][part.group_name]["ranks"],
         "served": [served(part), served(by_name)],
         "backend": [dist.get_backend(part), dist.get_backend(by_name)],
         "name": [part.name(), by_name.name()],
@@ -305,5 +316,10 @@ def split() -> dict[str, Any]:
             for entry in trace["entries"]
         ],
     }
-    dist.destroy_process_group()
-    return found
+    # No barrier: that would be one of the calls.
+    dist.distributed_c10d._abort_process_group()
+    end = time.monotonic() + LIMIT.total_seconds()
+    while ask("c10d_health_check")["healthy"]:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return found | {"unhealthy": ask("c10d_health_check")["unhealthy_backends"]}

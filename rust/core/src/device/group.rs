@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::engine::{Completion, Group, Request, WorkState};
+use crate::engine::{Completion, Group, Request, WorkState, interrupted};
 use crate::error::{Code, Error, Result};
+use crate::interrupts::Checks;
 use crate::plan::Plan;
 use crate::plan::signals::Peers;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Stream, StreamIdentity};
@@ -422,10 +423,12 @@ impl DeviceGroup {
         crate::fork::check()?;
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut looks = 0_u32;
+        let mut checks = Checks::default();
+        let mut raised = None;
         loop {
             self.settle();
             if let Some(result) = work.result() {
-                return result.clone();
+                return raised.map_or_else(|| result.clone(), Err);
             }
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Err(Error::new(
@@ -437,6 +440,14 @@ impl DeviceGroup {
                     ),
                 )
                 .with_operation(work.name()));
+            }
+            checks.next();
+            if checks.are_due()
+                && let Err(reason) = checks.run()
+            {
+                let error = interrupted(self.parent.rank(), work, &reason);
+                self.fail(error.clone());
+                raised = Some(error);
             }
             pause(&mut looks);
         }

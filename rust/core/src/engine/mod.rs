@@ -49,5 +49,6 @@ pub(crate) use message::blocking::{Inbound, Outbound};
 pub(crate) use message::frame::NOTE;
 pub(crate) use state::Group;
 pub use threads::wait_for_threads;
+pub(crate) use group::lead::interrupted;
 pub(crate) use work::WorkState;
 pub use work::{Completion, PointToPoint};

@@ -2,8 +2,8 @@
 
 use super::heap::{heap_allocate, heap_enabled, heap_free};
 use super::{
-    Group, Operation, OwnStream, check_device, estimate, estimate_message, import_compiler,
-    is_capturing, join, lend_stream, receive, run, send, start, subgroup,
+    Group, Operation, OwnStream, check_device, check_signals, estimate, estimate_message, give_up,
+    is_capturing, join, lend_stream, receive, run, send, start, subgroup, take_raised,
 };
 
 #[cxx::bridge(namespace = "unisono")]
@@ -105,6 +105,16 @@ pub(super) mod ffi {
         Aborted = 6,
         System = 7,
         Internal = 9,
+        /// None of the core's: a handler of a signal has raised, and [`take_raised`] gives what.
+        Interrupted = 255,
+    }
+
+    /// A Python exception: its class, itself and its traceback (or 0), each a reference that the owner of this gives up.
+    struct Raised {
+        class_: usize,
+        value: usize,
+        traceback: usize,
+        message: String,
     }
 
     /// How the blocks of an operation are sized.
@@ -210,7 +220,9 @@ pub(super) mod ffi {
         fn abort(self: &Group, reason: &str);
         fn close(self: &Group);
 
-        fn import_compiler();
+        fn check_signals() -> Status;
+        fn take_raised() -> Raised;
+        unsafe fn give_up(object: usize);
 
         fn check_device(device: i32) -> Status;
         fn is_capturing(place: Place) -> bool;

@@ -12,6 +12,8 @@ use crate::engine::wait::contention;
 use crate::engine::wait::progress::Found;
 use crate::engine::work::WorkState;
 use crate::fence::contained;
+use crate::interrupts::Checks;
+use crate::types::Rank;
 
 /// Steps that moved something between two looks at deadlines and at the state of peers.
 const STEPS_PER_LOOK: u32 = 1024;
@@ -35,6 +37,9 @@ impl Group {
 
     /// Waits for the end of one of several operations of this group: which, and how it ended. `None` when the time is
     /// up.
+    ///
+    /// A handler of a signal that raises meanwhile ends the group, and so the operations: other ranks may have this rank's
+    /// part of them already, and nothing may touch their memory when this returns.
     pub(crate) fn wait_any(
         &self,
         works: &[&WorkState],
@@ -45,6 +50,7 @@ impl Group {
         }
         crate::fork::check()?;
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut checks = Checks::default();
         let mut core = self.core.lock();
         loop {
             if let Some(ended) = first_ended(works) {
@@ -55,9 +61,18 @@ impl Group {
                 self.stop_waiting(&mut core);
                 return Ok(None);
             }
+            if checks.are_due() {
+                self.stop_waiting(&mut core);
+                if let Err(reason) = MutexGuard::unlocked(&mut core, || checks.run()) {
+                    let error = interrupted(self.rank, works[0], &reason);
+                    self.fail(&mut core, error.clone());
+                    return Ok(Some((0, Err(error))));
+                }
+                continue;
+            }
             if core.leader {
                 core.followers += 1;
-                match until {
+                match earlier(until, checks.next()) {
                     Some(until) => {
                         let _ = self.turn.wait_until(&mut core, until);
                     }
@@ -68,7 +83,7 @@ impl Group {
             }
             core.leader = true;
             core.matching.hold_offers(true);
-            if let Err(error) = contained(|| self.lead(&mut core, works, until)) {
+            if let Err(error) = contained(|| self.lead(&mut core, works, until, &mut checks)) {
                 core.sleeping = false;
                 self.fail(&mut core, error);
             }
@@ -90,8 +105,14 @@ impl Group {
         }
     }
 
-    /// Steps the group until one of `works` has ended or the time is up.
-    fn lead(&self, core: &mut MutexGuard<'_, Core>, works: &[&WorkState], until: Option<Instant>) {
+    /// Steps the group until one of `works` has ended, the time is up, or it is time to check for signals.
+    fn lead(
+        &self,
+        core: &mut MutexGuard<'_, Core>,
+        works: &[&WorkState],
+        until: Option<Instant>,
+        checks: &mut Checks,
+    ) {
         let mut steps = 0_u32;
         let is_over = || until.is_some_and(|until| Instant::now() >= until);
         while works.iter().all(|work| work.result().is_none()) {
@@ -101,9 +122,10 @@ impl Group {
                 if steps.is_multiple_of(STEPS_PER_LOOK) {
                     // Others may move without a pause while this operation waits in vain.
                     self.look_around(core);
-                    if is_over() {
+                    if is_over() || checks.are_due() {
                         return;
                     }
+                    checks.next();
                 }
                 // A thread that submits or aborts meanwhile gets its turn.
                 MutexGuard::bump(core);
@@ -130,7 +152,7 @@ impl Group {
                 // The rank that sent it may wait for more than this receive.
                 Next::Sleep if core.matching.release_offers() => continue,
                 Next::Sleep => {
-                    let mut wake = until;
+                    let mut wake = earlier(until, checks.next());
                     if !self.arm(core, &mut wake) {
                         core.sleeping = true;
                         MutexGuard::unlocked(core, || self.parker.sleep(wake));
@@ -139,6 +161,9 @@ impl Group {
                     self.disarm(core);
                     // Nothing has moved yet: if nothing does, it sleeps again soon.
                     self.look_around(core);
+                    if checks.are_due() {
+                        return;
+                    }
                 }
             }
             if core.backoff.is_time_to_look_around() {
@@ -213,6 +238,19 @@ impl Group {
             self.look_around(&mut core);
         }
     }
+}
+
+/// Why a group ends when a handler of a signal raises while this rank waits for `work`.
+pub(crate) fn interrupted(rank: Rank, work: &WorkState, reason: &str) -> Error {
+    let name = work.name();
+    Error::new(
+        Code::Aborted,
+        format!("rank {rank} aborted the group: interrupted in {name}: {reason}"),
+    )
+}
+
+fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(other).min()
 }
 
 /// The first of `works` that has ended, and how.

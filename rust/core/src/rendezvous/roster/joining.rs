@@ -202,6 +202,8 @@ impl Joining<'_> {
             match self.store.wait(VERDICT, self.left().min(pause)) {
                 Ok(verdict) => return self.conclude(&verdict),
                 Err(error) if error.code == Code::Timeout => pause = REPORT,
+                // It leaves for a reason of its own, and rank 0 has its entry already.
+                Err(error) if error.code == Code::Aborted => return Err(self.in_trouble(error)),
                 Err(error) => return Err(error),
             }
             self.check_own_entry()

@@ -1,0 +1,69 @@
+//! Signals that come while the program's main thread waits.
+//!
+//! A language such as Python runs its handlers of signals itself: in its main thread, when it is asked to. So a door gives
+//! a function that asks ([`check_with`]), and every long wait of the main thread calls it now and then, without a lock.
+//! When a handler raises, the wait is over; what becomes of the operation is the wait's business. Without such a
+//! function, and in other threads, waits are never interrupted.
+//!
+//! A wait checks only once it has lasted: a short one reads no clock for it.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Runs the handlers of the signals that have come. An error is the reason why a wait is to end.
+pub type Check = fn() -> Result<(), String>;
+
+/// How long a wait may keep a handler from running.
+pub const SLICE: Duration = Duration::from_millis(50);
+
+static CHECK: OnceLock<Check> = OnceLock::new();
+
+/// From now on waits of the main thread call `check` every [`SLICE`]. The first one stays.
+pub fn check_with(check: Check) {
+    let _ = CHECK.set(check);
+}
+
+/// Runs the handlers of signals, if this is the main thread and a door has said how.
+///
+/// # Errors
+/// What a handler raised.
+pub fn check() -> Result<(), String> {
+    of_this_thread().map_or(Ok(()), |check| check())
+}
+
+fn of_this_thread() -> Option<Check> {
+    let check = *CHECK.get()?;
+    let is_main = rustix::thread::gettid() == rustix::process::getpid();
+    is_main.then_some(check)
+}
+
+/// When one wait checks for signals.
+#[derive(Debug, Default)]
+pub(crate) struct Checks {
+    /// The next time, or never in this thread. Not known before the wait has lasted.
+    next: Option<Option<Instant>>,
+}
+
+impl Checks {
+    /// The next time, for a wait that lasts.
+    pub(crate) fn next(&mut self) -> Option<Instant> {
+        let soon = || of_this_thread().and_then(|_| Instant::now().checked_add(SLICE));
+        *self.next.get_or_insert_with(soon)
+    }
+
+    /// Whether that has come.
+    pub(crate) fn are_due(&self) -> bool {
+        let next = self.next.flatten();
+        next.is_some_and(|next| Instant::now() >= next)
+    }
+
+    /// Runs the handlers of signals, which takes as long as they take: no lock must be held.
+    ///
+    /// # Errors
+    /// What a handler raised.
+    pub(crate) fn run(&mut self) -> Result<(), String> {
+        let checked = check();
+        self.next = None;
+        checked
+    }
+}
