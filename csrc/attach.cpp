@@ -173,16 +173,24 @@ void attach(const c10::intrusive_ptr<c10d::ProcessGroup>& pg,
 }
 
 struct Registry {
-  // The process that the groups are of: a forked child has none of the threads that would end them.
-  std::atomic<pid_t> owner = 0;
+  // The process that the groups are of.
+  const pid_t owner = ::getpid();
   std::mutex mutex;
   std::vector<std::weak_ptr<Handle>> handles;
 };
 
-// Leaked: backends may be destroyed after static objects.
+// This process's. A forked child has one of its own: in its parent's are groups whose threads it does
+// not have, and a lock that one of them may have held. Leaked: backends may be destroyed after static
+// objects.
 Registry& registry() {
-  static auto* instance = new Registry;
-  return *instance;
+  static std::atomic<Registry*> instance = nullptr;
+  Registry* known = instance.load();
+  if (known != nullptr && known->owner == ::getpid()) return *known;
+  auto* made = new Registry;
+  if (instance.compare_exchange_strong(known, made)) return *made;
+  // Another thread was faster.
+  delete made;
+  return *known;
 }
 
 }  // namespace
@@ -199,14 +207,12 @@ c10::intrusive_ptr<Backend> join_group(const c10::intrusive_ptr<c10d::Store>& st
 
 void remember(const std::shared_ptr<Handle>& handle) {
   std::lock_guard lock(registry().mutex);
-  registry().owner = ::getpid();
   auto& handles = registry().handles;
   std::erase_if(handles, [](const auto& known) { return known.expired(); });
   handles.push_back(handle);
 }
 
 void close_all() noexcept {
-  if (registry().owner != ::getpid()) return;
   std::vector<std::weak_ptr<Handle>> handles;
   {
     std::lock_guard lock(registry().mutex);

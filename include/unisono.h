@@ -63,9 +63,10 @@
  * often.
  *
  * \section processes Processes
- * A child made by fork() of a process that has had communicators can use neither its parent's nor
- * new ones: the calls fail with #UNISONO_ABORTED. Parent and child share the memory of
- * unisono_mem_alloc(). At exit() the library closes in good order what is open.
+ * A child made by fork() can make communicators of its own; calls with its parent's fail with
+ * #UNISONO_ABORTED. Of the memory of unisono_mem_alloc() it has a copy of its own, in which what it
+ * has not written itself shows what the parent writes there later: to keep a state, copy it first.
+ * At exit() the library closes in good order what is open.
  *
  * \section structs Structs
  * Structs that may grow begin with their size: fill them by their `_INIT` macro, and a program that

@@ -162,6 +162,13 @@ static void forked(void) {
     OK(unisono_communicator_rank(comm, &number));
     CHECK(number == rank && z == 1);
     OK(unisono_communicator_destroy(comm));
+    /* It may make one of its own. */
+    unisono_unique_id id;
+    unisono_communicator* own = NULL;
+    OK(unisono_unique_id_create(NULL, &id));
+    OK(unisono_communicator_from_id(&id, 0, 1, NULL, &own));
+    OK(unisono_all_reduce(own, &z, &z, 1, F32, UNISONO_SUM, NULL, NULL));
+    CHECK(z == 1);
 #ifdef __SANITIZE_ADDRESS__
     _exit(0); /* what its parent's threads held looks like a leak */
 #endif

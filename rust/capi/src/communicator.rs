@@ -3,10 +3,10 @@
 use std::ffi::c_char;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use unisono::config::Config;
 use unisono::cuda;
 use unisono::error::{Error, Result};
+use unisono::locks::Mutex;
 use unisono::rendezvous::{self, Meeting, launcher, unique_id};
 
 use crate::config::{self, Settings};
@@ -44,8 +44,11 @@ pub(crate) struct Joined {
 
 impl Joined {
     pub(crate) fn close(&self) {
-        self.comm.close();
-        drop(self.meeting.lock().take());
+        // In a forked child it is left alone, with all that belongs to it.
+        if self.comm.check_process().is_ok() {
+            self.comm.close();
+            drop(self.meeting.lock().take());
+        }
     }
 }
 
@@ -251,7 +254,7 @@ pub unsafe extern "C" fn unisono_communicator_set_timeout(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unisono_communicator_status(comm: *const Communicator) -> Status {
     on(comm, |joined| {
-        unisono::check_process()?;
+        joined.comm.check_process()?;
         joined.comm.error().map_or(Ok(()), Err)
     })
 }
@@ -267,7 +270,7 @@ pub unsafe extern "C" fn unisono_communicator_abort(
             // SAFETY: the header asks for a text.
             false => unsafe { string("reason", reason)? },
         };
-        unisono::check_process()?;
+        joined.comm.check_process()?;
         joined.comm.abort(reason);
         Ok(())
     })
@@ -285,7 +288,7 @@ pub unsafe extern "C" fn unisono_communicator_report(
             return Err(Error::invalid("text is needed, but NULL was given"));
         }
         let place = output("length", length)?;
-        unisono::check_process()?;
+        joined.comm.check_process()?;
         let report = joined.comm.recent_operations().join("\n");
         if let Some(room) = capacity.checked_sub(1) {
             let part = room.min(report.len());

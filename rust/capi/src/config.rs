@@ -3,9 +3,9 @@
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
-use parking_lot::Mutex;
 use unisono::config::{self, Config};
 use unisono::error::{Error, Result};
+use unisono::locks::Mutex;
 
 use crate::error::{Status, output};
 use crate::fence::{fence, text};

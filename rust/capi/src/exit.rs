@@ -1,8 +1,6 @@
 //! The end of the process: what is left open is closed in good order, and the threads end before it.
 
-use std::process;
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::communicator::COMMUNICATORS;
@@ -11,23 +9,17 @@ use crate::fence::fence;
 /// How long the exit may wait for our threads, which need far less.
 const THREADS_END: Duration = Duration::from_secs(1);
 
-static PREPARED: Once = Once::new();
-/// The process that did: the handlers of a forked child are its parent's.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+static PREPARED: AtomicBool = AtomicBool::new(false);
 
-/// From now on `exit` closes what is open.
+/// From now on `exit` closes what is open, in forked children too, which inherit the handler.
 pub(crate) fn prepare() {
-    PREPARED.call_once(|| {
-        PROCESS.store(process::id(), Ordering::Relaxed);
+    if !PREPARED.swap(true, Ordering::Relaxed) {
         // SAFETY: a plain function of this library, which is never unloaded (it is linked with -z nodelete).
         unsafe { libc::atexit(close_all) };
-    });
+    }
 }
 
 extern "C" fn close_all() {
-    if process::id() != PROCESS.load(Ordering::Relaxed) {
-        return;
-    }
     // The process ends: no caller is left to get an error.
     let _ = fence(|| {
         for joined in COMMUNICATORS.all() {

@@ -19,8 +19,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use unisono::PerProcess;
 use unisono::error::{Error, Result};
+use unisono::locks::Mutex;
 
 const KIND_BITS: u32 = 4;
 const GENERATION_SHIFT: u32 = 28;
@@ -86,9 +87,11 @@ pub(crate) struct Table<T: 'static, W: Word = AtomicU64> {
     /// What it is called in errors, with its article.
     name: &'static str,
     chunks: [AtomicPtr<Slot<T, W>>; CHUNKS],
-    free: Mutex<Free>,
+    free: PerProcess<Mutex<Free>>,
 }
 
+/// Of this process. A forked child makes its handles in slots of its own, after its parent's.
+#[derive(Default)]
 struct Free {
     indices: Vec<usize>,
     made: usize,
@@ -116,10 +119,7 @@ impl<T: Send + Sync, W: Word> Table<T, W> {
             kind,
             name,
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
-            free: Mutex::new(Free {
-                indices: Vec::new(),
-                made: 0,
-            }),
+            free: PerProcess::new(Mutex::default),
         }
     }
 
@@ -219,9 +219,12 @@ impl<T: Send + Sync, W: Word> Table<T, W> {
     }
 
     fn take_index(&self) -> Result<usize> {
-        // In a forked child the lock may be taken for ever.
-        unisono::check_process()?;
         let mut free = self.free.lock();
+        if free.made == 0 {
+            let inherited = self.chunks.iter();
+            let inherited = inherited.take_while(|chunk| !chunk.load(Ordering::Relaxed).is_null());
+            free.made = FIRST * ((1 << inherited.count()) - 1);
+        }
         if let Some(index) = free.indices.pop() {
             return Ok(index);
         }
@@ -301,10 +304,7 @@ impl<T: Send + Sync, W: Word> Held<T, W> {
         let value = unsafe { (*self.slot.value.get()).assume_init_read() };
         // Outside every fence: a panic has nowhere to go.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(value)));
-        // In a forked child the lock may be taken for ever, and the handles are its parent's.
-        if unisono::check_process().is_ok() {
-            self.table.free.lock().indices.push(self.index);
-        }
+        self.table.free.lock().indices.push(self.index);
     }
 }
 

@@ -4,8 +4,8 @@ use std::ffi::{c_char, c_void};
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{PoisonError, RwLock};
 
-use parking_lot::RwLock;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 use unisono::config::{Config, LogLevel};
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn unisono_log_set(
 ) -> Status {
     fence(|| {
         check(level)?;
-        *SINK.write() = match function {
+        *SINK.write().unwrap_or_else(PoisonError::into_inner) = match function {
             Some(function) => Sink::Function(function, Context(context)),
             None => Sink::StandardError,
         };
@@ -143,7 +143,7 @@ impl Subscriber for Teller {
 }
 
 fn tell(level: u32, line: String) {
-    match &*SINK.read() {
+    match &*SINK.read().unwrap_or_else(PoisonError::into_inner) {
         Sink::StandardError => {
             let name = ["", "error", "warning", "info", "debug"][level as usize];
             // Many ranks share a terminal: a line must go out in one call. If it is closed, the line is lost.

@@ -6,10 +6,11 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use parking_lot::Mutex;
+use unisono::PerProcess;
 use unisono::config::Config;
 use unisono::error::{Code, Error, Result};
 use unisono::heap;
+use unisono::locks::Mutex;
 
 use crate::error::{Status, output};
 use crate::fence::fence;
@@ -19,11 +20,7 @@ const ALIGNMENT: usize = 64;
 const LARGE: usize = 64 << 10;
 
 /// The blocks outside the heap, by address.
-static ORDINARY: OnceLock<Mutex<HashMap<usize, Layout>>> = OnceLock::new();
-
-fn ordinary() -> &'static Mutex<HashMap<usize, Layout>> {
-    ORDINARY.get_or_init(Mutex::default)
-}
+static ORDINARY: PerProcess<Mutex<HashMap<usize, Layout>>> = PerProcess::new(Mutex::default);
 
 /// Bounds the heap as the environment says, once. A communicator does the same.
 fn read_settings() -> Result<()> {
@@ -57,8 +54,17 @@ fn allocate(bytes: usize) -> Result<NonNull<u8>> {
     let layout = Layout::from_size_align(bytes, alignment).map_err(|_| refused())?;
     // SAFETY: the size is not zero.
     let address = NonNull::new(unsafe { alloc(layout) }).ok_or_else(refused)?;
-    ordinary().lock().insert(address.addr().get(), layout);
+    ORDINARY.lock().insert(address.addr().get(), layout);
     Ok(address)
+}
+
+/// Takes a block off its list: that of this process, or of one that this one was forked from, whose memory it has a copy of.
+fn take_ordinary(address: usize) -> Option<Layout> {
+    let own = ORDINARY.lock().remove(&address);
+    own.or_else(|| {
+        let mut before = ORDINARY.inherited();
+        before.find_map(|blocks| blocks.try_lock()?.remove(&address))
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -80,7 +86,7 @@ pub unsafe extern "C" fn unisono_mem_free(memory: *mut c_void) -> Status {
         if unsafe { heap::free(address) } {
             return Ok(());
         }
-        let Some(layout) = ordinary().lock().remove(&address.addr().get()) else {
+        let Some(layout) = take_ordinary(address.addr().get()) else {
             return Err(Error::invalid(format!(
                 "{memory:?} was not made by unisono_mem_alloc, or was freed before"
             )));

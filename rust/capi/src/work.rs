@@ -104,7 +104,7 @@ pub unsafe extern "C" fn unisono_work_test(work: *mut Work, done: *mut i32) -> S
             match is_done {
                 true => parts.result(),
                 // In a forked child it never will be.
-                false => unisono::check_process(),
+                false => parts.all().iter().try_for_each(Started::check_process),
             }
         },
         |error| error.code.is_fatal(),

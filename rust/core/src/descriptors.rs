@@ -5,7 +5,8 @@
 
 use std::os::fd::AsRawFd;
 
-use parking_lot::Mutex;
+use crate::fork::PerProcess;
+use crate::locks::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Of a peer that is reached over TCP: two lanes, each with a stream and a control connection.
@@ -25,7 +26,7 @@ pub(crate) fn are_plenty(newest: &impl AsRawFd) -> bool {
 /// Asks the system for as many descriptors as a rank among `world` may come to need, if this process may not have them yet: at most
 /// as many as the hard limit says. Where that is too few, the connection that gets none fails, and says so.
 pub(crate) fn make_room(world: usize) {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    static ONE_AT_A_TIME: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
     let _alone = ONE_AT_A_TIME.lock();
     let limit = getrlimit(Resource::Nofile);
     let Some(more) = more(world, &limit) else {

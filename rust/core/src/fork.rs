@@ -1,84 +1,80 @@
-//! Notices `fork`: a child has its parent's communicators but none of its threads, and must not touch them; and it
-//! shares the memory of its parent's heap, in which it must not hand out or free anything. Of its parent's sockets it has
-//! nothing: see `sockets`.
+//! What `fork` makes of this process: a child has a runtime of its own, which is empty.
 //!
-//! What a process shares with others (rings, sockets, threads, locks) bears the mark of the process that made it
-//! ([`Home`]). A forked child has a copy of every such thing, and drops its copies as it likes; what a drop does to the
-//! outside (a farewell, a flag in shared memory, a wait for a thread) happens only in the process that made it. [`Own`]
-//! leaves whole trees of values as they are in a child: its memory goes with the process, and the kernel closes its
-//! copies of descriptors.
+//! A child has a copy of everything that its parent has in memory, and none of its threads. So whatever the parent's runtime
+//! is (groups, threads, locks that a thread may have held, keys of the process) is left in the child as it is: not used, not
+//! waited for, not freed. The child's own begins anew:
+//!
+//! - What a process has once lies in a [`PerProcess`], which a child finds empty.
+//! - What belongs to a group, a link, a listener bears the mark of the process that made it ([`Home`]). Its methods refuse to
+//!   work elsewhere, and its drop reaches nothing outside: no farewell, no flag in shared memory, no wait for a thread.
+//!   [`Own`] leaves whole trees of values as they are in a child; its memory goes with the process.
+//! - Sockets are replaced in the child by something harmless (`sockets`), and memory that is shared with other processes by
+//!   memory of the child's own (`memory`). So whatever the child does, its parent and the parent's peers do not see it.
+//!
+//! What is entered for the child is entered inside a gate, which a fork closes (`gate`). All of this is done by handlers of
+//! `pthread_atfork`: a child that was made by the bare system call has none of it, and must execute a program or exit.
 
 mod gate;
+mod memory;
+mod per_process;
 mod sockets;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use self::gate::{Gate, Inside};
 use crate::error::{Code, Error, Result};
 
+pub(crate) use self::memory::{InChild, map_shared, unshare};
+pub use self::per_process::PerProcess;
 pub(crate) use self::sockets::{keep_private, make_private};
 
-/// This process was forked from one that was watched.
-static CHILD: AtomicBool = AtomicBool::new(false);
-/// This process has or had communicators.
-static COMMUNICATES: AtomicBool = AtomicBool::new(false);
-/// It was forked from one that had.
-static ORPHANED: AtomicBool = AtomicBool::new(false);
 /// How many forks lie between the first process that was watched and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-static WATCHED: Once = Once::new();
+static WATCHED: AtomicBool = AtomicBool::new(false);
 
-extern "C" fn in_child() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
-    CHILD.store(true, Ordering::Relaxed);
-    if COMMUNICATES.load(Ordering::Relaxed) {
-        ORPHANED.store(true, Ordering::Relaxed);
-    }
-}
+/// Threads that enter something for forked children are inside.
+static GATE: Gate = Gate::new();
+
+/// How often a fork yields to threads inside before it goes on regardless. They need microseconds.
+const YIELDS: u32 = 10_000;
 
 /// From now on children of this process are recognised.
 pub(crate) fn watch() {
-    WATCHED.call_once(|| {
-        // SAFETY: the handler is a plain function that lives as long as the process and only touches atomics, which is
-        // allowed between `fork` and `exec`.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
-}
-
-/// From now on children of this process may not communicate.
-pub(crate) fn note() {
-    watch();
-    COMMUNICATES.store(true, Ordering::Relaxed);
-}
-
-/// Whether this process was forked from one that was watched.
-#[inline]
-pub(crate) fn is_child() -> bool {
-    CHILD.load(Ordering::Relaxed)
-}
-
-/// Refuses to go on in a forked child.
-///
-/// # Errors
-/// `Aborted` in a process that was forked from one that has communicators.
-#[inline]
-pub fn check() -> Result<()> {
-    match ORPHANED.load(Ordering::Relaxed) {
-        true => Err(orphaned()),
-        false => Ok(()),
+    if WATCHED.load(Ordering::Acquire) {
+        return;
     }
+    // Where two threads come here at once, the handlers run twice at each fork, which changes nothing. A lock would stay
+    // taken in a child that is forked meanwhile.
+    //
+    // SAFETY: the handlers are plain functions that live as long as the process. The one for the child reads what is never
+    // freed, takes no lock that it would wait for, and makes system calls, which is allowed between `fork` and `exec`.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    WATCHED.store(true, Ordering::Release);
 }
 
-#[cold]
-fn orphaned() -> Error {
-    Error::new(
-        Code::Aborted,
-        "this process was forked from one that uses unisono, whose threads and connections do not survive a fork; \
-         start processes with spawn or forkserver, or use unisono only in the child",
-    )
+/// Lets a thread enter something for forked children: none is forked while it is inside.
+fn enter() -> Inside<'static> {
+    watch();
+    GATE.enter(std::thread::yield_now)
+}
+
+extern "C" fn before_fork() {
+    // What a thread does that takes longer is as if it came after the fork: the child shares it.
+    let _ = GATE.close(YIELDS, std::thread::yield_now);
+}
+
+extern "C" fn in_parent() {
+    GATE.open();
+}
+
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    GATE.reset();
+    sockets::replace_all();
+    memory::replace_all();
 }
 
 /// The process that made something.
@@ -97,6 +93,27 @@ impl Home {
     pub(crate) fn is_here(self) -> bool {
         self.0 == GENERATION.load(Ordering::Relaxed)
     }
+
+    /// Refuses to go on in a fork of it.
+    ///
+    /// # Errors
+    /// `Aborted` there.
+    #[inline]
+    pub(crate) fn check(self) -> Result<()> {
+        match self.is_here() {
+            true => Ok(()),
+            false => Err(inherited()),
+        }
+    }
+}
+
+#[cold]
+fn inherited() -> Error {
+    Error::new(
+        Code::Aborted,
+        "this belongs to the process that this one was forked from: its threads and connections do not survive a fork; \
+         make a communicator in this process, or start processes with spawn or forkserver",
+    )
 }
 
 /// A value of the process that made it. A forked child's copy of it is never dropped: what dropping does may reach what
@@ -114,6 +131,20 @@ impl<T> Own<T> {
             value: ManuallyDrop::new(value),
             home: Home::here(),
         }
+    }
+
+    /// Refuses to go on in a fork of the process that made it.
+    ///
+    /// # Errors
+    /// `Aborted` there.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<()> {
+        self.home.check()
+    }
+
+    /// Whether this is the process that made it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.home.is_here()
     }
 }
 
@@ -154,5 +185,40 @@ impl<T: Clone> Clone for Own<T> {
 impl<T: fmt::Debug> fmt::Debug for Own<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Whether `body`, which waits for nothing, holds in a forked child.
+    pub(crate) fn in_child(body: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child makes system calls, and allocates, which the C library allows. An alarm ends it if this test
+        // cannot.
+        let child = match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: as above.
+                unsafe { libc::alarm(30) };
+                let holds = body();
+                // SAFETY: as above.
+                unsafe { libc::_exit(i32::from(!holds)) };
+            }
+            child => child,
+        };
+        let mut status = 0;
+        // SAFETY: the kernel writes one number.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        status == 0
+    }
+
+    #[test]
+    fn what_a_parent_made_is_refused_in_its_child() {
+        let (home, own) = (Home::here(), Own::new(5));
+        assert!(home.check().is_ok());
+        assert!(in_child(|| !home.is_here()
+            && Home::here().is_here()
+            && *own == 5));
+        assert!(home.is_here());
     }
 }

@@ -6,10 +6,10 @@
 //!
 //! - [`types`], [`buffer`], [`error`], [`config`]: the vocabulary. `buffer` is the only place where a pointer becomes a
 //!   slice; `config` is the one table of settings.
-//! - `sync`, [`fence`], `fork`, [`interrupts`], `threads`, `processors`, `descriptors`, `rarely`: the words that threads share,
-//!   and loom's in tests; what a panic becomes, whether this process is a forked child, what a long wait does about signals,
-//!   which threads the library has started, where they may run, how many descriptors there are, and how often a line is
-//!   logged.
+//! - `locks`, `sync`, [`fence`], `fork`, `users`, [`interrupts`], `threads`, `processors`, `descriptors`, `rarely`: locks, and the
+//!   words that threads share, with loom's in tests; what a panic becomes, what a forked child has of its parent, which user's
+//!   this process is, what a long wait does about signals, which threads the library has started, where they may run, how many
+//!   descriptors there are, and how often a line is logged.
 //! - [`heap`]: memory that peers on the same host work on in place.
 //! - [`plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
 //!   which `plan::check` proves right without a socket.
@@ -77,6 +77,8 @@ mod fork;
 pub mod fuzzing;
 pub mod heap;
 pub mod interrupts;
+#[doc(hidden)]
+pub mod locks;
 pub mod one_sided;
 pub mod plan;
 mod processors;
@@ -90,7 +92,8 @@ mod sync;
 mod threads;
 pub mod transport;
 pub mod types;
+mod users;
 
 pub use communicator::{Communicator, Work};
 pub use engine::{Completion, PointToPoint, Request, Sizes, wait_for_threads};
-pub use fork::check as check_process;
+pub use fork::PerProcess;

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 pub(crate) use self::model::{AtomicBool, AtomicU64, AtomicUsize, Mutex, fence};
 #[cfg(not(all(test, loom)))]
 pub(crate) use {
-    parking_lot::Mutex,
+    crate::locks::Mutex,
     std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, fence},
 };
 

@@ -12,20 +12,20 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
-use parking_lot::{Condvar, Mutex};
 
+use crate::fork::PerProcess;
+use crate::locks::{Condvar, Mutex};
+
+#[derive(Default)]
 struct Threads {
     running: Vec<JoinHandle<()>>,
     last_to_end: Option<JoinHandle<()>>,
 }
 
-static THREADS: Mutex<Threads> = Mutex::new(Threads {
-    running: Vec::new(),
-    last_to_end: None,
-});
+static THREADS: PerProcess<Mutex<Threads>> = PerProcess::new(Mutex::default);
 
 /// Signalled when a thread has left the list.
-static ENDED: Condvar = Condvar::new();
+static ENDED: PerProcess<Condvar> = PerProcess::new(Condvar::new);
 
 /// Signals that tell a thread of what it did itself, or that sample it.
 const OF_A_THREAD: [Signal; 7] = [

@@ -1,15 +1,15 @@
 //! Joining and leaving a group. The operations of the class are in `collectives.rs` and `point_to_point.rs`.
 
-use std::process;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use unisono::PerProcess;
 use unisono::config::Config;
 use unisono::error::Error;
 use unisono::fence::guard;
+use unisono::locks::Mutex;
 use unisono::rendezvous::launcher::{self, Launch};
 use unisono::rendezvous::{self, Meeting};
 
@@ -25,7 +25,7 @@ pub(crate) const ANY_SOURCE: i64 = -1;
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// The communicators of this process that are not closed, to be closed when the interpreter ends.
-static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+static OPEN: PerProcess<Mutex<Vec<Weak<Shared>>>> = PerProcess::new(Mutex::default);
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Communicator>()?;
@@ -42,17 +42,13 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 pub(crate) struct Shared {
     pub(crate) comm: unisono::Communicator,
     meeting: Mutex<Option<Meeting>>,
-    /// The process that made it: in a forked child none of its threads exist.
-    process: u32,
 }
 
 impl Shared {
     fn register(comm: unisono::Communicator, meeting: Option<Meeting>) -> Arc<Self> {
-        let process = process::id();
         let shared = Arc::new(Self {
             comm,
             meeting: Mutex::new(meeting),
-            process,
         });
         let mut open = OPEN.lock();
         open.retain(|known| known.strong_count() > 0);
@@ -61,7 +57,8 @@ impl Shared {
     }
 
     fn close(&self) {
-        if process::id() == self.process {
+        // In a forked child it is left alone, with all that belongs to it.
+        if self.comm.check_process().is_ok() {
             self.comm.close();
             drop(self.meeting.lock().take());
         }
@@ -70,7 +67,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if process::id() == self.process {
+        if self.comm.check_process().is_ok() {
             // Calls on devices have returned, and are taken for done. Not while the interpreter goes away.
             Python::try_attach(|py| py.detach(|| guard(|| self.comm.finish(None))).ok());
         }
@@ -80,18 +77,12 @@ impl Drop for Shared {
 /// Closes what the program left open, and waits for the threads.
 #[pyfunction]
 fn close_all(py: Python<'_>) {
-    if unisono::check_process().is_err() {
-        // What a forked child has is its parent's, and the list may be locked by a thread that is not here.
-        return;
-    }
     let open = std::mem::take(&mut *OPEN.lock());
     py.detach(|| {
         for shared in open.iter().filter_map(Weak::upgrade) {
             // The interpreter ends: no caller is left to get an error.
             let _ = guard(|| {
-                if process::id() == shared.process {
-                    let _ = shared.comm.finish(Some(FAREWELL));
-                }
+                let _ = shared.comm.finish(Some(FAREWELL));
                 shared.close();
                 Ok(())
             });

@@ -3,19 +3,20 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use unisono::PerProcess;
 use unisono::config::Config;
 use unisono::error::Error;
 use unisono::fence::guard;
+use unisono::locks::Mutex;
 use unisono::one_sided;
 
 use crate::errors::{exception, invalid};
 use crate::running::{self, SLICE};
 
 /// The ports of this process, to be closed when the interpreter ends.
-static OPEN: Mutex<Vec<Weak<one_sided::Port>>> = Mutex::new(Vec::new());
+static OPEN: PerProcess<Mutex<Vec<Weak<one_sided::Port>>>> = PerProcess::new(Mutex::default);
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();

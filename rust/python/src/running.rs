@@ -204,7 +204,7 @@ pub(crate) fn wait(
 /// Waits until what is under way on devices has ended, well or not. At a signal, aborts it.
 pub(crate) fn finish(py: Python<'_>, comm: &Communicator) -> PyResult<()> {
     while py.detach(|| guard(|| comm.finish(Some(SLICE)))).is_err() && comm.error().is_none() {
-        if unisono::check_process().is_err() {
+        if comm.check_process().is_err() {
             break;
         }
         if let Err(interrupt) = py.check_signals() {

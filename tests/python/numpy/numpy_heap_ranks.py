@@ -66,7 +66,7 @@ def sums() -> dict[str, object]:
 
 
 def fork_in_between() -> list[float]:
-    """A child shares the arrays, makes none in the heap and frees none."""
+    """A child has the arrays for itself, and a heap of its own."""
     with unisono.init() as comm:
         array = unisono.empty(ELEMENTS, "float32")
         array[:] = comm.rank + 1
@@ -78,7 +78,8 @@ def fork_in_between() -> list[float]:
                 array[1] = 50
                 mine = unisono.empty(ELEMENTS)
                 mine[:] = 7
-                alone = mine not in unisono.heap() and unisono.heap().limit == 0
+                alone = mine in unisono.heap() and array not in unisono.heap()
+                alone = alone and unisono.heap().blocks == 1
                 del array, mine
                 gc.collect()
                 status = int(not (alone and before == comm.rank + 1))

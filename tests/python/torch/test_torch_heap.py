@@ -90,5 +90,6 @@ def test_a_tensor_of_the_heap_is_a_tensor():
         assert seen["none"] == 0
         assert seen["fake"]
         assert seen["child"] == 0
+        assert seen["after"] == 2000
         assert seen["outlives"] == 40.0
         assert seen["blocks"] == 0

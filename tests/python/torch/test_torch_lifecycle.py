@@ -52,6 +52,14 @@ def test_a_forked_child_that_destroys_the_group_leaves_it_to_its_parent() -> Non
         assert result.value == [0, 0]
 
 
+def test_a_forked_child_makes_a_group_and_leaves_its_parents_gradients_alone(
+    tmp_path: Path,
+) -> None:
+    target = f"{OURS}:makes_a_group_in_a_child"
+    for result in run_ranks(2, target, "unisono", str(tmp_path), torch=True):
+        assert result.value == [0, 0]
+
+
 def test_monitored_barrier_names_every_missing_rank() -> None:
     run_ranks(3, f"{OURS}:misses_a_monitored_barrier", "unisono", torch=True)
 

@@ -176,20 +176,22 @@ def tensors() -> dict[str, object]:
     with FakeTensorMode():
         fake = backend.allocate_tensor(1000, dtype=torch.float32, device=CPU)
     seen["fake"] = isinstance(fake, FakeTensor)
-    # A child of a fork shares it and leaves the heap alone; so torch's workers may be forked.
+    # A forked child has its own heap, and this memory for itself; so torch's workers may be forked.
     child = os.fork()
     if child == 0:
         status = 1
         try:
             mine = backend.allocate_tensor(1000, dtype=torch.float32, device=CPU)
-            outside = unisono.heap().limit == 0 and float(mine.fill_(3).sum()) == 3000
-            same = float(tensor[:1000].float().sum()) == 2000
+            own = mine in unisono.heap() and float(mine.fill_(3).sum()) == 3000
+            same = float(tensor[:1000].float().sum()) == 2000 and tensor not in unisono.heap()
+            tensor.zero_()
             del mine, tensor
             gc.collect()
-            status = int(not (outside and same))
+            status = int(not (own and same))
         finally:
             os._exit(status)
     seen["child"] = os.waitpid(child, 0)[1]
+    seen["after"] = float(tensor[:1000].float().sum())
     # It outlives its group.
     copy = backend.allocate_tensor(10, dtype=torch.float32, device=CPU).fill_(4)
     del tensor, storage, backend, fake

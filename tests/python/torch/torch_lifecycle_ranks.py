@@ -123,6 +123,48 @@ def destroys_in_a_child(backend: str) -> list[int]:
     return codes
 
 
+def makes_a_group_in_a_child(backend: str, folder: str) -> list[int]:
+    """A forked child forms a group with those of other ranks, as a DataLoader's worker may."""
+    dist.init_process_group(backend, timeout=timedelta(seconds=30))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dist.all_reduce(torch.ones(1000))
+    model = nn.parallel.DistributedDataParallel(nn.Linear(200, 200), gradient_as_bucket_view=True)
+    model(torch.ones(1, 200)).sum().backward()
+    before = model.module.weight.grad.clone()
+    # A thread of the library's waits for the end of it at the fork.
+    work = dist.all_reduce(torch.ones(1000), async_op=True) if rank == 0 else None
+    codes = []
+    for destroys in (True, False):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(40)
+            model.zero_grad(set_to_none=False)
+            store = dist.FileStore(f"{folder}/{destroys}", world)
+            if destroys:
+                dist.destroy_process_group()
+                dist.init_process_group(
+                    backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=20)
+                )
+                for count in (1, 500_000):
+                    tensor = torch.ones(count)
+                    dist.all_reduce(tensor)
+                    assert float(tensor[-1]) == world
+                boxes: list[object] = [None] * world
+                dist.all_gather_object(boxes, rank)
+                assert boxes == list(range(world))
+                dist.destroy_process_group()
+            os._exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    if rank != 0:
+        dist.all_reduce(torch.ones(1000))
+    if work is not None:
+        work.wait()
+    # The child has cleared its own copy of them.
+    assert torch.equal(model.module.weight.grad, before)
+    dist.barrier()
+    return codes
+
+
 # monitored_barrier
 
 

@@ -24,14 +24,12 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::OnceLock;
 
-use parking_lot::Mutex;
-
 use self::exchange::{Contribution, Spare, Sums, run};
 use super::Communicator;
 use crate::buffer::Memory;
 use crate::engine::{Request, Sizes};
 use crate::error::{Error, Result};
-use crate::fork;
+use crate::locks::Mutex;
 use crate::reduce::int8::BLOCK;
 use crate::types::{DataType, Rank, ReduceOp};
 
@@ -84,7 +82,7 @@ impl Communicator {
     /// # Errors
     /// As a collective.
     pub fn all_reduce_int8(&self, values: &mut [f32], average: bool) -> Result<()> {
-        fork::check()?;
+        self.check_process()?;
         let _call = self.levels.calls.lock();
         self.group.check_alive()?;
         let level = match self.levels.level.get() {

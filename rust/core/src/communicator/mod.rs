@@ -13,7 +13,7 @@ use crate::device::{self, Devices};
 use crate::engine::{Completion, Group, Request, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::fence::{self, contained};
-use crate::fork::{self, Own};
+use crate::fork::Own;
 use crate::heap;
 #[cfg(any(test, fuzzing))]
 use crate::plan::cost::Rounded;
@@ -287,6 +287,14 @@ impl Communicator {
         }
     }
 
+    /// Refuses to go on in a forked child of the process that joined: it has none of the threads and connections.
+    ///
+    /// # Errors
+    /// `Aborted` there.
+    pub fn check_process(&self) -> Result<()> {
+        self.group.check()
+    }
+
     /// Ends every operation on every rank with an error that gives `reason`.
     pub fn abort(&self, reason: &str) {
         self.devices.abort(reason);
@@ -302,7 +310,7 @@ impl Communicator {
     /// # Errors
     /// The first failure; `Timeout` when `timeout` runs out first, after which they go on.
     pub fn finish(&self, timeout: Option<Duration>) -> Result<()> {
-        fork::check()?;
+        self.check_process()?;
         self.devices.finish(timeout)
     }
 

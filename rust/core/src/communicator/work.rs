@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::device::{self, DeviceGroup};
 use crate::engine::{Group, WorkState};
 use crate::error::Result;
-use crate::fork::{self, Own};
+use crate::fork::Own;
 use crate::types::Rank;
 
 /// How long a wait for operations of several groups stays with one of them.
@@ -31,11 +31,19 @@ impl Work {
     pub fn result(&self) -> Option<Result<()>> {
         if self.state.result().is_none()
             && let Some(device) = &self.device
-            && fork::check().is_ok()
+            && device.is_here()
         {
             device.settle();
         }
         self.state.result().cloned()
+    }
+
+    /// Refuses to go on in a forked child of the process that started it, in which it does not end.
+    ///
+    /// # Errors
+    /// `Aborted` there.
+    pub fn check_process(&self) -> Result<()> {
+        self.group.check()
     }
 
     /// Waits for the end, driving the group from this thread meanwhile.

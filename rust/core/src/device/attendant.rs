@@ -12,9 +12,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::error::{Error, Result};
+use crate::locks::{Condvar, Mutex};
 use crate::threads;
 
 use super::level::{Level, Sleeper};

@@ -12,10 +12,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use crate::engine::Group;
 use crate::error::{Code, Error, Result};
+use crate::locks::Mutex;
 use crate::transport::cuda::depot::{Depot, Mapped, Pair, Slot};
 use crate::transport::cuda::driver::Device;
 use crate::transport::cuda::mappings::map;

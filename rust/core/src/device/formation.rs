@@ -5,11 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
-
 use crate::buffer::Memory;
 use crate::engine::{Group, Request, Sizes};
 use crate::error::{Code, Error, Result};
+use crate::locks::Mutex;
 use crate::plan::signals::HALVES;
 use crate::transport::cuda::driver::{Device, Pinned};
 use crate::transport::cuda::flags::Flags;

@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
 use crate::engine::{Completion, Group, Request, WorkState, interrupted};
 use crate::error::{Code, Error, Result};
 use crate::interrupts::Checks;
+use crate::locks::Mutex;
 use crate::plan::Plan;
 use crate::plan::signals::Peers;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Stream, StreamIdentity};
@@ -420,7 +421,7 @@ impl DeviceGroup {
         if let Some(result) = work.result() {
             return result.clone();
         }
-        crate::fork::check()?;
+        self.parent.home.check()?;
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut looks = 0_u32;
         let mut checks = Checks::default();

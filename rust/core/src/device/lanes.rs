@@ -8,11 +8,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use crate::buffer::Memory;
 use crate::engine::{Group, NOTE, PointToPoint, WorkState};
 use crate::error::{Code, Error, Result};
+use crate::locks::Mutex;
 use crate::transport::cuda::driver::{Device, MemoryOperation, Stream};
 use crate::transport::cuda::kernels::Guard;
 use crate::transport::cuda::lane::Lane;

@@ -9,11 +9,10 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::buffer::Memory;
 use crate::engine::{Group, PointToPoint, WorkState};
 use crate::error::Result;
+use crate::locks::Mutex;
 use crate::transport::cuda::depot::Slot;
 use crate::transport::cuda::driver::{Device, Pinned, Stream};
 use crate::transport::cuda::kernels::{self, Guard};

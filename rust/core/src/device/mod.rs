@@ -40,11 +40,10 @@ mod words;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use crate::buffer::Memory;
 use crate::engine::{Completion, Group, PointToPoint, Request, WorkState};
 use crate::error::{Code, Error, Result};
+use crate::locks::Mutex;
 use crate::transport::cuda::driver::only_on_device;
 use crate::types::{DataType, Rank};
 
@@ -91,7 +90,7 @@ impl Devices {
 
     /// None in a forked child, in which the lock may be taken for ever.
     fn all(&self) -> Vec<Arc<DeviceGroup>> {
-        match crate::fork::check() {
+        match self.parent.home.check() {
             Ok(()) => self.groups.lock().all.clone(),
             Err(_) => Vec::new(),
         }
@@ -162,7 +161,7 @@ impl Devices {
 
     /// Whether no device was used.
     pub(crate) fn is_empty(&self) -> bool {
-        crate::fork::check().is_err() || self.groups.lock().all.is_empty()
+        !self.parent.home.is_here() || self.groups.lock().all.is_empty()
     }
 
     /// Collectives on all devices.
@@ -172,7 +171,7 @@ impl Devices {
 
     /// Ends everything under way.
     pub(crate) fn abort(&self, reason: &str) {
-        if crate::fork::check().is_err() {
+        if !self.parent.home.is_here() {
             return;
         }
         for group in self.all() {
@@ -185,7 +184,7 @@ impl Devices {
 
     /// Leaves in good order.
     pub(crate) fn close(&self) {
-        if crate::fork::check().is_err() {
+        if !self.parent.home.is_here() {
             return;
         }
         self.groups.lock().is_closed = true;

@@ -12,10 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use crate::engine::Request;
 use crate::error::Result;
+use crate::locks::Mutex;
 use crate::plan::Plan;
 use crate::plan::signals::Peers;
 use crate::plan::windows::{InPlace, Put};

@@ -8,11 +8,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use crate::buffer::Memory;
 use crate::engine::{Group, Request, Sizes, WorkState};
 use crate::error::{Error, Result};
+use crate::locks::Mutex;
 use crate::plan::Shape;
 use crate::plan::staged::{Chunk, Part, Place, chunks, is_known, nothing};
 use crate::transport::cuda::driver::{Device, MemoryOperation, Pinned, Stream};

@@ -5,10 +5,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 
 use crate::engine::{Fingerprint, Group, Identity, WorkState};
 use crate::error::Error;
+use crate::locks::Mutex;
 use crate::plan::Plan;
 use crate::plan::signals::Peers;
 use crate::transport::cuda::driver::{Device, StreamIdentity};

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::Result;
+use crate::fork::Home;
 use crate::transport::cuda::driver::{Device, Pinned};
 use crate::types::Rank;
 
@@ -46,6 +47,7 @@ pub(super) struct Words {
     /// Always there, until it is dropped.
     pinned: Option<Pinned>,
     is_clean: AtomicBool,
+    home: Home,
 }
 
 impl Words {
@@ -54,6 +56,7 @@ impl Words {
         Ok(Self {
             pinned: Some(pinned),
             is_clean: AtomicBool::new(false),
+            home: Home::here(),
         })
     }
 
@@ -101,7 +104,7 @@ impl Words {
 impl Drop for Words {
     /// The attendant may be the last to know of a group, and must not wait for the device.
     fn drop(&mut self) {
-        if crate::fork::check().is_err() {
+        if !self.home.is_here() {
             // A forked child has no thread for it, and the memory is its parent's.
             std::mem::forget(self.pinned.take());
             return;

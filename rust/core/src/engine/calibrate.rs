@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use crate::fork::PerProcess;
 use crate::plan::cost::Costs;
 use crate::reduce::{Kernel, copy, last_level_cache};
 use crate::types::{DataType, ReduceOp};
@@ -37,7 +38,8 @@ const FROM_ANOTHER_CORE: f64 = 2.0;
 
 /// The costs on this machine.
 pub(crate) fn costs() -> Costs {
-    static COSTS: OnceLock<Costs> = OnceLock::new();
+    // One thread measures, and others wait for it.
+    static COSTS: PerProcess<OnceLock<Costs>> = PerProcess::new(OnceLock::new);
     *COSTS.get_or_init(|| {
         let costs = measure(LIMIT);
         tracing::debug!(?costs, "measured this machine");

@@ -3,13 +3,12 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
-
 use crate::buffer::Memory;
 use crate::communicator::Communicator;
 use crate::config::Config;
 use crate::engine::work::PointToPoint;
 use crate::error::{Code, Result};
+use crate::locks::Mutex;
 use crate::plan::cost::Costs;
 use crate::transport::endpoint::Lane;
 use crate::transport::{

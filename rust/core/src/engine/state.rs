@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::fork;
+use crate::fork::Home;
+use crate::locks::{Condvar, Mutex, MutexGuard};
 use crate::plan::cost::Costs;
 use crate::plan::select::{self, Choice, choose};
 use crate::plan::topology::Topology;
@@ -179,6 +178,8 @@ pub(crate) struct Group {
     /// Until the group is closed.
     pub(crate) stay: Mutex<Option<Arc<ThreadsGuard>>>,
     pub(crate) workers: Option<Arc<Workers>>,
+    /// The process that is a member.
+    pub(crate) home: Home,
     pub(crate) this: Weak<Self>,
 }
 
@@ -236,8 +237,6 @@ impl Group {
         membership: Membership,
         config: Config,
     ) -> Result<Arc<Self>> {
-        fork::check()?;
-        fork::note();
         let stay = ThreadsGuard::begin()?;
         let world = membership.members.len();
         let spin = config.spin_us.map(Duration::from_micros);
@@ -281,6 +280,7 @@ impl Group {
             failure: OnceLock::new(),
             closed: Arc::new(AtomicBool::new(false)),
             staff: Arc::clone(stay.staff()),
+            home: Home::here(),
             stay: Mutex::new(Some(stay)),
             this: Weak::clone(this),
         }))
@@ -333,7 +333,7 @@ impl Group {
 
     /// The lock, for what may also be asked in a forked child: there it may be taken for ever, and is left alone.
     pub(crate) fn lock_here(&self) -> Option<MutexGuard<'_, Core>> {
-        fork::check().ok()?;
+        self.home.check().ok()?;
         Some(self.core.lock())
     }
 
@@ -346,14 +346,14 @@ impl Group {
     #[inline]
     pub(crate) fn check_alive(&self) -> Result<()> {
         match self.failure.get().is_none() && !self.closed.load(Ordering::Acquire) {
-            true => fork::check(),
+            true => self.home.check(),
             false => self.refuse(),
         }
     }
 
     #[cold]
     fn refuse(&self) -> Result<()> {
-        fork::check()?;
+        self.home.check()?;
         if let Some((first, _)) = self.failure.get() {
             let mut error = first.clone();
             error.operation = None;

@@ -6,10 +6,9 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::error::{Error, Result};
-use crate::fork;
+use crate::fork::{Home, PerProcess};
+use crate::locks::Mutex;
 use crate::threads;
 
 use crate::engine::state::Group;
@@ -23,9 +22,12 @@ pub(crate) struct RuntimeThreads {
 }
 
 /// What keeps the threads here: every open group has it.
-pub(crate) struct ThreadsGuard(Arc<RuntimeThreads>);
+pub(crate) struct ThreadsGuard {
+    threads: Arc<RuntimeThreads>,
+    home: Home,
+}
 
-static CURRENT: Mutex<Weak<ThreadsGuard>> = Mutex::new(Weak::new());
+static CURRENT: PerProcess<Mutex<Weak<ThreadsGuard>>> = PerProcess::new(Mutex::default);
 
 impl ThreadsGuard {
     /// Has the threads stay for one group more, and brings them in for the first.
@@ -37,10 +39,13 @@ impl ThreadsGuard {
         if let Some(stay) = current.upgrade() {
             return Ok(stay);
         }
-        let stay = Self(Arc::new(RuntimeThreads {
-            progress: Arc::new(Progress::new()?),
-            completions: Arc::default(),
-        }));
+        let stay = Self {
+            threads: Arc::new(RuntimeThreads {
+                progress: Arc::new(Progress::new()?),
+                completions: Arc::default(),
+            }),
+            home: Home::here(),
+        };
         // If one cannot be started, dropping this ends the others.
         stay.start()
             .map_err(|cause| Error::system("start the threads that drive operations", cause))?;
@@ -50,14 +55,14 @@ impl ThreadsGuard {
     }
 
     pub(crate) fn staff(&self) -> &Arc<RuntimeThreads> {
-        &self.0
+        &self.threads
     }
 
     fn start(&self) -> std::io::Result<()> {
         let RuntimeThreads {
             progress,
             completions,
-        } = &*self.0;
+        } = &*self.threads;
         let progress = Arc::clone(progress);
         threads::spawn("unisono-drive", move || progress.run())?;
         completions.start()
@@ -67,9 +72,9 @@ impl ThreadsGuard {
 impl Drop for ThreadsGuard {
     fn drop(&mut self) {
         // A forked child has none of the threads, and their locks as they were.
-        if fork::check().is_ok() {
-            self.0.progress.stop();
-            self.0.completions.stop();
+        if self.home.is_here() {
+            self.threads.progress.stop();
+            self.threads.completions.stop();
         }
     }
 }
@@ -78,8 +83,9 @@ impl Drop for ThreadsGuard {
 /// was closed; at most `limit`. For a caller that is about to destroy what completions use, as an interpreter that
 /// ends.
 ///
-/// Returns whether they have ended: false at once while a group is open, and in a forked child, which has none of them.
+/// Returns whether they have ended: false at once while a group of this process is open. A forked child has none of its
+/// parent's groups and threads.
 pub fn wait_for_threads(limit: Duration) -> bool {
     let is_open = || CURRENT.lock().strong_count() > 0;
-    fork::check().is_ok() && !is_open() && threads::wait_for_end(limit)
+    !is_open() && threads::wait_for_end(limit)
 }

@@ -5,9 +5,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use crate::error::Result;
+use crate::locks::Mutex;
 use crate::types::{Collective, DeviceStream, Rank};
 
 /// Called once with an operation's result, on a thread of its own that may take locks and run callbacks.

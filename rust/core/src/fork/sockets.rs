@@ -16,14 +16,14 @@
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Once, OnceLock};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FileType, fstat};
 use rustix::io::{DupFlags, dup3};
 
-use super::gate::Gate;
+use super::enter;
 
 /// Entries that are allocated together.
 const CHUNK: usize = 512;
@@ -37,37 +37,31 @@ static ENTERED: [OnceLock<Box<[AtomicU64; CHUNK]>>; CHUNKS] = [const { OnceLock:
 /// What takes the place of a socket in a child: a descriptor that can be closed and nothing else.
 static BLANK: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Threads that make sockets are inside.
-static GATE: Gate = Gate::new();
-
-/// How often a fork yields to threads that make sockets before it goes on regardless. They need microseconds.
-const YIELDS: u32 = 10_000;
-
 /// From now on forked children have nothing of this socket.
 pub(crate) fn keep_private(socket: impl AsFd) {
-    watch();
-    if BLANK.get().is_none()
-        && let Ok(blank) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-    {
-        let _ = BLANK.set(blank);
-    }
-    let number = socket.as_fd().as_raw_fd() as usize;
-    if let (Some(chunk), Some(inode)) = (ENTERED.get(number / CHUNK), inode(socket.as_fd())) {
-        let chunk = chunk.get_or_init(|| Box::new([const { AtomicU64::new(0) }; CHUNK]));
-        chunk[number % CHUNK].store(inode, Ordering::Release);
-    }
+    let _inside = enter();
+    note(socket.as_fd());
 }
 
 /// Makes a socket of which forked children have nothing from the beginning: no fork comes between the making, which
 /// must not block, and the entry.
 pub(crate) fn make_private<S: AsFd, E>(make: impl FnOnce() -> Result<S, E>) -> Result<S, E> {
-    watch();
-    let _inside = GATE.enter(std::thread::yield_now);
-    let made = make();
-    if let Ok(socket) = &made {
-        keep_private(socket);
+    let _inside = enter();
+    make().inspect(|socket| note(socket.as_fd()))
+}
+
+/// Enters a socket. The caller is inside the gate: a child finds neither of the two statics half made.
+fn note(socket: BorrowedFd<'_>) {
+    if BLANK.get().is_none()
+        && let Ok(blank) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+    {
+        let _ = BLANK.set(blank);
     }
-    made
+    let number = socket.as_raw_fd() as usize;
+    if let (Some(chunk), Some(inode)) = (ENTERED.get(number / CHUNK), inode(socket)) {
+        let chunk = chunk.get_or_init(|| Box::new([const { AtomicU64::new(0) }; CHUNK]));
+        chunk[number % CHUNK].store(inode, Ordering::Release);
+    }
 }
 
 /// The inode of what `fd` is, if it is a socket.
@@ -76,26 +70,8 @@ fn inode(fd: BorrowedFd<'_>) -> Option<u64> {
     (FileType::from_raw_mode(stat.st_mode) == FileType::Socket).then_some(stat.st_ino)
 }
 
-fn watch() {
-    static WATCHED: Once = Once::new();
-    WATCHED.call_once(|| {
-        // SAFETY: the handlers are plain functions that live as long as the process. The one for the child only reads
-        // atomics that are never freed and makes system calls, which is allowed between `fork` and `exec`.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-    });
-}
-
-extern "C" fn before_fork() {
-    // A thread that takes longer has its sockets in the child.
-    let _ = GATE.close(YIELDS, std::thread::yield_now);
-}
-
-extern "C" fn in_parent() {
-    GATE.open();
-}
-
-extern "C" fn in_child() {
-    GATE.reset();
+/// In a child, before `fork` returns there: puts something harmless in the place of every socket that was entered.
+pub(super) fn replace_all() {
     let Some(blank) = BLANK.get() else { return };
     for (at, chunk) in ENTERED.iter().enumerate() {
         for (number, entry) in chunk

@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::blocks::{Block, Blocks, IsOver};
@@ -24,7 +23,7 @@ use super::page::page;
 use super::places::Places;
 use super::region::Region;
 use super::segment::Segment;
-use crate::fork;
+use crate::locks::Mutex;
 
 /// Blocks begin at multiples of this: two blocks never share a cache line.
 pub(super) const GRAIN: usize = 64;
@@ -100,8 +99,7 @@ impl Arena {
     }
 
     pub(super) fn allocate(&self, bytes: usize, align: usize) -> Option<Block> {
-        fork::watch();
-        if fork::is_child() || self.limit() == 0 {
+        if self.limit() == 0 {
             return None;
         }
         let (bytes, align) = rounded(bytes, align)?;
@@ -130,10 +128,6 @@ impl Arena {
     /// # Safety
     /// The block is no longer used, in this process or by an operation that is under way.
     pub(super) unsafe fn free(&self, address: NonNull<u8>) -> bool {
-        if fork::is_child() {
-            // The block is the parent's, and the lock may have been held by a thread that is not in this process.
-            return self.contains(address.as_ptr());
-        }
         let mut retired = Vec::new();
         let found = {
             let mut state = self.state.lock();
@@ -149,9 +143,6 @@ impl Arena {
     /// Takes `address..address + bytes` away from the peers: what they write there is no longer seen here, and they get
     /// no word of it. What lies in these pages is not handed out again before it `is_over`.
     pub(super) fn detach(&self, address: usize, bytes: usize, is_over: IsOver) {
-        if fork::is_child() {
-            return;
-        }
         let region = self.region.get().and_then(Option::as_ref);
         // Also where a page of it was taken away before, with what lies beside it.
         let located = region.and_then(|region| region.locate(address, bytes));
@@ -183,7 +174,7 @@ impl Arena {
     pub(super) fn locate(&self, address: *const u8, bytes: usize) -> Option<Place> {
         let region = self.region.get()?.as_ref()?;
         let (segment, offset) = region.locate(address.addr(), bytes)?;
-        if fork::is_child() || self.is_detached(segment, offset, bytes) {
+        if self.is_detached(segment, offset, bytes) {
             return None;
         }
         let offset = offset as u64;
@@ -211,22 +202,16 @@ impl Arena {
     }
 
     pub(super) fn segment_file(&self, number: u32) -> Option<OwnedFd> {
-        if fork::is_child() {
-            return None;
-        }
         let state = self.state.lock();
         let segment = state.segments.get(&number)?;
         segment.file.as_fd().try_clone_to_owned().ok()
     }
 
     pub(super) fn is_live(&self, number: u32) -> bool {
-        fork::is_child() || self.state.lock().segments.contains_key(&number)
+        self.state.lock().segments.contains_key(&number)
     }
 
     pub(super) fn statistics(&self) -> Statistics {
-        if fork::is_child() {
-            return Statistics::default();
-        }
         let limit = self.limit();
         let state = self.state.lock();
         Statistics {
@@ -247,6 +232,11 @@ impl Arena {
         self.limit_word().store(bytes, Ordering::Relaxed);
     }
 
+    /// The limit, if it was set or has been read.
+    pub(super) fn limit_if_known(&self) -> Option<usize> {
+        Some(self.limit.get()?.load(Ordering::Relaxed))
+    }
+
     fn limit_word(&self) -> &AtomicUsize {
         self.limit
             .get_or_init(|| AtomicUsize::new(limit::from_environment()))
@@ -254,9 +244,6 @@ impl Arena {
 
     /// Gives empty segments back now.
     pub(super) fn trim(&self) {
-        if fork::is_child() {
-            return;
-        }
         let mut retired = Vec::new();
         self.state.lock().retire(&mut retired, |_| true);
         self.dispose(retired);

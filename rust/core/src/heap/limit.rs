@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use crate::config::Config;
+use crate::fork::PerProcess;
 
 /// What the environment allows: the setting, or half of the memory. None when the environment's settings are wrong,
 /// which joining a group will say.
@@ -25,22 +25,22 @@ pub(super) fn half() -> usize {
 
 /// The memory of the machine, or of the container when that is limited.
 pub(super) fn of_the_machine() -> usize {
-    static MEMORY: OnceLock<usize> = OnceLock::new();
-    *MEMORY.get_or_init(|| {
+    static MEMORY: PerProcess<usize> = PerProcess::new(|| {
         let machine = rustix::system::sysinfo();
         let bytes = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit.max(1)));
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let limit = group_limit(Path::new("/sys/fs/cgroup"), &groups);
         usize::try_from(bytes.min(limit.unwrap_or(u64::MAX))).unwrap_or(usize::MAX)
-    })
+    });
+    *MEMORY
 }
 
 /// Whether the system counts memory before it is touched (`vm.overcommit_memory` 2).
 pub(super) fn is_strict() -> bool {
-    static STRICT: OnceLock<bool> = OnceLock::new();
-    *STRICT.get_or_init(|| {
+    static STRICT: PerProcess<bool> = PerProcess::new(|| {
         fs::read_to_string("/proc/sys/vm/overcommit_memory").is_ok_and(|mode| mode.trim() == "2")
-    })
+    });
+    *STRICT
 }
 
 /// The least memory limit of the control groups in `groups`, the text of `/proc/self/cgroup`, and of those around

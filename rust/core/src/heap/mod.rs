@@ -9,9 +9,9 @@
 //! The heap is bounded by the setting `heap_bytes`. When it is full, or the kernel refuses, there is simply no block,
 //! and the caller takes private memory; that is logged once. Memory is committed as it is touched.
 //!
-//! After `fork` parent and child share what was in the heap, as they share torch's shared tensors: what one writes
-//! the other sees, and what the parent frees it may use again. The child has no heap of its own: it is handed no block,
-//! and what it frees stays as it is.
+//! A forked child begins with an empty heap of its own. The blocks that its parent had it finds at their addresses, in memory
+//! of its own: what it writes there it alone sees. What it has not written shows what the parent, or a peer, writes there later
+//! (see `fork::memory` for why); what it frees stays as it is.
 
 mod arena;
 mod blocks;
@@ -43,13 +43,20 @@ pub(crate) use self::scratch::Scratch;
 pub use self::window::{Layout, PeerWindow, Window};
 
 use crate::config::Config;
+use crate::fork::{Home, PerProcess};
 
 /// The heap of this process.
-static HEAP: Arena = Arena::new();
+static HEAP: PerProcess<Arena> = PerProcess::new(|| {
+    let heap = Arena::new();
+    // What a program has said of its heap goes for that of a forked child, too.
+    if let Some(bytes) = HEAP.inherited().next().and_then(Arena::limit_if_known) {
+        heap.set_limit(bytes);
+    }
+    heap
+});
 
 /// A block of at least `bytes` bytes at a multiple of `align` (a power of two up to 64 MiB; 64 and more is had in any
-/// case, a page for 64 KiB and more). `None` when the heap is full, turned off (`heap_bytes` is 0) or belongs to the
-/// parent of this process. What is in the block is unspecified, but initialised; [`Block::used`] says how much of it
+/// case, a page for 64 KiB and more). `None` when the heap is full or turned off (`heap_bytes` is 0). What is in the block is unspecified, but initialised; [`Block::used`] says how much of it
 /// is not zero already.
 pub fn allocate(bytes: usize, align: usize) -> Option<Block> {
     HEAP.allocate(bytes, align)
@@ -63,14 +70,19 @@ pub fn allocate_zeroed(bytes: usize, align: usize) -> Option<Block> {
     Some(block)
 }
 
-/// Frees the block that begins at `address`. False, and nothing else, when there is none. In a forked child nothing
-/// happens: the block is its parent's.
+/// Frees the block that begins at `address`. False, and nothing else, when there is none. A block that this process has from
+/// the one that it was forked from stays as it is.
 ///
 /// # Safety
 /// The block is no longer used, in this process or by an operation that is under way.
 pub unsafe fn free(address: NonNull<u8>) -> bool {
+    let is_inherited = || {
+        let mut before = HEAP.inherited();
+        before.any(|heap| heap.contains(address.as_ptr()))
+    };
     // SAFETY: as the caller promises.
-    unsafe { HEAP.free(address) }
+    let was_own = unsafe { HEAP.free(address) };
+    was_own || is_inherited()
 }
 
 /// Takes `address..address + bytes` away from a peer that may be writing to it: it stays as it is, in memory of this
@@ -130,17 +142,19 @@ pub(crate) fn configure(config: &Config) {
 
 /// Held by each link whose peer may map segments. While there is none, empty segments are not kept.
 #[derive(Debug)]
-pub(crate) struct Sharing(());
+pub(crate) struct Sharing(Home);
 
 impl Sharing {
     pub(crate) fn begin() -> Self {
         HEAP.add_sharer();
-        Self(())
+        Self(Home::here())
     }
 }
 
 impl Drop for Sharing {
     fn drop(&mut self) {
-        HEAP.remove_sharer();
+        if self.0.is_here() {
+            HEAP.remove_sharer();
+        }
     }
 }

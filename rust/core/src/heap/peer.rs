@@ -14,14 +14,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use rustix::fs::{self, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::foreign::Foreign;
 use super::segment::{READ_ONLY, SEALS};
 use crate::error::{Cause, Code, Error, Result};
-use crate::fork::Home;
+use crate::fork::{Home, InChild, PerProcess, map_shared, unshare};
+use crate::locks::Mutex;
 
 /// More segments than any heap has: 64 of them hold 64 GiB.
 const MOST_SEGMENTS: usize = 4096;
@@ -267,7 +267,7 @@ unsafe impl Sync for Mapping {}
 
 /// What is mapped, by inode. A mapping keeps its file, so that the number is not another's as long as the entry is
 /// alive.
-static MAPPINGS: Mutex<Vec<(u64, Weak<Mapping>)>> = Mutex::new(Vec::new());
+static MAPPINGS: PerProcess<Mutex<Vec<(u64, Weak<Mapping>)>>> = PerProcess::new(Mutex::default);
 
 impl Mapping {
     fn open(identity: Identity, file: &OwnedFd) -> Result<Arc<Self>> {
@@ -290,9 +290,10 @@ impl Mapping {
             true => ProtFlags::READ | ProtFlags::WRITE,
             false => ProtFlags::READ,
         };
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
-        let mapped =
-            unsafe { mm::mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file, 0) };
+        let mapped = map_shared(length, InChild::Zeros, || {
+            // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+            unsafe { mm::mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file, 0) }
+        });
         let base = mapped.map_err(|errno| refused(&errno))?;
         let base =
             NonNull::new(base.cast::<u8>()).ok_or_else(|| refused(&"mapped at address zero"))?;
@@ -328,8 +329,11 @@ impl Drop for Mapping {
         MAPPINGS
             .lock()
             .retain(|(inode, mapping)| *inode != self.inode || !ptr::eq(mapping.as_ptr(), this));
-        // SAFETY: this is the mapping that `open` made, whole, and all readers hold an `Arc` around `self`.
-        let result = unsafe { mm::munmap(self.base.as_ptr().cast(), self.length) };
+        let base = self.base.as_ptr().cast();
+        let result = unshare(base, self.length, || {
+            // SAFETY: this is the mapping that `open` made, whole, and all readers hold an `Arc` around `self`.
+            unsafe { mm::munmap(base, self.length) }
+        });
         debug_assert!(result.is_ok());
     }
 }

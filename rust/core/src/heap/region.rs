@@ -13,6 +13,7 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use super::owners::{CHUNK, Owners};
 use super::page::page;
+use crate::fork::{InChild, map_shared, unshare};
 
 /// The least that is worth reserving.
 const FEWEST: usize = 4;
@@ -99,12 +100,12 @@ impl Region {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         let place = self.address(at).as_ptr().cast();
-        // SAFETY: it replaces a part of our own reservation, in which nothing is mapped: no segment (asserted above).
-        unsafe {
-            mm::mmap(place, length, access, flags, file, 0)?;
-            // Fewer and larger pages where the system has them for shared memory; else nothing happens.
-            let _ = mm::madvise(place, length, Advice::LinuxHugepage);
-        }
+        map_shared(length, InChild::copy_of(file, 0), || {
+            // SAFETY: it replaces a part of our own reservation, in which nothing is mapped: no segment (asserted above).
+            unsafe { mm::mmap(place, length, access, flags, file, 0) }
+        })?;
+        // SAFETY: a hint about the mapping just made: fewer and larger pages where the system has them for shared memory.
+        let _ = unsafe { mm::madvise(place, length, Advice::LinuxHugepage) };
         self.owners.enter(number, chunks, length);
         Ok(())
     }
@@ -124,9 +125,11 @@ impl Region {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         let place = self.address(at).as_ptr();
-        // SAFETY: a mapping of the same bytes of the same file takes the place of the one that is there, in one step: a
-        // read by another thread finds the same bytes, and a write goes to the one mapping or the other.
-        unsafe { mm::mmap(place.cast(), length, access, flags, file, start) }?;
+        unshare(place.cast(), length, || {
+            // SAFETY: a mapping of the same bytes of the same file takes the place of the one that is there, in one step: a
+            // read by another thread finds the same bytes, and a write goes to the one mapping or the other.
+            unsafe { mm::mmap(place.cast(), length, access, flags, file, start) }.map(drop)
+        })?;
         for page in (0..length).step_by(page()) {
             // SAFETY: within what has just been mapped. Other threads may be using the byte in whatever way; it is
             // replaced by itself, or another thread has just written it.
@@ -154,9 +157,12 @@ impl Region {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         let place = self.address(at).as_ptr();
-        // SAFETY: a mapping of the same bytes of the same file takes the place of the one that is there, whose contents
-        // are not needed, as the caller promises.
-        unsafe { mm::mmap(place.cast(), length, access, flags, file, start) }.map(drop)
+        map_shared(length, InChild::copy_of(file, start), || {
+            // SAFETY: a mapping of the same bytes of the same file takes the place of the one that is there, whose contents
+            // are not needed, as the caller promises.
+            unsafe { mm::mmap(place.cast(), length, access, flags, file, start) }
+        })
+        .map(drop)
     }
 
     /// Undoes [`Region::map`]: the addresses are reserved as before.
@@ -166,7 +172,10 @@ impl Region {
     pub(super) unsafe fn unmap(&self, at: usize, length: usize) -> Result<(), Errno> {
         self.owners
             .strike(at / CHUNK..(at + length).div_ceil(CHUNK));
-        map_nothing(self.address(at).as_ptr(), length, MapFlags::FIXED).map(drop)
+        let place = self.address(at).as_ptr();
+        unshare(place.cast(), length, || {
+            map_nothing(place, length, MapFlags::FIXED).map(drop)
+        })
     }
 }
 

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::arena::{Arena, GRAIN};
 use super::*;
+use crate::fork::tests::in_child;
 
 const MIB: usize = 1 << 20;
 
@@ -219,38 +220,28 @@ fn threads_get_blocks_of_their_own() {
     assert_eq!(arena.statistics().in_use, 0);
 }
 
-/// What the child of a fork may do: look, and nothing else.
 #[test]
-fn a_forked_child_shares_the_memory_and_leaves_the_heap_alone() {
-    static HEAP: Arena = Arena::retaining(Duration::from_secs(3600));
-    HEAP.set_limit(256 * MIB);
-    HEAP.add_sharer();
-    let block = HEAP.allocate(MIB, 64).unwrap();
+fn a_forked_child_has_the_memory_for_itself_and_a_heap_of_its_own() {
+    let block = allocate(MIB, 64).unwrap();
     bytes(block)[0] = 1;
     // Another thread may be inside the heap at the fork; here it is certain to be.
     let busy = HEAP.hold();
-    // SAFETY: the child calls nothing but what is under test, which takes no lock, and leaves by `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let address = block.address;
-        let refused = HEAP.allocate(1, 1).is_none() && HEAP.locate(address.as_ptr(), 1).is_none();
-        let alone = HEAP.statistics() == Statistics::default() && HEAP.segment_file(1).is_none();
-        // SAFETY: nothing happens.
-        let freed = unsafe { HEAP.free(address) };
-        HEAP.trim();
+    let address = block.address;
+    let holds = in_child(|| {
         let seen = bytes(block)[0] == 1;
         bytes(block)[1] = 2;
-        // SAFETY: ends the child without running what the parent's threads hold.
-        unsafe { libc::_exit(i32::from(!(refused && alone && freed && seen))) };
-    }
-    let mut status = -1;
-    // SAFETY: waits for the child just made.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0);
+        let own = allocate(MIB, 64).unwrap();
+        let is_own = |block: Block| locate(block.address.as_ptr(), block.bytes).is_some();
+        let apart = is_own(own) && !is_own(block) && statistics().blocks == 1;
+        // SAFETY: neither is used any more.
+        let freed = unsafe { super::free(address) && super::free(own.address) };
+        seen && apart && freed && statistics().blocks == 0 && bytes(block)[1] == 2
+    });
     drop(busy);
-    assert_eq!(bytes(block)[1], 2);
-    assert_eq!(HEAP.statistics().blocks, 1);
-    free(&HEAP, block);
+    assert!(holds);
+    assert_eq!(bytes(block)[..2], [1, 0]);
+    // SAFETY: it is not used any more.
+    assert!(unsafe { super::free(address) });
 }
 
 #[derive(Clone, Debug)]

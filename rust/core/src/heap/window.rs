@@ -14,7 +14,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use rustix::fs::{self, FallocateFlags, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
@@ -23,10 +22,11 @@ use super::foreign::Foreign;
 use super::page::page;
 use super::peer::Held;
 use super::{HEAP, limit, segment};
-use crate::fork;
+use crate::fork::{Home, InChild, PerProcess, map_shared, unshare};
+use crate::locks::Mutex;
 
 /// The windows of this process: their numbers, and what peers get as long as there are some to come.
-static OPEN: Mutex<Vec<(u32, Option<OwnedFd>)>> = Mutex::new(Vec::new());
+static OPEN: PerProcess<Mutex<Vec<(u32, Option<OwnedFd>)>>> = PerProcess::new(Mutex::default);
 
 /// Bytes of a word.
 const WORD: usize = size_of::<AtomicU64>();
@@ -81,6 +81,7 @@ pub struct Window {
     layout: Layout,
     bytes: usize,
     start: NonNull<u8>,
+    home: Home,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, on drop.
@@ -106,10 +107,6 @@ impl Window {
     }
 
     fn open(layout: Layout) -> Option<Self> {
-        fork::watch();
-        if fork::is_child() {
-            return None;
-        }
         let bytes = layout.bytes()?;
         let file = segment::memory(bytes).ok()?;
         if limit::is_strict() {
@@ -118,8 +115,10 @@ impl Window {
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
-        let mapped = unsafe { mm::mmap(ptr::null_mut(), bytes, access, flags, file.as_fd(), 0) };
+        let mapped = map_shared(bytes, InChild::Zeros, || {
+            // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+            unsafe { mm::mmap(ptr::null_mut(), bytes, access, flags, file.as_fd(), 0) }
+        });
         let number = next_number();
         let start = NonNull::new(mapped.ok()?.cast())?;
         let window = Self {
@@ -127,6 +126,7 @@ impl Window {
             layout,
             bytes,
             start,
+            home: Home::here(),
         };
         // After the mapping, which stays as it is. Where the kernel has no such seal (before Linux 5.1) peers could write.
         let sealed = segment::seal(&file, segment::READ_ONLY);
@@ -192,13 +192,16 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // In a forked child the list may be locked by a thread that is not in this process, and is its parent's.
-        if !fork::is_child() {
+        if self.home.is_here() {
             OPEN.lock().retain(|(number, _)| *number != self.number);
             note_retired();
         }
-        // SAFETY: this is the mapping that `create` made, whole, and nothing borrows from it any more.
-        let result = unsafe { mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+        let start = self.start.as_ptr().cast();
+        let result = unshare(start, self.bytes, || {
+            // SAFETY: this is the mapping that `create` made, whole, or what a forked child has in its place, and nothing
+            // borrows from it any more.
+            unsafe { mm::munmap(start, self.bytes) }
+        });
         debug_assert!(result.is_ok());
     }
 }
@@ -246,9 +249,6 @@ impl PeerWindow {
 
 /// The descriptor of window `number` of this process.
 pub(super) fn file(number: u32) -> Option<OwnedFd> {
-    if fork::is_child() {
-        return None;
-    }
     let open = OPEN.lock();
     let (_, file) = open.iter().find(|(of, _)| *of == number)?;
     file.as_ref()?.try_clone().ok()
@@ -256,7 +256,7 @@ pub(super) fn file(number: u32) -> Option<OwnedFd> {
 
 /// Whether window `number` of this process has not been closed.
 pub(super) fn is_open(number: u32) -> bool {
-    fork::is_child() || OPEN.lock().iter().any(|(of, _)| *of == number)
+    OPEN.lock().iter().any(|(of, _)| *of == number)
 }
 
 #[cfg(test)]

@@ -23,8 +23,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use self::regions::Regions;
 pub use self::regions::{Owner, Region};
 use self::remote::PortId;
@@ -38,7 +36,8 @@ use crate::config::Config;
 use crate::device;
 use crate::engine::Completion;
 use crate::error::{Code, Error, Result};
-use crate::fork::{self, Own};
+use crate::fork::Own;
+use crate::locks::Mutex;
 use crate::rendezvous::pairing::{Host, Pair};
 use crate::rendezvous::unique_id::{self, UniqueId};
 use crate::threads;
@@ -91,7 +90,6 @@ impl Port {
     /// # Errors
     /// `System` when the operating system gives no random bytes.
     pub fn new(config: Config) -> Result<Self> {
-        fork::check()?;
         let id = random_bytes()?;
         Ok(Self(Own::new(Arc::new(Shared {
             id,
@@ -107,12 +105,11 @@ impl Port {
     /// # Errors
     /// `InvalidArgument` for an interface that is not there, `System` when no port can be had, `Aborted` when closed.
     pub fn bind(&self) -> Result<[u8; unique_id::BYTES]> {
-        fork::check()?;
+        self.0.check()?;
         let shared = &*self.0;
         if let Some(host) = &shared.open()?.host {
             return Ok(host.id().to_bytes());
         }
-        fork::note();
         let made = Arc::new(Host::open(&shared.config, &shared.id)?);
         let mut state = shared.open()?;
         if let Some(host) = &state.host {
@@ -133,7 +130,7 @@ impl Port {
     /// `Timeout` when the peer does not answer within `timeout`; `InvalidArgument` for what is no address of a port, and
     /// where this port has a peer already; what the peers disagree on is a `Mismatch`; `Aborted` when closed.
     pub fn connect(&self, peer: &[u8], timeout: Duration) -> Result<()> {
-        fork::check()?;
+        self.0.check()?;
         let Ok(bytes) = <[u8; unique_id::BYTES]>::try_from(peer) else {
             return Err(Error::invalid(format!(
                 "{} bytes are no address of a port: `bind` returns {}",
@@ -172,6 +169,9 @@ impl Port {
 
     /// Whether it is connected, and to a peer that lives as far as is known here.
     pub fn is_connected(&self) -> bool {
+        if !self.0.is_here() {
+            return false;
+        }
         let state = self.0.state.lock();
         let peer = state.peer.as_ref().filter(|_| !state.is_closed);
         peer.is_some_and(|peer| peer.comm.error().is_none())
@@ -189,7 +189,7 @@ impl Port {
     /// writes to these, nor reads those that it writes; with whom has the region's [`RemoteRegion`] that is agreed by
     /// other means.
     pub unsafe fn register(&self, start: *mut u8, bytes: usize, owner: Owner) -> Result<Region> {
-        fork::check()?;
+        self.0.check()?;
         // SAFETY: as this function asks for; only its address is looked at.
         let memory = unsafe { Memory::from_raw_parts(start, bytes) };
         if device::refuse_memory(&memory, "memory").is_err() {
@@ -209,7 +209,7 @@ impl Port {
     /// `Timeout` when one is still under way after `timeout`; the registration has ended, and the memory is kept until
     /// that transfer has.
     pub fn unregister(&self, region: &Region, timeout: Duration) -> Result<()> {
-        fork::check()?;
+        self.0.check()?;
         self.0.check_own(region)?;
         self.0.regions.unregister(region, timeout)
     }
@@ -219,6 +219,7 @@ impl Port {
     /// # Errors
     /// `InvalidArgument` when it is registered with another port, or not any more.
     pub fn remote(&self, region: &Region) -> Result<RemoteRegion> {
+        self.0.check()?;
         self.0.check_own(region)?;
         if !region.is_registered() {
             return Err(unregistered());
@@ -247,6 +248,7 @@ impl Port {
         remote: &RemoteRegion,
         completion: Option<Completion>,
     ) -> Result<Transfer> {
+        self.0.check()?;
         let peer = self.0.peer_of(local, remote)?;
         Transfer::start(Kind::Write, &peer, (local, range), remote, completion)
     }
@@ -262,6 +264,7 @@ impl Port {
         remote: &RemoteRegion,
         completion: Option<Completion>,
     ) -> Result<Transfer> {
+        self.0.check()?;
         let peer = self.0.peer_of(local, remote)?;
         Transfer::start(Kind::Read, &peer, (local, range), remote, completion)
     }
@@ -272,7 +275,7 @@ impl Port {
     /// # Errors
     /// `Timeout` when memory is still in use after `timeout`; it is then kept until it is not.
     pub fn close(&self, timeout: Duration) -> Result<()> {
-        fork::check()?;
+        self.0.check()?;
         self.0.close();
         self.0.regions.clear(timeout)
     }
@@ -280,7 +283,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        if fork::check().is_ok() {
+        if self.0.is_here() {
             self.0.close();
             // What is in use keeps its memory by itself.
             let _ = self.0.regions.clear(Duration::ZERO);
@@ -298,7 +301,7 @@ impl std::fmt::Debug for Port {
 
 impl Shared {
     /// The state of a port that has not been closed.
-    fn open(&self) -> Result<parking_lot::MutexGuard<'_, State>> {
+    fn open(&self) -> Result<crate::locks::MutexGuard<'_, State>> {
         let state = self.state.lock();
         match state.is_closed {
             true => Err(Error::new(Code::Aborted, "the port has been closed")),
@@ -315,7 +318,6 @@ impl Shared {
 
     /// The peer, of a transfer between these.
     fn peer_of(&self, local: &Region, remote: &RemoteRegion) -> Result<Arc<Peer>> {
-        fork::check()?;
         self.check_own(local)?;
         let peer = self.open()?.peer.clone();
         let peer = peer.ok_or_else(|| {

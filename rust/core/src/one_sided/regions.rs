@@ -8,11 +8,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::request::{Answer, RegionId};
 use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
+use crate::locks::{Condvar, Mutex};
 use crate::transport::keys::random_bytes;
 
 /// What keeps a region's memory allocated.

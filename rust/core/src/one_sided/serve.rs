@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use super::regions::{Regions, Use};
 use super::request::{Answer, INITIATOR, Kind, LENGTH, PIECE, REQUESTS, Request};
 use crate::buffer::Memory;
 use crate::communicator::{Communicator, Work};
 use crate::engine::PointToPoint;
 use crate::error::{Code, Error, Result};
+use crate::locks::Mutex;
 use crate::types::DataType;
 
 /// As long as the initiator takes; its end is noticed at any time.

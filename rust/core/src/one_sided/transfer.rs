@@ -5,8 +5,6 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use super::Peer;
 use super::regions::{Region, Use};
 use super::remote::RemoteRegion;
@@ -15,6 +13,7 @@ use crate::buffer::Memory;
 use crate::communicator::Work;
 use crate::engine::{Completion, PointToPoint};
 use crate::error::{Code, Error, Result};
+use crate::locks::Mutex;
 use crate::types::DataType;
 
 /// How long the data of a transfer may take after the answer, which comes after it.

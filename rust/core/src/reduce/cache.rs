@@ -2,22 +2,23 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::OnceLock;
+
+use crate::fork::PerProcess;
 
 /// Where the kernel does not tell.
 const USUAL: usize = 32 << 20;
 
 /// Bytes of the cache nearest to memory that the first processor has.
 pub(crate) fn last_level() -> usize {
-    static BYTES: OnceLock<usize> = OnceLock::new();
-    *BYTES.get_or_init(|| {
+    static BYTES: PerProcess<usize> = PerProcess::new(|| {
         let told = if cfg!(miri) {
             None
         } else {
             told(Path::new("/sys/devices/system/cpu/cpu0/cache"))
         };
         told.unwrap_or(USUAL)
-    })
+    });
+    *BYTES
 }
 
 /// The largest cache of the highest level listed in a directory of `index0`, `index1` and so on.

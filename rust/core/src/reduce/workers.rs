@@ -9,10 +9,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
-
 use super::many::Pass;
 use super::{Kernel, Source, Streaming, copy_hinted};
+use crate::fork::Home;
+use crate::locks::{Condvar, Mutex};
 use crate::threads::without_signals;
 
 /// Bytes of the destination that one thread takes at a time: several times what passes between a
@@ -30,7 +30,7 @@ pub struct Workers {
     /// One fewer than work together, since the caller is one; started when first needed.
     helpers: OnceLock<Vec<JoinHandle<()>>>,
     /// The process that has the helpers.
-    process: u32,
+    home: Home,
     /// Held during a pass.
     turn: Mutex<()>,
 }
@@ -42,7 +42,7 @@ impl Workers {
             shared: Arc::new(Shared::default()),
             threads,
             helpers: OnceLock::new(),
-            process: std::process::id(),
+            home: Home::here(),
             turn: Mutex::new(()),
         }
     }
@@ -141,7 +141,7 @@ impl Workers {
 
     /// Whether this process is the one that has the helpers, not a fork of it.
     fn is_at_home(&self) -> bool {
-        self.process == std::process::id()
+        self.home.is_here()
     }
 
     /// Calls `work` here and in every helper that wakes before this call of it returns. It returns
@@ -266,6 +266,7 @@ mod tests {
     use std::thread::ThreadId;
 
     use super::*;
+    use crate::fork::tests::in_child;
     use crate::types::{DataType, ReduceOp};
 
     fn bytes(count: usize, seed: usize) -> Vec<u8> {
@@ -384,14 +385,16 @@ mod tests {
 
     #[test]
     fn a_forked_child_works_alone() {
-        let mut workers = Workers::new(3);
-        let home = std::mem::replace(&mut workers.process, 0);
-        assert!(!workers.is_worth(4 * PIECE));
+        let workers = Workers::new(3);
         let src = bytes(4 * PIECE, 1);
         let mut dst = vec![0; src.len()];
         workers.copy(&mut dst, &src, Streaming::No);
-        assert!(dst == src);
-        workers.process = home;
+        assert!(in_child(|| {
+            let mut dst = vec![0; src.len()];
+            workers.copy(&mut dst, &src, Streaming::No);
+            dst == src && !workers.is_worth(4 * PIECE)
+        }));
+        assert!(dst == src && workers.is_worth(4 * PIECE));
     }
 
     #[test]

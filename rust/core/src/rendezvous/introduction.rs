@@ -3,15 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::records::{Entry, MAX_ADDRESS, MAX_TEXT, Row, Seal, Uuid};
 use super::secret::Secret;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
+use crate::locks::Mutex;
 use crate::transport::endpoint::network_namespace;
 use crate::transport::keys::{KeyPair, random_bytes};
 use crate::types::Rank;
+use crate::users;
 
 /// What a rank says about itself to join a group.
 #[derive(Clone)]
@@ -140,27 +141,29 @@ impl fmt::Debug for Introduction {
 
 /// A number that this process has drawn; a forked child draws its own.
 fn this_process() -> Result<Uuid> {
-    static DRAWN: Mutex<Option<(u32, Uuid)>> = Mutex::new(None);
+    static DRAWN: PerProcess<Mutex<Option<Uuid>>> = PerProcess::new(Mutex::default);
     let mut drawn = DRAWN.lock();
-    let pid = std::process::id();
     match *drawn {
-        Some((owner, uuid)) if owner == pid => Ok(uuid),
-        _ => {
-            let uuid = random_bytes()?;
-            *drawn = Some((pid, uuid));
-            Ok(uuid)
-        }
+        Some(uuid) => Ok(uuid),
+        None => Ok(*drawn.insert(random_bytes()?)),
     }
 }
 
 /// The label of the host that this process runs on: the running kernel, told by its boot id; the user, since users of one
 /// host do not share memory; and the network namespace, since the sockets that hand memory over do not lead out of it.
 pub fn host_label() -> String {
-    let user = rustix::process::geteuid().as_raw();
+    let user = match users::own() {
+        Some(user) => format!("user {user}"),
+        // Another process with the same number may be another user's.
+        None => {
+            let process = this_process().map_or(0, u128::from_be_bytes);
+            format!("no user, process {process:032x}")
+        }
+    };
     let network = network_namespace();
     match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
-        Ok(id) if !id.trim().is_empty() => format!("{} user {user} network {network}", id.trim()),
-        _ => format!("{} user {user} network {network}", hostname()),
+        Ok(id) if !id.trim().is_empty() => format!("{} {user} network {network}", id.trim()),
+        _ => format!("{} {user} network {network}", hostname()),
     }
 }
 

@@ -19,6 +19,7 @@ use super::{LEFT, roster};
 use crate::config::Config;
 use crate::descriptors;
 use crate::error::{Error, Result};
+use crate::fork::Home;
 use crate::types::Rank;
 
 /// How long a rank that goes serves its store on, for ranks that came and have not said that they are done with it.
@@ -33,7 +34,7 @@ pub struct Meeting {
     rank: Rank,
     world: usize,
     /// The process that opened it: a forked child shares its connections and must not speak over them.
-    process: u32,
+    home: Home,
 }
 
 enum Place {
@@ -47,7 +48,7 @@ impl Meeting {
             place,
             rank,
             world,
-            process: std::process::id(),
+            home: Home::here(),
         }
     }
 
@@ -100,7 +101,7 @@ impl Drop for Meeting {
             return;
         };
         let has_ended = store.server().is_some_and(TcpStoreServer::has_ended);
-        if std::process::id() == self.process && !has_ended {
+        if self.home.is_here() && !has_ended {
             leave(&**store, self.rank, self.world, FAREWELL);
         }
     }

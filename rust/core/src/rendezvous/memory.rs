@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::store::{Store, check_key, check_value, not_set};
 use crate::error::Result;
+use crate::locks::{Condvar, Mutex};
 
 /// A store that the threads of one process share. Share it by `Arc`.
 #[derive(Debug, Default)]

@@ -14,6 +14,7 @@ use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
+use crate::users;
 
 /// A secret file with fewer bytes than this is a password, which can be guessed.
 const SHORTEST: usize = 16;
@@ -124,11 +125,11 @@ fn check_owner(file: &File, path: &Path) -> Result<()> {
         )));
     }
     let user = rustix::process::geteuid().as_raw();
-    if about.uid() != user && about.uid() != 0 {
+    if !users::is_own(about.uid()) && about.uid() != 0 {
         return Err(Error::invalid(format!(
-            "secret file {path} belongs to user {}, who can read and change it; it must belong to user {user}, who \
+            "secret file {path} belongs to {}, who can read and change it; it must belong to user {user}, who \
              runs this process, or to root: copy it to a file of your own and `chmod 600` that",
-            about.uid()
+            users::name(about.uid())
         )));
     }
     let forbidden = match about.uid() {

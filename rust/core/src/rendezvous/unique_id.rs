@@ -15,7 +15,6 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::meeting::Meeting;
@@ -24,6 +23,8 @@ use super::tcp::server::TcpStoreServer;
 use super::tcp::store::{StoreKey, TcpStore};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
+use crate::locks::Mutex;
 use crate::transport::endpoint;
 use crate::transport::keys::random_bytes;
 use crate::types::Rank;
@@ -37,7 +38,7 @@ const SECRET: std::ops::Range<usize> = 28..60;
 
 /// The stores that this process serves for ids it has made, until rank 0 joins here; else until all ranks have joined, or
 /// this process ends.
-static SERVED: Mutex<Vec<(UniqueId, TcpStoreServer)>> = Mutex::new(Vec::new());
+static SERVED: PerProcess<Mutex<Vec<(UniqueId, TcpStoreServer)>>> = PerProcess::new(Mutex::default);
 
 /// Where, and as members of what, the ranks of one group meet. It holds a secret: a process that has it can join.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -66,7 +67,6 @@ impl UniqueId {
     /// # Errors
     /// As [`UniqueId::create`].
     pub(super) fn serve(config: &Config, one_host: bool) -> Result<(Self, TcpStoreServer)> {
-        crate::fork::check()?;
         let address = endpoint::own_address(config.interface.as_deref(), one_host)?;
         let secret = random_bytes()?;
         let server = TcpStoreServer::start_any(&address.to_string(), &[0], &key(&secret))?;
@@ -153,9 +153,6 @@ impl UniqueId {
     }
 
     fn take_server(&self) -> Option<TcpStoreServer> {
-        if crate::fork::is_child() {
-            return None;
-        }
         let mut served = SERVED.lock();
         let at = served.iter().position(|(id, _)| id == self)?;
         Some(served.swap_remove(at).1)

@@ -72,7 +72,7 @@ impl Group {
 
     fn carry_out(&self, request: &mut Request) -> Result<Carried> {
         // A child of a fork may find the lock taken for ever.
-        crate::fork::check()?;
+        self.home.check()?;
         let timeout = request.timeout;
         let mut core = self.core.lock();
         self.check_alive()?;

@@ -4,14 +4,12 @@ use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use crate::buffer::Memory;
 use crate::config::Config;
 use crate::descriptors;
 use crate::engine::work::PointToPoint;
 use crate::error::{Code, Error, Result};
-use crate::fork;
+use crate::locks::Mutex;
 use crate::plan::cost::{Costs, Rounded};
 use crate::plan::topology::Topology;
 use crate::processors::{Place, cores, place};
@@ -44,7 +42,6 @@ impl Group {
         config: Config,
         patience: Duration,
     ) -> Result<Arc<Self>> {
-        fork::check()?;
         if world == 0 || rank >= world {
             return Err(Error::invalid(format!(
                 "rank {rank} is out of range for a group of {world} ranks"

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Code, Error};
 use crate::fence::contained;
-use crate::fork;
 use crate::transport::{Notice, WRITERS_PATIENCE};
 
 use crate::engine::collective::shared::SharedMemory;
@@ -58,7 +57,7 @@ impl Group {
 
     /// Ends every operation on every rank.
     pub(crate) fn abort(&self, reason: &str) {
-        if fork::check().is_err() {
+        if !self.home.is_here() {
             // The connections are the parent's, which goes on.
             return;
         }
@@ -74,7 +73,7 @@ impl Group {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        if fork::check().is_err() {
+        if !self.home.is_here() {
             return;
         }
         if let Some(endpoint) = self.membership.endpoint() {

@@ -94,7 +94,7 @@ impl Group {
 
     /// The group fails with `error`: so does every operation, and the other ranks get a notice. The first cause stays.
     pub(crate) fn fail_of(&self, error: Error) {
-        if crate::fork::check().is_ok() && self.error().is_none() && !self.is_closed() {
+        if self.home.is_here() && self.error().is_none() && !self.is_closed() {
             self.fail(&mut self.core.lock(), error);
         }
     }

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::MutexGuard;
-
 use crate::error::{Code, Error, Result};
+use crate::locks::MutexGuard;
 
 use crate::engine::state::{Core, Group};
 use crate::engine::wait::backoff::Next;
@@ -48,7 +47,7 @@ impl Group {
         if let Some(ended) = first_ended(works) {
             return Ok(Some(ended));
         }
-        crate::fork::check()?;
+        self.home.check()?;
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut checks = Checks::default();
         let mut core = self.core.lock();

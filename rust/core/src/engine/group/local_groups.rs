@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use parking_lot::Mutex;
-
 use crate::error::{Error, Result};
+use crate::locks::Mutex;
 use crate::types::Rank;
 
 /// The members, each a `G`, that have not been taken yet.

@@ -12,9 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
 use crate::error::Result;
+use crate::locks::{Condvar, Mutex, MutexGuard};
 use crate::threads;
 
 use crate::engine::work::Completion;

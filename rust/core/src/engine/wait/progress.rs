@@ -13,10 +13,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::error::Result;
+use crate::locks::Mutex;
 use crate::transport::endpoint::Lane;
 use crate::types::Rank;
 

@@ -16,13 +16,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use self::creator::creator;
 use self::log::Log;
 use self::ownership::open_own;
 use super::store::{Store, check_key, check_value, not_set};
 use crate::error::Result;
+use crate::locks::Mutex;
 
 /// The pauses between two looks at the file while waiting.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);

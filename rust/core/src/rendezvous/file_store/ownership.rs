@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::error::{Code, Error, Result};
+use crate::users;
 
 /// Opens or makes the file at `path`, which no other user may have put there or can change.
 pub(super) fn open_own(path: &Path) -> Result<File> {
@@ -53,11 +54,11 @@ fn check_owner(file: &File, path: &Path) -> Result<()> {
         return Err(untrusted(path, "is no regular file"));
     }
     let user = rustix::process::geteuid().as_raw();
-    if about.uid() != user {
+    if !users::is_own(about.uid()) {
         let why = format!(
-            "belongs to user {}, not to user {user}, who runs this process; remove it or use another path, best in a \
+            "belongs to {}, not to user {user}, who runs this process; remove it or use another path, best in a \
              directory of your own",
-            about.uid()
+            users::name(about.uid())
         );
         return Err(untrusted(path, &why));
     }

@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::process::{Resource, getrlimit};
 
+use crate::fork::PerProcess;
+
 /// More connections than this are not kept at once, however many descriptors there are.
 const MOST_CONNECTIONS: usize = 1 << 14;
 /// And so many of those that have proved nothing yet.
 const MOST_UNPROVEN: usize = 256;
 
 /// The connections of all servers of this process.
-static OPEN: AtomicUsize = AtomicUsize::new(0);
+static OPEN: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
 
 /// How many connections a server keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

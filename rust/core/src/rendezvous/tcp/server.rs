@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -17,6 +16,7 @@ use super::store::split_address;
 use super::wire::StoreKey;
 use crate::error::{Error, Result};
 use crate::fork::{self, Home};
+use crate::locks::Mutex;
 
 /// How long the name of this host may take to become known.
 const NAMING: Duration = Duration::from_secs(10);

@@ -22,12 +22,11 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-
 use super::driver::{Device, Stream};
 use super::room::Room;
 use super::window::{RECORD, Record, Window};
 use crate::error::Result;
+use crate::locks::Mutex;
 use crate::transport::Page;
 
 /// The part of a device's memory that a depot is, and its least and greatest length.

@@ -9,13 +9,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::driver::{Device, DeviceMemory, is_forked};
 use super::room::Room;
 use super::window::{Record, Window};
 use crate::error::{Code, Error, Result};
+use crate::locks::Mutex;
 
 /// Blocks begin at multiples of this.
 const ALIGNMENT: usize = 512;

@@ -3,11 +3,10 @@
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
-use parking_lot::Mutex;
-
 use super::driver::{Device, Driver, Function, Module};
 use super::kernels::THREADS;
 use crate::error::{Error, Result};
+use crate::locks::Mutex;
 use crate::types::{DataType, ReduceOp};
 
 /// The kernels that a device has loaded.

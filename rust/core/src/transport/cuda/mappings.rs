@@ -2,11 +2,10 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-
 use super::driver::Device;
 use super::window::{PeerWindow, Record};
 use crate::error::Result;
+use crate::locks::Mutex;
 
 static MAPPINGS: Mutex<Vec<Mapping>> = Mutex::new(Vec::new());
 

@@ -18,11 +18,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use parking_lot::Mutex;
-
 use super::driver::{Device, DeviceMemory, HANDLE, Handle, Imported, is_forked};
 use super::kernels::MOST_SOURCES;
 use crate::error::{Error, Result};
+use crate::locks::Mutex;
 use crate::types::Rank;
 
 /// Bytes of a [`Record`] as it travels.

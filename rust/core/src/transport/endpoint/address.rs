@@ -7,6 +7,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::error::{Code, Error, Result};
+use crate::users;
 
 const VERSION: u8 = 2;
 /// More than any address needs; a longer one is refused unread.
@@ -16,6 +17,9 @@ const MAX_NAME: usize = 255;
 const MAX_UNIX_NAME: usize = 107;
 const MAX_TCP: usize = 16;
 
+/// No user has this number.
+const NO_USER: u32 = u32::MAX;
+
 /// A host as far as sharing memory goes: one boot of one kernel, one network namespace and one user there, and the label
 /// that the user gave to a part of it.
 ///
@@ -24,7 +28,8 @@ const MAX_TCP: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostId {
     boot: [u8; 16],
-    /// The effective user's number. Users of one host do not share memory.
+    /// The effective user's number. Users of one host do not share memory. `NO_USER`: one that the user namespace does not
+    /// know, who shares it with nobody.
     user: u32,
     label: Option<String>,
 }
@@ -49,9 +54,16 @@ impl HostId {
                 Some(_) => boot_id(),
                 None => in_namespace(boot_id()),
             },
-            user: rustix::process::geteuid().as_raw(),
+            user: users::own().unwrap_or(NO_USER),
             label: label.map(str::to_owned),
         })
+    }
+}
+
+impl HostId {
+    /// Whether a process there may share memory with one at `other`.
+    pub(super) fn shares_memory_with(&self, other: &Self) -> bool {
+        self == other && self.user != NO_USER
     }
 }
 

@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::shared::Shared;
+use crate::locks::{Condvar, Mutex};
 
 /// A connection in the handshake.
 pub(super) struct Guest {

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::wire::{Cut, Patience};
 use crate::error::{Error, Result};
+use crate::locks::{Condvar, Mutex};
 use crate::transport::handshake::{Answer, Lane};
 use crate::transport::keys::GroupKey;
 use crate::transport::{Link, Stripe};

@@ -42,7 +42,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use self::address::{Address, HostId, network_namespace};
@@ -63,7 +62,8 @@ use self::membership::Membership;
 use self::outside::Outside;
 use self::shared::{Limits, Shared};
 use crate::error::{Error, Result};
-use crate::fork::Home;
+use crate::fork::{Home, PerProcess};
+use crate::locks::{Condvar, Mutex};
 use crate::rarely::Rarely;
 use crate::threads;
 use crate::transport::Stripe;
@@ -97,17 +97,17 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::start`].
     pub fn global(options: &EndpointOptions) -> Result<Seat> {
-        static RUNNING: Mutex<Vec<(u32, EndpointOptions, Weak<Endpoint>)>> = Mutex::new(Vec::new());
-        let pid = std::process::id();
+        static RUNNING: PerProcess<Mutex<Vec<(EndpointOptions, Weak<Endpoint>)>>> =
+            PerProcess::new(Mutex::default);
         let mut running = RUNNING.lock();
-        running.retain(|(owner, _, endpoint)| *owner == pid && endpoint.strong_count() > 0);
-        let found = running.iter().filter(|(_, with, _)| with == options);
-        let mut found = found.filter_map(|(_, _, endpoint)| Seat::new(&endpoint.upgrade()?));
+        running.retain(|(_, endpoint)| endpoint.strong_count() > 0);
+        let found = running.iter().filter(|(with, _)| with == options);
+        let mut found = found.filter_map(|(_, endpoint)| Seat::new(&endpoint.upgrade()?));
         if let Some(seat) = found.next() {
             return Ok(seat);
         }
         let endpoint = Self::start(options.clone())?;
-        running.push((pid, options.clone(), Arc::downgrade(&endpoint)));
+        running.push((options.clone(), Arc::downgrade(&endpoint)));
         Ok(Seat::new(&endpoint).expect("nothing has closed it"))
     }
 

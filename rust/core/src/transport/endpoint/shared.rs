@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use rustix::process::{Resource, getrlimit};
 
 use super::address::{Address, HostId};
@@ -14,6 +13,7 @@ use super::membership::Membership;
 use super::parked::Parked;
 use super::turns::Turns;
 use super::wire::{Cut, Patience};
+use crate::locks::{Condvar, Mutex};
 use crate::rarely::Rarely;
 use crate::types::Rank;
 

@@ -10,9 +10,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use crate::fence::contained;
+use crate::locks::Mutex;
 use crate::threads;
 
 /// How many links are being opened at a time. A handshake takes half a millisecond of a core, and two or three round trips.

@@ -23,6 +23,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use super::turns::Turn;
 use crate::transport::shm::credentials;
 use crate::transport::tcp::keepalive;
+use crate::users;
 
 use crate::fork;
 
@@ -276,10 +277,15 @@ impl Patience<'_> {
 /// The user of the process at the other end of a Unix socket, in words, if it is not this process's: memory is shared
 /// within one user only. The kernel says so of the moment of the connection, or of the call of listen.
 pub(super) fn foreign_user(socket: &UnixStream) -> Option<String> {
-    let own = rustix::process::geteuid().as_raw();
     match credentials(socket) {
-        Ok(peer) if peer.uid == own => None,
-        Ok(peer) => Some(format!("user {}, and this process to user {own}", peer.uid)),
+        Ok(peer) if users::is_own(peer.uid) => None,
+        Ok(peer) => {
+            let own = rustix::process::geteuid().as_raw();
+            Some(format!(
+                "{}, and this process to user {own}",
+                users::name(peer.uid)
+            ))
+        }
         Err(error) => Some(format!("a user that the system does not tell ({error})")),
     }
 }

@@ -1,11 +1,10 @@
 //! The side that reads what is lent: in place where it lies in the peer's heap, by the system call where it does not, and
 //! from where it was moved to if that does not do (see `loans`).
 //!
-//! The system call names a process by its number, which may be another's by then. So after each call the process must be
-//! seen to live before what was read is delivered or folded; see `process` for why that is enough.
+//! The system call names a process by its number, and that may be another process's by then, or the process may have executed
+//! another program. So each call reads the lender's mark with it (`mark`), without which nothing is delivered or folded.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use rustix::io::Errno;
 
 use super::loans::{Account, Back, Ledger, RUN, Run, Writer, corrupt, unfinished};
 use super::pace::{Clock, Paces};
-use super::process::Process;
+use super::peer::{Fault, Peer};
 use super::ring::MAX_ALIGN;
 use crate::error::Result;
 use crate::heap::PeerHeap;
@@ -35,11 +34,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Borrower<L> {
     account: Account<L>,
     clock: Clock,
-    /// The peer's process, if it is one that can be named.
-    pub(super) peer: Option<Arc<Process>>,
+    /// The peer, if its process is one that can be named.
+    pub(super) peer: Option<Peer>,
     /// A loan of private memory has been announced.
     tried: bool,
-    /// The peer's process ended while its memory was read.
+    /// The peer's process ended while its memory was read, or executed another program.
     pub(super) has_ended: bool,
     reading: bool,
     loan: Reading,
@@ -93,7 +92,7 @@ impl<L: Ledger + Clone> Borrower<L> {
 }
 
 impl<L: Ledger> Borrower<L> {
-    pub(super) fn new(ledger: L, peer: Option<Arc<Process>>) -> Self {
+    pub(super) fn new(ledger: L, peer: Option<Peer>) -> Self {
         Self {
             account: Account::new(ledger),
             clock: Clock::default(),
@@ -357,15 +356,17 @@ impl<L: Ledger> Borrower<L> {
             return Err(corrupt(format_args!("segment {}", run.segment)));
         }
         let result = match &self.peer {
-            Some(peer) => read_process(peer.number(), run.at + self.loan.within, bytes),
-            None => Err(Errno::SRCH),
+            Some(peer) => peer.read(run.at + self.loan.within, bytes),
+            None => Err(Fault::OutOfReach(Errno::SRCH)),
         };
         let errno = match result {
-            // Its number may have been another's while it was read by it.
-            Ok(()) if self.has_peer_ended() => return Ok(self.stall()),
             Ok(()) => return Ok(self.verdict()),
             Err(_) if self.loan.refusable => return Ok(Attempt::Refused),
-            Err(errno) => errno,
+            Err(Fault::Gone) => {
+                self.has_ended = true;
+                return Ok(self.stall());
+            }
+            Err(Fault::OutOfReach(errno)) => errno,
         };
         if self.has_peer_ended() || self.account.is_revoked() {
             return Ok(self.stall());
@@ -375,7 +376,7 @@ impl<L: Ledger> Borrower<L> {
         if errno == Errno::SRCH && since.elapsed() < PATIENCE {
             return Ok(self.stall());
         }
-        let number = self.peer.as_ref().map_or(0, |peer| peer.number());
+        let number = self.peer.as_ref().map_or(0, |peer| peer.process().number());
         tracing::info!(
             "the memory of process {number} cannot be read ({errno}): it is to be moved"
         );
@@ -389,9 +390,12 @@ impl<L: Ledger> Borrower<L> {
         Attempt::Nothing
     }
 
-    /// Whether the process whose memory is read by number has ended. Its number may be another's from then on.
+    /// Whether the process whose memory is read has ended.
     fn has_peer_ended(&mut self) -> bool {
-        self.has_ended |= self.peer.as_ref().is_some_and(|peer| peer.has_ended());
+        self.has_ended |= self
+            .peer
+            .as_ref()
+            .is_some_and(|peer| peer.process().has_ended());
         self.has_ended
     }
 
@@ -410,35 +414,4 @@ impl<L: Ledger> Borrower<L> {
         self.reading = false;
         self.account.give_back(refused)
     }
-}
-
-/// Fills `bytes` from `address` on of another process's memory.
-pub(super) fn read_process(
-    process: i32,
-    address: u64,
-    bytes: &mut [u8],
-) -> std::result::Result<(), Errno> {
-    let mut done = 0;
-    while done < bytes.len() {
-        let local = libc::iovec {
-            iov_base: bytes[done..].as_mut_ptr().cast(),
-            iov_len: bytes.len() - done,
-        };
-        let remote = libc::iovec {
-            iov_base: std::ptr::without_provenance_mut(address as usize + done),
-            iov_len: bytes.len() - done,
-        };
-        // SAFETY: the kernel writes to the local vector alone, which is the rest of an exclusive slice; the remote one
-        // names memory of the other process, which the kernel checks.
-        let count = unsafe { libc::process_vm_readv(process, &local, 1, &remote, 1, 0) };
-        match count {
-            -1 => match Errno::from_io_error(&std::io::Error::last_os_error()) {
-                Some(Errno::INTR) => {}
-                other => return Err(other.unwrap_or(Errno::IO)),
-            },
-            0 => return Err(Errno::FAULT),
-            count => done += count as usize,
-        }
-    }
-    Ok(())
 }

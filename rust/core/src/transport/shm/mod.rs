@@ -11,12 +11,14 @@ mod borrower;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod loans;
+mod mark;
 #[cfg(all(test, loom))]
 mod model;
 mod moved;
 mod neighbour;
 mod pace;
 mod page;
+mod peer;
 mod process;
 mod ring;
 mod segment;
@@ -31,8 +33,10 @@ use std::time::{Duration, Instant};
 
 use self::borrower::Borrower;
 use self::loans::Lender;
+use self::mark::Mark;
 use self::moved::Moved;
 pub use self::page::Page;
+use self::peer::Peer;
 use self::process::Process;
 pub(crate) use self::process::credentials;
 use self::ring::{Consumer, Producer};
@@ -122,13 +126,21 @@ impl ShmLink {
             Side::Maker => (0, 1),
             Side::Opener => (1, 0),
         };
+        let peer =
+            Process::behind(&control).map(|process| Peer::new(process, segment.board(incoming)));
+        let mut lender = Lender::new(segment.board(outgoing));
+        match Mark::own() {
+            Some(mark) => segment.board(outgoing).tell_mark(mark),
+            // No peer would read it.
+            None => lender.give_up_private(),
+        }
         Self {
             producer: Producer::new(segment.ring(outgoing)),
             consumer: Consumer::new(segment.ring(incoming)),
             poster: Poster::new(segment.board(outgoing)),
             taker: Taker::new(segment.board(incoming)),
-            lender: Lender::new(segment.board(outgoing)),
-            borrower: Borrower::new(segment.board(incoming), Process::behind(&control)),
+            lender,
+            borrower: Borrower::new(segment.board(incoming), peer),
             lacks: Lacks::default(),
             control: Control::with_segments(control),
             page: segment.page(),
@@ -340,21 +352,22 @@ impl Link for ShmLink {
 
 impl ControlChannel for ShmLink {
     fn peer_state(&mut self) -> PeerState {
-        let process = self.borrower.peer.as_ref();
-        let state = match process.and_then(|process| process.pidfd()) {
+        let peer = self.borrower.peer.as_ref();
+        let state = match peer.and_then(|peer| peer.process().pidfd()) {
             Some(pidfd) => self.control.peer_state_beside(pidfd),
             None => self.control.peer_state(),
         };
         match state {
-            PeerState::Present if self.borrower.has_ended => {
-                PeerState::Lost("its process ended while its memory was read".to_owned())
-            }
+            PeerState::Present if self.borrower.has_ended => PeerState::Lost(
+                "its process ended, or executed another program, while its memory was read"
+                    .to_owned(),
+            ),
             state => state,
         }
     }
 
     fn stall(&self) -> Option<String> {
-        let is_stopped = self.borrower.peer.as_ref()?.is_stopped();
+        let is_stopped = self.borrower.peer.as_ref()?.process().is_stopped();
         is_stopped.then(|| "its process is stopped, by a signal or a debugger".to_owned())
     }
 
@@ -381,7 +394,7 @@ impl ShmLink {
     /// open. `None` where the peer is in this process, or cannot be named here. All links to one process have the same
     /// descriptor, which is closed with the last of them.
     fn peer_pidfd(&self) -> Option<BorrowedFd<'_>> {
-        self.borrower.peer.as_ref()?.pidfd()
+        self.borrower.peer.as_ref()?.process().pidfd()
     }
 
     /// Takes from the loan being read what `bytes` has room for.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::ShmLink;
 use super::loans::{self, Run};
 use super::page::Page;
+use super::peer::Peer;
 use super::shared::Shared;
 use crate::error::Result;
 use crate::heap;
@@ -189,11 +190,12 @@ impl Neighbour for ShmLink {
 
 impl ShmLink {
     /// Whether the peer writes to what was shared with it no more, and never again once that is revoked. The answer needs
-    /// nothing of this link. A process that has ended writes no more, whatever the flag says.
+    /// nothing of this link. A process that has ended writes no more, whatever the flag says, nor does one that has executed another
+    /// program.
     fn end_of_writing(&self) -> heap::IsOver {
         let flag = self.lender.flag_of_writer();
         let peer = self.borrower.peer.clone();
-        Arc::new(move || !flag.is_raised() || peer.as_ref().is_some_and(|peer| peer.has_ended()))
+        Arc::new(move || !flag.is_raised() || peer.as_ref().is_some_and(Peer::is_gone))
     }
 
     /// Whether a message can be posted now; what waits is woken when it can.

@@ -1,17 +1,17 @@
 //! The process at the other end of a link, named so that no other can take its place.
 //!
-//! The number of a process is given to another when it has ended; a pidfd stands for the one process for ever. It is opened
-//! by number before the peer can write a word of the link's memory, and the peer is what makes the link, so any message
-//! in that memory proves that the number was the peer's when the pidfd was opened. From then on: if the pidfd says after a
-//! read that the process still lives, what was read by number is the peer's memory, and not that of a successor.
+//! The number of a process is given to another when it has ended; a pidfd stands for the one process for ever, and tells its
+//! end at once. Neither tells when a process executes another program: see `mark` for what does.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
+
+use crate::fork::PerProcess;
+use crate::locks::Mutex;
 
 /// A process that can be named.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Process {
 }
 
 /// The processes that links lead to: several links to one share a descriptor.
-static KNOWN: Mutex<Vec<Weak<Process>>> = Mutex::new(Vec::new());
+static KNOWN: PerProcess<Mutex<Vec<Weak<Process>>>> = PerProcess::new(Mutex::default);
 
 impl Process {
     /// The process at the other end of `control`. `None` when it has no number here (another PID namespace), when it has
@@ -50,16 +50,6 @@ impl Process {
             false => Some(pidfd_open(pid, PidfdFlags::empty()).ok()?),
         };
         Some(Self { number, pidfd })
-    }
-
-    /// One that has ended, and whose number another has since.
-    #[cfg(test)]
-    pub(super) fn succeeded_by(number: i32, ended: &std::process::Child) -> Self {
-        let pidfd = pidfd_open(Pid::from_child(ended), PidfdFlags::empty()).expect("a child");
-        Self {
-            number,
-            pidfd: Some(pidfd),
-        }
     }
 
     /// Its number, as long as it has not ended.

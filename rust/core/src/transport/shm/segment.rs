@@ -16,11 +16,13 @@ use rustix::fs::{self, MemfdFlags, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::loans::Ledger;
+use super::mark::Mark;
 use super::pace::CLASSES;
 use super::page::Page;
 use super::ring::Memory;
 use super::slots::{Board, ROOM, SLOT, SLOTS};
 use crate::error::{Code, Error, Result};
+use crate::fork::{InChild, map_shared, unshare};
 use crate::heap::foreign::Foreign;
 use crate::reduce::copy_raw;
 
@@ -30,7 +32,7 @@ pub const MIN_CAPACITY: usize = 64;
 pub const MAX_CAPACITY: usize = 1 << 30;
 
 /// `unisono` and the version of this layout.
-const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x08");
+const MAGIC: u64 = u64::from_le_bytes(*b"unisono\x09");
 /// Where the slots begin: after a page for the header and the words of both directions.
 const BOARDS: usize = 4096;
 /// Where the page begins that is not the transport's own ([`Page`]), after the slots of both directions: at a page of the
@@ -45,6 +47,13 @@ const SEALS: SealFlags = SealFlags::SHRINK
 /// A word on cache lines of its own (two, since processors fetch them in pairs).
 #[repr(C, align(128))]
 struct Line(AtomicU64);
+
+/// A mark and where it is, apart from all others: written once.
+#[repr(C, align(128))]
+struct MarkWords {
+    address: AtomicU64,
+    bytes: [AtomicU64; 2],
+}
 
 /// Words that are written together now and then, apart from all others.
 #[repr(C, align(128))]
@@ -67,6 +76,7 @@ struct Words {
     writing: Line,
     filling: Line,
     paces: Paces,
+    mark: MarkWords,
 }
 
 /// The two words at the beginning of a slot; its room follows.
@@ -165,13 +175,15 @@ impl Segment {
         let length = length_of(capacity);
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let place = ptr::null_mut();
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
-        let mapped = unsafe {
-            match file {
-                Some(file) => mm::mmap(place, length, access, MapFlags::SHARED, file, 0),
-                None => mm::mmap_anonymous(place, length, access, MapFlags::SHARED),
+        let mapped = map_shared(length, InChild::Zeros, || {
+            // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+            unsafe {
+                match file {
+                    Some(file) => mm::mmap(place, length, access, MapFlags::SHARED, file, 0),
+                    None => mm::mmap_anonymous(place, length, access, MapFlags::SHARED),
+                }
             }
-        };
+        });
         let base = mapped.map_err(|errno| {
             Error::system(format_args!("map {length} bytes of shared memory"), errno)
         })?;
@@ -230,9 +242,12 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `map` made, whole; the rings that point into it hold the
-        // `Arc` around `self`, so none is left.
-        let result = unsafe { mm::munmap(self.base.as_ptr().cast(), length_of(self.capacity)) };
+        let (base, length) = (self.base.as_ptr().cast(), length_of(self.capacity));
+        let result = unshare(base, length, || {
+            // SAFETY: this is the mapping that `map` made, whole, or what a forked child has in its place; the rings that
+            // point into it hold the `Arc` around `self`, so none is left.
+            unsafe { mm::munmap(base, length) }
+        });
         debug_assert!(result.is_ok());
     }
 }
@@ -347,6 +362,24 @@ impl BoardMemory {
     fn words(&self) -> &Words {
         // SAFETY: it came from a reference into the segment, which `_segment` keeps mapped.
         unsafe { self.words.as_ref() }
+    }
+
+    /// Says what this process is known by to who reads what it lends. Before it lends anything.
+    pub(super) fn tell_mark(&self, mark: Mark) {
+        let words = &self.words().mark;
+        words.address.store(mark.address, Ordering::Relaxed);
+        for (word, bytes) in words.bytes.iter().zip(mark.bytes) {
+            word.store(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// What the lender is known by, once it has lent something.
+    pub(super) fn mark(&self) -> Mark {
+        let words = &self.words().mark;
+        Mark {
+            address: words.address.load(Ordering::Relaxed),
+            bytes: [0, 1].map(|at| words.bytes[at].load(Ordering::Relaxed)),
+        }
     }
 
     #[inline]

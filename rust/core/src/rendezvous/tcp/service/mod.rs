@@ -34,7 +34,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -44,6 +43,7 @@ use self::admission::CLASSES;
 use super::bounds::{Bounds, Budget};
 use super::connection::{Connection, Stage, Value};
 use super::wire::{FRAME_CONTENT, StoreKey};
+use crate::locks::Mutex;
 use crate::rarely::Rarely;
 use crate::types::Rank;
 

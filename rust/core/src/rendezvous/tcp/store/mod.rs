@@ -18,7 +18,6 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::server::TcpStoreServer;
@@ -29,6 +28,7 @@ use super::wire::{
 };
 use crate::error::{Code, Error, Result};
 use crate::fork;
+use crate::locks::Mutex;
 use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::{Store, check_key, check_value, not_set};
 

@@ -4,10 +4,9 @@
 //! longer than the group that made it. An allocator that was told that a block is used in a stream records an event there when the
 //! block is freed, which may be much later.
 
-use parking_lot::Mutex;
-
 use super::{Device, Stream, is_forked};
 use crate::error::Result;
+use crate::locks::Mutex;
 use crate::types::DeviceStream;
 
 /// Those that are not lent now.

@@ -32,8 +32,7 @@ mod stream;
 mod symbols;
 mod trial;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Once, OnceLock};
+use std::sync::OnceLock;
 
 pub use self::device::Device;
 pub use self::event::Event;
@@ -50,16 +49,15 @@ pub use self::registered::Registered;
 pub use self::stream::{MemoryOperation, Stream, StreamIdentity};
 use self::symbols::{Library, Symbols};
 use crate::error::{Error, Result};
+use crate::fork::Home;
 
 /// The oldest driver that will do, as `cuDriverGetVersion` gives it: CUDA 12.0.
 const OLDEST: i32 = 12_000;
 
 /// What became of the one attempt to load the driver.
 static LOADED: OnceLock<Result<Driver>> = OnceLock::new();
-/// The driver was initialised in this process, or is about to be.
-static IN_USE: AtomicBool = AtomicBool::new(false);
-/// It was initialised in the process that this one was forked from.
-static FORKED: AtomicBool = AtomicBool::new(false);
+/// The process in which the driver was initialised, or is about to be: this one, or one that it was forked from.
+static USED_IN: OnceLock<Home> = OnceLock::new();
 
 /// The driver, loaded and initialised.
 pub struct Driver {
@@ -77,7 +75,7 @@ impl Driver {
     /// CUDA 12.0, or when no device is visible; `System` when the driver cannot be initialised; `InvalidArgument` in a
     /// process that was forked after its parent had loaded the driver.
     pub fn load() -> Result<&'static Self> {
-        if FORKED.load(Ordering::Relaxed) {
+        if is_forked() {
             return Err(Error::invalid(
                 "CUDA cannot be used in a process that was forked after its parent used it; start processes with \
                  spawn or forkserver",
@@ -89,9 +87,9 @@ impl Driver {
         }
     }
 
-    /// The driver, if it has been loaded.
+    /// The driver, if it has been loaded in this process.
     pub(in crate::transport::cuda) fn loaded() -> Option<&'static Self> {
-        LOADED.get()?.as_ref().ok()
+        LOADED.get()?.as_ref().ok().filter(|_| !is_forked())
     }
 
     /// A device that has been opened already, if there is one.
@@ -166,8 +164,7 @@ impl Driver {
                 version % 1000 / 10
             )));
         }
-        watch_forks();
-        IN_USE.store(true, Ordering::Relaxed);
+        let _ = USED_IN.set(Home::here());
         Self::initialise(symbols, version)
     }
 
@@ -199,20 +196,5 @@ impl Driver {
 
 /// Whether this process was forked from one that used the driver: nothing of it may be touched.
 pub(in crate::transport::cuda) fn is_forked() -> bool {
-    FORKED.load(Ordering::Relaxed)
-}
-
-extern "C" fn in_child() {
-    if IN_USE.load(Ordering::Relaxed) {
-        FORKED.store(true, Ordering::Relaxed);
-    }
-}
-
-fn watch_forks() {
-    static WATCHED: Once = Once::new();
-    WATCHED.call_once(|| {
-        // SAFETY: the handler is a plain function that lives as long as the process and only touches atomics, which is
-        // allowed between `fork` and `exec`.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
+    USED_IN.get().is_some_and(|home| !home.is_here())
 }

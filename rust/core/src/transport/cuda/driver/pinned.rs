@@ -15,6 +15,7 @@ use super::pool::{Kind, Part};
 use super::{Device, Registered};
 use crate::buffer::Memory;
 use crate::error::{Error, Result};
+use crate::fork::{InChild, map_shared, unshare};
 use crate::heap;
 
 /// Registered host memory: the host reads and writes it, streams of the device copy from and to it, and write and await
@@ -82,9 +83,10 @@ pub(super) fn make_slab(device: &'static Device, kind: Kind, bytes: usize) -> Re
 impl Block {
     fn map(bytes: usize) -> Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
-        let mapped =
-            unsafe { mm::mmap_anonymous(ptr::null_mut(), bytes, access, MapFlags::SHARED) };
+        let mapped = map_shared(bytes, InChild::Zeros, || {
+            // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+            unsafe { mm::mmap_anonymous(ptr::null_mut(), bytes, access, MapFlags::SHARED) }
+        });
         let start = mapped
             .map_err(|errno| Error::system(format_args!("map {bytes} bytes"), errno))
             .map(|start| NonNull::new(start.cast()))?
@@ -228,8 +230,11 @@ impl Drop for Block {
             unsafe { heap::free(self.start) };
             return;
         }
-        // SAFETY: this is a mapping that was made for the block, whole; all code that used it held the `Pinned`.
-        let result = unsafe { mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+        let start = self.start.as_ptr().cast();
+        let result = unshare(start, self.bytes, || {
+            // SAFETY: this is a mapping that was made for the block, whole; all code that used it held the `Pinned`.
+            unsafe { mm::munmap(start, self.bytes) }
+        });
         debug_assert!(result.is_ok());
     }
 }

@@ -9,11 +9,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::pinned::{Slab, make_slab};
 use super::{Device, is_forked};
 use crate::error::{Error, Result};
+use crate::locks::Mutex;
 
 /// Parts are multiples of this, and begin at such.
 pub(super) const GRAIN: usize = 4096;

@@ -14,11 +14,10 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
-
 use super::symbols::numbers;
 use super::{Device, Failure, is_forked};
 use crate::error::{Error, Result};
+use crate::locks::{Condvar, Mutex};
 use crate::transport::Page;
 
 /// Registrations without users that are kept: each may keep a link's shared memory, some hundred KiB, mapped.

@@ -43,8 +43,8 @@ pub(super) const TRANSPORTS: &[Transport] = &[
         name: "shared memory",
         choice: TransportChoice::Shm,
         hindrance: |own, target| {
-            let is_same = own.host() == target.host();
-            (!is_same).then(|| format!("this is {own}, not the same host and user"))
+            let shares = own.host().shares_memory_with(target.host());
+            (!shares).then(|| format!("this is {own}, not the same host and user"))
         },
         connect: shm::connect,
         purposes: &[Purpose::SharedMemory],

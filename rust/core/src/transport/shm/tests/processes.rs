@@ -1,9 +1,13 @@
 //! Messages of every kind between two processes, and the death of the one whose memory is read.
 
+use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::process::CommandExt;
 use std::process::Child;
 use std::time::Duration;
+
+use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::*;
 use crate::heap::Buffer;
@@ -27,7 +31,9 @@ fn start(doing: &str) -> (Child, ShmLink) {
         ])
         .env(NAMED, name)
         .env(DOING, doing)
+        .stdin(Stdio::piped())
         .stdout(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let (socket, _) = listener.accept().unwrap();
@@ -38,7 +44,7 @@ fn start(doing: &str) -> (Child, ShmLink) {
         .peer
         .as_ref()
         .expect("a process with a number");
-    assert_eq!(peer.number(), child.id() as i32);
+    assert_eq!(peer.process().number(), child.id() as i32);
     assert!(link.peer_pidfd().is_some());
     (child, link)
 }
@@ -71,6 +77,9 @@ fn the_process() {
         link.send_farewell();
         return;
     }
+    if doing == "executes" {
+        execute_another_program(&mut link);
+    }
     let shared = Buffer::from_slice(&suite::pattern(3, 0, LENT));
     let private = shared.to_vec();
     let lent = if doing == "shared" {
@@ -91,6 +100,46 @@ fn the_process() {
     std::thread::sleep(Duration::from_secs(60));
 }
 
+/// Memory at an address that nothing else has, in any program.
+fn memory_at_a_fixed_place() -> &'static mut [u8] {
+    let place = std::ptr::without_provenance_mut(0x1234_0000_0000);
+    let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    let flags = flags | MapFlags::FIXED_NOREPLACE;
+    // SAFETY: a fresh mapping, or none; never unmapped.
+    unsafe {
+        let start = mm::mmap_anonymous(place, LENT, access, flags).unwrap();
+        std::slice::from_raw_parts_mut(start.cast(), LENT)
+    }
+}
+
+/// Lends what its successor has other bytes in the place of.
+fn execute_another_program(link: &mut ShmLink) {
+    let lent = memory_at_a_fixed_place();
+    lent.copy_from_slice(&suite::pattern(3, 0, LENT));
+    let run = (lent.as_ptr().expose_provenance(), lent.len());
+    link.lend_private_from(1);
+    link.try_lend(&HEADER, &[run], Terms::Loan).unwrap();
+    assert_eq!(std::io::stdin().read(&mut [0]).unwrap(), 0);
+    let mut next = Command::new(std::env::current_exe().unwrap());
+    let name = "transport::shm::tests::processes::the_next_program";
+    let error = next
+        .args(["--exact", name, "--ignored", "--nocapture"])
+        .exec();
+    panic!("{error}");
+}
+
+#[test]
+#[ignore = "started by the other tests of this module"]
+fn the_next_program() {
+    if std::env::var_os(NAMED).is_none() {
+        return;
+    }
+    memory_at_a_fixed_place().fill(66);
+    std::io::stderr().write_all(b"next").unwrap();
+    // Until it is killed.
+    std::thread::sleep(Duration::from_secs(60));
+}
+
 #[test]
 fn processes_talk_with_messages_of_every_kind() {
     let (mut child, mut link) = start("talk");
@@ -103,13 +152,17 @@ fn processes_talk_with_messages_of_every_kind() {
     assert!(child.wait().unwrap().success());
 }
 
-/// The number of a dead peer is another process's, whose memory can be read: here this one's.
+/// From some point on the number is another process's, or another program's, whose memory can be read at the same
+/// addresses.
 #[test]
-fn a_successor_to_the_number_delivers_nothing() {
+fn a_successor_delivers_nothing() {
     let payload = suite::pattern(3, 0, LENT);
     let run = (payload.as_ptr().expose_provenance(), LENT);
     for part in [64 << 10, LENT / 2, LENT] {
-        let (mut near, mut far) = links(1 << 16);
+        let segment = Segment::anonymous(1 << 16).unwrap();
+        let (a, b) = UnixStream::pair().unwrap();
+        let mut near = ShmLink::new(&segment, Side::Maker, a, NAME);
+        let mut far = ShmLink::new(&segment, Side::Opener, b, NAME);
         near.lend_private_from(1);
         let Lending::Lent(ticket) = near.try_lend(&HEADER, &[run], Terms::Loan).unwrap() else {
             panic!("not lent");
@@ -118,10 +171,9 @@ fn a_successor_to_the_number_delivers_nothing() {
         let mut bytes = vec![0; LENT];
         let mut received = far.try_recv(&mut bytes[..part / 2]).unwrap();
         assert!(received > 0);
-        let mut child = Command::new("true").spawn().unwrap();
-        let process = Process::succeeded_by(std::process::id() as i32, &child);
-        child.wait().unwrap();
-        far.borrower.peer = Some(Arc::new(process));
+        let mut other = segment.board(0).mark();
+        other.bytes[1] ^= 1;
+        segment.board(0).tell_mark(other);
         while let count @ 1.. = far.try_recv(&mut bytes[received..part]).unwrap() {
             received += count;
         }
@@ -133,9 +185,39 @@ fn a_successor_to_the_number_delivers_nothing() {
         {
             received += count;
         }
-        assert_eq!(folded, 0, "read from another process");
+        assert_eq!(folded, 0, "read from another program");
         assert_eq!(near.loan(ticket).unwrap(), Loan::Out);
+        assert!(matches!(far.peer_state(), PeerState::Lost(_)));
     }
+}
+
+/// A process executes another program, which has the number, the pidfd and other bytes at the same address.
+#[test]
+fn who_executes_another_program_is_lost() {
+    let (mut child, mut link) = start("executes");
+    let sleeper = suite::Sleeper::new(&link);
+    while !link.try_take(&mut |_| ()).unwrap() {
+        sleep_until_readable(&mut link, &sleeper);
+    }
+    let mut bytes = vec![0; LENT];
+    let first = link.try_recv(&mut bytes).unwrap();
+    assert!(first > 0 && first < LENT);
+    // It goes on when its standard input ends, and says when its successor is there.
+    drop(child.stdin.take());
+    let mut word = [0; 4];
+    child
+        .stderr
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut word)
+        .unwrap();
+    assert_eq!(word, *b"next");
+    assert_eq!(link.try_recv(&mut bytes[first..]).unwrap(), 0);
+    assert!(bytes[..first] == suite::pattern(3, 0, first));
+    assert!(bytes[first..].iter().all(|byte| *byte == 0));
+    assert!(matches!(link.peer_state(), PeerState::Lost(_)));
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]

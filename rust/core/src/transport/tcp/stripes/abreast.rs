@@ -1,9 +1,9 @@
 //! Several threads at a long payload, each at one stripe.
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::Connection;
+use crate::locks::Mutex;
 use crate::reduce::Workers;
 
 /// From so many bytes on it pays to wake other threads.

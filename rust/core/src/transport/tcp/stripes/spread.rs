@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::abreast::{self, Deal};
 use super::{Connection, HERE, LONGEST_FRAME, head};
+use crate::locks::Mutex;
 use crate::reduce::Workers;
 use crate::transport::tcp::kernel::unacknowledged;
 
