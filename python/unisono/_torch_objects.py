@@ -113,9 +113,9 @@ def broadcast_object_list(
     if len(object_list) != count:
         ranks = [c10d.get_global_rank(group, each) for each in (root, rank)]
         raise ValueError(
-            f"broadcast_object_list: rank {ranks[0]} has sent {count} objects, and the list of "
-            f"rank {ranks[1]} has {len(object_list)} entries; pass a list of the same length on "
-            f"every rank, [None] * {count} where nothing is known of them"
+            f"broadcast_object_list: rank {ranks[0]} has sent {count} objects, and rank "
+            f"{ranks[1]} has a list of {len(object_list)}; pass a list of the same length on every "
+            f"rank, [None] * {count} where nothing is known of them"
         )
     sizes = data[: _HEADER * count].view(np.int64)
     ends = _HEADER * count + np.cumsum(sizes)
