@@ -9,10 +9,11 @@ use pyo3::types::PyBytes;
 use unisono::config::Config;
 use unisono::error::Error;
 use unisono::fence::guard;
+use unisono::interrupts::SLICE;
 use unisono::one_sided;
 
 use crate::errors::{exception, invalid};
-use crate::running::{self, SLICE};
+use crate::running;
 
 /// The ports of this process, to be closed when the interpreter ends.
 static OPEN: Mutex<Vec<Weak<one_sided::Port>>> = Mutex::new(Vec::new());
