@@ -76,8 +76,8 @@ class Observers {
   void forget(uint64_t key);
   // The group is dead: the abort hooks run beside the caller, once.
   void dead();
-  // Until each of the abort hooks, if they run, has returned or has had its moment: what it looks at
-  // first may go then.
+  // Until each of the abort hooks, if they run, has returned or has had its moment: what it looks
+  // at first may go then.
   void await_abort_hooks();
 
   // Calls no hook from now on.

@@ -5,7 +5,9 @@
 //! When a handler raises, the wait is over; what becomes of the operation is the wait's business. Without such a
 //! function, and in other threads, waits are never interrupted.
 //!
-//! A wait checks only once it has lasted: a short one reads no clock for it.
+//! A wait checks only once it has lasted: a short one reads no clock for it. A thread that sleeps in the kernel is woken by
+//! a signal and checks at once. It checks now and then all the same, since a signal may come just before it sleeps, or to
+//! another thread; and more and more seldom, so that hundreds of ranks that wait do not keep a core busy with it.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -13,12 +15,12 @@ use std::time::{Duration, Instant};
 /// Runs the handlers of the signals that have come. An error is the reason why a wait is to end.
 pub type Check = fn() -> Result<(), String>;
 
-/// How long a wait may keep a handler from running.
+/// How long a wait that no signal ends may keep a handler from running.
 pub const SLICE: Duration = Duration::from_millis(50);
 
 static CHECK: OnceLock<Check> = OnceLock::new();
 
-/// From now on waits of the main thread call `check` every [`SLICE`]. The first one stays.
+/// From now on waits of the main thread call `check` now and then. The first one stays.
 pub fn check_with(check: Check) {
     let _ = CHECK.set(check);
 }
@@ -42,13 +44,30 @@ fn of_this_thread() -> Option<Check> {
 pub(crate) struct Checks {
     /// The next time, or never in this thread. Not known before the wait has lasted.
     next: Option<Option<Instant>>,
+    /// How many have been in vain.
+    done: u32,
 }
 
+/// The longest time between two checks of a thread that a signal wakes is `SLICE << RARER`.
+const RARER: u32 = 3;
+
 impl Checks {
-    /// The next time, for a wait that lasts.
+    /// The next time, for a wait that lasts and that no signal ends.
     pub(crate) fn next(&mut self) -> Option<Instant> {
-        let soon = || of_this_thread().and_then(|_| Instant::now().checked_add(SLICE));
-        *self.next.get_or_insert_with(soon)
+        self.done = 0;
+        self.next_but_for_signals()
+    }
+
+    /// As [`Checks::next`], where a signal ends the sleep: then [`Checks::hurry`].
+    pub(crate) fn next_but_for_signals(&mut self) -> Option<Instant> {
+        let pause = SLICE * (1 << self.done.min(RARER));
+        let later = || of_this_thread().and_then(|_| Instant::now().checked_add(pause));
+        *self.next.get_or_insert_with(later)
+    }
+
+    /// A signal has come: it is time.
+    pub(crate) fn hurry(&mut self) {
+        self.next = Some(of_this_thread().map(|_| Instant::now()));
     }
 
     /// Whether that has come.
@@ -64,6 +83,7 @@ impl Checks {
     pub(crate) fn run(&mut self) -> Result<(), String> {
         let checked = check();
         self.next = None;
+        self.done += 1;
         checked
     }
 }

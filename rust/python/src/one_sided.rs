@@ -9,11 +9,12 @@ use unisono::PerProcess;
 use unisono::config::Config;
 use unisono::error::Error;
 use unisono::fence::guard;
+use unisono::interrupts::SLICE;
 use unisono::locks::Mutex;
 use unisono::one_sided;
 
 use crate::errors::{exception, invalid};
-use crate::running::{self, SLICE};
+use crate::running;
 
 /// The ports of this process, to be closed when the interpreter ends.
 static OPEN: PerProcess<Mutex<Vec<Weak<one_sided::Port>>>> = PerProcess::new(Mutex::default);

@@ -14,13 +14,11 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use unisono::error::{Code, Error, Result};
 use unisono::fence::guard;
+use unisono::interrupts::SLICE;
 use unisono::types::DeviceStream;
 use unisono::{Communicator, PointToPoint, Request};
 
 use crate::errors::{exception, invalid};
-
-/// How long a wait may keep Python from looking for signals.
-pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// What there is to do, and what it needs.
 pub(crate) struct Call {

@@ -260,7 +260,8 @@ impl Group {
     }
 
     fn all_reduce_int8(&self, values: &mut [f32], average: bool) -> ffi::Status {
-        let all_reduce = |communicator: &Communicator| communicator.all_reduce_int8(values, average);
+        let all_reduce =
+            |communicator: &Communicator| communicator.all_reduce_int8(values, average);
         outcome_of_wait(self.guard_wait(all_reduce))
     }
 

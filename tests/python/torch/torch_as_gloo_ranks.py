@@ -301,7 +301,9 @@ def split() -> dict[str, Any]:
     worker = native._WorkerServer("127.0.0.1", 0)
 
     def ask(handler: str) -> Any:
-        request = Request(f"http://127.0.0.1:{worker.port}/handler/{handler}", method="POST", data=b"")
+        request = Request(
+            f"http://127.0.0.1:{worker.port}/handler/{handler}", method="POST", data=b""
+        )
         return json.loads(urlopen(request, timeout=LIMIT.total_seconds()).read())
 
     found = {

@@ -73,7 +73,7 @@ WAITS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class Alarm(Exception):
+class AlarmError(Exception):
     """What a handler raises."""
 
 
@@ -110,7 +110,7 @@ def is_interrupted() -> None:
         group = groups[name]
         if rank == 0:
             began = time.monotonic()
-            raised = KeyboardInterrupt if name == "call" else Alarm
+            raised = KeyboardInterrupt if name == "call" else AlarmError
             with alarm(lambda raised=raised, name=name: throw(raised(name))):
                 # The very exception, through torch's C++ code.
                 with pytest.raises(raised, match=name):

@@ -87,8 +87,10 @@ impl Group {
                 self.fail(&mut core, error);
             }
             core.matching.hold_offers(false);
-            // The next wait begins anew. This one has gone on from where the call's first turns ended.
-            core.backoff.reset();
+            // The next wait begins anew. This one goes on from where the call's first turns ended, also after a check.
+            if !checks.are_due() {
+                core.backoff.reset();
+            }
             core.leader = false;
             if core.followers > 0 {
                 self.turn.notify_all();
@@ -124,7 +126,7 @@ impl Group {
                     if is_over() || checks.are_due() {
                         return;
                     }
-                    checks.next();
+                    checks.next_but_for_signals();
                 }
                 // A thread that submits or aborts meanwhile gets its turn.
                 MutexGuard::bump(core);
@@ -151,10 +153,12 @@ impl Group {
                 // The rank that sent it may wait for more than this receive.
                 Next::Sleep if core.matching.release_offers() => continue,
                 Next::Sleep => {
-                    let mut wake = earlier(until, checks.next());
+                    let mut wake = earlier(until, checks.next_but_for_signals());
                     if !self.arm(core, &mut wake) {
                         core.sleeping = true;
-                        MutexGuard::unlocked(core, || self.parker.sleep(wake));
+                        if MutexGuard::unlocked(core, || self.parker.sleep_or_signal(wake)) {
+                            checks.hurry();
+                        }
                         core.sleeping = false;
                     }
                     self.disarm(core);

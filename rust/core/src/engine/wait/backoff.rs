@@ -300,27 +300,28 @@ impl Parker {
     ///
     /// Returns the keys of what has arrived.
     pub(crate) fn sleep(&self, until: Option<Instant>) -> Vec<u64> {
-        const LONGEST: Duration = Duration::from_secs(1);
-        let left = until.map_or(LONGEST, |until| {
-            until.saturating_duration_since(Instant::now())
-        });
-        self.wait(left.min(LONGEST))
+        self.wait(rest(until)).unwrap_or_default()
+    }
+
+    /// As [`Parker::sleep`]. Returns whether a signal has ended it.
+    pub(crate) fn sleep_or_signal(&self, until: Option<Instant>) -> bool {
+        self.wait(rest(until)) == Err(Errno::INTR)
     }
 
     /// Sleeps until something changes, at most until `until`. Returns the keys of what has arrived.
     pub(crate) fn sleep_long(&self, until: Option<Instant>) -> Vec<u64> {
         match until {
             Some(_) => self.sleep(until),
-            None => self.collect(None),
+            None => self.collect(None).unwrap_or_default(),
         }
     }
 
     /// Takes note of everything that changed, without sleeping. Returns the keys of what has arrived.
     pub(crate) fn clear(&self) -> Vec<u64> {
-        self.wait(Duration::ZERO)
+        self.wait(Duration::ZERO).unwrap_or_default()
     }
 
-    fn wait(&self, time: Duration) -> Vec<u64> {
+    fn wait(&self, time: Duration) -> rustix::io::Result<Vec<u64>> {
         let time = Timespec {
             tv_sec: time.as_secs() as i64,
             tv_nsec: i64::from(time.subsec_nanos()),
@@ -328,15 +329,22 @@ impl Parker {
         self.collect(Some(&time))
     }
 
-    fn collect(&self, time: Option<&Timespec>) -> Vec<u64> {
+    /// After an error, as after anything else, the caller looks again.
+    fn collect(&self, time: Option<&Timespec>) -> rustix::io::Result<Vec<u64>> {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 16];
-        // Interrupted or not, the caller looks again.
-        let Ok((events, _)) = epoll::wait(self.epoll.as_fd(), &mut events, time) else {
-            return Vec::new();
-        };
+        let (events, _) = epoll::wait(self.epoll.as_fd(), &mut events, time)?;
         let keys = events.iter().map(|event| event.data.u64());
-        keys.filter(|key| *key >= Self::FIRST_KEY).collect()
+        Ok(keys.filter(|key| *key >= Self::FIRST_KEY).collect())
     }
+}
+
+/// How long a sleep until then is.
+fn rest(until: Option<Instant>) -> Duration {
+    const LONGEST: Duration = Duration::from_secs(1);
+    let left = until.map_or(LONGEST, |until| {
+        until.saturating_duration_since(Instant::now())
+    });
+    left.min(LONGEST)
 }
 
 #[cfg(test)]
