@@ -47,10 +47,6 @@ const AWAITED: u32 = 2;
 // and that is written by the thread that has the lock alone. Acquire and release: what one did with the lock is done for the
 // next.
 unsafe impl RawMutex for Lock {
-    #[expect(
-        clippy::declare_interior_mutable_const,
-        reason = "the trait asks for it"
-    )]
     const INIT: Self = Self {
         state: AtomicU32::new(FREE),
         waiting: AtomicU32::new(0),

@@ -265,9 +265,11 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; nothing in it changes, and its bytes are reached by unsafe code only.
 unsafe impl Sync for Mapping {}
 
+type Mappings = Vec<(u64, Weak<Mapping>)>;
+
 /// What is mapped, by inode. A mapping keeps its file, so that the number is not another's as long as the entry is
 /// alive.
-static MAPPINGS: PerProcess<Mutex<Vec<(u64, Weak<Mapping>)>>> = PerProcess::new(Mutex::default);
+static MAPPINGS: PerProcess<Mutex<Mappings>> = PerProcess::new(Mutex::default);
 
 impl Mapping {
     fn open(identity: Identity, file: &OwnedFd) -> Result<Arc<Self>> {

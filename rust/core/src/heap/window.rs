@@ -25,8 +25,10 @@ use super::{HEAP, limit, segment};
 use crate::fork::{Home, InChild, PerProcess, map_shared, unshare};
 use crate::locks::Mutex;
 
+type Open = Vec<(u32, Option<OwnedFd>)>;
+
 /// The windows of this process: their numbers, and what peers get as long as there are some to come.
-static OPEN: PerProcess<Mutex<Vec<(u32, Option<OwnedFd>)>>> = PerProcess::new(Mutex::default);
+static OPEN: PerProcess<Mutex<Open>> = PerProcess::new(Mutex::default);
 
 /// Bytes of a word.
 const WORD: usize = size_of::<AtomicU64>();

@@ -97,8 +97,8 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::start`].
     pub fn global(options: &EndpointOptions) -> Result<Seat> {
-        static RUNNING: PerProcess<Mutex<Vec<(EndpointOptions, Weak<Endpoint>)>>> =
-            PerProcess::new(Mutex::default);
+        type Running = Vec<(EndpointOptions, Weak<Endpoint>)>;
+        static RUNNING: PerProcess<Mutex<Running>> = PerProcess::new(Mutex::default);
         let mut running = RUNNING.lock();
         running.retain(|(_, endpoint)| endpoint.strong_count() > 0);
         let found = running.iter().filter(|(with, _)| with == options);
