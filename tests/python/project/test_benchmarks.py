@@ -199,9 +199,31 @@ def test_what_is_held_against_a_commit_is_chosen(monkeypatch) -> None:
             against.parse_arguments()
 
 
-def test_only_a_commit_is_built(monkeypatch) -> None:
+@pytest.mark.skipif(not (BENCHMARKS.parent / ".git").exists(), reason="not a git checkout")
+def test_the_sources_of_a_commit_are_unpacked_once(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(commits, "PLACE", tmp_path)
     with pytest.raises(build.MissingError, match="no-such-branch is no commit"):
         commits.commit("no-such-branch")
+    of = commits.commit("HEAD")
+    assert of.sources == tmp_path / of.name / "sources"
+    assert (of.sources / "rust/python/Cargo.toml").is_file()
+    (of.sources / "Cargo.toml").unlink()
+    assert commits.commit(of.name) == of
+    assert sorted(path.name for path in of.sources.parent.iterdir()) == ["sources"]
+    assert not (of.sources / "Cargo.toml").exists()
+
+
+def test_a_package_has_what_was_built_and_nothing_built_before(tmp_path: Path, monkeypatch) -> None:
+    built, sources = tmp_path / "lib_core.so", tmp_path / "sources/python/unisono"
+    sources.mkdir(parents=True)
+    for file in (built, sources / "__init__.py", sources / "_core.abi3.so", sources / "errors.py"):
+        file.write_text(file.parent.name)
+    monkeypatch.setattr(commits, "build_door", lambda _, door: (f"{door}.so", built))
+    of = commits.Build("abc", tmp_path / "sources", tmp_path / "target", tmp_path / "package")
+    for doors in (("numpy", "torch"), ("numpy",)):
+        commits.build(of, doors)
+        names = sorted(path.name for path in (of.package / "unisono").iterdir())
+        assert names == ["__init__.py", "errors.py", *(f"{door}.so" for door in doors)]
 
 
 @pytest.mark.parametrize("memory", ["private", "heap"])
