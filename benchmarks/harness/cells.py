@@ -9,7 +9,7 @@ import time
 from harness.jobs import FailedError, RefusedError
 from harness.peers import Peer
 
-MOST_CALLS = 20_000  # in one round
+MOST_CALLS = 20_000  # in one round, where nothing else is asked for
 LEAST_ROUNDS = 3
 ROOTED = ("reduce", "broadcast", "gather", "scatter")
 CHECKED_UP_TO = 64 << 20  # bytes; above, comparing takes longer than measuring
@@ -57,6 +57,7 @@ class Effort:
 
     seconds: float  # for all its peers
     rounds: int
+    most_calls: int = MOST_CALLS  # in one round
 
 
 def measure(collective: str, size: int, peers: list[Peer], effort: Effort) -> Cell:
@@ -78,11 +79,13 @@ def measure(collective: str, size: int, peers: list[Peer], effort: Effort) -> Ce
             refused[peer.name] = str(reason)
 
     share = effort.seconds / max(1, len(taking_part))
-    estimates = {peer.name: estimate(peer, word, size, share / 8) for peer, word in taking_part}
+    most = effort.most_calls
+    estimates = {
+        peer.name: estimate(peer, word, size, share / 8, most) for peer, word in taking_part
+    }
     per_round = share * 3 / 4 / effort.rounds
     calls = {
-        name: max(1, min(MOST_CALLS, int(per_round / seconds)))
-        for name, seconds in estimates.items()
+        name: max(1, min(most, int(per_round / seconds))) for name, seconds in estimates.items()
     }
     # Where a single call takes longer than its share of time there are fewer rounds.
     slowest = max(estimates.values(), default=1.0)
@@ -99,15 +102,15 @@ def measure(collective: str, size: int, peers: list[Peer], effort: Effort) -> Ce
     return Cell(world, collective, size, seconds, calls, refused)
 
 
-def estimate(peer: Peer, word: str, size: int, limit: float) -> float:
+def estimate(peer: Peer, word: str, size: int, limit: float, most: int) -> float:
     """Warm up for about `limit` seconds, and return the seconds of one call."""
     calls, until = 1, time.monotonic() + limit
     while True:
         per_call = time_calls(peer, word, size, calls)
         left = until - time.monotonic()
-        if left <= per_call or calls >= MOST_CALLS:
+        if left <= per_call or calls >= most:
             return per_call
-        calls = max(calls + 1, min(calls * 10, int(left / 2 / per_call), MOST_CALLS))
+        calls = max(calls + 1, min(calls * 10, int(left / 2 / per_call), most))
 
 
 def time_calls(peer: Peer, word: str, size: int, calls: int) -> float:

@@ -1,7 +1,8 @@
 """One rank of torch.distributed under commands: torch_rank.py FOLDER WORLD BACKENDS RANK.
 
 Every backend has its process group in the same processes, made by `new_group(backend=...)`; a
-command names the one it is for, as in `time gloo/all_reduce 8 1000`. The words are channel.h's.
+command names the one it is for, as in `time gloo/all_reduce 8 1000`. The words are those of
+commands.py.
 
 The backend `fake` is torch's own, whose operations do nothing. Here each of its calls is followed
 by a yield, as in a wait for other ranks: what is measured is torch itself, and the caches that the
@@ -12,14 +13,15 @@ from __future__ import annotations
 
 import abc
 import datetime
+import functools
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from commands import Clock, serve
 
 WAIT = datetime.timedelta(seconds=300)
 FAKE = "fake"
@@ -235,7 +237,7 @@ class Rank:
     """Answers commands with the collectives of one cell at a time."""
 
     def __init__(self, rank: int, world: int, backends: list[str]) -> None:
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.clock = rank, world, Clock()
         if FAKE in backends:
             # Makes the backend known.
             import torch.testing._internal.distributed.fake_pg  # noqa: F401
@@ -253,6 +255,8 @@ class Rank:
         if verb == "free":
             self.cell = self.collective = None
             return "ok"
+        if verb == "cold":
+            return self.clock.cold(int(words[0]))
         if verb not in ("check", "time"):
             return f"no {verb} is no command"
         backend, _, name = words[0].partition("/")
@@ -264,7 +268,8 @@ class Rank:
         call = collective.call
         if backend == FAKE:
             call = alone(call)
-        seconds = self.time(call, group, int(words[2]))
+        meet = functools.partial(dist.barrier, group=self.meeting)
+        seconds = self.clock.seconds(functools.partial(call, group), meet, int(words[2]))
         return f"ok {seconds / 2 if name == 'ping_pong' else seconds:.9f}"
 
     def prepare(self, backend: str, name: str, size: int) -> Collective:
@@ -285,21 +290,12 @@ class Rank:
                 return f"no {message}"
             raise
 
-    def time(self, call: Call, group: dist.ProcessGroup, calls: int) -> float:
-        dist.barrier(group=self.meeting)
-        start = time.perf_counter()
-        for _ in range(calls):
-            call(group)
-        return time.perf_counter() - start
-
 
 def main() -> None:
     folder, world, backends, rank = sys.argv[1:]
     torch.set_num_threads(1)
-    with (
-        Path(folder, f"replies-{rank}").open("w", buffering=1) as replies,
-        Path(folder, f"commands-{rank}").open() as commands,
-    ):
+
+    def join() -> Callable[[str], str]:
         # Gloo's default group carries what making the other groups needs, and is idle afterwards.
         dist.init_process_group(
             "gloo",
@@ -308,10 +304,10 @@ def main() -> None:
             world_size=int(world),
             timeout=WAIT,
         )
-        answering = Rank(int(rank), int(world), backends.split(","))
-        replies.write("ok\n")
-        replies.writelines(f"{answering.answer(line)}\n" for line in commands)
-        dist.destroy_process_group()
+        return Rank(int(rank), int(world), backends.split(",")).answer
+
+    serve(folder, rank, join)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

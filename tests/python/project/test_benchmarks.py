@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import shutil
@@ -22,11 +23,12 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 # torch mean NVIDIA's package `cuda`, and the ranks of tests take over the path.
 with pytest.MonkeyPatch.context() as path:
     path.syspath_prepend(BENCHMARKS)
+    import against
     import algorithms
     import compare
     import instructions
     import sweep
-    from harness import build, gpu, marks, report
+    from harness import build, commits, gpu, marks, report
     from harness.cells import Cell, Effort, measure
     from harness.jobs import FailedError, Job, Jobs, RefusedError
     from harness.peers import Options, Peer, start
@@ -150,6 +152,98 @@ def test_a_sweep_skips_what_takes_too_much_and_says_why(monkeypatch) -> None:
     assert "8,192 MiB of buffers" in run.too_much(512 << 20, 8, 1, None)
     slow = cell(2, 1 << 20, unisono=4.0)
     assert "expected to take 80 s" in run.too_much(4 << 20, 2, 1, slow)
+
+
+def beside(world: int, size: int, this: list[float], other: list[float]) -> Cell:
+    """All_reduce on this checkout and on another commit."""
+    rounds = {"this": this, "abc": other}
+    return Cell(world, "all_reduce", size, rounds, dict.fromkeys(rounds, 1), {})
+
+
+def test_a_commit_is_held_against_another(monkeypatch) -> None:
+    hot = against.Setting("numpy", "private", 1, 2, "hot")
+    cold = against.Setting("numpy", "private", 2, 4, "cold")
+    of_hot = [beside(2, 8, [1, 1, 1], [4, 4, 4]), beside(2, 1 << 20, [4, 4, 5], [1, 1, 1])]
+    cells = {hot: of_hot, cold: [beside(4, 8, [1, 1, 1], [0.95, 0.95, 0.95])]}
+    lines = against.summary(cells, "abc", 0.9).splitlines()
+    assert " 1.000     2 cells  numpy, one host, 2 ranks, private memory, hot" in lines
+    assert " 0.950     1 cells  numpy, 2 hosts, 4 ranks, private memory, cold" in lines
+    assert " 0.983     3 cells in all" in lines
+    slow = "  0.25  all_reduce 1 MiB, numpy, one host, 2 ranks, private memory, hot (0.20 - 0.25)"
+    assert lines[-3:] == ["Cells below 0.9: 1 of 3", "-" * 23, slow]
+    assert against.worst(cells, "abc") == 0.25
+    rows = against.records(cells, "abc")
+    assert [row["ratio"] for row in rows] == [4, 0.25, pytest.approx(0.95)]
+    assert (rows[2]["hosts"], rows[2]["state"], rows[2]["bytes"]) == (2, "cold", 8)
+
+
+def test_what_is_held_against_a_commit_is_chosen(monkeypatch) -> None:
+    options = ["--doors", "numpy,torch", "--hosts", "1,4", "--ranks", "2,4", "--sizes", "8,1M"]
+    selection = ["--collectives", "reduce,barrier,all_reduce", "--states", "cold"]
+    monkeypatch.setattr(sys, "argv", ["against.py", "HEAD", *options, *selection])
+    args = against.parse_arguments()
+    both = (commits.checkout(), dataclasses.replace(commits.checkout(), name="abc"))
+    run = against.Run(args, both)
+    # Two ranks are no four hosts.
+    groups = [(group.door, group.hosts, group.world) for group in run.groups()]
+    assert groups == [(door, *of) for door in commits.DOORS for of in ((1, 2), (1, 4), (4, 4))]
+    sums = [("reduce", 8), ("reduce", 1 << 20), ("barrier", 8)]
+    assert run.wanted("numpy") == [*sums, ("all_reduce", 8), ("all_reduce", 1 << 20)]
+    assert run.wanted("torch") == run.wanted("numpy")[2:]
+    assert run.left == 3 * 5 + 3 * 3
+    hosts = [command[1] for command in against.Group("numpy", 2, 3).commands(["rank"])]
+    assert hosts == ["UNISONO_HOST=host0", "UNISONO_HOST=host0", "UNISONO_HOST=host1"]
+    for wrong in (["--doors", "c"], ["--ranks", "1"], ["--states", "warm"], []):
+        monkeypatch.setattr(sys, "argv", ["against.py", *(["HEAD", *wrong] if wrong else [])])
+        with pytest.raises(SystemExit):
+            against.parse_arguments()
+
+
+@pytest.mark.skipif(not (BENCHMARKS.parent / ".git").exists(), reason="not a git checkout")
+def test_the_sources_of_a_commit_are_unpacked_once(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(commits, "PLACE", tmp_path)
+    with pytest.raises(build.MissingError, match="no-such-branch is no commit"):
+        commits.commit("no-such-branch")
+    of = commits.commit("HEAD")
+    assert of.sources == tmp_path / of.name / "sources"
+    assert (of.sources / "rust/python/Cargo.toml").is_file()
+    (of.sources / "Cargo.toml").unlink()
+    assert commits.commit(of.name) == of
+    assert sorted(path.name for path in of.sources.parent.iterdir()) == ["sources"]
+    assert not (of.sources / "Cargo.toml").exists()
+
+
+def test_a_package_has_what_was_built_and_nothing_built_before(tmp_path: Path, monkeypatch) -> None:
+    built, sources = tmp_path / "lib_core.so", tmp_path / "sources/python/unisono"
+    sources.mkdir(parents=True)
+    for file in (built, sources / "__init__.py", sources / "_core.abi3.so", sources / "errors.py"):
+        file.write_text(file.parent.name)
+    monkeypatch.setattr(commits, "build_door", lambda _, door: (f"{door}.so", built))
+    of = commits.Build("abc", tmp_path / "sources", tmp_path / "target", tmp_path / "package")
+    for doors in (("numpy", "torch"), ("numpy",)):
+        commits.build(of, doors)
+        names = sorted(path.name for path in (of.package / "unisono").iterdir())
+        assert names == ["__init__.py", "errors.py", *(f"{door}.so" for door in doors)]
+
+
+@pytest.mark.parametrize("memory", ["private", "heap"])
+def test_numpy_ranks_are_right_and_measured_hot_and_cold(memory: str) -> None:
+    """Three ranks: `ping_pong` leaves one over. Both commits are this one, as it is built."""
+    package = BENCHMARKS.parent / "python"
+    group = against.Group("numpy", 1, 3)
+    with Jobs() as jobs:
+        builds = [commits.Build(name, package, package, package) for name in ("this", "abc")]
+        both = [group.start(of, jobs, (memory,)) for of in builds]
+        peers = [Peer(job.name, job.name, job.wait_until_ready(), f"{memory}/") for job in both]
+        for cold_bytes in (0, 1 << 20):
+            for job in both:
+                job.command(f"cold {cold_bytes}")
+            for collective in compare.NATIVE:
+                for size in (1, 24, 12_000) if cold_bytes == 0 else (24,):
+                    measured = measure(collective, size, peers, Effort(0.01, 3, 5))
+                    assert measured.refused == {}
+                    assert measured.rounds.keys() == {"this", "abc"}
+                    assert all(calls <= 5 for calls in measured.calls.values())
 
 
 def test_changes_of_instruction_counts_are_shown() -> None:

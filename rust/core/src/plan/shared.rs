@@ -15,14 +15,6 @@ use crate::types::Collective;
 /// take longer than the meetings in it. (32 to 256 KiB were measured.)
 pub const CHUNK: usize = 128 << 10;
 
-/// The longest chunk of an all_reduce whose ranks have a core each. (Between two of them 1 MiB takes a third less time
-/// than 128 KiB: fewer meetings, and a line that has left the writer's nearest caches is faster to read.)
-const LONGEST_CHUNK: usize = 1 << 20;
-
-/// So many times a chunk of every rank is to have room in the last cache: window, contribution, result, and half as much
-/// again of each for what else is there.
-const ROOM: usize = 16;
-
 /// Bytes of a cache line, at whose multiples ranks cut memory that several of them write to.
 pub const LINE: usize = 64;
 
@@ -33,10 +25,11 @@ const AGREEMENT: f64 = 3e-6;
 /// About how many steps a plan may have: they are made for the whole operation at once.
 const MOST_STEPS: usize = 1 << 19;
 
-/// Bytes of a chunk of `collective`, between ranks that share `cores` and a last cache of so many bytes; the same on all
-/// ranks. Everything that an all_reduce touches is to stay in the caches, so its chunks are shorter where more than two
-/// ranks share a core, and longer where each has one.
-pub fn chunk(collective: Collective, world: usize, cores: usize, cache: usize) -> usize {
+/// Bytes of a chunk of `collective`, between ranks that share `cores`; the same on all ranks. Everything that an
+/// all_reduce touches is to stay in the caches nearest to a core, so its chunks are shorter where more than two ranks share
+/// a core, and longer where each has one: fewer meetings. (Longer than that they leave these caches: between two ranks
+/// chunks of 1 MiB take a twentieth more time.)
+pub fn chunk(collective: Collective, world: usize, cores: usize) -> usize {
     if collective != Collective::AllReduce {
         CHUNK
     } else if world > 2 * cores {
@@ -44,8 +37,7 @@ pub fn chunk(collective: Collective, world: usize, cores: usize, cache: usize) -
     } else if world > cores {
         CHUNK
     } else {
-        let fits = (cache / (ROOM * world.max(1))).max(CHUNK);
-        (1 << fits.ilog2()).min(LONGEST_CHUNK)
+        2 * CHUNK
     }
 }
 
@@ -81,8 +73,7 @@ pub fn serves(
             shape.collective == Collective::AllReduce && bytes > LINE * shape.world * shape.world
         }
         Algorithm::Windows => {
-            // The shortest one, as where the cache is small.
-            let chunk = chunk(shape.collective, shape.world, topology.cores_per_host, 0);
+            let chunk = chunk(shape.collective, shape.world, topology.cores_per_host);
             let steps = (bytes / chunk).saturating_mul(shape.world + 8);
             steps <= MOST_STEPS
                 && matches!(

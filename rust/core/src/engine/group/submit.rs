@@ -166,7 +166,6 @@ impl Group {
             let host = Host {
                 world: self.world,
                 cores: self.membership.topology.cores_per_host,
-                cache: self.membership.costs.cache as usize,
             };
             let shared = SharedRun::new(key, choice, is_asked_for, host);
             run.share(Some(shared));

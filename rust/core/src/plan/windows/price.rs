@@ -14,8 +14,7 @@ const NEAR: f64 = (HALVES * CHUNK) as f64;
 /// Through windows, chunk by chunk.
 pub(super) fn price(collective: Collective, work: &Work, bill: &mut Bill) {
     let whole = work.longer_buffer(collective);
-    let cache = bill.costs.cache as usize;
-    let chunk = chunk(collective, work.world, bill.at.cores, cache) as f64;
+    let chunk = chunk(collective, work.world, bill.at.cores) as f64;
     // All contributions must be there; of an all_reduce, all parts of the result too.
     let meetings = match collective {
         Collective::AllReduce => 2.0,

@@ -57,14 +57,17 @@ pub(crate) struct Host {
     pub(crate) world: usize,
     /// Cores that they share.
     pub(crate) cores: usize,
-    /// Bytes of their last cache.
-    pub(crate) cache: usize,
 }
 
 impl Host {
     /// Bytes of a buffer that go through windows at once.
     fn chunk(&self, collective: Collective) -> usize {
-        chunk(collective, self.world, self.cores, self.cache)
+        chunk(collective, self.world, self.cores)
+    }
+
+    /// How many times so much goes through windows at once, for a buffer of so many bytes.
+    fn chunks(&self, collective: Collective, bytes: usize) -> usize {
+        bytes.div_ceil(self.chunk(collective)).max(1)
     }
 }
 

@@ -8,7 +8,6 @@ use crate::error::{Code, Error, Result};
 use crate::heap::Window;
 use crate::plan::in_place;
 use crate::plan::select::Choice;
-use crate::plan::shared::CHUNK;
 use crate::transport::{Loan, Shareable, Shared};
 use crate::types::{Collective, Rank};
 
@@ -404,7 +403,7 @@ impl SharedRun {
                 windows.release(window_run.halves());
                 windows.note(operands.collective, bytes, taken + self.before);
             }
-            let chunks = bytes / CHUNK + 1;
+            let chunks = self.host.chunks(operands.collective, bytes);
             memory.speed.observe(taken / chunks as u32, operands.world);
             self.state = State::Done;
             return Ok(true);

@@ -11,7 +11,8 @@ use crate::error::Code;
 use crate::heap::Buffer;
 use crate::plan::cost::Costs;
 use crate::plan::shared::LINE;
-use crate::plan::{Counts, Shape};
+use crate::plan::signals::Semaphore;
+use crate::plan::{Counts, Shape, Step};
 use crate::types::{Collective, ReduceOp};
 
 /// Cores of the machine whose costs the ranks choose by, whatever this one is and does.
@@ -138,6 +139,36 @@ fn check<T: Element + PartialEq + Send>(op: ReduceOp, value: fn(usize, usize) ->
                 }
             });
         }
+    }
+}
+
+/// Windows are found slow by what a chunk takes: an operation that has more chunks may take longer.
+#[test]
+fn chunks_are_counted_as_plans_make_them() {
+    let lengths = [4, 4096, 65_536, 100_000, 262_144, 262_148, 3_000_000];
+    for (world, bytes) in [2, 3, 4, 5, 8]
+        .into_iter()
+        .flat_map(|world| lengths.map(|it| (world, it)))
+    {
+        let cores = CORES;
+        let host = Host { world, cores };
+        let shape = Shape {
+            collective: Collective::AllReduce,
+            rank: 0,
+            world,
+            root: 0,
+            counts: Counts::Even(bytes / 4),
+            in_place: true,
+            widen: false,
+        };
+        let plan = window_run::plan(&shape, 4, host.chunk(Collective::AllReduce)).unwrap();
+        let publishes = |step: &&Step| {
+            let what = Semaphore::Contributions;
+            matches!(step, Step::Signal { what: it, .. } if *it == what)
+        };
+        let published = plan.steps.iter().filter(publishes).count();
+        let counted = host.chunks(Collective::AllReduce, bytes);
+        assert_eq!(counted, published, "{world} ranks, {bytes} bytes");
     }
 }
 
