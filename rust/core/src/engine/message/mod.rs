@@ -4,6 +4,7 @@ pub(crate) mod blocking;
 pub(crate) mod frame;
 pub(crate) mod look;
 pub(crate) mod matching;
+mod meeting;
 pub(crate) mod outgoing;
 pub(crate) mod peer;
 mod receive;
