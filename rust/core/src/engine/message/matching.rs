@@ -13,7 +13,11 @@
 //! beyond it short messages are announced too.
 //!
 //! A message from rank r with tag t meets the first posted receive that asks for r (or for any rank) and t, in the
-//! order of sending; a receive meets the first kept message that fits, in the order of arrival.
+//! order of sending; a receive meets the first kept message that fits, in the order of arrival. What a rank sends to itself is
+//! copied, to its receive or to what is kept.
+//!
+//! Where a message under way can be is known in one place ([`Peer::under_way`], beside the receives that are posted). Whom a
+//! rank depends on ([`Matching::dependence`]), what is late, what reports name and what fails with the group follow from it.
 
 use std::sync::Arc;
 use std::time::Instant;

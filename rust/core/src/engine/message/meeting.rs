@@ -211,3 +211,126 @@ impl Posted {
         self.memory.copy_from(0, payload);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::frame::Kind;
+    use super::*;
+    use crate::types::Collective;
+
+    const WORLD: usize = 4;
+
+    fn posted(number: u64, from: Option<Rank>, tag: u64) -> Posted {
+        let work = WorkState::new(Collective::Recv, number, Duration::ZERO, None);
+        Posted {
+            from,
+            tag,
+            dtype: DataType::UInt8,
+            memory: Memory::empty(),
+            note_of: None,
+            work: Arc::new(work),
+        }
+    }
+
+    fn kept(from: Rank, tag: u64, id: u64) -> Kept {
+        let frame = Frame {
+            kind: Kind::Request,
+            dtype: DataType::UInt8 as u8,
+            is_note: false,
+            tag,
+            id,
+            bytes: 0,
+        };
+        Kept {
+            from,
+            frame,
+            payload: None,
+        }
+    }
+
+    /// Numbers that look like random ones.
+    fn draw(state: &mut u64) -> impl FnMut(u64) -> u64 {
+        move |below| {
+            *state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (*state >> 33) % below
+        }
+    }
+
+    /// As a list that is searched from its beginning would have it.
+    #[test]
+    fn messages_meet_the_first_receive_and_receives_the_first_message() {
+        let mut state = 7;
+        let mut draw = draw(&mut state);
+        let (mut receives, mut list) = (Receives::default(), Vec::<Arc<WorkState>>::new());
+        let mut asked = Vec::new();
+        let (mut arrivals, mut queue) = (Arrivals::default(), Vec::<(Rank, u64, u64)>::new());
+        for number in 0..20_000 {
+            let (rank, tag) = (draw(WORLD as u64) as Rank, draw(3));
+            let from = (draw(3) > 0).then_some(rank);
+            match draw(6) {
+                0 | 1 => {
+                    let one = posted(number, from, tag);
+                    list.push(Arc::clone(&one.work));
+                    asked.push((from, tag));
+                    receives.push(one);
+                }
+                2 => {
+                    let fits = |(from, wanted): &(Option<Rank>, u64)| {
+                        *wanted == tag && from.is_none_or(|from| from == rank)
+                    };
+                    let at = asked.iter().position(fits);
+                    let first = receives.first_for(rank, tag).map(|it| Arc::clone(&it.work));
+                    assert_eq!(
+                        first.as_ref().map(|it| it.sequence),
+                        at.map(|at| list[at].sequence)
+                    );
+                    if let (Some(work), Some(at)) = (first, at) {
+                        assert!(receives.take(&work).is_some() && receives.take(&work).is_none());
+                        list.remove(at);
+                        asked.remove(at);
+                    }
+                }
+                3 if !list.is_empty() => {
+                    let at = draw(list.len() as u64) as usize;
+                    assert!(receives.take(&list[at]).is_some());
+                    list.remove(at);
+                    asked.remove(at);
+                }
+                3 | 4 => {
+                    arrivals.push(kept(rank, tag, number));
+                    queue.push((rank, tag, number));
+                }
+                _ => {
+                    let fits = |(sender, has, _): &(Rank, u64, u64)| {
+                        *has == tag && from.is_none_or(|from| from == *sender)
+                    };
+                    let at = queue.iter().position(fits);
+                    let first = arrivals.first_for(from, tag, WORLD);
+                    let id = first.map(|(_, kept)| kept.frame.id);
+                    assert_eq!(id, at.map(|at| queue[at].2));
+                    if let (Some((first, _)), Some(at)) = (first, at) {
+                        assert!(arrivals.take(first).is_some());
+                        queue.remove(at);
+                    }
+                }
+            }
+            assert_eq!(
+                receives.ask_for(Some(rank)),
+                asked.iter().any(|it| it.0 == Some(rank))
+            );
+            assert_eq!(
+                receives.ask_for(None),
+                asked.iter().any(|it| it.0.is_none())
+            );
+            assert_eq!(arrivals.has_of(rank), queue.iter().any(|it| it.0 == rank));
+            assert_eq!(
+                (receives.is_empty(), receives.iter().count()),
+                (list.is_empty(), list.len())
+            );
+        }
+    }
+}
