@@ -198,8 +198,9 @@ Registry& registry() {
 c10::intrusive_ptr<Backend> join_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                        int size, c10::intrusive_ptr<c10d::Backend::Options> options,
                                        std::vector<Setting> settings) {
-  Joined joined =
-      join(TorchStore(store, rank, size), rank, size, {settings.data(), settings.size()});
+  const std::vector<uint64_t>& numbers = options->global_ranks_in_group;
+  Joined joined = join(TorchStore(store, rank, size), rank, size, {numbers.data(), numbers.size()},
+                       {settings.data(), settings.size()});
   raise(joined.status);
   return c10::make_intrusive<Backend>(std::move(joined.group), rank, size, std::move(options),
                                       std::move(settings));

@@ -37,7 +37,7 @@ class Error(Exception):
     fatal : bool
         Whether a communicator is dead after such a failure of one of its operations.
     peer : int or None
-        The rank that caused the failure, where it is another one.
+        The rank that caused the failure, where it is another one, by its number in the group.
     operation : str or None
         The operation that failed: ``"all_reduce #17"``.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -11,11 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 
 import unisono
+from unisono import _core
 
 # Large enough that a signal sent into it arrives before it is over.
 LARGE = 16 << 20
@@ -217,3 +221,215 @@ def receive_after_one_has_left() -> int:
     source = comm.recv(got, unisono.ANY_SOURCE)
     assert got[0] == 41
     return source
+
+
+# Bytes of a message that takes far longer than a victim lives on after it has begun to send it.
+LONG = 64 << 20
+
+
+def kill_oneself(delay: float) -> None:
+    time.sleep(delay)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_child(call: Callable[[], Any]) -> Any:
+    """What ``call`` returns in a forked child; None when that is killed."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(reader)
+            with os.fdopen(writer, "wb") as out:
+                out.write(pickle.dumps(call()))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as source:
+        found = source.read()
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL, status
+        return None
+    assert status == 0, status
+    return pickle.loads(found)
+
+
+def received(comm: unisono.Communicator, array: np.ndarray, source: int) -> Ending:
+    """How the receive of ones from a rank that is killed ends. What has come whole is whole."""
+    with contextlib.suppress(unisono.Error):
+        begun = time.monotonic()
+        comm.recv(array, source)
+        assert (array == 1).all(), "other bytes than were sent"
+        return ending(lambda: comm.recv(np.zeros(1), 1))
+    found = ending(comm.barrier)
+    return Ending(found.kind, found.message, found.peer, time.monotonic() - begun)
+
+
+def die_while_awaited(comm: unisono.Communicator) -> Ending | None:
+    """Nothing of the message has been sent."""
+    if comm.rank == 1:
+        kill_oneself(0.1)
+    return received(comm, np.zeros(1), 1)
+
+
+def die_before_it_is_received(comm: unisono.Communicator) -> Ending | None:
+    """It has been announced, or lent."""
+    if comm.rank == 1:
+        comm.isend(np.ones(LONG // 8), 0)
+        kill_oneself(0.1)
+    time.sleep(0.2)
+    return received(comm, np.zeros(LONG // 8), 1)
+
+
+def die_amid_the_payload(comm: unisono.Communicator, source: int = 1) -> Ending | None:
+    """Some of it has come."""
+    array = np.ones(LONG // 8) * comm.rank
+    comm.send(array[:1], 0) if comm.rank == 1 else comm.recv(np.zeros(1), 1)
+    if comm.rank == 1:
+        with contextlib.suppress(unisono.Error):
+            comm.isend(array, 0).wait(0.005)
+        kill_oneself(0)
+    return received(comm, array, source)
+
+
+def die_amid_what_may_come_from_any(comm: unisono.Communicator) -> Ending | None:
+    return die_amid_the_payload(comm, unisono.ANY_SOURCE)
+
+
+def die_before_it_receives(comm: unisono.Communicator) -> Ending | None:
+    if comm.rank == 1:
+        kill_oneself(0.1)
+    return ending(lambda: comm.send(np.ones(LONG // 8), 1))
+
+
+def die_amid_a_write(comm: unisono.Communicator) -> Ending | None:
+    """A one-sided one: at the target, a thread waits for the rest."""
+    if comm.rank == 1:
+        port, region, remote, _ = one_sided(comm)
+        port.write(region, 0, LONG, remote).wait(0.005)
+        kill_oneself(0)
+    _kept = one_sided(comm)
+    begun = time.monotonic()
+    found = ending(comm.barrier)
+    while any(task_name(task) == "unisono-target" for task in Path("/proc/self/task").iterdir()):
+        assert time.monotonic() - begun < 10, "the target waits for the dead"
+        time.sleep(0.01)
+    return Ending(found.kind, found.message, found.peer, time.monotonic() - begun)
+
+
+def die_amid_a_read(comm: unisono.Communicator) -> Ending | None:
+    """A one-sided one, of the memory of the one that dies."""
+    if comm.rank == 1:
+        _kept = one_sided(comm)
+        comm.recv(np.zeros(1), 0)
+        kill_oneself(0.005)
+    port, region, remote, _ = one_sided(comm)
+    comm.send(np.zeros(1), 1)
+    begun = time.monotonic()
+    with contextlib.suppress(unisono.Error):
+        while True:
+            read = port.read(region, 0, LONG, remote)
+            assert read.wait(10), "it waits for the dead"
+            if read.exception():
+                break
+    found = ending(comm.barrier)
+    return Ending(found.kind, found.message, found.peer, time.monotonic() - begun)
+
+
+def one_sided(comm: unisono.Communicator) -> tuple[Any, Any, Any, np.ndarray]:
+    """A port that is connected to the other rank's, its memory, and the other's."""
+    array = np.ones(LONG // 8)
+    port = _core._Port()
+    region = port.register(array.ctypes.data, LONG, array)
+    own = np.frombuffer(port.bind() + port.remote(region).to_bytes(), np.uint8)
+    other = np.zeros_like(own)
+    comm.sendrecv(own, 1 - comm.rank, other, 1 - comm.rank)
+    port.connect(other[: -64].tobytes(), 20)
+    remote = _core._RemoteRegion.from_bytes(other[-64:].tobytes())
+    return port, region, remote, array
+
+
+def task_name(task: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (task / "comm").read_text().strip()
+    return ""
+
+
+MOMENTS = [
+    die_while_awaited,
+    die_before_it_is_received,
+    die_amid_the_payload,
+    die_amid_what_may_come_from_any,
+    die_before_it_receives,
+    die_amid_a_write,
+    die_amid_a_read,
+]
+
+
+def die_at_every_moment(folder: str) -> dict[str, Ending | None]:
+    """A child of each rank for every moment: rank 1's is killed, and the others' say what they found."""
+    rank = int(os.environ["RANK"])
+    # Loaded before the fork, which then costs next to nothing. Nothing native runs in this process.
+    assert callable(unisono.init)
+
+    def at(moment: Callable[[unisono.Communicator], Ending | None]) -> Ending | None:
+        comm = unisono.init(f"file://{folder}/{moment.__name__}", rank=rank, world_size=3)
+        pair = comm.split(None if rank == 2 else 0)
+        comm.barrier()
+        if pair is None:
+            # It waits for a rank that lives, which tells of the one that does not.
+            return ending(lambda: comm.recv(np.zeros(1), 0))
+        return moment(comm)
+
+    return {moment.__name__: in_child(lambda moment=moment: at(moment)) for moment in MOMENTS}
+
+
+def talk_in_a_part() -> list[Ending]:
+    """Ranks 1 and 2 are a group in which they have other numbers; what they say of each other there."""
+    comm = unisono.init()
+    part = comm.split(None if comm.rank == 0 else 0)
+    if part is None:
+        return []
+    array = np.zeros(3 + part.rank, np.float32)
+    return [ending(lambda: part.all_reduce(array))]
+
+
+def leave_before_a_link_is_there() -> Ending | None:
+    """Rank 1 leaves a group in which it has exchanged nothing, and lives on."""
+    comm = unisono.init()
+    if comm.rank == 1:
+        comm.close()
+        time.sleep(4 * HEAD_START)
+        return None
+    time.sleep(2 * HEAD_START)
+    return ending(lambda: comm.send(np.zeros(3), 1))
+
+
+def talk_to_oneself(counts: list[int]) -> None:
+    """A send to oneself may come before its receive, however long it is."""
+    comm = unisono.init()
+    rank = comm.rank
+    for count in counts:
+        array, other = np.full(count, rank + 1.0), np.full(count, rank + 2.0)
+        works = [comm.isend(array, rank, tag=5), comm.isend(other, rank, tag=5)]
+        comm.send(array, rank, tag=6)
+        for work in works:
+            work.wait(10)
+        # What was sent may change then.
+        works.clear()
+        array[:] = other[:] = 0
+        for expected in (rank + 1, rank + 2):
+            got = np.zeros(count)
+            assert comm.recv(got, [rank, unisono.ANY_SOURCE][expected % 2], tag=5) == rank
+            assert (got == expected).all(), (count, expected)
+        got = np.zeros(count)
+        receive = comm.irecv(got, rank, tag=6)
+        receive.wait(10)
+        assert (got == rank + 1).all()
+    comm.send(np.zeros(3), rank)
+    refusal = ending(lambda: comm.recv(np.zeros(2), rank))
+    assert refusal.kind == "InvalidArgumentError", refusal
+    comm.recv(np.zeros(3), rank)
+    comm.barrier()

@@ -22,7 +22,7 @@ impl Communicator {
     /// array : array
     ///     What to send.
     /// dest : int
-    ///     The rank to send to; it may be this one, if the receive is under way already.
+    ///     The rank to send to; it may be this one, for which the array is copied until it is received.
     /// tag : int, optional
     ///     A number of your choice, 0 or more, which the receive must have as well.
     /// timeout : float or datetime.timedelta, optional
@@ -215,7 +215,7 @@ impl Communicator {
             start(py, self.core(), sending)?;
             run(py, self.core(), receiving)?
         } else {
-            // What is sent to oneself needs the receive.
+            // A message to oneself that finds its receive is not copied twice.
             let (received, _) = start(py, self.core(), receiving)?;
             run(py, self.core(), sending)?;
             wait(py, &received, None)?;

@@ -58,7 +58,14 @@ struct Operation(Option<Work>);
 /// A stream that a group has to itself; empty when none could be had, which the status beside it says.
 struct OwnStream(Option<LentStream>);
 
-fn join(store: &ffi::Store, rank: usize, world: usize, settings: &[ffi::Setting]) -> ffi::Joined {
+/// Joins the group that meets through the store. `numbers`: of its ranks in the whole job; none for the group of all.
+fn join(
+    store: &ffi::Store,
+    rank: usize,
+    world: usize,
+    numbers: &[u64],
+    settings: &[ffi::Setting],
+) -> ffi::Joined {
     let joined = guard(|| {
         let mut config = Config::from_env()?;
         for setting in settings {
@@ -66,7 +73,11 @@ fn join(store: &ffi::Store, rank: usize, world: usize, settings: &[ffi::Setting]
         }
         crate::log::start(&config);
         let store = TorchStore { store, world };
-        Communicator::join(&store, rank, world, config)
+        if numbers.len() != world {
+            return Communicator::join(&store, rank, world, config);
+        }
+        let numbers: Vec<_> = numbers.iter().map(|number| *number as usize).collect();
+        Communicator::join_part(&store, (rank, &numbers), config)
     });
     as_joined(joined.map(Some))
 }

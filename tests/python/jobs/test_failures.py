@@ -39,6 +39,45 @@ def test_a_killed_rank_ends_every_wait(what, victim, transport):
         assert ending.seconds < SOON, ending
 
 
+@pytest.mark.parametrize(
+    "transport,settings",
+    [("shm", {}), ("shm", {"LEND_BYTES": "none"}), ("tcp", {}), ("tcp", {"ENCRYPT": "on"})],
+)
+def test_a_rank_killed_at_any_moment_of_a_message_ends_the_wait(transport, settings, tmp_path):
+    variables = {f"UNISONO_{name}": value for name, value in settings.items()}
+    results = run(3, "die_at_every_moment", str(tmp_path), transport=transport, **variables)
+    for of_rank, result in enumerate(endings(results)):
+        for moment, ending in result.items():
+            if of_rank == 1:
+                assert ending is None, moment
+                continue
+            assert (ending.kind, ending.peer) == ("PeerLostError", 1), (moment, ending)
+            assert "rank 1 (host " in ending.message, (moment, ending)
+            assert ending.seconds < SOON, (moment, ending)
+
+
+def test_errors_in_a_part_of_a_group_name_ranks_by_both_of_their_numbers():
+    _, *results = endings(run(3, "talk_in_a_part"))
+    for (ending,) in results:
+        assert ending.kind == "MismatchError", ending
+        for part in ["rank 0 (global rank 1, host ", "rank 1 (global rank 2, host "]:
+            assert part in ending.message, ending
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_has_left_before_it_was_reached_is_said_to_have_left(transport):
+    ending, _ = endings(run(2, "leave_before_a_link_is_there", transport=transport))
+    assert (ending.kind, ending.peer) == ("PeerLostError", 1), ending
+    assert "has closed its group" in ending.message, ending
+    assert "INTERFACE" not in ending.message, ending
+    assert ending.seconds < SOON, ending
+
+
+def test_a_message_to_oneself_may_come_before_its_receive():
+    results = run(2, "talk_to_oneself", [1, 1000, 3_000_000])
+    endings(results)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_killed_while_the_group_forms_is_named(victim):
     results = run(3, "die_while_joining", victim, 2, UNISONO_JOIN_TIMEOUT="4")

@@ -51,6 +51,23 @@ impl Communicator {
         Self::join_within(store, (rank, world), config, patience)
     }
 
+    /// As [`join`](Self::join), of a group that is a part of a job: `numbers` are those of its ranks in the whole job, by which
+    /// errors name them too.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub fn join_part(
+        store: &dyn Store,
+        (rank, numbers): (Rank, &[Rank]),
+        config: Config,
+    ) -> Result<Self> {
+        heap::configure(&config);
+        let place = (rank, numbers.len());
+        let patience = config.join_timeout.duration();
+        let group = Group::join(store, place, Some(numbers), (config, patience))?;
+        Ok(Self::new(group))
+    }
+
     /// As [`join`](Self::join), which may take as long as `patience`. What joins later, links, has the setting's time.
     pub(crate) fn join_within(
         store: &dyn Store,
@@ -59,7 +76,7 @@ impl Communicator {
         patience: Duration,
     ) -> Result<Self> {
         heap::configure(&config);
-        let group = Group::join(store, (rank, world), config, patience)?;
+        let group = Group::join(store, (rank, world), None, (config, patience))?;
         Ok(Self::new(group))
     }
 

@@ -55,8 +55,8 @@ impl DeviceGroup {
             self.fail(Error::new(
                 Code::Aborted,
                 format!(
-                    "rank {} closed its communicator while operations were under way: {waits}",
-                    self.parent.rank()
+                    "{} closed its communicator while operations were under way: {waits}",
+                    self.parent.own_number()
                 ),
             ));
         }

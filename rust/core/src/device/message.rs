@@ -209,11 +209,7 @@ impl Message {
         }
         // SAFETY: the message keeps the buffer until the send has ended, and it has been filled.
         let view = unsafe { self.buffer.view() };
-        match cpu.send(self.dtype, view, (to, note.tag()), options) {
-            // To itself a rank sends what it has begun to receive.
-            Err(error) if to == cpu.rank() && !error.code.is_fatal() => None,
-            sent => Some(sent),
-        }
+        Some(cpu.send(self.dtype, view, (to, note.tag()), options))
     }
 
     /// After a note has come: receives what follows, or has the stream fetch what lies in the sender's depot, and says when it has.

@@ -177,7 +177,7 @@ impl Devices {
         for group in self.all() {
             group.fail(Error::new(
                 Code::Aborted,
-                format!("rank {} aborted the group: {reason}", self.parent.rank()),
+                format!("{} aborted the group: {reason}", self.parent.own_number()),
             ));
         }
     }

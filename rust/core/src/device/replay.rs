@@ -59,8 +59,8 @@ impl DeviceGroup {
             return Err(Error::new(
                 Code::Aborted,
                 format!(
-                    "rank {} closed its communicator while a graph was being replayed: {}",
-                    self.parent.rank(),
+                    "{} closed its communicator while a graph was being replayed: {}",
+                    self.parent.own_number(),
                     self.in_words(&wait)
                 ),
             ));
@@ -85,8 +85,8 @@ impl DeviceGroup {
             return Err(Error::new(
                 Code::Aborted,
                 format!(
-                    "rank {} closed its communicator while a graph was being replayed: {}",
-                    self.parent.rank(),
+                    "{} closed its communicator while a graph was being replayed: {}",
+                    self.parent.own_number(),
                     self.lanes_in_words(&missing)
                 ),
             ));

@@ -64,7 +64,7 @@ impl DeviceGroup {
                 && let Some(theirs) = Fingerprint::decode(&bytes)
                 && theirs != pending.print
             {
-                let error = pending.print.mismatch(&theirs, self.parent.rank(), peer);
+                let error = self.parent.mismatch((&pending.print, &theirs), peer);
                 return Err(error.with_operation(pending.work.name()));
             }
             if announced != Announced::NotYet {
@@ -343,9 +343,9 @@ impl DeviceGroup {
         let mut error = Error::new(
             Code::Timeout,
             format!(
-                "timed out after {:.3} s on rank {}: {words}; is that rank stuck, slow, or in another operation?",
+                "timed out after {:.3} s on {}: {words}; is that rank stuck, slow, or in another operation?",
                 work.started.elapsed().as_secs_f64(),
-                self.parent.rank(),
+                self.parent.own_number(),
             ),
         )
         .with_operation(work.name());

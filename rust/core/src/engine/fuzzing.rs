@@ -18,6 +18,7 @@ use crate::types::{DataType, ReduceOp};
 
 use crate::engine::collective::header::{Fingerprint, HEADER, Told};
 use crate::engine::collective::request::{Request, Sizes};
+use crate::engine::members::Members;
 use crate::engine::message::frame::Frame;
 use crate::engine::state::Group;
 
@@ -93,7 +94,8 @@ fn header(bytes: &[u8; HEADER]) {
     if let Some(print) = Fingerprint::decode(bytes) {
         assert_eq!(print.encode(), *bytes);
         assert!(Fingerprint::is_same(&print.encode(), bytes));
-        let error = Fingerprint::default().mismatch(&print, 0, 1);
+        let members = Members::numbered(0..2);
+        let error = Fingerprint::default().mismatch(&print, (0, 1), &members);
         assert_eq!(error.code, Code::Mismatch);
         let _ = (print.name(), print.is_collective());
     }

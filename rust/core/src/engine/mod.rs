@@ -24,7 +24,7 @@
 //! - `message/`: `frame`, `matching` (sends and receives, posted and unexpected), `blocking`.
 //! - `wait/`: `backoff` and `contention` (spin, yield, sleep), `progress` (the thread), `handover` (how it gets groups),
 //!   `idle_groups`, `completions` (threads that call back).
-//! - `links`: the links of a group, opened when first used. `threads`: the process's threads. `calibrate`: the costs of
+//! - `members`: the ranks of a group, as errors name them. `links`: the links of a group, opened when first used. `threads`: the process's threads. `calibrate`: the costs of
 //!   this machine. `work`: an operation as its caller sees it. `reports`: the last operations, for errors.
 
 mod calibrate;
@@ -34,6 +34,7 @@ pub(crate) mod fuzzing;
 mod group;
 mod links;
 mod mailbox;
+mod members;
 mod message;
 mod reports;
 mod state;

@@ -97,10 +97,10 @@ impl Recorder {
     }
 }
 
-/// The notice that tells the other ranks of `error`, noticed first by `origin`.
-pub(crate) fn notice(error: &Error, origin: Rank) -> Notice {
+/// The notice that tells the other ranks of `error`, noticed first by `origin`, which `number` names.
+pub(crate) fn notice(error: &Error, (origin, number): (Rank, &str)) -> Notice {
     let message = match &error.operation {
-        Some(operation) => format!("{operation} on rank {origin}: {}", error.message),
+        Some(operation) => format!("{operation} on {number}: {}", error.message),
         None => error.message.clone(),
     };
     Notice {

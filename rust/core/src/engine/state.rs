@@ -15,7 +15,7 @@ use crate::plan::topology::Topology;
 use crate::plan::{Algorithm, Shape};
 use crate::processors::cores;
 use crate::reduce::Workers;
-use crate::transport::endpoint::{Address, Lane, Seat};
+use crate::transport::endpoint::{Lane, Seat};
 use crate::transport::keys::GroupKey;
 use crate::transport::{Link, Notice, Stripe};
 use crate::types::{DataType, Rank};
@@ -28,6 +28,7 @@ use crate::engine::collective::shared::SharedMemory;
 use crate::engine::group::local_groups::LocalGroups;
 use crate::engine::links::LinkTable;
 use crate::engine::mailbox::Mailbox;
+use crate::engine::members::Members;
 use crate::engine::message::matching::{Finished, Matching};
 use crate::engine::reports::Recorder;
 use crate::engine::threads::{RuntimeThreads, ThreadsGuard};
@@ -37,19 +38,9 @@ use crate::engine::work::WorkState;
 /// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.
 pub(crate) const LARGE: usize = 1 << 20;
 
-/// A rank as errors name it and links reach it.
-#[derive(Debug)]
-pub(crate) struct Member {
-    /// `host node7, pid 4321`.
-    pub(crate) label: String,
-    /// Where it listens; `None` inside one process.
-    pub(crate) address: Option<Address>,
-}
-
 /// How a group reaches its members.
 pub(crate) struct Membership {
-    /// A group that was split from another shares what is known of each rank with it.
-    pub(crate) members: Vec<Arc<Member>>,
+    pub(crate) members: Members,
     pub(crate) key: GroupKey,
     /// Where they reach this process, until the group is closed; `None` inside one process.
     pub(crate) endpoint: Mutex<Option<Seat>>,
@@ -246,7 +237,7 @@ impl Group {
             links: LinkTable::new(world),
             shared: SharedMemory::default(),
             operations: Vec::new(),
-            matching: Matching::new(rank, world, config.eager_bytes.0),
+            matching: Matching::new(rank, membership.members.clone(), config.eager_bytes.0),
             finished: Vec::new(),
             leader: false,
             sleeping: false,
@@ -337,9 +328,14 @@ impl Group {
         Some(self.core.lock())
     }
 
-    /// `rank 3 (host node7, pid 4321)`.
+    /// `rank 3 (host node7, pid 4321)`, as [`Members::name`].
     pub(crate) fn name_of(&self, rank: Rank) -> String {
-        format!("rank {rank} ({})", self.membership.members[rank].label)
+        self.membership.members.name(rank)
+    }
+
+    /// This rank's, as [`Members::number`].
+    pub(crate) fn own_number(&self) -> String {
+        self.membership.members.number(self.rank)
     }
 
     /// Refuses work on a group that is dead, closed, or inherited by a fork.
@@ -413,7 +409,7 @@ impl Core {
 
     /// Whether an operation of this rank is under way.
     pub(crate) fn has_unfinished(&self) -> bool {
-        !self.operations.is_empty() || !self.matching.pending().is_empty()
+        !self.operations.is_empty() || self.matching.under_way().next().is_some()
     }
 
     /// Keeps what a run that has ended can pass on to the next.

@@ -24,7 +24,7 @@ pub mod tcp;
 mod terms;
 
 #[cfg(test)]
-mod suite;
+pub(crate) mod suite;
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;

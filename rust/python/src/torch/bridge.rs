@@ -193,7 +193,13 @@ pub(super) mod ffi {
         type Operation;
         type OwnStream;
 
-        fn join(store: &Store, rank: usize, world: usize, settings: &[Setting]) -> Joined;
+        fn join(
+            store: &Store,
+            rank: usize,
+            world: usize,
+            numbers: &[u64],
+            settings: &[Setting],
+        ) -> Joined;
         unsafe fn start(group: &Group, call: &Call, completion: UniquePtr<Completion>) -> Started;
         fn subgroup(group: &Group, ranks: &[usize], label: &str) -> Joined;
         unsafe fn run(group: &Group, call: &Call) -> Ran;

@@ -7,6 +7,8 @@ use crate::error::{Code, Error};
 use crate::transport::{MESSAGE_HEADER, POSITION_BYTES, Position};
 use crate::types::{Collective, DataType, Rank, ReduceOp};
 
+use crate::engine::members::Members;
+
 /// Bytes of a header.
 pub(crate) const HEADER: usize = MESSAGE_HEADER;
 
@@ -149,17 +151,22 @@ impl Fingerprint {
         }
     }
 
-    /// The error of a receiver `rank` that expected `self` and got `theirs` from `peer`.
-    pub(crate) fn mismatch(&self, theirs: &Self, rank: Rank, peer: Rank) -> Error {
+    /// The error of a receiver `rank` that expected `self` and got `theirs` from `peer`, two of these `members`.
+    pub(crate) fn mismatch(
+        &self,
+        theirs: &Self,
+        (rank, peer): (Rank, Rank),
+        members: &Members,
+    ) -> Error {
         // Messages come in the order of their operations.
         if theirs.sequence < self.sequence && theirs.is_between_pairs() {
             return theirs
-                .one_sided((peer, theirs.length), (rank, 0))
+                .one_sided((peer, theirs.length), (rank, 0), members)
                 .with_peer(peer);
         }
         if theirs.sequence > self.sequence && self.is_between_pairs() {
             return self
-                .one_sided((peer, 0), (rank, self.length))
+                .one_sided((peer, 0), (rank, self.length), members)
                 .with_peer(peer);
         }
         let field = if self.sequence != theirs.sequence {
@@ -184,9 +191,11 @@ impl Fingerprint {
         Error::new(
             Code::Mismatch,
             format!(
-                "the {field} differs: rank {rank} called {} but rank {peer} called {}; every rank must call the same \
-                 operations in the same order with matching arguments",
+                "the {field} differs: {} called {} but {} called {}; every rank must call the same operations in the same \
+                 order with matching arguments",
+                members.name(rank),
                 self.describe(field),
+                members.name(peer),
                 theirs.describe(field)
             ),
         )
@@ -200,16 +209,19 @@ impl Fingerprint {
         &self,
         (sender, sent): (Rank, u64),
         (receiver, expected): (Rank, u64),
+        members: &Members,
     ) -> Error {
         let dtype = DataType::from_number(self.dtype).map_or("unknown", DataType::name);
         let amount = |length| Self { length, ..*self }.describe_length();
         Error::new(
             Code::Mismatch,
             format!(
-                "the {LENGTH} differs: in {} ({dtype}) rank {sender} sends {} to rank {receiver}, which expects {}; the \
-                 counts that two ranks give for what goes between them must be the same",
+                "the {LENGTH} differs: in {} ({dtype}) {} sends {} to {}, which expects {}; the counts that two ranks give \
+                 for what goes between them must be the same",
                 self.name(),
+                members.name(sender),
                 amount(sent),
+                members.name(receiver),
                 amount(expected)
             ),
         )
@@ -311,18 +323,24 @@ mod tests {
             length: 0,
             ..sample()
         };
-        let late = barrier(9).mismatch(&exchange(8, 12), 0, 3);
-        let early = exchange(8, 12).mismatch(&barrier(9), 3, 0);
+        let members = Members::numbered(0..4);
+        let late = barrier(9).mismatch(&exchange(8, 12), (0, 3), &members);
+        let early = exchange(8, 12).mismatch(&barrier(9), (3, 0), &members);
+        let (zero, three) = (members.name(0), members.name(3));
         let parts = [
-            "in all_to_all #8 (float32) rank 3 sends 3 elements, 12 bytes to rank 0, which expects 0 elements, 0 bytes",
-            "in all_to_all #8 (float32) rank 0 sends 0 elements, 0 bytes to rank 3, which expects 3 elements, 12 bytes",
+            format!(
+                "in all_to_all #8 (float32) {three} sends 3 elements, 12 bytes to {zero}, which expects 0 elements, 0 bytes"
+            ),
+            format!(
+                "in all_to_all #8 (float32) {zero} sends 0 elements, 0 bytes to {three}, which expects 3 elements, 12 bytes"
+            ),
         ];
         for ((error, part), peer) in [late, early].iter().zip(parts).zip([3, 0]) {
             assert_eq!((error.code, error.peer), (Code::Mismatch, Some(peer)));
-            assert!(error.message.contains(part), "{error}");
+            assert!(error.message.contains(&part), "{error}");
         }
         // All ranks know the counts of a reduction.
-        let error = sample().mismatch(&barrier(9), 0, 3);
+        let error = sample().mismatch(&barrier(9), (0, 3), &members);
         assert!(error.message.contains("operation number"), "{error}");
     }
 
@@ -332,13 +350,15 @@ mod tests {
             dtype: DataType::Float64 as u8,
             ..sample()
         };
-        let error = sample().mismatch(&theirs, 0, 3);
+        // Numbered otherwise in the whole job.
+        let members = Members::numbered([0, 2, 4, 6]);
+        let error = sample().mismatch(&theirs, (0, 3), &members);
         assert_eq!(error.code, Code::Mismatch);
         assert_eq!(error.peer, Some(3));
         for part in [
             "dtype",
-            "rank 0",
-            "rank 3",
+            "rank 0 (host h0, pid 100)",
+            "rank 3 (global rank 6, host h6, pid 106)",
             "float32",
             "float64",
             "all_reduce #5",

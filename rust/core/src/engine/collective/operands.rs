@@ -4,6 +4,7 @@ use crate::engine::collective::bounce::BounceBuffer;
 use crate::engine::collective::buffers::{Buffers, NO_WINDOWS};
 use crate::engine::collective::elements::Elements;
 use crate::engine::collective::header::{Fingerprint, HEADER};
+use crate::engine::members::Members;
 use crate::plan::{Span, Step};
 use crate::reduce::{self, Streaming};
 use crate::types::{Collective, Rank};
@@ -17,6 +18,8 @@ pub(crate) struct Operands {
     pub(crate) print: EncodedHeader,
     pub(crate) rank: Rank,
     pub(crate) world: usize,
+    /// By which errors name the ranks.
+    pub(crate) members: Members,
     /// Where what goes to several peers is read by all of them.
     pub(crate) bounce: Option<BounceBuffer>,
     /// How to store results that are not read again.

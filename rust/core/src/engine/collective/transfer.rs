@@ -346,7 +346,7 @@ impl Operands {
         let expected =
             self.header(incoming.dst.len * self.elements.wire_type(incoming.wire).size());
         if open.header != expected {
-            return Err(difference(&expected, &open.header, self.rank, from));
+            return Err(difference(&expected, &open.header, self, from));
         }
         open.header_bytes = 0;
         Ok(Begun::Header)
@@ -381,7 +381,7 @@ impl Operands {
                 }
                 Some((theirs, _)) => {
                     *header = *theirs;
-                    Err(difference(&expected, theirs, self.rank, from))
+                    Err(difference(&expected, theirs, self, from))
                 }
                 None => Err(no_message(from)),
             };
@@ -438,17 +438,17 @@ enum Begun {
     Whole,
 }
 
-/// The error for a header that is not the one that must come next.
+/// The error for a header that is not the one that must come next, to the rank with these operands.
 #[cold]
 pub(crate) fn difference(
     expected: &[u8; HEADER],
     theirs: &[u8; HEADER],
-    rank: Rank,
+    operands: &Operands,
     peer: Rank,
 ) -> Error {
     match (Fingerprint::decode(expected), Fingerprint::decode(theirs)) {
         (Some(expected), Some(theirs)) if expected != theirs => {
-            expected.mismatch(&theirs, rank, peer)
+            expected.mismatch(&theirs, (operands.rank, peer), &operands.members)
         }
         _ => no_message(peer),
     }

@@ -26,7 +26,8 @@ use crate::engine::calibrate;
 use crate::engine::collective::request::{Request, Sizes};
 use crate::engine::group::local_groups::LocalGroups;
 use crate::engine::links::Slot;
-use crate::engine::state::{Group, Mail, Member, Membership, threads};
+use crate::engine::members::{Member, Members};
+use crate::engine::state::{Group, Mail, Membership, threads};
 
 /// Hosts are near each other whose round trip is no longer: it takes ten or more of them to bring a connection up to speed.
 const NEAR: Duration = Duration::from_millis(1);
@@ -35,12 +36,13 @@ const NEAR: Duration = Duration::from_millis(1);
 const BARRIER_TAG: u64 = u64::MAX;
 
 impl Group {
-    /// Forms a group through a store, which may take as long as `patience`.
+    /// Forms a group through a store, which may take as long as `patience`. `numbers`: of its ranks in the whole job, where that
+    /// has more.
     pub(crate) fn join(
         store: &dyn Store,
         (rank, world): (Rank, usize),
-        config: Config,
-        patience: Duration,
+        numbers: Option<&[Rank]>,
+        (config, patience): (Config, Duration),
     ) -> Result<Arc<Self>> {
         if world == 0 || rank >= world {
             return Err(Error::invalid(format!(
@@ -57,22 +59,24 @@ impl Group {
         })?;
         let address = endpoint.address();
         let me = introduction(store, (rank, world), address, &config)?;
-        let roster = roster::join(store, &me, patience, &|members| price(&endpoint, members))?;
+        let price = |members: &[Introduced]| price(&endpoint, members);
+        let roster = roster::join(store, &me, patience, &price);
+        let roster = roster.map_err(|error| clarify(error, numbers))?;
         descriptors::make_room(world);
-        let mut members = Vec::with_capacity(world);
-        for member in &roster.members {
+        let member = |member: &Introduced| {
             let address = Address::from_bytes(&member.address).map_err(|error| {
                 Error::new(
                     Code::Untrusted,
                     format!("the address of rank {} in the store: {error}", member.rank),
                 )
             })?;
-            let label = format!("host {}, pid {}", member.hostname, member.pid);
-            members.push(Arc::new(Member {
-                label,
+            Ok(Member {
+                label: format!("host {}, pid {}", member.hostname, member.pid),
+                global: number_of(member.rank, numbers),
                 address: Some(address),
-            }));
-        }
+            })
+        };
+        let members: Members = roster.members.iter().map(member).collect::<Result<_>>()?;
         let addresses = members.iter().filter_map(|member| member.address.as_ref());
         endpoint.met(addresses);
         if let Some(rate) = roster.costs.rate() {
@@ -129,19 +133,28 @@ impl Group {
         config: &Config,
         costs: Rounded,
     ) -> Result<Vec<Arc<Self>>> {
+        let member = |rank| Member {
+            label: format!("thread {rank} of pid {}", std::process::id()),
+            global: rank,
+            address: None,
+        };
         let world = topology.host_of.len();
+        let members = (0..world).map(member).collect();
+        Self::local_of(&members, topology, config, costs)
+    }
+
+    fn local_of(
+        members: &Members,
+        topology: &Topology,
+        config: &Config,
+        costs: Rounded,
+    ) -> Result<Vec<Arc<Self>>> {
+        let world = members.len();
         let topology = topology.clone();
         let threads = threads(config, &topology, &costs.costs());
         let topology = topology.with_threads(threads);
         let key = GroupKey::unconnected()?;
         let local_groups = Arc::new(LocalGroups::new());
-        let member = |rank| {
-            Arc::new(Member {
-                label: format!("thread {rank} of pid {}", std::process::id()),
-                address: None,
-            })
-        };
-        let members: Vec<_> = (0..world).map(member).collect();
         let groups = (0..world)
             .map(|rank| {
                 let membership = Membership {
@@ -219,16 +232,16 @@ impl Group {
         };
         if let Some(local_groups) = &self.membership.local_groups {
             let group = local_groups.take(ranks, label, rank, || {
-                Self::local(ranks.len(), &self.config)
+                let costs = calibrate::costs().rounded(cores());
+                let topology = Topology::one_host(ranks.len(), costs.cores());
+                let members = self.membership.members.part(ranks);
+                Self::local_of(&members, &topology, &self.config, costs)
             })?;
             group.set_timeout(self.timeout());
             return Ok(Some(group));
         }
         let membership = Membership {
-            members: ranks
-                .iter()
-                .map(|rank| Arc::clone(&self.membership.members[*rank]))
-                .collect(),
+            members: self.membership.members.part(ranks),
             key: self.membership.key.subset(label, ranks),
             endpoint: Mutex::new(endpoint),
             topology: self.membership.topology.subset(ranks),
@@ -303,6 +316,30 @@ impl Group {
         .with_peer(missing[0]);
         self.fail(&mut self.core.lock(), error.clone());
         Err(error)
+    }
+}
+
+/// The number of `rank` in the whole job, of a group whose ranks have these `numbers` there.
+fn number_of(rank: Rank, numbers: Option<&[Rank]>) -> Rank {
+    let number = numbers.and_then(|numbers| numbers.get(rank));
+    number.copied().unwrap_or(rank)
+}
+
+/// The error of ranks that do not meet, with the numbers in the whole job of those it is about.
+fn clarify(error: Error, numbers: Option<&[Rank]>) -> Error {
+    let mut about: Vec<Rank> = error.missing_ranks().to_vec();
+    about.extend(error.peer.filter(|_| about.is_empty()));
+    let others = about.iter().map(|rank| (*rank, number_of(*rank, numbers)));
+    let others = others.filter(|(rank, number)| rank != number);
+    let words =
+        others.map(|(rank, number)| format!("rank {rank} of this group is global rank {number}"));
+    let words: Vec<_> = words.collect();
+    match words.is_empty() {
+        true => error,
+        false => Error {
+            message: format!("{}; {}", error.message, words.join(", ")),
+            ..error
+        },
     }
 }
 
@@ -487,7 +524,8 @@ mod tests {
         let groups = thread::scope(|scope| {
             let join = |rank| {
                 let (store, config) = (&store, config.clone());
-                scope.spawn(move || Group::join(store, (rank, 2), config, patience).unwrap())
+                scope
+                    .spawn(move || Group::join(store, (rank, 2), None, (config, patience)).unwrap())
             };
             let ranks = [0, 1].map(join);
             ranks.map(|rank| rank.join().unwrap())

@@ -103,7 +103,8 @@ impl Group {
             .map(|operation| operation.run.fingerprint())
             .find(|ours| ours.sequence == theirs.sequence);
         let ours = under_way.or_else(|| core.recorder.fingerprint(theirs.sequence))?;
-        (ours != theirs).then(|| ours.mismatch(&theirs, self.rank, peer))
+        (ours != theirs)
+            .then(|| ours.mismatch(&theirs, (self.rank, peer), &self.membership.members))
     }
 
     /// Compares the positions that peers have sent with what this rank does. A position in an operation that this rank

@@ -14,7 +14,9 @@ use crate::transport::{Interest, Notice, PeerState, Stripe};
 use crate::types::Rank;
 
 use crate::engine::links::{Direction, LinkTable, OpenLink, Slot, Waiting, loss};
+use crate::engine::message::matching::{Dependence, UnderWay};
 use crate::engine::state::{Core, Group, Mail, Operation};
+use crate::engine::work::WorkState;
 
 /// Operations of one group that are moved at once; later ones wait their turn.
 const CONCURRENT: usize = 64;
@@ -153,8 +155,9 @@ impl Group {
             Mail::Striped { lane, peer, stripe } => self.take_stripe(core, (lane, peer), stripe),
             Mail::Failed { lane, peer, error } => {
                 if matches!(core.links.slot(lane, peer), Slot::Opening { .. }) {
-                    let error = Box::new(error.with_peer(peer));
-                    core.links.set(lane, peer, Slot::Unreachable(error));
+                    let error = self.membership.members.clarify(error.with_peer(peer));
+                    core.links
+                        .set(lane, peer, Slot::Unreachable(Box::new(error)));
                 }
             }
         }
@@ -337,14 +340,16 @@ impl Group {
                 return Some(error.with_operation(name));
             }
         }
-        if !core.matching.is_busy() {
-            return None;
-        }
         let mut present = 0;
-        for peer in core.matching.needed(self.world) {
-            let certain = core.matching.depends_on(peer);
+        for peer in 0..self.world {
+            let dependence = core.matching.dependence(peer);
+            if dependence == Dependence::No {
+                continue;
+            }
             match self.gone(core, Lane::PointToPoint, peer) {
-                Some(error) if certain || !has_left(&core.links, peer) => return Some(error),
+                Some(error) if dependence == Dependence::Yes || !has_left(&core.links, peer) => {
+                    return Some(error);
+                }
                 Some(_) => {}
                 None => present += 1,
             }
@@ -361,54 +366,47 @@ impl Group {
     /// Why `peer` will not answer, if it will not.
     fn gone(&self, core: &mut Core, lane: Lane, peer: Rank) -> Option<Error> {
         self.ensure_link(core, lane, peer);
+        let lost = |state: &PeerState| loss(state, peer, &self.name_of(peer));
         let links = &mut core.links;
         match links.slot(lane, peer) {
-            Slot::Open(open) => {
-                let state = open.ended.as_ref()?;
-                loss(state, peer, &self.membership.members[peer].label)
-            }
-            Slot::Unreachable(error) => {
-                let error = error.clone();
-                match has_left(links, peer) {
-                    true => loss(&PeerState::Left, peer, &self.membership.members[peer].label),
-                    false => Some(*error),
-                }
-            }
-            Slot::Closed | Slot::Opening { .. } => {
-                let state = links.lost_elsewhere(lane, peer)?;
-                loss(state, peer, &self.membership.members[peer].label)
-            }
+            Slot::Open(open) => lost(open.ended.as_ref()?),
+            Slot::Unreachable(error) => match has_left(links, peer) {
+                true => lost(&PeerState::Left),
+                false => Some((**error).clone()),
+            },
+            Slot::Closed | Slot::Opening { .. } => lost(links.lost_elsewhere(lane, peer)?),
         }
     }
 
     /// The error of the first operation whose time is up.
-    fn overdue(&self, core: &Core) -> Option<Error> {
+    fn overdue(&self, core: &mut Core) -> Option<Error> {
         let now = Instant::now();
-        let late = |deadline: Option<Instant>| deadline.is_some_and(|deadline| now >= deadline);
-        let collectives = core.operations.iter().map(|operation| &operation.work);
-        let pending = core.matching.pending();
-        let work = collectives
-            .chain(pending.iter().map(|pending| &pending.work))
-            .find(|work| late(work.deadline))?;
-        let mut blamed = None;
+        let is_late = |work: &&Arc<WorkState>| work.deadline.is_some_and(|due| now >= due);
+        let mut collectives = core.operations.iter().map(|operation| &operation.work);
+        let late = collectives.find(is_late).map(Arc::clone);
+        let message = || core.matching.overdue(now);
+        let (work, peer) = late.map(|work| (work, None)).or_else(message)?;
+        let mut blamed = peer;
         visit_waits(core, |_, waiting| blamed = blamed.or(Some(waiting.peer)));
+        let first = || core.matching.under_way().find_map(|message| message.peer);
+        let blamed = blamed.or_else(first);
         let mut error = Error::new(
             Code::Timeout,
             format!(
-                "timed out after {:.3} s on rank {}: {}; is that rank stuck, slow, or in another operation?",
+                "timed out after {:.3} s on {}: {}; is that rank stuck, slow, or in another operation?",
                 work.started.elapsed().as_secs_f64(),
-                self.rank,
+                self.own_number(),
                 self.describe_waits(core)
             ),
         )
         .with_operation(work.name());
-        error.peer = blamed.or_else(|| pending.iter().find_map(|pending| pending.peer));
+        error.peer = blamed;
         Some(error)
     }
 
     /// What everything under way waits for, in words.
     pub(crate) fn describe_waits(&self, core: &Core) -> String {
-        let mut waits = Vec::new();
+        let (mut waits, mut more) = (Vec::new(), 0);
         visit_waits(
             core,
             |operation,
@@ -418,6 +416,10 @@ impl Group {
                  bytes,
                  of,
              }| {
+                if waits.len() == WAITS_NAMED {
+                    more += 1;
+                    return;
+                }
                 let (verb, preposition) = match direction {
                     Direction::Send => ("sent", "to"),
                     Direction::Receive => ("received", "from"),
@@ -430,18 +432,12 @@ impl Group {
                 ));
             },
         );
-        for pending in core.matching.pending() {
-            let peer = pending
-                .peer
-                .map_or_else(|| "any rank".to_owned(), |r| self.name_of(r));
-            waits.push(format!(
-                "{} waits for {peer} ({} bytes)",
-                pending.work.name(),
-                pending.bytes
-            ));
+        let mut messages = core.matching.under_way();
+        for UnderWay { work, peer, bytes } in messages.by_ref().take(WAITS_NAMED - waits.len()) {
+            let peer = peer.map_or_else(|| "any rank".to_owned(), |rank| self.name_of(rank));
+            waits.push(format!("{} waits for {peer} ({bytes} bytes)", work.name()));
         }
-        let more = waits.len().saturating_sub(WAITS_NAMED);
-        waits.truncate(WAITS_NAMED);
+        more += messages.count();
         let mut text = waits.join("; ");
         if more > 0 {
             text.push_str(&format!("; and {more} more"));
@@ -486,12 +482,10 @@ impl Group {
             let told = (self.world > 1).then_some(operation.tell);
             [operation.work.deadline, told]
         });
-        let deadlines = deadlines.flatten();
-        let pending = core.matching.pending();
-        for deadline in deadlines.chain(pending.iter().filter_map(|p| p.work.deadline)) {
+        for deadline in deadlines.flatten().chain(core.matching.due()) {
             *until = Some(until.map_or(deadline, |until| until.min(deadline)));
         }
-        let mut ready = self.has_mail();
+        let mut ready = self.has_mail() || self.awaits_the_gone(core);
         let is_crossing = |operation: &Operation| operation.run.is_crossing();
         if core.operations.iter().any(is_crossing) {
             // Before the last look: that finds what came before this, and what comes after this rings.
@@ -506,6 +500,13 @@ impl Group {
             }
         }
         ready
+    }
+
+    /// Whether something under way cannot end since a peer has. That is to be looked at, and rings no more.
+    fn awaits_the_gone(&self, core: &Core) -> bool {
+        let messages = core.links.ended(Lane::PointToPoint);
+        let mut messages = messages.map(|peer| core.matching.dependence(peer));
+        messages.any(|dependence| dependence == Dependence::Yes)
     }
 
     /// Withdraws what [`Group::arm`] announced.

@@ -19,7 +19,8 @@ const LINGER: Duration = Duration::from_millis(250);
 impl Group {
     /// The group has failed: every operation fails with the first cause, and the other ranks get a notice.
     pub(crate) fn fail(&self, core: &mut Core, error: Error) {
-        let notice = notice(&error, self.rank);
+        let error = self.membership.members.clarify(error);
+        let notice = notice(&error, (self.rank, &self.own_number()));
         self.fail_with(core, error, &notice);
     }
 
@@ -63,7 +64,7 @@ impl Group {
         }
         let error = Error::new(
             Code::Aborted,
-            format!("rank {} aborted the group: {reason}", self.rank),
+            format!("{} aborted the group: {reason}", self.own_number()),
         );
         self.fail(&mut self.core.lock(), error);
     }
@@ -110,8 +111,8 @@ impl Group {
         let error = Error::new(
             Code::Aborted,
             format!(
-                "rank {} closed its communicator while operations were under way: {waits}",
-                self.rank
+                "{} closed its communicator while operations were under way: {waits}",
+                self.own_number()
             ),
         );
         self.fail(core, error);

@@ -8,6 +8,7 @@ use crate::transport::endpoint::Lane;
 use crate::transport::{Page, PeerState};
 use crate::types::Rank;
 
+use crate::engine::collective::header::Fingerprint;
 use crate::engine::links::{Slot, loss};
 use crate::engine::state::Group;
 use crate::engine::work::WorkState;
@@ -28,6 +29,15 @@ impl Group {
     /// As [`Group::page`], of the link for messages.
     pub(crate) fn message_page(&self, peer: Rank) -> Option<Page> {
         self.page_of(Lane::PointToPoint, peer)
+    }
+
+    /// The error of this rank's operation and another one of `peer`'s in its place.
+    pub(crate) fn mismatch(
+        &self,
+        (ours, theirs): (&Fingerprint, &Fingerprint),
+        peer: Rank,
+    ) -> Error {
+        ours.mismatch(theirs, (self.rank, peer), &self.membership.members)
     }
 
     /// Has the link for messages to `peer` opened.
@@ -83,7 +93,7 @@ impl Group {
             if state == PeerState::Left && !needs(peer) {
                 continue;
             }
-            let error = loss(&state, peer, &self.membership.members[peer].label);
+            let error = loss(&state, peer, &self.name_of(peer));
             // What a peer says of the cause tells more than that another one is gone.
             if found.is_none() || matches!(state, PeerState::Aborted(_)) {
                 found = error;

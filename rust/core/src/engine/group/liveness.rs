@@ -15,6 +15,7 @@ use crate::types::Rank;
 use crate::engine::group::deadlock::TOLD_AFTER;
 use crate::engine::group::drive::visit_waits;
 use crate::engine::links::{LinkTable, OpenLink};
+use crate::engine::message::matching::Dependence;
 use crate::engine::state::{Core, Group};
 
 /// The longest pause between two rounds of questions.
@@ -28,13 +29,15 @@ impl Group {
             return;
         }
         let collectives = core.operations.iter().map(|operation| &operation.work);
-        let pending = core.matching.pending();
-        let works = collectives.chain(pending.iter().map(|pending| &pending.work));
+        let messages = core.matching.under_way().map(|message| message.work);
+        let works = collectives.chain(messages);
         let Some(first) = works.map(|work| work.started).min() else {
             return;
         };
         let waited = now.saturating_duration_since(first);
         if waited < TOLD_AFTER {
+            // What begins later is to be asked about later.
+            core.next_question = Some(first + TOLD_AFTER);
             return;
         }
         for (lane, peer) in self.awaited(core) {
@@ -87,7 +90,8 @@ impl Group {
             if let Some(stall) = stall
                 && told.insert(peer)
             {
-                text.push_str(&format!("; rank {peer}: {stall}"));
+                let number = self.membership.members.number(peer);
+                text.push_str(&format!("; {number}: {stall}"));
             }
         }
         text
@@ -99,7 +103,8 @@ impl Group {
         visit_waits(core, |_, waiting| {
             awaited.insert((Lane::Collective, waiting.peer));
         });
-        let messages = core.matching.needed(self.world).into_iter();
+        let needed = |peer: &Rank| core.matching.dependence(*peer) != Dependence::No;
+        let messages = (0..self.world).filter(needed);
         awaited.extend(messages.map(|peer| (Lane::PointToPoint, peer)));
         awaited
     }

@@ -47,11 +47,12 @@ impl Group {
         if !theirs.is_between_pairs() || theirs.sequence > core.sequence {
             return None;
         }
+        let members = &self.membership.members;
         let (sent, expected) = (pairs.sent[peer], pairs.expected[peer]);
         let error = if told.expects > 0 && sent < theirs.sequence {
-            theirs.one_sided((self.rank, 0), (peer, told.expects))
+            theirs.one_sided((self.rank, 0), (peer, told.expects), members)
         } else if told.sends > 0 && expected < theirs.sequence {
-            theirs.one_sided((peer, told.sends), (self.rank, 0))
+            theirs.one_sided((peer, told.sends), (self.rank, 0), members)
         } else {
             return None;
         };
@@ -100,7 +101,8 @@ impl Group {
         let different = self.contradiction(core, peer, &theirs);
         different.or_else(|| {
             (theirs.is_between_pairs() && expected < theirs.sequence).then(|| {
-                let error = theirs.one_sided((peer, theirs.length), (self.rank, 0));
+                let sent = (peer, theirs.length);
+                let error = theirs.one_sided(sent, (self.rank, 0), &self.membership.members);
                 error.with_peer(peer).with_operation(theirs.name())
             })
         })

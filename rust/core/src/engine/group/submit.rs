@@ -142,6 +142,7 @@ impl Group {
             print: EncodedHeader::new(fingerprint),
             rank: self.rank,
             world: self.world,
+            members: self.membership.members.clone(),
             bounce: None,
             streaming: Streaming::No,
         };
@@ -255,7 +256,8 @@ impl Group {
             |core, work| {
                 let memory = (memory, None);
                 core.matching
-                    .send(dtype, memory, (to, tag), work, &mut core.finished)
+                    .send(dtype, memory, (to, tag), work, &mut core.finished)?;
+                Ok(true)
             },
         )
     }
@@ -291,7 +293,8 @@ impl Group {
         self.message((Collective::Send, Some(to), NOTE), options, |core, work| {
             let note = (note, Some(note_of));
             core.matching
-                .send(dtype, note, (to, tag), work, &mut core.finished)
+                .send(dtype, note, (to, tag), work, &mut core.finished)?;
+            Ok(true)
         })
     }
 
@@ -324,7 +327,7 @@ impl Group {
         &self,
         (collective, peer, bytes): (Collective, Option<Rank>, usize),
         options: PointToPoint,
-        start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<()>,
+        start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<bool>,
     ) -> Result<Arc<WorkState>> {
         self.check_alive()?;
         let mut core = self.core.lock();
@@ -332,13 +335,13 @@ impl Group {
         self.start_message(&mut core, (collective, peer, bytes), options, start)
     }
 
-    /// Makes a send or a receive known, which `start` begins.
+    /// Makes a send or a receive known, which `start` begins. That returns whether there is something to move for it at once.
     pub(crate) fn start_message(
         &self,
         core: &mut Core,
         (collective, peer, bytes): (Collective, Option<Rank>, usize),
         options: PointToPoint,
-        start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<()>,
+        start: impl FnOnce(&mut Core, &Arc<WorkState>) -> Result<bool>,
     ) -> Result<Arc<WorkState>> {
         let timeout = options.timeout.unwrap_or_else(|| self.timeout());
         let sequence = core.messages + 1;
@@ -349,12 +352,15 @@ impl Group {
             options.completion,
         ));
         let started = self.guarded(core, |core| start(core, &work));
-        if let Err(error) = started.flatten() {
-            if error.code.is_fatal() {
-                self.fail(core, error.clone());
+        let moves = match started.flatten() {
+            Ok(moves) => moves,
+            Err(error) => {
+                if error.code.is_fatal() {
+                    self.fail(core, error.clone());
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
+        };
         core.messages = sequence;
         core.recorder.record(&work, None);
         match peer {
@@ -365,7 +371,7 @@ impl Group {
         }
         // A receive whose message has not come leaves reading to the wait, so that what is sent meanwhile does not come
         // after it.
-        if collective == Collective::Send || !core.matching.is_posted(&work) {
+        if moves {
             self.step(core);
         }
         self.after_submit(core, (!options.blocking).then_some(bytes >= LARGE));

@@ -315,6 +315,15 @@ impl LinkTable {
         self.set(lane, peer, Slot::Open(Box::new(OpenLink::new(link))));
     }
 
+    /// The peers whose links of this lane have ended.
+    pub(crate) fn ended(&self, lane: Lane) -> impl Iterator<Item = Rank> {
+        let row = self.slots[lane as usize].iter().enumerate();
+        row.filter_map(|(peer, slot)| match slot {
+            Slot::Open(open) if open.ended.is_some() => Some(peer),
+            _ => None,
+        })
+    }
+
     /// Every open link with its peer.
     pub(crate) fn iter_open(&mut self) -> impl Iterator<Item = (Lane, Rank, &mut OpenLink)> {
         let lanes = [Lane::Collective, Lane::PointToPoint];
@@ -329,21 +338,21 @@ impl LinkTable {
     }
 }
 
-/// The error of an operation that needs `peer` after its link has ended, or `None` while it has not.
-pub(crate) fn loss(state: &PeerState, peer: Rank, label: &str) -> Option<Error> {
+/// The error of an operation that needs `peer`, which `name` names, after its link has ended, or `None` while it has not.
+pub(crate) fn loss(state: &PeerState, peer: Rank, name: &str) -> Option<Error> {
     let error = match state {
         PeerState::Present => return None,
         PeerState::Left => Error::new(
             Code::PeerLost,
             format!(
-                "rank {peer} ({label}) has left the group in good order while this operation still needs it; \
+                "{name} has left the group in good order while this operation still needs it; \
                  does every rank call the same operations before it closes its communicator?"
             ),
         ),
         PeerState::Lost(seen) => Error::new(
             Code::PeerLost,
             format!(
-                "rank {peer} ({label}) is gone ({seen}): its process has ended or its host cannot be reached; \
+                "{name} is gone ({seen}): its process has ended or its host cannot be reached; \
                  look at that rank's own output for the cause"
             ),
         ),

@@ -194,7 +194,7 @@ impl Group {
         let what = (Collective::Recv, Some(from), bytes);
         let work = self.start_message(&mut core, what, blocking(timeout), |core, work| {
             core.matching.receive_rest(wanted, work);
-            Ok(())
+            Ok(true)
         })?;
         Ok(Found::Beginning(work))
     }
@@ -271,6 +271,7 @@ enum Found {
 mod tests {
     use super::*;
     use crate::engine::links::LinkTable;
+    use crate::engine::members::Members;
     use crate::engine::message::frame::{Frame, Kind};
     use crate::engine::message::matching::Matching;
     use crate::transport::endpoint::Lane;
@@ -294,7 +295,11 @@ mod tests {
         let (ours, theirs) = local::pair(1 << 18).unwrap();
         let mut links = LinkTable::new(2);
         links.establish(Lane::PointToPoint, 1, Box::new(ours), "rank 1".to_owned());
-        (Matching::new(0, 2, EAGER), links, theirs)
+        (
+            Matching::new(0, Members::numbered(0..2), EAGER),
+            links,
+            theirs,
+        )
     }
 
     fn stream(link: &mut impl Link, bytes: &[u8]) {

@@ -49,7 +49,7 @@ impl Matching {
     pub(crate) fn may_look(&self, from: Rank) -> bool {
         from != self.rank
             && self.posted.is_empty()
-            && self.kept.is_empty()
+            && !self.kept.has_of(from)
             && self.peers[from].sink.is_none()
             && self.peers[from].held.is_none()
     }
@@ -131,6 +131,7 @@ impl Matching {
     /// Starts the receive of a message whose beginning was found.
     pub(crate) fn receive_rest(&mut self, wanted: Wanted<'_>, work: &Arc<WorkState>) {
         debug_assert!(wanted.arrived.is_some() && self.peers[wanted.from].sink.is_none());
+        self.note_deadline(work);
         self.peers[wanted.from].sink = Some(Sink::Receive {
             memory: std::mem::replace(wanted.memory, Memory::empty()),
             work: Arc::clone(work),

@@ -13,70 +13,86 @@
 //! beyond it short messages are announced too.
 //!
 //! A message from rank r with tag t meets the first posted receive that asks for r (or for any rank) and t, in the
-//! order of sending; a receive meets the first kept message that fits, in the order of arrival.
+//! order of sending; a receive meets the first kept message that fits, in the order of arrival. What a rank sends to itself is
+//! copied, to its receive or to what is kept.
+//!
+//! Where a message under way can be is known in one place ([`Peer::under_way`], beside the receives that are posted). Whom a
+//! rank depends on ([`Matching::dependence`]), what is late, what reports name and what fails with the group follow from it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::error::Result;
 use crate::transport::endpoint::Lane;
 use crate::types::Rank;
 
 use crate::engine::links::LinkTable;
+use crate::engine::members::Members;
 use crate::engine::work::WorkState;
 
-use super::peer::{Kept, Peer, Posted, Sink};
+use super::meeting::{Arrivals, Receives};
+use super::peer::Peer;
 
 /// The point-to-point state of a group.
 pub(crate) struct Matching {
     pub(super) rank: Rank,
+    pub(super) members: Members,
     pub(super) peers: Vec<Peer>,
-    pub(super) posted: VecDeque<Posted>,
-    pub(super) kept: VecDeque<Kept>,
+    pub(super) posted: Receives,
+    pub(super) kept: Arrivals,
     pub(super) next_id: u64,
     pub(super) eager_bytes: usize,
     pub(super) holds_offers: bool,
     /// The payload of a short message on its way from the link to where it goes.
     pub(super) inbox: Vec<u8>,
+    /// No message is late before; `None`: none ever is.
+    due: Option<Instant>,
 }
 
 /// Reading this many bytes takes longer than it takes to wake a thread.
 const LONG_TO_READ: usize = 256 << 10;
 
-/// What an operation waits for, for reports.
-pub(crate) struct PendingMessage {
-    pub(crate) work: Arc<WorkState>,
+/// A message under way: a send or a receive of this rank's.
+pub(crate) struct UnderWay<'a> {
+    pub(crate) work: &'a Arc<WorkState>,
+    /// The rank that it cannot end without; `None`: any rank will do.
     pub(crate) peer: Option<Rank>,
     pub(crate) bytes: usize,
+}
+
+/// Whether what is under way can end without a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dependence {
+    /// It has nothing to do with that rank.
+    No,
+    /// A receive takes what comes first, from that rank or another one.
+    Any,
+    /// Something cannot end without it.
+    Yes,
 }
 
 /// Works that ended in a step, with their results.
 pub(crate) type Finished = Vec<(Arc<WorkState>, Result<()>)>;
 
 impl Matching {
-    pub(crate) fn new(rank: Rank, world: usize, eager_bytes: usize) -> Self {
+    pub(crate) fn new(rank: Rank, members: Members, eager_bytes: usize) -> Self {
         Self {
             rank,
-            peers: (0..world).map(|_| Peer::default()).collect(),
-            posted: VecDeque::new(),
-            kept: VecDeque::new(),
+            peers: (0..members.len()).map(|_| Peer::default()).collect(),
+            members,
+            posted: Receives::default(),
+            kept: Arrivals::default(),
             next_id: 0,
             eager_bytes,
             holds_offers: false,
             inbox: Vec::new(),
+            due: None,
         }
     }
 
     /// Whether anything is under way that needs links to be driven.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.posted.is_empty()
-            || self.peers.iter().any(|peer| {
-                !peer.outgoing.is_empty()
-                    || !peer.announced.is_empty()
-                    || !peer.ready.is_empty()
-                    || !peer.lent.is_empty()
-                    || peer.sink.is_some()
-            })
+        !self.posted.is_empty() || !self.peers.iter().all(Peer::is_idle)
     }
 
     /// Whether to leave an offer that no receive waits for, in case a receive is posted soon, instead of declining it.
@@ -90,18 +106,9 @@ impl Matching {
         self.peers.iter().any(|peer| peer.held.is_some())
     }
 
-    /// Whether no message has met this receive.
-    pub(crate) fn is_posted(&self, work: &Arc<WorkState>) -> bool {
-        let mut posted = self.posted.iter().rev();
-        posted.any(|posted| Arc::ptr_eq(&posted.work, work))
-    }
-
     /// Takes a receive back that no message has met. Returns whether it was there.
-    pub(crate) fn withdraw(&mut self, work: &Arc<WorkState>) -> bool {
-        let before = self.posted.len();
-        self.posted
-            .retain(|posted| !Arc::ptr_eq(&posted.work, work));
-        self.posted.len() < before
+    pub(crate) fn withdraw(&mut self, work: &WorkState) -> bool {
+        self.posted.take(work).is_some()
     }
 
     /// Moves frames in and out. Returns whether anything moved.
@@ -127,20 +134,63 @@ impl Matching {
         Ok(moved)
     }
 
-    /// The peers whose links must be open for what is under way: all of them while a receive takes any source, so
-    /// that their end is noticed.
-    pub(crate) fn needed(&self, world: usize) -> Vec<Rank> {
-        if self.posted.iter().any(|posted| posted.from.is_none()) {
-            return (0..world).filter(|rank| *rank != self.rank).collect();
-        }
-        (0..world)
-            .filter(|rank| {
-                *rank != self.rank
-                    && (self.has_outgoing(*rank)
-                        || !self.peers[*rank].announced.is_empty()
-                        || self.posted.iter().any(|posted| posted.from == Some(*rank)))
+    /// Every message under way, in whichever state.
+    pub(crate) fn under_way(&self) -> impl Iterator<Item = UnderWay<'_>> {
+        let posted = self.posted.iter().map(|posted| UnderWay {
+            work: &posted.work,
+            peer: posted.from,
+            bytes: posted.bytes(),
+        });
+        let met = self.peers.iter().enumerate().flat_map(|(rank, peer)| {
+            let under_way = peer.under_way();
+            under_way.map(move |(work, bytes)| UnderWay {
+                work,
+                peer: Some(rank),
+                bytes,
             })
-            .collect()
+        });
+        posted.chain(met)
+    }
+
+    /// Whether what is under way, as [`Matching::under_way`] has it, can end without `rank`. A rank's own end is not its concern.
+    pub(crate) fn dependence(&self, rank: Rank) -> Dependence {
+        let is_met = || self.peers[rank].under_way().next().is_some();
+        if rank == self.rank {
+            Dependence::No
+        } else if self.posted.ask_for(Some(rank)) || is_met() {
+            Dependence::Yes
+        } else if self.posted.ask_for(None) {
+            Dependence::Any
+        } else {
+            Dependence::No
+        }
+    }
+
+    /// A message is under way from now on.
+    pub(super) fn note_deadline(&mut self, work: &WorkState) {
+        let earliest = self.due.into_iter().chain(work.deadline).min();
+        self.due = earliest;
+    }
+
+    /// When to look for messages that are late, at the latest. It may turn out that none is.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// The first message whose time is up.
+    pub(crate) fn overdue(&mut self, now: Instant) -> Option<(Arc<WorkState>, Option<Rank>)> {
+        if self.due.is_none_or(|due| now < due) {
+            return None;
+        }
+        let is_late = |message: &UnderWay<'_>| message.work.deadline.is_some_and(|due| now >= due);
+        let late = self.under_way().find(is_late);
+        let late = late.map(|late| (Arc::clone(late.work), late.peer));
+        if late.is_none() {
+            // Those that were due have ended.
+            let deadlines = self.under_way().filter_map(|message| message.work.deadline);
+            self.due = deadlines.min();
+        }
+        late
     }
 
     /// Whether all that is under way is long and lent, so that only the peers that read it have something to do.
@@ -163,20 +213,9 @@ impl Matching {
         !self.peers[rank].outgoing.is_empty() || !self.peers[rank].lent.is_empty()
     }
 
-    /// Whether something under way cannot end without `rank`.
-    pub(crate) fn depends_on(&self, rank: Rank) -> bool {
-        let peer = &self.peers[rank];
-        !peer.announced.is_empty()
-            || !peer.ready.is_empty()
-            || !peer.lent.is_empty()
-            || peer.outgoing.iter().any(|frame| frame.work.is_some())
-            || matches!(peer.sink, Some(Sink::Receive { .. }))
-            || self.posted.iter().any(|posted| posted.from == Some(rank))
-    }
-
     /// Drops what would be left to do with a peer that has gone when nothing depends on it.
     pub(crate) fn forget(&mut self, rank: Rank) {
-        if !self.depends_on(rank) {
+        if self.dependence(rank) != Dependence::Yes {
             self.peers[rank].outgoing.clear();
             self.peers[rank].sink = None;
         }
@@ -184,51 +223,14 @@ impl Matching {
 
     /// Whether a receive from any source waits.
     pub(crate) fn waits_for_any(&self) -> bool {
-        self.posted.iter().any(|posted| posted.from.is_none())
-    }
-
-    /// Everything under way.
-    pub(crate) fn pending(&self) -> Vec<PendingMessage> {
-        let mut list = Vec::new();
-        let mut add = |work: &Arc<WorkState>, peer, bytes| {
-            list.push(PendingMessage {
-                work: Arc::clone(work),
-                peer,
-                bytes,
-            });
-        };
-        for posted in &self.posted {
-            add(&posted.work, posted.from, posted.bytes());
-        }
-        for (rank, peer) in self.peers.iter().enumerate() {
-            let lent = peer.lent.iter().map(|(_, frame)| frame);
-            for frame in peer.outgoing.iter().chain(lent) {
-                if let Some(work) = &frame.work {
-                    add(work, Some(rank), frame.payload.len());
-                }
-            }
-            for announced in &peer.announced {
-                add(&announced.work, Some(rank), announced.frame.bytes as usize);
-            }
-            for (_, posted) in &peer.ready {
-                add(&posted.work, Some(rank), posted.bytes());
-            }
-            if let Some(Sink::Receive { work, memory, .. }) = &peer.sink {
-                add(work, Some(rank), memory.len());
-            }
-        }
-        list
+        self.posted.ask_for(None)
     }
 
     /// Forgets everything, because the group is dead; returns the works that have to fail.
     pub(crate) fn clear(&mut self) -> Vec<Arc<WorkState>> {
-        let works = self
-            .pending()
-            .into_iter()
-            .map(|pending| pending.work)
-            .collect();
-        self.posted.clear();
-        self.kept.clear();
+        let works = self.under_way();
+        let works = works.map(|message| Arc::clone(message.work)).collect();
+        (self.posted, self.kept) = (Receives::default(), Arrivals::default());
         for peer in &mut self.peers {
             *peer = Peer::default();
         }

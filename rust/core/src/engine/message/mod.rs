@@ -3,7 +3,10 @@
 pub(crate) mod blocking;
 pub(crate) mod frame;
 pub(crate) mod look;
+#[cfg(test)]
+mod losses;
 pub(crate) mod matching;
+mod meeting;
 pub(crate) mod outgoing;
 pub(crate) mod peer;
 mod receive;

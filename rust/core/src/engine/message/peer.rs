@@ -1,15 +1,16 @@
 //! What one side knows of its traffic with one peer: what is on its way, and what waits for something.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::frame::{Frame, Kind, corrupt};
+use super::meeting::Posted;
 use super::outgoing::Outgoing;
 use crate::buffer::Memory;
 use crate::engine::work::WorkState;
-use crate::error::{Code, Error, Result};
+use crate::error::Result;
 use crate::transport::Ticket;
-use crate::types::{DataType, Rank};
+use crate::types::Rank;
 
 /// Bytes of unasked-for payload that a receiver keeps for one sender before that sender must ask first.
 pub(crate) const CREDIT: usize = 4 << 20;
@@ -20,29 +21,9 @@ const MOST_KEPT: usize = 1 << 20;
 
 /// A send that was announced and waits for the receiver.
 pub(crate) struct Announced {
-    pub(crate) id: u64,
     pub(crate) payload: Memory,
     pub(crate) frame: Frame,
     pub(crate) work: Arc<WorkState>,
-}
-
-/// A receive that waits for its message.
-pub(crate) struct Posted {
-    pub(crate) from: Option<Rank>,
-    pub(crate) tag: u64,
-    pub(crate) dtype: DataType,
-    pub(crate) memory: Memory,
-    /// How long the message is that a note in `memory` stands for.
-    pub(crate) note_of: Option<usize>,
-    pub(crate) work: Arc<WorkState>,
-}
-
-/// A message that came before its receive.
-pub(crate) struct Kept {
-    pub(crate) from: Rank,
-    pub(crate) frame: Frame,
-    /// The payload of an eager message; `None` for an announced one.
-    pub(crate) payload: Option<Vec<u8>>,
 }
 
 /// Where the payload now arriving goes.
@@ -61,12 +42,15 @@ pub(crate) enum Sink {
 }
 
 /// One side's view of its traffic with one peer.
+///
+/// What a new field may hold is said in [`Peer::under_way`] and [`Peer::is_idle`], which name every field.
 #[derive(Default)]
 pub(crate) struct Peer {
     pub(crate) outgoing: VecDeque<Outgoing>,
-    pub(crate) announced: Vec<Announced>,
-    /// Receives whose message was announced and may now come.
-    pub(crate) ready: Vec<(u64, Posted)>,
+    /// By the numbers of the messages.
+    pub(crate) announced: BTreeMap<u64, Announced>,
+    /// Receives whose message was announced and may now come, by its number.
+    pub(crate) ready: BTreeMap<u64, Posted>,
     pub(crate) sink: Option<Sink>,
     /// An offer that a receive may yet be posted for; what the peer sent after it has not been looked at.
     pub(crate) held: Option<Frame>,
@@ -85,6 +69,65 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// The sends to this peer and the receives that have met a message of its, wherever they are: with the bytes of each. None
+    /// of them ends without the peer.
+    pub(crate) fn under_way(&self) -> impl Iterator<Item = (&Arc<WorkState>, usize)> {
+        let Self {
+            outgoing,
+            announced,
+            ready,
+            sink,
+            lent,
+            // No receive has met these.
+            held: _,
+            kept: _,
+            // Accounts.
+            offering: _,
+            in_flight: _,
+            freed: _,
+            kept_bytes: _,
+        } = self;
+        let arriving = match sink {
+            Some(Sink::Receive { work, memory, .. }) => Some((work, memory.len())),
+            Some(Sink::Keep { .. }) | None => None,
+        };
+        let lent = lent.iter().map(|(_, frame)| frame);
+        let sent = lent.chain(outgoing).filter_map(|frame| {
+            let work = frame.work.as_ref()?;
+            Some((work, frame.payload.len()))
+        });
+        let announced = announced.values();
+        let ready = ready.values();
+        arriving
+            .into_iter()
+            .chain(ready.map(|posted| (&posted.work, posted.bytes())))
+            .chain(announced.map(|announced| (&announced.work, announced.frame.bytes as usize)))
+            .chain(sent)
+    }
+
+    /// Whether there is nothing to send to this peer, to read of it or to hear from it.
+    pub(crate) fn is_idle(&self) -> bool {
+        let Self {
+            outgoing,
+            announced,
+            ready,
+            sink,
+            lent,
+            // A receive will look at it.
+            held: _,
+            kept: _,
+            offering: _,
+            in_flight: _,
+            freed: _,
+            kept_bytes: _,
+        } = self;
+        outgoing.is_empty()
+            && announced.is_empty()
+            && ready.is_empty()
+            && lent.is_empty()
+            && sink.is_none()
+    }
+
     pub(crate) fn push_control(&mut self, frame: Frame) {
         self.outgoing.push_back(Outgoing::control(frame));
     }
@@ -132,12 +175,23 @@ impl Peer {
     pub(crate) fn announce(&mut self, offer: Outgoing, frame: Frame) {
         self.offering = false;
         if let Some(work) = offer.work {
-            self.announced.push(Announced {
-                id: frame.id,
+            let announced = Announced {
                 payload: offer.payload,
                 frame,
                 work,
-            });
+            };
+            self.announced.insert(frame.id, announced);
+        }
+    }
+
+    /// Refuses what announces a message again that has been announced and has met its receive.
+    ///
+    /// # Errors
+    /// Of `rank`, which this peer is.
+    pub(crate) fn check_new(&self, rank: Rank, frame: &Frame) -> Result<()> {
+        match self.ready.contains_key(&frame.id) {
+            true => Err(corrupt(rank, "two messages with one number")),
+            false => Ok(()),
         }
     }
 
@@ -147,7 +201,7 @@ impl Peer {
             kind: Kind::Ready,
             ..frame
         });
-        self.ready.push((frame.id, posted));
+        self.ready.insert(frame.id, posted);
     }
 
     /// Notes that `bytes` of an eager message are no longer kept, and tells the sender now and then.
@@ -164,50 +218,6 @@ impl Peer {
                 bytes,
             });
         }
-    }
-}
-
-impl Posted {
-    pub(crate) fn fits(&self, from: Rank, tag: u64) -> bool {
-        self.tag == tag && self.from.is_none_or(|rank| rank == from)
-    }
-
-    pub(crate) fn check(&self, rank: Rank, from: Rank, frame: &Frame) -> Result<()> {
-        let bytes = self.bytes();
-        if frame.dtype == self.dtype as u8 && frame.bytes == bytes as u64 {
-            return match frame.is_note == self.note_of.is_some() {
-                true => Ok(()),
-                false => Err(corrupt(from, "a message in another form than it receives")),
-            };
-        }
-        let theirs = DataType::from_number(frame.dtype).map_or("an unknown type", DataType::name);
-        let field = if frame.dtype == self.dtype as u8 {
-            "length"
-        } else {
-            "dtype"
-        };
-        Err(Error::new(
-            Code::Mismatch,
-            format!(
-                "the {field} differs: rank {rank} receives {bytes} bytes of {} but rank {from} sends {} bytes of {theirs} \
-                 (tag {}); both sides of a message must have the same type and length",
-                self.dtype,
-                frame.bytes,
-                self.tag
-            ),
-        )
-        .with_field(field)
-        .with_peer(from)
-        .with_operation(self.work.name()))
-    }
-
-    /// Bytes of the message.
-    pub(crate) fn bytes(&self) -> usize {
-        self.note_of.unwrap_or(self.memory.len())
-    }
-
-    pub(crate) fn fill(&mut self, payload: &[u8]) {
-        self.memory.copy_from(0, payload);
     }
 }
 

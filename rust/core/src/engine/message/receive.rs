@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::frame::{Frame, HEADER, Kind, corrupt};
 use super::matching::{Finished, Matching};
+use super::meeting::{Kept, Posted};
 use super::outgoing::Outgoing;
-use super::peer::{Kept, Posted, Sink};
+use super::peer::Sink;
 use crate::buffer::Memory;
 use crate::engine::collective::transfer::TURN;
 use crate::engine::links::{LinkTable, OpenLink, PeerLink};
@@ -15,7 +16,8 @@ use crate::transport::endpoint::Lane;
 use crate::types::{DataType, Rank};
 
 impl Matching {
-    /// Starts a receive; with `note_of` of a note that stands for a message of so many bytes.
+    /// Starts a receive; with `note_of` of a note that stands for a message of so many bytes. Returns whether it has met its
+    /// message.
     pub(crate) fn receive(
         &mut self,
         dtype: DataType,
@@ -23,7 +25,7 @@ impl Matching {
         (from, tag): (Option<Rank>, u64),
         work: &Arc<WorkState>,
         finished: &mut Finished,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let mut posted = Posted {
             from,
             tag,
@@ -32,24 +34,41 @@ impl Matching {
             note_of,
             work: Arc::clone(work),
         };
-        let fits = |kept: &Kept| posted.fits(kept.from, kept.frame.tag);
-        let Some(at) = self.kept.iter().position(fits) else {
-            self.posted.push_back(posted);
-            return Ok(());
+        let Some((at, kept)) = self.kept.first_for(from, tag, self.peers.len()) else {
+            self.note_deadline(work);
+            self.posted.push(posted);
+            return Ok(false);
         };
-        let kept = self.kept.remove(at).expect("an index just found");
-        self.peers[kept.from].note_met();
-        posted.check(self.rank, kept.from, &kept.frame)?;
-        match kept.payload {
+        if kept.from == self.rank {
+            // Both sides are this rank's, so it is told, and the message waits for another receive.
+            posted.check_own(&kept.frame)?;
+        } else {
+            self.peers[kept.from].check_new(kept.from, &kept.frame)?;
+        }
+        let Kept {
+            from,
+            frame,
+            payload,
+        } = self.kept.take(at).expect("a message just found");
+        if from != self.rank {
+            self.peers[from].note_met();
+            posted.check((&self.members, self.rank), from, &frame)?;
+        }
+        match payload {
             Some(payload) => {
                 posted.fill(&payload);
-                posted.work.set_source(kept.from);
+                posted.work.set_source(from);
                 finished.push((posted.work, Ok(())));
-                self.peers[kept.from].give_back_room(payload.len());
+                if from != self.rank {
+                    self.peers[from].give_back_room(payload.len());
+                }
             }
-            None => self.peers[kept.from].make_ready(kept.frame, posted),
+            None => {
+                self.note_deadline(work);
+                self.peers[from].make_ready(frame, posted);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     pub(super) fn advance_incoming(
@@ -116,12 +135,12 @@ impl Matching {
     /// Whether to leave an offer for now: nothing else is wanted of that peer, so nothing waits for what comes after it.
     fn holds(&self, rank: Rank, frame: &Frame) -> bool {
         let peer = &self.peers[rank];
-        let may_meet = |posted: &Posted| posted.from.is_none_or(|from| from == rank);
         self.holds_offers
             && frame.kind == Kind::Offer
             && peer.announced.is_empty()
             && peer.ready.is_empty()
-            && !self.posted.iter().any(may_meet)
+            && !self.posted.ask_for(Some(rank))
+            && !self.posted.ask_for(None)
     }
 
     /// Takes in a frame header; afterwards the peer's sink is where its payload goes.
@@ -154,10 +173,13 @@ impl Matching {
                     });
                 }
             },
-            Kind::Request => match self.take_posted(rank, &frame)? {
-                Some(posted) => self.peers[rank].make_ready(frame, posted),
-                None => self.keep(rank, frame, None)?,
-            },
+            Kind::Request => {
+                self.peers[rank].check_new(rank, &frame)?;
+                match self.take_posted(rank, &frame)? {
+                    Some(posted) => self.peers[rank].make_ready(frame, posted),
+                    None => self.keep(rank, frame, None)?,
+                }
+            }
             Kind::Offer => match self.take_posted(rank, &frame)? {
                 Some(Posted { memory, work, .. }) => {
                     self.peers[rank].sink = Some(Sink::Receive {
@@ -180,12 +202,9 @@ impl Matching {
                 // The answer may be to an offer, declined before it.
                 self.look_at_loans(rank, link, finished)?;
                 let peer = &mut self.peers[rank];
-                let at = peer
-                    .announced
-                    .iter()
-                    .position(|announced| announced.id == frame.id);
-                let at = at.ok_or_else(|| corrupt(rank, "an answer to a message never sent"))?;
-                let announced = peer.announced.remove(at);
+                let announced = peer.announced.remove(&frame.id);
+                let announced =
+                    announced.ok_or_else(|| corrupt(rank, "an answer to a message never sent"))?;
                 let frame = Frame {
                     kind: Kind::Data,
                     ..announced.frame
@@ -195,10 +214,11 @@ impl Matching {
             }
             Kind::Data => {
                 let peer = &mut self.peers[rank];
-                let at = peer.ready.iter().position(|(id, _)| *id == frame.id);
-                let at = at.ok_or_else(|| corrupt(rank, "a payload that was not asked for"))?;
-                peer.ready[at].1.check(self.rank, rank, &frame)?;
-                let (_, posted) = peer.ready.remove(at);
+                let posted = peer.ready.get(&frame.id);
+                let posted =
+                    posted.ok_or_else(|| corrupt(rank, "a payload that was not asked for"))?;
+                posted.check((&self.members, self.rank), rank, &frame)?;
+                let posted = peer.ready.remove(&frame.id).expect("just looked at");
                 let Posted { memory, work, .. } = posted;
                 peer.sink = Some(Sink::Receive {
                     memory,
@@ -250,7 +270,7 @@ impl Matching {
     /// Keeps a message for which no receive is posted.
     fn keep(&mut self, from: Rank, frame: Frame, payload: Option<Vec<u8>>) -> Result<()> {
         self.peers[from].note_kept(from)?;
-        self.kept.push_back(Kept {
+        self.kept.push(Kept {
             from,
             frame,
             payload,
@@ -260,17 +280,12 @@ impl Matching {
 
     /// The receive that the message meets. One that differs in type or length stays posted, to fail with the group.
     fn take_posted(&mut self, from: Rank, frame: &Frame) -> Result<Option<Posted>> {
-        match self
-            .posted
-            .iter()
-            .position(|posted| posted.fits(from, frame.tag))
-        {
-            Some(at) => {
-                self.posted[at].check(self.rank, from, frame)?;
-                Ok(self.posted.remove(at))
-            }
-            None => Ok(None),
-        }
+        let Some(posted) = self.posted.first_for(from, frame.tag) else {
+            return Ok(None);
+        };
+        posted.check((&self.members, self.rank), from, frame)?;
+        let work = Arc::clone(&posted.work);
+        Ok(self.posted.take(&work))
     }
 
     /// Takes in a message that came whole, its payload in the inbox.

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::frame::{Frame, HEADER, Kind, declined};
 use super::matching::{Finished, Matching};
+use super::meeting::Kept;
 use super::outgoing::{Outgoing, Sent};
-use super::peer::{Announced, CREDIT, Posted};
+use super::peer::{Announced, CREDIT};
 use crate::buffer::Memory;
 use crate::engine::links::{LinkTable, PeerLink};
 use crate::engine::work::WorkState;
@@ -15,8 +16,8 @@ use crate::transport::endpoint::Lane;
 use crate::types::{DataType, Rank};
 
 impl Matching {
-    /// Starts a send, with `note_of` of a note that stands for a message of so many bytes. To oneself it needs a receive in
-    /// flight.
+    /// Starts a send, with `note_of` of a note that stands for a message of so many bytes. One to oneself ends at once: without a
+    /// receive it is kept.
     pub(crate) fn send(
         &mut self,
         dtype: DataType,
@@ -25,9 +26,6 @@ impl Matching {
         work: &Arc<WorkState>,
         finished: &mut Finished,
     ) -> Result<()> {
-        if to == self.rank {
-            return self.send_to_self(dtype, (&memory, note_of), tag, work, finished);
-        }
         let id = self.next_id;
         self.next_id += 1;
         let bytes = memory.len();
@@ -39,6 +37,10 @@ impl Matching {
             id,
             bytes: note_of.unwrap_or(bytes) as u64,
         };
+        if to == self.rank {
+            return self.send_to_self(frame, &memory, work, finished);
+        }
+        self.note_deadline(work);
         let peer = &mut self.peers[to];
         let work = Arc::clone(work);
         if bytes <= self.eager_bytes && peer.in_flight + bytes <= CREDIT {
@@ -59,46 +61,50 @@ impl Matching {
                 ..frame
             };
             peer.push_control(frame);
-            peer.announced.push(Announced {
-                id,
+            let announced = Announced {
                 payload: memory,
                 frame,
                 work,
-            });
+            };
+            peer.announced.insert(id, announced);
         }
         Ok(())
     }
 
     fn send_to_self(
         &mut self,
-        dtype: DataType,
-        (memory, note_of): (&Memory, Option<usize>),
-        tag: u64,
+        frame: Frame,
+        memory: &Memory,
         work: &Arc<WorkState>,
         finished: &mut Finished,
     ) -> Result<()> {
         let rank = self.rank;
-        let fits = |posted: &Posted| posted.fits(rank, tag);
-        let Some(at) = self.posted.iter().position(fits) else {
-            return Err(Error::invalid(format!(
-                "rank {rank} sends to itself with tag {tag} but has no matching receive in flight; start the receive \
-                 first"
-            )));
-        };
-        let posted = &self.posted[at];
-        let sent = note_of.unwrap_or(memory.len());
-        let received = posted.bytes();
-        if posted.dtype != dtype || received != sent || posted.memory.len() != memory.len() {
-            return Err(Error::invalid(format!(
-                "rank {rank} sends itself {sent} bytes of {dtype} (tag {tag}) but its receive in flight expects {received} \
-                 bytes of {}",
-                posted.dtype
-            )));
+        match self.posted.first_for(rank, frame.tag) {
+            Some(posted) => {
+                posted.check_own(&frame)?;
+                let met = Arc::clone(&posted.work);
+                let mut posted = self.posted.take(&met).expect("the receive just found");
+                memory.for_each_run(0, memory.len(), |at, run| posted.memory.copy_from(at, run));
+                posted.work.set_source(rank);
+                finished.push((posted.work, Ok(())));
+            }
+            None => {
+                let mut payload = Vec::new();
+                payload.try_reserve_exact(memory.len()).map_err(|_| {
+                    Error::invalid(format!(
+                        "rank {rank} sends itself {} bytes before it receives them, and there is no memory to keep them; \
+                         start the receive first",
+                        memory.len()
+                    ))
+                })?;
+                memory.for_each_run(0, memory.len(), |_, run| payload.extend_from_slice(run));
+                self.kept.push(Kept {
+                    from: rank,
+                    frame,
+                    payload: Some(payload),
+                });
+            }
         }
-        let mut posted = self.posted.remove(at).expect("an index just found");
-        memory.for_each_run(0, memory.len(), |at, run| posted.memory.copy_from(at, run));
-        posted.work.set_source(rank);
-        finished.push((posted.work, Ok(())));
         finished.push((Arc::clone(work), Ok(())));
         Ok(())
     }

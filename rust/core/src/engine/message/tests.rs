@@ -1,12 +1,14 @@
-//! Offers that come before their receive.
+//! Offers that come before their receive, messages to oneself, and many at a time.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Kind};
 use super::matching::{Finished, Matching};
 use crate::buffer::Memory;
 use crate::engine::links::LinkTable;
+use crate::engine::members::Members;
 use crate::engine::work::WorkState;
 use crate::transport::Link;
 use crate::transport::endpoint::Lane;
@@ -29,27 +31,44 @@ fn side() -> Side<impl Link> {
     let mut links = LinkTable::new(2);
     links.establish(Lane::PointToPoint, 1, Box::new(ours), "rank 1".to_owned());
     Side {
-        matching: Matching::new(0, 2, 64 << 10),
+        matching: Matching::new(0, Members::numbered(0..2), 64 << 10),
         links,
         theirs,
         finished: Vec::new(),
     }
 }
 
+/// A work of its own number.
 fn work() -> Arc<WorkState> {
-    Arc::new(WorkState::new(Collective::Recv, 1, Duration::ZERO, None))
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    Arc::new(WorkState::new(
+        Collective::Recv,
+        number,
+        Duration::ZERO,
+        None,
+    ))
 }
 
 impl<L: Link> Side<L> {
     /// Rank 1 sends the header of a message of `LENGTH` bytes.
     fn hear(&mut self, kind: Kind) {
+        self.hear_header(kind, (TAG, 0), LENGTH);
+    }
+
+    /// The same of a message without any.
+    fn hear_of(&mut self, kind: Kind, tag: u64, id: u64) {
+        self.hear_header(kind, (tag, id), 0);
+    }
+
+    fn hear_header(&mut self, kind: Kind, (tag, id): (u64, u64), bytes: usize) {
         let frame = Frame {
             kind,
             dtype: DataType::UInt8 as u8,
             is_note: false,
-            tag: TAG,
-            id: 0,
-            bytes: LENGTH as u64,
+            tag,
+            id,
+            bytes: bytes as u64,
         };
         let header = frame.encode();
         assert_eq!(self.theirs.try_send(&header).unwrap(), header.len());
@@ -166,6 +185,195 @@ fn an_offer_does_not_wait_before_what_is_wanted() {
         side.hear(Kind::Offer);
         assert!(side.advance(), "{wanted}");
         assert!(!side.matching.release_offers(), "{wanted}");
-        assert_eq!(side.matching.kept.len(), 1, "{wanted}");
+        assert!(side.matching.kept.has_of(1), "{wanted}");
     }
+}
+
+/// Of so many messages under way each costs the same, whichever ends first. The bound is far above what a cache costs, and
+/// far below what a search does.
+#[test]
+fn many_messages_under_way_cost_no_more_each() {
+    const FEW: u64 = 2_000;
+    const MANY: u64 = 40_000;
+    let acts: [(&str, fn(u64) -> Duration); 4] = [
+        ("sends that are answered", answers),
+        ("receives that are taken back", withdrawals),
+        ("receives that are met, the last first", meetings),
+        ("messages that are kept", arrivals),
+    ];
+    for (what, act) in acts {
+        let each = |count: u64| {
+            let least = (0..3).map(|_| act(count)).min();
+            least.expect("three attempts").as_secs_f64() / count as f64
+        };
+        let (few, many) = (each(FEW), each(MANY));
+        assert!(
+            many < 8.0 * few,
+            "{what}: {:.2} us each of {FEW}, {:.2} us each of {MANY}",
+            few * 1e6,
+            many * 1e6
+        );
+    }
+}
+
+/// All are announced, and answered in their order.
+fn answers(count: u64) -> Duration {
+    let mut side = side();
+    let message = [0; 8];
+    // SAFETY: the buffer outlives the sends.
+    let memory = || unsafe { Memory::of(&message) };
+    side.matching.eager_bytes = 0;
+    for _ in 0..count {
+        let (links, finished) = (&mut side.links, &mut side.finished);
+        let matching = &mut side.matching;
+        let place = (1, TAG);
+        matching
+            .send(DataType::UInt8, (memory(), None), place, &work(), finished)
+            .unwrap();
+        matching.advance(links, finished).unwrap();
+        while side.answer().is_some() {}
+    }
+    let since = Instant::now();
+    for id in 0..count {
+        side.hear_of(Kind::Ready, TAG, id);
+        side.advance();
+        while side.answer().is_some() {}
+    }
+    let took = since.elapsed();
+    assert_eq!(side.finished.len() as u64, count);
+    took
+}
+
+fn posted(side: &mut Side<impl Link>, count: u64) -> Vec<Arc<WorkState>> {
+    let works: Vec<_> = (0..count).map(|_| work()).collect();
+    for (tag, work) in works.iter().enumerate() {
+        let what = (Memory::empty(), None);
+        let place = (Some(1), tag as u64);
+        let finished = &mut side.finished;
+        let matching = &mut side.matching;
+        matching
+            .receive(DataType::UInt8, what, place, work, finished)
+            .unwrap();
+    }
+    works
+}
+
+fn withdrawals(count: u64) -> Duration {
+    let mut side = side();
+    let works = posted(&mut side, count);
+    let since = Instant::now();
+    for work in works.iter().rev() {
+        assert!(side.matching.withdraw(work));
+    }
+    since.elapsed()
+}
+
+fn meetings(count: u64) -> Duration {
+    let mut side = side();
+    posted(&mut side, count);
+    let since = Instant::now();
+    for tag in (0..count).rev() {
+        side.hear_of(Kind::Eager, tag, 0);
+        side.advance();
+    }
+    let took = since.elapsed();
+    assert_eq!(side.finished.len() as u64, count);
+    took
+}
+
+fn arrivals(count: u64) -> Duration {
+    let mut side = side();
+    for tag in 0..count {
+        side.hear_of(Kind::Eager, tag, 0);
+        side.advance();
+    }
+    let since = Instant::now();
+    for tag in (0..count).rev() {
+        side.receive(Memory::empty(), tag);
+    }
+    let took = since.elapsed();
+    assert_eq!(side.finished.len() as u64, count);
+    took
+}
+
+#[test]
+fn a_message_to_oneself_waits_for_its_receive() {
+    let (message, mut into) = (vec![7_u8; LENGTH], vec![0_u8; LENGTH]);
+    let mut side = side();
+    let Side {
+        matching, finished, ..
+    } = &mut side;
+    // SAFETY: the buffers outlive the messages.
+    let (sent, got) = unsafe { (Memory::of(&message), Memory::of_mut(&mut into)) };
+    let (send, receive) = (work(), work());
+    let place = (0, TAG);
+    matching
+        .send(DataType::UInt8, (sent, None), place, &send, finished)
+        .unwrap();
+    assert!(
+        send.result().is_none() && finished.len() == 1,
+        "it has ended"
+    );
+    assert!(!matching.is_busy());
+    // One that differs is refused, and the message stays.
+    let wrong = (Memory::empty(), None);
+    let place = (None, TAG);
+    let error = matching
+        .receive(DataType::UInt8, wrong, place, &work(), finished)
+        .unwrap_err();
+    assert!(!error.code.is_fatal(), "{error}");
+    let right = (got, None);
+    let has_met = matching.receive(DataType::UInt8, right, place, &receive, finished);
+    assert!(has_met.unwrap());
+    assert_eq!((finished.len(), receive.source()), (2, Some(0)));
+    assert!(!matching.is_busy() && !matching.kept.has_of(0));
+    assert_eq!(into, message);
+}
+
+#[test]
+fn a_difference_names_both_ranks_with_host_and_process() {
+    let mut side = side();
+    side.matching.members = Members::numbered([0, 4]);
+    side.hear(Kind::Request);
+    side.advance();
+    let place = (Some(1), TAG);
+    let finished = &mut side.finished;
+    let error = side
+        .matching
+        .receive(
+            DataType::UInt8,
+            (Memory::empty(), None),
+            place,
+            &work(),
+            finished,
+        )
+        .unwrap_err();
+    for part in [
+        "rank 0 (host h0, pid 100) receives 0 bytes",
+        "rank 1 (global rank 4, host h4, pid 104) sends 100000 bytes",
+    ] {
+        assert!(error.message.contains(part), "{error}");
+    }
+}
+
+/// A liar announces one message twice.
+#[test]
+fn two_messages_with_one_number_are_refused() {
+    let mut into = vec![0_u8; LENGTH];
+    // SAFETY: the buffer outlives the receives.
+    let mut memory = || unsafe { Memory::of_mut(&mut into) };
+    let mut side = side();
+    side.receive(memory(), TAG);
+    side.receive(memory(), TAG);
+    for _ in 0..2 {
+        side.hear(Kind::Request);
+    }
+    let (links, finished) = (&mut side.links, &mut side.finished);
+    let error = side.matching.advance(links, finished).unwrap_err();
+    assert!(
+        error.message.contains("two messages with one number"),
+        "{error}"
+    );
+    // Both receives are there to be failed.
+    assert_eq!(side.matching.clear().len(), 2);
 }

@@ -35,6 +35,11 @@ pub struct HostId {
 }
 
 impl HostId {
+    /// Whether both are of one boot of one kernel, whatever the user calls them.
+    pub(super) fn is_same_machine(&self, other: &Self) -> bool {
+        self.boot == other.boot
+    }
+
     /// This host, with the user's label if there is one. Ranks with different labels do not share memory even when
     /// they could; that is how several hosts are imitated on one.
     ///

@@ -6,6 +6,9 @@ use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
 use super::address::Address;
 use super::membership::{Claim, PEER_MAY_COME};
 use super::shared::Shared;
@@ -206,6 +209,32 @@ impl Attempt<'_> {
         let mut challenge = [0; CHALLENGE_BYTES];
         self.patience.read(stream, &mut challenge)?;
         Ok(challenge)
+    }
+
+    /// The error of a peer at whose `places` nothing listens any more, as it did when the group formed.
+    pub(super) fn lost(&self, places: &str) -> Error {
+        let what = format!(
+            "{} {}: nothing listens any more at {places}; does every rank call the same operations before it closes its \
+             communicator?",
+            self.who(),
+            self.departure()
+        );
+        Error::new(Code::PeerLost, what).with_peer(self.request.to)
+    }
+
+    /// What became of a peer that listens no more.
+    fn departure(&self) -> &'static str {
+        let (own, target) = (&self.shared.address, self.request.target);
+        if !own.host.is_same_machine(&target.host) {
+            return "has closed its group, or its process has ended";
+        }
+        let pid = i32::try_from(target.pid).ok().and_then(Pid::from_raw);
+        // One of another user exists, too.
+        let runs = |pid| test_kill_process(pid) != Err(Errno::SRCH);
+        match pid.is_some_and(runs) {
+            true => "has closed its group, though its process runs",
+            false => "is gone: its process has probably ended",
+        }
     }
 
     pub(super) fn who(&self) -> String {

@@ -165,10 +165,7 @@ fn walk(attempt: &mut Attempt<'_>) -> Result<Reached> {
 fn final_error(attempt: &Attempt<'_>, transport: &Transport, setback: Setback) -> Error {
     match setback {
         Setback::Fatal(error) => error,
-        Setback::Refused(place) => {
-            let what = format!("{place} is gone; its process has probably ended");
-            attempt.error(Code::PeerLost, what)
-        }
+        Setback::Refused(place) => attempt.lost(&place),
         Setback::Unusable(reason) => {
             let what = format!("{} was demanded, but {reason}", transport.name);
             attempt.error(Code::System, what)

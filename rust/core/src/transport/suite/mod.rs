@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use super::{Interest, Link, Page, PeerState};
+use super::{Interest, Link, Page, PeerState, local, tcp};
 
 pub(super) use self::ends::{
     a_farewell_leaves_earlier_bytes, a_loss_leaves_earlier_bytes,
@@ -32,7 +32,18 @@ pub(super) use self::tools::{Sleeper, drop_in_child, pattern};
 use self::tools::{both, exchange};
 
 /// Two connected ends.
-pub(super) type Pair = (Box<dyn Link>, Box<dyn Link>);
+pub(crate) type Pair = (Box<dyn Link>, Box<dyn Link>);
+
+/// The constructors of all transports, for tests of what stands above them.
+pub(crate) const PAIRS: [(&str, fn(usize) -> Pair); 4] = [
+    ("shared memory", |capacity| {
+        let (a, b) = local::pair(capacity).unwrap();
+        (Box::new(a), Box::new(b))
+    }),
+    ("TCP", tcp::link::tests::make),
+    ("encrypted TCP", tcp::link::tests::make_sealed),
+    ("TCP with stripes", tcp::link::tests::make_striped),
+];
 
 /// After this a test has failed, not merely been slow.
 const PATIENCE: Duration = Duration::from_secs(60);

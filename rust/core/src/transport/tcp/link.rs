@@ -455,4 +455,4 @@ impl ControlChannel for TcpLink {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::transport) mod tests;

@@ -153,7 +153,7 @@ impl AgreementRound {
             let Some(open) = links.open(Lane::Collective, peer) else {
                 continue;
             };
-            if let Some((proposal, offered)) = take(open, expected, (operands.rank, peer))? {
+            if let Some((proposal, offered)) = take(open, expected, (operands, peer))? {
                 (state.heard, state.offered) = (Some(proposal), offered);
                 moved = true;
             }
@@ -299,7 +299,7 @@ impl AgreementRound {
 fn take(
     open: &mut OpenLink,
     expected: &[u8; HEADER],
-    (rank, peer): (Rank, Rank),
+    (operands, peer): (&Operands, Rank),
 ) -> Result<Option<(Proposal, Option<Shared>)>> {
     let OpenLink { link, header, .. } = open;
     let mut rest = None;
@@ -329,7 +329,7 @@ fn take(
             .find(says)
         {
             Some(said) => proposal = said,
-            None => return Err(difference(expected, &open.header, rank, peer)),
+            None => return Err(difference(expected, &open.header, operands, peer)),
         }
     }
     if rest != Some(0) {

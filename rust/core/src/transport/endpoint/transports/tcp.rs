@@ -26,7 +26,7 @@ pub(super) fn connect(attempt: &Attempt<'_>) -> Result<Reached, Setback> {
 
 fn try_addresses(attempt: &Attempt<'_>) -> Result<Reached> {
     let addresses = attempt.request.target.towards(&attempt.shared.address);
-    let mut tried = Vec::new();
+    let (mut tried, mut refusals) = (Vec::new(), 0);
     let since = Instant::now();
     for (at, address) in addresses.iter().enumerate() {
         let left = attempt
@@ -49,13 +49,20 @@ fn try_addresses(attempt: &Attempt<'_>) -> Result<Reached> {
             Err(Setback::Fatal(error)) if error.code != Code::Timeout => return Err(error),
             Err(Setback::Fatal(error)) if last && tried.is_empty() => return Err(error),
             Err(Setback::Fatal(_)) => tried.push(format!("{address}: no answer")),
-            Err(Setback::Refused(_)) => tried.push(refused(attempt, *address)),
+            Err(Setback::Refused(_)) => {
+                refusals += usize::from(elsewhere(attempt, *address).is_none());
+                tried.push(refused(attempt, *address));
+            }
             Err(Setback::Unusable(reason)) => tried.push(format!("{address}: {reason}")),
         }
     }
-    let what = match tried.is_empty() {
-        true => "it published no TCP address".to_owned(),
-        false => format!(
+    let what = match tried.len() {
+        0 => "it published no TCP address".to_owned(),
+        all if all == refusals => {
+            let places = addresses.iter().map(SocketAddr::to_string);
+            return Err(attempt.lost(&places.collect::<Vec<_>>().join(", nor at ")));
+        }
+        _ => format!(
             "cannot be reached from rank {} ({}) at {}; UNISONO_INTERFACE decides by which addresses a rank is reached",
             attempt.request.from,
             here(attempt),
@@ -75,17 +82,26 @@ fn here(attempt: &Attempt<'_>) -> String {
     own.join(", ")
 }
 
-/// What a refused connection probably means.
+/// What a refused connection means.
 fn refused(attempt: &Attempt<'_>, address: SocketAddr) -> String {
-    let here = attempt.shared.address.host == attempt.request.target.host;
-    let hint = match address.ip().is_loopback() && !here {
-        true => {
-            ", or it is on another host: there it listens on loopback only, as it does when it is told \
-             that the master is localhost"
-        }
-        false => "",
-    };
-    format!("{address}: connection refused; its process has probably ended{hint}")
+    let hint = elsewhere(attempt, address).unwrap_or("it listens there no more");
+    format!("{address}: connection refused; {hint}")
+}
+
+/// Why an address may lead from here to another host than the peer's, if it may.
+fn elsewhere(attempt: &Attempt<'_>, address: SocketAddr) -> Option<&'static str> {
+    let own = &attempt.shared.address;
+    if own.host.is_same_machine(&attempt.request.target.host) {
+        return None;
+    }
+    if address.ip().is_loopback() {
+        return Some(
+            "its process has probably ended, or it is on another host: there it listens on loopback only, as it does \
+             when it is told that the master is localhost",
+        );
+    }
+    let is_ours = own.tcp.iter().any(|own| own.ip() == address.ip());
+    is_ours.then_some("this host has that address too, for a network of its own")
 }
 
 /// Opens both connections of a link to one address.

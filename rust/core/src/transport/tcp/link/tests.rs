@@ -45,7 +45,7 @@ fn links() -> (TcpLink, TcpLink) {
 /// Smaller socket buffers than this make loopback wait for delayed acknowledgements.
 const LEAST: usize = 64 << 10;
 
-fn make(capacity: usize) -> (Box<dyn Link>, Box<dyn Link>) {
+pub(in crate::transport) fn make(capacity: usize) -> suite::Pair {
     let (a, b) = links();
     let capacity = capacity.max(LEAST);
     for link in [&a, &b] {
@@ -53,6 +53,24 @@ fn make(capacity: usize) -> (Box<dyn Link>, Box<dyn Link>) {
         socket.set_send_buffer_size(capacity).unwrap();
         socket.set_recv_buffer_size(capacity).unwrap();
     }
+    (Box::new(a), Box::new(b))
+}
+
+pub(in crate::transport) fn make_sealed(_: usize) -> suite::Pair {
+    let (a, b) = links();
+    let (data, control) = (
+        handshake::tests::conversation(),
+        handshake::tests::conversation(),
+    );
+    let (a, b) = (
+        a.encrypted(data.0, control.0),
+        b.encrypted(data.1, control.1),
+    );
+    (Box::new(a), Box::new(b))
+}
+
+pub(in crate::transport) fn make_striped(_: usize) -> suite::Pair {
+    let (a, b) = striped(2, false);
     (Box::new(a), Box::new(b))
 }
 

@@ -1,0 +1,336 @@
+//! What waits to be met: receives that no message has met, and messages that no receive has met.
+//!
+//! However many there are, each is found, and taken back, in a few steps: by what it asks for or says of itself, and by its
+//! number. Which meets which is described in [`matching`](super::matching).
+
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::sync::Arc;
+
+use super::frame::{Frame, corrupt};
+use crate::buffer::Memory;
+use crate::engine::members::Members;
+use crate::engine::work::WorkState;
+use crate::error::{Code, Error, Result};
+use crate::types::{DataType, Rank};
+
+/// A receive that waits for its message.
+pub(crate) struct Posted {
+    pub(crate) from: Option<Rank>,
+    pub(crate) tag: u64,
+    pub(crate) dtype: DataType,
+    pub(crate) memory: Memory,
+    /// How long the message is that a note in `memory` stands for.
+    pub(crate) note_of: Option<usize>,
+    pub(crate) work: Arc<WorkState>,
+}
+
+/// A message that came before its receive.
+pub(crate) struct Kept {
+    pub(crate) from: Rank,
+    pub(crate) frame: Frame,
+    /// The payload of an eager message; `None` for an announced one.
+    pub(crate) payload: Option<Vec<u8>>,
+}
+
+/// The receives that no message has met.
+#[derive(Default)]
+pub(crate) struct Receives {
+    /// By the numbers of their works, and so in the order in which they were posted.
+    all: BTreeMap<u64, Posted>,
+    /// Sender, tag and number of each.
+    wanted: BTreeSet<(Option<Rank>, u64, u64)>,
+}
+
+impl Receives {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Posted> {
+        self.all.values()
+    }
+
+    pub(crate) fn push(&mut self, posted: Posted) {
+        let number = posted.work.sequence;
+        self.wanted.insert((posted.from, posted.tag, number));
+        let before = self.all.insert(number, posted);
+        debug_assert!(before.is_none(), "two works have one number");
+    }
+
+    /// The first receive that a message from `from` with `tag` meets.
+    pub(crate) fn first_for(&self, from: Rank, tag: u64) -> Option<&Posted> {
+        if self.all.is_empty() {
+            return None;
+        }
+        let first = |from| {
+            let mut alike = self.wanted.range((from, tag, 0)..=(from, tag, u64::MAX));
+            alike.next().map(|(_, _, number)| *number)
+        };
+        let (named, any) = (first(Some(from)), first(None));
+        let number = named.into_iter().chain(any).min()?;
+        self.all.get(&number)
+    }
+
+    /// Takes the receive of this work out, if no message has met it.
+    pub(crate) fn take(&mut self, work: &WorkState) -> Option<Posted> {
+        let at = match self.all.entry(work.sequence) {
+            Entry::Occupied(at) if std::ptr::eq(&*at.get().work, work) => at,
+            _ => return None,
+        };
+        let posted = at.remove();
+        self.wanted
+            .remove(&(posted.from, posted.tag, work.sequence));
+        Some(posted)
+    }
+
+    /// Whether one asks for this rank, or, with `None`, for any.
+    pub(crate) fn ask_for(&self, from: Option<Rank>) -> bool {
+        let mut asking = self.wanted.range((from, 0, 0)..=(from, u64::MAX, u64::MAX));
+        asking.next().is_some()
+    }
+}
+
+/// The messages that no receive has met.
+#[derive(Default)]
+pub(crate) struct Arrivals {
+    /// By sender and tag, and of these in the order of arrival.
+    all: BTreeMap<Arrival, Kept>,
+    /// The number of the next.
+    next: u64,
+}
+
+/// Sender, tag and number.
+pub(crate) type Arrival = (Rank, u64, u64);
+
+impl Arrivals {
+    pub(crate) fn push(&mut self, kept: Kept) {
+        self.all
+            .insert((kept.from, kept.frame.tag, self.next), kept);
+        self.next += 1;
+    }
+
+    /// The first message that a receive from `from` with `tag` meets, in a group of `world` ranks.
+    pub(crate) fn first_for(
+        &self,
+        from: Option<Rank>,
+        tag: u64,
+        world: usize,
+    ) -> Option<(Arrival, &Kept)> {
+        if self.all.is_empty() {
+            return None;
+        }
+        let first = |from| {
+            let mut alike = self.all.range((from, tag, 0)..=(from, tag, u64::MAX));
+            alike.next().map(|(at, kept)| (*at, kept))
+        };
+        match from {
+            Some(from) => first(from),
+            None => (0..world).filter_map(first).min_by_key(|(at, _)| at.2),
+        }
+    }
+
+    pub(crate) fn take(&mut self, at: Arrival) -> Option<Kept> {
+        self.all.remove(&at)
+    }
+
+    /// Whether one is from this rank.
+    pub(crate) fn has_of(&self, from: Rank) -> bool {
+        !self.all.is_empty() && {
+            let mut alike = self.all.range((from, 0, 0)..=(from, u64::MAX, u64::MAX));
+            alike.next().is_some()
+        }
+    }
+}
+
+impl Posted {
+    /// Whether what a message says of itself is what this receive, of `rank`, asks for.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn check(
+        &self,
+        (members, rank): (&Members, Rank),
+        from: Rank,
+        frame: &Frame,
+    ) -> Result<()> {
+        let bytes = self.bytes();
+        if frame.dtype == self.dtype as u8 && frame.bytes == bytes as u64 {
+            return match frame.is_note == self.note_of.is_some() {
+                true => Ok(()),
+                false => Err(corrupt(from, "a message in another form than it receives")),
+            };
+        }
+        let theirs = DataType::from_number(frame.dtype).map_or("an unknown type", DataType::name);
+        let field = if frame.dtype == self.dtype as u8 {
+            "length"
+        } else {
+            "dtype"
+        };
+        Err(Error::new(
+            Code::Mismatch,
+            format!(
+                "the {field} differs: {} receives {bytes} bytes of {} but {} sends {} bytes of {theirs} (tag {}); both \
+                 sides of a message must have the same type and length",
+                members.name(rank),
+                self.dtype,
+                members.name(from),
+                frame.bytes,
+                self.tag
+            ),
+        )
+        .with_field(field)
+        .with_peer(from)
+        .with_operation(self.work.name()))
+    }
+
+    /// The same for a message of the rank that receives it, which is told of a difference as of a wrong argument.
+    pub(crate) fn check_own(&self, frame: &Frame) -> Result<()> {
+        let bytes = self.bytes();
+        let is_alike = frame.dtype == self.dtype as u8
+            && frame.bytes == bytes as u64
+            && frame.is_note == self.note_of.is_some();
+        match is_alike {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "this rank sends itself {} bytes of {} (tag {}) but its receive of them expects {bytes} bytes of {}",
+                frame.bytes,
+                DataType::from_number(frame.dtype).map_or("an unknown type", DataType::name),
+                self.tag,
+                self.dtype
+            ))),
+        }
+    }
+
+    /// Bytes of the message.
+    pub(crate) fn bytes(&self) -> usize {
+        self.note_of.unwrap_or(self.memory.len())
+    }
+
+    pub(crate) fn fill(&mut self, payload: &[u8]) {
+        self.memory.copy_from(0, payload);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::frame::Kind;
+    use super::*;
+    use crate::types::Collective;
+
+    const WORLD: usize = 4;
+
+    fn posted(number: u64, from: Option<Rank>, tag: u64) -> Posted {
+        let work = WorkState::new(Collective::Recv, number, Duration::ZERO, None);
+        Posted {
+            from,
+            tag,
+            dtype: DataType::UInt8,
+            memory: Memory::empty(),
+            note_of: None,
+            work: Arc::new(work),
+        }
+    }
+
+    fn kept(from: Rank, tag: u64, id: u64) -> Kept {
+        let frame = Frame {
+            kind: Kind::Request,
+            dtype: DataType::UInt8 as u8,
+            is_note: false,
+            tag,
+            id,
+            bytes: 0,
+        };
+        Kept {
+            from,
+            frame,
+            payload: None,
+        }
+    }
+
+    /// Numbers that look like random ones.
+    fn draw(state: &mut u64) -> impl FnMut(u64) -> u64 {
+        move |below| {
+            *state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (*state >> 33) % below
+        }
+    }
+
+    /// As a list that is searched from its beginning would have it.
+    #[test]
+    fn messages_meet_the_first_receive_and_receives_the_first_message() {
+        let mut state = 7;
+        let mut draw = draw(&mut state);
+        let (mut receives, mut list) = (Receives::default(), Vec::<Arc<WorkState>>::new());
+        let mut asked = Vec::new();
+        let (mut arrivals, mut queue) = (Arrivals::default(), Vec::<(Rank, u64, u64)>::new());
+        for number in 0..20_000 {
+            let (rank, tag) = (draw(WORLD as u64) as Rank, draw(3));
+            let from = (draw(3) > 0).then_some(rank);
+            match draw(6) {
+                0 | 1 => {
+                    let one = posted(number, from, tag);
+                    list.push(Arc::clone(&one.work));
+                    asked.push((from, tag));
+                    receives.push(one);
+                }
+                2 => {
+                    let fits = |(from, wanted): &(Option<Rank>, u64)| {
+                        *wanted == tag && from.is_none_or(|from| from == rank)
+                    };
+                    let at = asked.iter().position(fits);
+                    let first = receives.first_for(rank, tag).map(|it| Arc::clone(&it.work));
+                    assert_eq!(
+                        first.as_ref().map(|it| it.sequence),
+                        at.map(|at| list[at].sequence)
+                    );
+                    if let (Some(work), Some(at)) = (first, at) {
+                        assert!(receives.take(&work).is_some() && receives.take(&work).is_none());
+                        list.remove(at);
+                        asked.remove(at);
+                    }
+                }
+                3 if !list.is_empty() => {
+                    let at = draw(list.len() as u64) as usize;
+                    assert!(receives.take(&list[at]).is_some());
+                    list.remove(at);
+                    asked.remove(at);
+                }
+                3 | 4 => {
+                    arrivals.push(kept(rank, tag, number));
+                    queue.push((rank, tag, number));
+                }
+                _ => {
+                    let fits = |(sender, has, _): &(Rank, u64, u64)| {
+                        *has == tag && from.is_none_or(|from| from == *sender)
+                    };
+                    let at = queue.iter().position(fits);
+                    let first = arrivals.first_for(from, tag, WORLD);
+                    let id = first.map(|(_, kept)| kept.frame.id);
+                    assert_eq!(id, at.map(|at| queue[at].2));
+                    if let (Some((first, _)), Some(at)) = (first, at) {
+                        assert!(arrivals.take(first).is_some());
+                        queue.remove(at);
+                    }
+                }
+            }
+            assert_eq!(
+                receives.ask_for(Some(rank)),
+                asked.iter().any(|it| it.0 == Some(rank))
+            );
+            assert_eq!(
+                receives.ask_for(None),
+                asked.iter().any(|it| it.0.is_none())
+            );
+            assert_eq!(arrivals.has_of(rank), queue.iter().any(|it| it.0 == rank));
+            assert_eq!(
+                (receives.is_empty(), receives.iter().count()),
+                (list.is_empty(), list.len())
+            );
+        }
+    }
+}
