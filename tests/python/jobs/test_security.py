@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +185,94 @@ def joins_with(value: str) -> str:
 def test_ranks_that_disagree_on_encryption_are_told() -> None:
     for result in run_ranks(2, f"{OURS}:joins_with", "on"):
         assert "setting encrypt must be the same on all ranks" in result.value
+
+
+# Connects to a socket of another process, says nothing or nonsense, and holds what it has for a while.
+FLOOD = """
+import contextlib, socket, sys, time
+name, seconds = sys.argv[1], float(sys.argv[2])
+is_unix = not name.isdigit()
+family = socket.AF_UNIX if is_unix else socket.AF_INET
+target = "\\0" + name if is_unix else ("127.0.0.1", int(name))
+held, until = [], time.monotonic() + seconds
+while time.monotonic() < until:
+    stranger = socket.socket(family)
+    stranger.setblocking(False)
+    with contextlib.suppress(OSError):
+        stranger.connect(target)
+    with contextlib.suppress(OSError):
+        stranger.send(b"x" if len(held) % 2 else b"unisono\\n" + bytes(90))
+    held.append(stranger)
+    if len(held) > 800:
+        held.pop(0).close()
+"""
+
+
+def socket_inodes() -> set[str]:
+    found = (os.readlink(f"/proc/self/fd/{number}") for number in own_descriptors())
+    return {match[1] for name in found if (match := re.fullmatch(r"socket:\[(\d+)\]", name))}
+
+
+def own_descriptors() -> list[str]:
+    there = os.listdir("/proc/self/fd")
+    return [number for number in there if os.path.islink(f"/proc/self/fd/{number}")]
+
+
+def where_it_listens(kind: str) -> str:
+    """The port or the name in the abstract namespace at which this rank's endpoint listens."""
+    own = socket_inodes()
+    if kind == "unix":
+        rows = [line.split() for line in Path("/proc/self/net/unix").read_text().splitlines()[1:]]
+        names = [row[7] for row in rows if len(row) > 7 and row[6] in own]
+        return next(name[1:] for name in names if name.startswith("@unisono-"))
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    ports = [row[1].split(":")[1] for row in rows if row[3] == LISTENING and row[9] in own]
+    return str(int(ports[0], 16))
+
+
+def counts_under_a_flood(kind: str, seconds: float) -> tuple[int, int, int]:
+    """How many threads and descriptors a flood before the handshake costs rank 0; and the links
+    that the ranks opened meanwhile."""
+    import unisono
+
+    comm = unisono.init()
+    comm.barrier()
+    floods = []
+
+    def count() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    usual, most = count(), (0, 0)
+    if comm.rank == 0:
+        user = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        program = [sys.executable, "-S", "-c", FLOOD, where_it_listens(kind), str(seconds)]
+        floods = [subprocess.Popen(program, cwd="/", env={}, **user) for _ in range(3)]
+    links, go_on = 0, np.ones(1)
+    until = time.monotonic() + seconds
+    while True:
+        go_on[0] = time.monotonic() < until
+        comm.broadcast(go_on)
+        if not go_on[0]:
+            break
+        part = comm.split(0)
+        part.barrier()
+        most = tuple(map(max, most, count()))
+        part.close()
+        links += 1
+    for flood in floods:
+        flood.wait(30)
+    comm.barrier()
+    return most[0] - usual[0], most[1] - usual[1], links
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_flood_before_the_handshake_costs_no_threads(kind: str) -> None:
+    if kind == "unix" and os.geteuid() != 0:
+        pytest.skip("only root can act as another user")
+    env = {"UNISONO_TRANSPORT": "shm" if kind == "unix" else "tcp"}
+    target = f"{OURS}:counts_under_a_flood"
+    threads, descriptors, links = run_ranks(2, target, kind, 1.5, env=env)[0].value
+    # Those on which the links of the new groups are made, and the connections that have a place.
+    assert threads <= 24, f"{threads} threads"
+    assert descriptors <= 64 + 24, f"{descriptors} descriptors"
+    assert links > 0

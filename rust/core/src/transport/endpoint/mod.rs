@@ -22,6 +22,7 @@ mod attempt;
 mod connect;
 mod crowd;
 mod distance;
+mod guest;
 mod interface;
 mod listen;
 mod membership;
@@ -38,11 +39,11 @@ mod wire;
 
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use self::address::{Address, HostId, network_namespace};
@@ -58,10 +59,12 @@ pub use crate::config::TransportChoice;
 pub use crate::transport::handshake::Lane;
 pub use crate::transport::keys::GroupKey;
 
+use self::accept::Acceptor;
 use self::listen::{Listeners, listen, listen_unix};
 use self::membership::Membership;
 use self::outside::Outside;
 use self::shared::{Limits, Shared};
+use self::turns::Turns;
 use crate::error::{Error, Result};
 use crate::fork::Home;
 use crate::rarely::Rarely;
@@ -127,7 +130,6 @@ impl Endpoint {
             ring_bytes: options.ring_bytes,
             limits,
             groups: Mutex::default(),
-            registered: Condvar::new(),
             departed: Mutex::default(),
             parked: Mutex::default(),
             inside_only: AtomicBool::new(false),
@@ -136,20 +138,19 @@ impl Endpoint {
                 .map_err(|cause| Error::system("create an eventfd", cause))?,
             told: Mutex::default(),
             strangers: Mutex::new(Rarely::strangers()),
-            turns: Arc::default(),
+            turns: Arc::new(Turns::new("unisono-connect")),
+            visits: Arc::new(Turns::new("unisono-link")),
+            visiting: AtomicUsize::new(0),
             rate: Mutex::default(),
-            is_being_measured: AtomicBool::new(false),
         });
-        threads::spawn("unisono-accept", {
-            let shared = Arc::clone(&shared);
-            let listeners = Listeners {
-                unix,
-                inside,
-                outside,
-            };
-            move || accept::run(&shared, listeners)
-        })
-        .map_err(|cause| Error::system("start the accepting thread", cause))?;
+        let listeners = Listeners {
+            unix,
+            inside,
+            outside,
+        };
+        let acceptor = Acceptor::new(Arc::clone(&shared), listeners)?;
+        threads::spawn("unisono-accept", move || acceptor.run())
+            .map_err(|cause| Error::system("start the accepting thread", cause))?;
         Ok(Arc::new(Self {
             shared,
             home: Home::here(),
@@ -210,7 +211,8 @@ impl Endpoint {
             )));
         }
         groups.insert((id, rank), membership);
-        self.shared.registered.notify_all();
+        drop(groups);
+        self.shared.wake_acceptor();
         Ok(())
     }
 

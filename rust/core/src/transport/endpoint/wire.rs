@@ -123,11 +123,6 @@ impl Patience<'_> {
         }
     }
 
-    /// Waits until something can be read, or has ended.
-    pub(super) fn readable(&self, socket: impl AsFd) -> Result<(), Cut> {
-        self.ready(socket.as_fd(), PollFlags::IN)
-    }
-
     /// Fills `bytes`.
     pub(super) fn read(&self, socket: impl AsFd, bytes: &mut [u8]) -> Result<(), Cut> {
         let mut filled = 0;
