@@ -83,7 +83,11 @@ impl Group {
             if state == PeerState::Left && !needs(peer) {
                 continue;
             }
-            let error = loss(&state, peer, &self.membership.members[peer].label);
+            let error = loss(
+                &state,
+                self.world,
+                (peer, &self.membership.members[peer].label),
+            );
             // What a peer says of the cause tells more than that another one is gone.
             if found.is_none() || matches!(state, PeerState::Aborted(_)) {
                 found = error;

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
+use super::conversation;
 use super::crowd::{Crowd, Room};
 use super::guest::{Guest, Progress, Proof};
 use super::listen::Listeners;
@@ -30,7 +31,7 @@ use super::wire::{Cut, Patience, foreign_user, timespec};
 use crate::error::{Error, Result};
 use crate::fence::contained;
 use crate::fork;
-use crate::transport::handshake::Answer;
+use crate::transport::handshake::{Answer, Purpose};
 
 /// How often the accepting thread looks for parked streams that no group has asked for.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -411,6 +412,9 @@ fn serve(mut visit: Visit<'_>, stream: Stream) -> std::result::Result<(), Reason
         )));
     }
     let purpose = visit.hello.purpose;
+    if purpose == Purpose::Conversation {
+        return conversation::accept(visit, stream);
+    }
     let serves = TRANSPORTS
         .iter()
         .find(|row| row.purposes.contains(&purpose));

@@ -20,6 +20,7 @@ mod accept;
 mod address;
 mod attempt;
 mod connect;
+mod conversation;
 mod crowd;
 mod distance;
 mod guest;
@@ -49,6 +50,7 @@ use rustix::event::{EventfdFlags, eventfd};
 pub use self::address::{Address, HostId, network_namespace};
 pub use self::attempt::ConnectRequest;
 pub use self::connect::Outcome;
+pub use self::conversation::Conversation;
 pub use self::interface::Hint;
 pub(crate) use self::interface::hint;
 pub use self::listen::{EndpointOptions, own_address};
@@ -267,8 +269,17 @@ impl Endpoint {
         numbers: Range<u8>,
         take: impl FnMut(Stripe),
     ) -> Result<()> {
-        let membership = self.membership(request)?;
-        connect::open_stripes(&self.shared, &membership, request, numbers, take)
+        self.membership(request)?;
+        connect::open_stripes(&self.shared, request, numbers, take)
+    }
+
+    /// Begins a conversation with the peer of `request`, whose group need not be registered here: what this side knows of
+    /// it is the key that the peer gave away.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`].
+    pub fn converse(&self, request: &ConnectRequest<'_>) -> Result<Conversation> {
+        connect::converse(&self.shared, request)
     }
 
     /// This process's place in the group of the request.

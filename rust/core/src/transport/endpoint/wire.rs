@@ -111,7 +111,7 @@ impl Patience<'_> {
     }
 
     /// Waits until `fd` has one of `events`, or an error or end, which the next call on it will show.
-    fn ready(&self, fd: BorrowedFd<'_>, events: PollFlags) -> Result<(), Cut> {
+    pub(super) fn ready(&self, fd: BorrowedFd<'_>, events: PollFlags) -> Result<(), Cut> {
         loop {
             self.wait_again();
             let slice = timespec(self.left()?.min(SLICE));
