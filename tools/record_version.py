@@ -45,6 +45,7 @@ _WIRE = (
     *("engine/message/frame.rs", "engine/collective/header.rs", "transport/handshake/mod.rs"),
     *("transport/shm/segment.rs", "transport/endpoint/address.rs", "rendezvous/unique_id.rs"),
     *("rendezvous/file_store/format.rs", "rendezvous/records/mod.rs", "rendezvous/tcp/wire.rs"),
+    "rendezvous/pairing.rs",
 )
 
 

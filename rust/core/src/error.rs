@@ -258,6 +258,36 @@ impl std::error::Error for Error {
     }
 }
 
+/// Text that another process wrote: of a peer, or what anybody may have put into a store. It ends in errors and logs, and so
+/// on terminals, which obey some characters. What a parser reads as text becomes this, in which those are replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ForeignText(String);
+
+impl ForeignText {
+    /// The text that `bytes` are; `None` when they are none.
+    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let shown = |letter| match is_obeyed(letter) {
+            true => char::REPLACEMENT_CHARACTER,
+            false => letter,
+        };
+        Some(Self(text.chars().map(shown).collect()))
+    }
+}
+
+impl From<ForeignText> for String {
+    fn from(text: ForeignText) -> Self {
+        text.0
+    }
+}
+
+/// Whether a terminal does something else with a character than show it, where it belongs: controls, ends of lines, and marks
+/// that change the direction of what is around them. A reader that goes by lines would take what follows for another line.
+fn is_obeyed(letter: char) -> bool {
+    letter.is_control()
+        || matches!(letter, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 #[cfg(test)]
 mod tests {
     use std::error::Error as _;
@@ -291,5 +321,17 @@ mod tests {
         let error = Error::new(Code::Mismatch, "unlike").with_field("root");
         assert_eq!(error.differing_field(), Some("root"));
         assert!(error.missing_ranks().is_empty());
+    }
+
+    #[test]
+    fn what_others_wrote_is_shown_and_not_obeyed() {
+        let told = |bytes: &[u8]| ForeignText::read(bytes).map(String::from);
+        let plain = "rank 3 (h\u{f6}st, pid 7) is gone: 100 % \u{4f60}";
+        assert_eq!(told(plain.as_bytes()).as_deref(), Some(plain));
+        let sly = "a\u{1b}]0;title\u{7}b\r\nWARN c\u{9b}2J\u{202e}d\u{2028}";
+        let shown = told(sly.as_bytes()).expect("a text");
+        assert!(!shown.contains(is_obeyed), "{shown:?}");
+        assert_eq!(shown.chars().count(), sly.chars().count());
+        assert_eq!(told(&[0xff]), None);
     }
 }

@@ -34,7 +34,7 @@
 //! | Which thread drives an operation? | `engine/group/blocking.rs` and `lead.rs` (callers), `engine/wait/progress.rs` (the thread) |
 //! | What may a peer on this host do with my memory? | `transport/neighbour.rs` (lend, share), `transport/shm/loans.rs`; why reading its memory is sound: `heap/foreign.rs` |
 //! | By which transport is a peer reached? | the table in `transport/endpoint/transports/mod.rs` |
-//! | What goes over a connection first? | `transport/handshake/`, by `transport/endpoint/attempt.rs` and `accept.rs` |
+//! | What goes over a connection first? | `transport/handshake/`, by `transport/endpoint/attempt.rs` and `guest.rs`, which `accept.rs` drives |
 //! | What goes before the bytes of a message? | `engine/collective/header.rs`, `engine/message/frame.rs` |
 //! | What happens when a rank dies? | noticed in `engine/group/drive.rs` (`look_around`) and `liveness.rs`, ended in `engine/group/end.rs` (`fail_with`) |
 //! | How do ranks that wait for each other find out? | `engine/group/deadlock.rs` |

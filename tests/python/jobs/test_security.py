@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +19,8 @@ LOOPBACK = "0100007F"
 LISTENING = "0A"
 
 
-def listening() -> set[str]:
-    """The addresses that sockets of this process listen at, as /proc/net/tcp shows them."""
+def own_sockets() -> set[str]:
+    """The inodes of this process's sockets."""
     own = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -25,6 +29,12 @@ def listening() -> set[str]:
             continue
         if found := re.fullmatch(r"socket:\[(\d+)\]", target):
             own.add(found[1])
+    return own
+
+
+def listening() -> set[str]:
+    """The addresses that sockets of this process listen at, as /proc/net/tcp shows them."""
+    own = own_sockets()
     lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
     rows = [line.split() for line in lines]
     return {row[1].split(":")[0] for row in rows if row[3] == LISTENING and row[9] in own}
@@ -113,7 +123,10 @@ def test_a_rank_of_another_user_takes_part_over_tcp(encrypt: bool) -> None:
     results = run_ranks(3, f"{OURS}:sums_as_users", encrypt, timeout=90)
     for result in results:
         assert result.value[0] == 6.0
-        assert "WARN" not in result.output, result.report()
+        warnings = [line for line in result.output.splitlines() if "WARN" in line]
+        # There is no secret here, which each rank says once where it matters.
+        assert len(warnings) == encrypt, result.report()
+        assert all("encryption without a secret" in line for line in warnings)
     # Its own heap at most: neither rings nor the heap of another user's rank.
     assert len(results[1].value[1]) <= 1, results[1].value[1]
 
@@ -182,3 +195,117 @@ def joins_with(value: str) -> str:
 def test_ranks_that_disagree_on_encryption_are_told() -> None:
     for result in run_ranks(2, f"{OURS}:joins_with", "on"):
         assert "setting encrypt must be the same on all ranks" in result.value
+
+
+# Connects to a socket of another process, says nothing or nonsense, and holds what it has.
+FLOOD = """
+import contextlib, socket, sys, time
+name, seconds = sys.argv[1], float(sys.argv[2])
+is_unix = not name.isdigit()
+family = socket.AF_UNIX if is_unix else socket.AF_INET
+target = "\\0" + name if is_unix else ("127.0.0.1", int(name))
+held, until = [], time.monotonic() + seconds
+while time.monotonic() < until:
+    stranger = socket.socket(family)
+    stranger.setblocking(False)
+    with contextlib.suppress(OSError):
+        stranger.connect(target)
+    with contextlib.suppress(OSError):
+        stranger.send(b"x" if len(held) % 2 else b"unisono\\n" + bytes(90))
+    held.append(stranger)
+    if len(held) > 800:
+        held.pop(0).close()
+"""
+
+
+def where_it_listens(kind: str) -> str:
+    """The port or the name in the abstract namespace at which this rank's endpoint listens."""
+    own = own_sockets()
+    if kind == "unix":
+        rows = [line.split() for line in Path("/proc/self/net/unix").read_text().splitlines()[1:]]
+        names = [row[7] for row in rows if len(row) > 7 and row[6] in own]
+        return next(name[1:] for name in names if name.startswith("@unisono-"))
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    ports = [row[1].split(":")[1] for row in rows if row[3] == LISTENING and row[9] in own]
+    return str(int(ports[0], 16))
+
+
+def counts_under_a_flood(kind: str, seconds: float) -> tuple[int, int, int]:
+    """The threads and descriptors that a flood costs rank 0, and the groups formed meanwhile."""
+    import unisono
+
+    comm = unisono.init()
+    comm.barrier()
+    floods = []
+
+    def count() -> tuple[int, int]:
+        return len(list(Path("/proc/self/task").iterdir())), len(
+            list(Path("/proc/self/fd").iterdir())
+        )
+
+    usual, most = count(), (0, 0)
+    if comm.rank == 0:
+        user = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        program = [sys.executable, "-S", "-c", FLOOD, where_it_listens(kind), str(seconds)]
+        floods = [subprocess.Popen(program, cwd="/", env={}, **user) for _ in range(3)]
+    links, go_on = 0, np.ones(1)
+    until = time.monotonic() + seconds
+    while True:
+        go_on[0] = time.monotonic() < until
+        comm.broadcast(go_on)
+        if not go_on[0]:
+            break
+        part = comm.split(0)
+        part.barrier()
+        most = tuple(map(max, most, count()))
+        part.close()
+        links += 1
+    for flood in floods:
+        flood.wait(30)
+    comm.barrier()
+    return most[0] - usual[0], most[1] - usual[1], links
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_flood_before_the_handshake_costs_no_threads(kind: str) -> None:
+    if kind == "unix" and os.geteuid() != 0:
+        pytest.skip("only root can act as another user")
+    env = {"UNISONO_TRANSPORT": "shm" if kind == "unix" else "tcp"}
+    target = f"{OURS}:counts_under_a_flood"
+    threads, descriptors, links = run_ranks(2, target, kind, 1.5, env=env)[0].value
+    # Those on which the links of the new groups are made, and the connections that have a place.
+    assert threads <= 24, f"{threads} threads"
+    assert descriptors <= 64 + 24, f"{descriptors} descriptors"
+    assert links > 0
+
+
+def sends_without_descriptors() -> str:
+    """What a rank hears that has no descriptor left for its first message to another one."""
+    import unisono
+
+    comm = unisono.init()
+    comm.barrier()
+    held = []
+    try:
+        if comm.rank == 0:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+            comm.send(np.ones(1), 1)
+        else:
+            comm.recv(np.empty(1), 0)
+    except unisono.Error as error:
+        return str(error)
+    finally:
+        for number in held:
+            os.close(number)
+    return "sent"
+
+
+def test_a_rank_without_descriptors_does_not_blame_its_peer() -> None:
+    results = run_ranks(
+        2, f"{OURS}:sends_without_descriptors", prefix=lambda _: ["prlimit", "--nofile=256:256"]
+    )
+    said = [result.value for result in results]
+    assert "this process has no more" in said[0]
+    assert "told by rank 0" in said[1]

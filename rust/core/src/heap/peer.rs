@@ -18,13 +18,21 @@ use rustix::fs::{self, SealFlags};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::foreign::Foreign;
+use super::limit;
 use super::segment::{READ_ONLY, SEALS};
 use crate::error::{Cause, Code, Error, Result};
 use crate::fork::{Home, InChild, PerProcess, map_shared, unshare};
 use crate::locks::Mutex;
+use crate::rarely::Rarely;
 
 /// More segments than any heap has: 64 of them hold 64 GiB.
 const MOST_SEGMENTS: usize = 4096;
+
+/// So many times the memory that this process can have are mapped of one peer, which may have more.
+const MOST_OF_MEMORY: u64 = 4;
+
+/// Bounds the lines about segments, of which peers can announce many.
+static SAID: Mutex<Option<Rarely>> = Mutex::new(None);
 
 /// The type of the kernel's file system for shared memory (`TMPFS_MAGIC`).
 const SHARED_MEMORY: u64 = 0x0102_1994;
@@ -82,17 +90,43 @@ impl PeerHeap {
         let mapping = match file {
             Some(file) => {
                 check(identity, &file)?;
-                Mapping::open(identity, &file)
+                self.check_room(identity)
+                    .and_then(|()| Mapping::open(identity, &file))
             }
             None => Err(Error::system("receive a descriptor", "none arrived")),
         };
         let mapping = mapping.inspect_err(|error| {
-            tracing::warn!("a peer's shared heap cannot be read in place: {error}");
+            if let Some(suppressed) = SAID.lock().get_or_insert_with(Rarely::strangers).line() {
+                tracing::warn!(
+                    suppressed,
+                    "a peer's shared heap cannot be read in place: {error}"
+                );
+            }
         });
         let mapping = mapping.ok();
         let mapped = mapping.is_some();
         self.segments.insert(identity.segment, mapping);
         Ok(mapped)
+    }
+
+    /// What a peer makes this process map takes addresses, and costs the peer nothing: a memory file may be far longer than
+    /// what is in it. So it is mapped as far as a heap can fill it.
+    fn check_room(&self, identity: Identity) -> Result<()> {
+        let mapped = self.segments.values().flatten();
+        let mapped: u64 = mapped.map(|mapping| mapping.length as u64).sum();
+        let most = (limit::of_the_machine() as u64).saturating_mul(MOST_OF_MEMORY);
+        match mapped.saturating_add(identity.bytes) > most {
+            true => Err(Error::system(
+                format!(
+                    "map a segment of {} bytes beside {mapped} of this peer's",
+                    identity.bytes
+                ),
+                format!(
+                    "at most {most} bytes of one peer are mapped, {MOST_OF_MEMORY} times the memory"
+                ),
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Lets go of a segment that the peer has given back. An unknown one does not matter.
@@ -458,6 +492,26 @@ mod tests {
         assert!(heap.is_empty());
         assert!(heap.admit(good, Some(again())).unwrap());
         assert!(refused(&mut heap, good, again()).contains("segment 1 again"));
+    }
+
+    /// Files that are longer than memory cost their maker nothing, and would cost this process its addresses.
+    #[test]
+    fn what_no_heap_can_fill_is_not_mapped() {
+        let most = limit::of_the_machine() as u64 * MOST_OF_MEMORY;
+        let mut heap = PeerHeap::default();
+        let mut admit = |segment, bytes| {
+            let file = memfd(bytes, SEALS);
+            let identity = Identity::of(segment, &file).unwrap();
+            heap.admit(identity, Some(file)).unwrap()
+        };
+        assert!(!admit(1, most + 4096));
+        assert!(admit(2, most / 2));
+        assert!(!admit(3, most / 2 + 8192));
+        assert!(admit(4, 4096));
+        heap.forget(2);
+        let file = memfd(most / 2 + 8192, SEALS);
+        let identity = Identity::of(5, &file).unwrap();
+        assert!(heap.admit(identity, Some(file)).unwrap());
     }
 
     #[test]

@@ -2,14 +2,21 @@
 
 use super::remote::RemoteRegion;
 use super::request::{LENGTH, REQUESTS, Request};
+use crate::rendezvous::pairing::{self, Invitation};
 
-/// A request and a remote region: refused, or one that writes the same bytes.
+/// A request, a remote region, an invitation and a message of a conversation: refused, or one that writes the same bytes.
 pub fn one_sided(bytes: &[u8]) {
     if let Ok(bytes) = <&[u8; LENGTH]>::try_from(bytes)
         && let Ok(request) = Request::from_bytes(bytes)
     {
         assert_eq!(request.to_bytes(), *bytes);
         assert!(request.data_tag() > REQUESTS && request.answer_tag() > request.data_tag());
+    }
+    if let Ok(invitation) = Invitation::from_bytes(bytes) {
+        assert_eq!(invitation.to_bytes(), bytes);
+    }
+    if let Some((key, value)) = pairing::read(bytes) {
+        assert_eq!(key.len() + value.len() + 2, bytes.len());
     }
     if let Ok(remote) = RemoteRegion::from_bytes(bytes) {
         assert_eq!(remote.to_bytes(), bytes);
@@ -43,5 +50,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("write", request(Kind::Write).to_bytes().to_vec()),
         ("read", request(Kind::Read).to_bytes().to_vec()),
         ("remote", remote.to_bytes().to_vec()),
+        ("invitation", Invitation::sample().to_bytes()),
+        ("told", pairing::write("rank/1", b"an entry")),
     ]
 }

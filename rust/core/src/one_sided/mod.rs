@@ -8,7 +8,7 @@
 //! A connection is a group of two ranks of its own ([`Communicator`]), so all of its transports, its proofs of membership,
 //! its encryption and its way to notice the end of a peer are those of every group. Rank 0 is the target and rank 1 the
 //! initiator. A transfer is a few messages between them ([`request`]); at the target a thread takes part for the
-//! process ([`serve`]), one for each peer that has connected. A pair in which both sides start transfers is two groups.
+//! process ([`serve`]), one for each peer that has connected, of which there is a bounded number. A pair in which both sides start transfers is two groups.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -28,7 +28,7 @@ pub use self::regions::{Owner, Region};
 use self::remote::PortId;
 pub use self::remote::RemoteRegion;
 use self::request::{INITIATOR, Kind, TARGET};
-use self::serve::Service;
+use self::serve::{Rest, Service};
 pub use self::transfer::Transfer;
 use crate::buffer::Memory;
 use crate::communicator::Communicator;
@@ -38,16 +38,16 @@ use crate::engine::Completion;
 use crate::error::{Code, Error, Result};
 use crate::fork::Own;
 use crate::locks::Mutex;
-use crate::rendezvous::pairing::{Host, Pair};
-use crate::rendezvous::unique_id::{self, UniqueId};
+use crate::rarely::Rarely;
+use crate::rendezvous::pairing::{Host, Invitation, Pair};
 use crate::threads;
 use crate::transport::keys::random_bytes;
 
 /// How long a peer that has begun to connect may take.
-const GUESTS_PATIENCE: Duration = Duration::from_secs(60);
+const GUESTS_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Before another attempt to take a peer in.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Peers that have a port as theirs, at most.
+const MOST_GUESTS: usize = 256;
 
 /// One end of one-sided transfers: it has at most one peer of its own, and any number of those that have it as theirs.
 ///
@@ -61,13 +61,16 @@ struct Shared {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     is_closed: bool,
     host: Option<Arc<Host>>,
     peer: Option<Arc<Peer>>,
     /// Of the peers that have this port as theirs.
     served: Vec<Arc<Service>>,
+    /// Peers that are about to have it as theirs.
+    joining: usize,
+    /// Bounds what is logged of peers that do not come in.
+    refusals: Rarely,
 }
 
 /// The target of this port's transfers.
@@ -95,33 +98,39 @@ impl Port {
             id,
             config,
             regions: Regions::new(id),
-            state: Mutex::new(State::default()),
+            state: Mutex::new(State {
+                is_closed: false,
+                host: None,
+                peer: None,
+                served: Vec::new(),
+                joining: 0,
+                refusals: Rarely::strangers(),
+            }),
         }))))
     }
 
-    /// Lets peers come, and returns what they need for that. It holds a secret: a process that has it can connect. The
-    /// second call returns the same.
+    /// Lets peers come, and returns what they need for that. It holds a secret: a process that has it can connect, and can
+    /// neither pose as this port nor hear of other peers. The second call returns the same.
     ///
     /// # Errors
     /// `InvalidArgument` for an interface that is not there, `System` when no port can be had, `Aborted` when closed.
-    pub fn bind(&self) -> Result<[u8; unique_id::BYTES]> {
+    pub fn bind(&self) -> Result<Vec<u8>> {
         self.0.check()?;
         let shared = &*self.0;
         if let Some(host) = &shared.open()?.host {
-            return Ok(host.id().to_bytes());
+            return Ok(host.invitation().to_bytes());
         }
-        let made = Arc::new(Host::open(&shared.config, &shared.id)?);
+        // The endpoint keeps it for a while after the port has gone.
+        let port = Arc::downgrade(&self.0);
+        let made = Arc::new(Host::open(&shared.config, shared.id, move |pair| {
+            if let Some(port) = port.upgrade() {
+                port.receive(pair);
+            }
+        })?);
         let mut state = shared.open()?;
-        if let Some(host) = &state.host {
-            // Another thread was faster.
-            return Ok(host.id().to_bytes());
-        }
-        let (host, port) = (Arc::clone(&made), Arc::clone(&self.0));
-        threads::spawn("unisono-port", move || port.receive_guests(&host))
-            .map_err(|cause| Error::system("start a thread for a port", cause))?;
-        let id = made.id().to_bytes();
-        state.host = Some(made);
-        Ok(id)
+        // Another thread may have been faster.
+        let host = state.host.get_or_insert(made);
+        Ok(host.invitation().to_bytes())
     }
 
     /// Connects to the peer whose [`Port::bind`] returned `peer`. It need not do anything for that.
@@ -131,25 +140,14 @@ impl Port {
     /// where this port has a peer already; what the peers disagree on is a `Mismatch`; `Aborted` when closed.
     pub fn connect(&self, peer: &[u8], timeout: Duration) -> Result<()> {
         self.0.check()?;
-        let Ok(bytes) = <[u8; unique_id::BYTES]>::try_from(peer) else {
-            return Err(Error::invalid(format!(
-                "{} bytes are no address of a port: `bind` returns {}",
-                peer.len(),
-                unique_id::BYTES
-            )));
-        };
-        let id = UniqueId::from_bytes(bytes)?;
+        let invitation = Invitation::from_bytes(peer)?;
         let shared = &*self.0;
         if shared.open()?.peer.is_some() {
             return Err(connected());
         }
         let begun = Instant::now();
-        let (pair, card) = Pair::visit(&id, timeout)?;
-        let port = card.try_into().map_err(|_| {
-            let what =
-                "the process at that address says of itself what no port of this version does";
-            Error::new(Code::Mismatch, what)
-        })?;
+        let pair = Pair::visit(&invitation, &shared.config, timeout)?;
+        let port = invitation.card();
         let left = timeout.saturating_sub(begun.elapsed());
         let comm = Communicator::join_within(&pair, (INITIATOR, 2), shared.config.clone(), left)?;
         // Each transfer takes as long as it takes; the waits for it are bounded.
@@ -333,30 +331,50 @@ impl Shared {
         Ok(peer)
     }
 
-    /// Waits for guests, and starts a thread for each.
-    fn receive_guests(self: &Arc<Self>, host: &Host) {
-        let mut turn = 0;
-        loop {
-            let error = match host.next(turn) {
-                Ok(Some(pair)) => {
-                    turn += 1;
-                    let same = Arc::clone(self);
-                    match threads::spawn("unisono-target", move || same.serve(&pair)) {
-                        Ok(()) => continue,
-                        Err(cause) => Error::system("start a thread for a peer", cause),
-                    }
-                }
-                Ok(None) => return,
-                Err(error) => error,
-            };
-            // It may be out of descriptors or of memory for a while.
-            tracing::warn!(%error, "a peer cannot connect now");
-            std::thread::sleep(PAUSE);
+    /// Gives a guest a thread, if there is room for one more.
+    fn receive(self: &Arc<Self>, pair: Pair) {
+        let Some(place) = self.make_room() else {
+            return;
+        };
+        let begun = threads::spawn("unisono-target", move || place.0.serve(&pair));
+        if let Err(cause) = begun {
+            tracing::warn!(%cause, "no thread for a peer, which cannot connect now");
         }
     }
 
+    /// A place for one more guest. Where all are taken, the guest that has rested for longest gives its own away, one that
+    /// has never asked for anything before the others; `None` where none has rested for long enough.
+    fn make_room(self: &Arc<Self>) -> Option<Joining> {
+        let mut state = self.open().ok()?;
+        let is_full = state.joining + state.served.len() >= MOST_GUESTS;
+        let leaver = match is_full {
+            true => {
+                let rests: Vec<_> = state.served.iter().map(|service| service.rest()).collect();
+                let Some(at) = who_leaves(&rests) else {
+                    if let Some(suppressed) = state.refusals.line() {
+                        let most = MOST_GUESTS;
+                        tracing::warn!(
+                            most,
+                            suppressed,
+                            "all places of a port are in use: no further peer can connect"
+                        );
+                    }
+                    return None;
+                };
+                Some(state.served.swap_remove(at))
+            }
+            false => None,
+        };
+        state.joining += 1;
+        drop(state);
+        if let Some(leaver) = leaver {
+            leaver.end();
+        }
+        Some(Joining(Arc::clone(self)))
+    }
+
     /// Serves one guest until it goes.
-    fn serve(&self, pair: &Pair) {
+    fn serve(self: &Arc<Self>, pair: &Pair) {
         let place = (TARGET, 2);
         let joined = Communicator::join_within(pair, place, self.config.clone(), GUESTS_PATIENCE);
         let service = match joined {
@@ -365,8 +383,10 @@ impl Shared {
                 Arc::new(Service::new(comm))
             }
             Err(error) => {
-                if self.open().is_ok() {
-                    tracing::warn!(%error, "a peer began to connect and did not come");
+                if let Ok(mut state) = self.open()
+                    && let Some(suppressed) = state.refusals.line()
+                {
+                    tracing::warn!(%error, suppressed, "a peer began to connect and did not come");
                 }
                 return;
             }
@@ -399,6 +419,29 @@ impl Shared {
     }
 }
 
+/// The place of a guest that has no group with this process yet.
+struct Joining(Arc<Shared>);
+
+impl Drop for Joining {
+    fn drop(&mut self) {
+        self.0.state.lock().joining -= 1;
+    }
+}
+
+/// Which guest gives its place away, of those that rest for so long; it has asked for something before, or it has not.
+fn who_leaves(rests: &[Option<Rest>]) -> Option<usize> {
+    let mut longest: Option<(usize, Rest)> = None;
+    for (at, rest) in rests.iter().enumerate() {
+        let Some(rest) = rest.filter(Rest::is_long) else {
+            continue;
+        };
+        if longest.is_none_or(|(_, other)| rest.leaves_before(&other)) {
+            longest = Some((at, rest));
+        }
+    }
+    longest.map(|(at, _)| at)
+}
+
 #[cold]
 fn connected() -> Error {
     Error::invalid("the port is connected already; a port has one peer, so open another one")
@@ -407,4 +450,24 @@ fn connected() -> Error {
 #[cold]
 fn unregistered() -> Error {
     Error::invalid("the memory has been unregistered")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_rested_for_longest_leaves_and_first_of_all_who_never_asked() {
+        let rest = |seconds, has_asked| {
+            Some(Rest {
+                time: Duration::from_secs(seconds),
+                has_asked,
+            })
+        };
+        assert_eq!(who_leaves(&[None, rest(59, true), rest(9, false)]), None);
+        let rests = [rest(100, true), None, rest(300, true), rest(5, false)];
+        assert_eq!(who_leaves(&rests), Some(2));
+        let rests = [rest(900, true), rest(11, false), rest(12, false)];
+        assert_eq!(who_leaves(&rests), Some(2));
+    }
 }

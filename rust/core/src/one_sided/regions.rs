@@ -132,6 +132,8 @@ impl Drop for Use {
 pub(super) struct Regions {
     port: [u8; 16],
     table: Mutex<HashMap<RegionId, Region>>,
+    /// Held while a write is thrown away.
+    pub(super) refusing: Mutex<()>,
 }
 
 impl Regions {
@@ -139,6 +141,7 @@ impl Regions {
         Self {
             port,
             table: Mutex::new(HashMap::new()),
+            refusing: Mutex::new(()),
         }
     }
 

@@ -12,7 +12,7 @@
 use crate::error::{Code, Error, Result};
 use crate::types::Rank;
 
-/// The rank whose memory is read and written, which serves the store at which the pair meets.
+/// The rank whose memory is read and written, to which the other comes.
 pub(super) const TARGET: Rank = 0;
 
 /// The rank that asks for transfers.

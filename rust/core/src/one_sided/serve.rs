@@ -1,6 +1,7 @@
 //! The target's side: a thread for each initiator carries out what it asks for, one request after the other.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use super::regions::{Regions, Use};
 use super::request::{Answer, INITIATOR, Kind, LENGTH, PIECE, REQUESTS, Request};
@@ -14,17 +15,51 @@ use crate::types::DataType;
 /// As long as the initiator takes; its end is noticed at any time.
 const FOR_EVER: Option<Duration> = Some(Duration::ZERO);
 
+/// How long the data of a write that has been refused may take. Peers whose writes are refused wait for each other.
+const REFUSED_PATIENCE: Option<Duration> = Some(Duration::from_secs(30));
+
 /// The target's end of one pair.
 pub(super) struct Service {
     comm: Communicator,
     state: Mutex<State>,
+    has_asked: AtomicBool,
+}
+
+/// How long a peer has asked for nothing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rest {
+    pub(super) time: Duration,
+    /// It has asked for something before.
+    pub(super) has_asked: bool,
+}
+
+impl Rest {
+    /// A peer that rests keeps its place for so long, where others want it; one that has never asked for anything less.
+    const LONG: Duration = Duration::from_secs(60);
+    const LONG_AT_FIRST: Duration = Duration::from_secs(10);
+
+    /// Whether it is so long that the peer gives its place away.
+    pub(super) fn is_long(&self) -> bool {
+        self.time
+            >= match self.has_asked {
+                true => Self::LONG,
+                false => Self::LONG_AT_FIRST,
+            }
+    }
+
+    pub(super) fn leaves_before(&self, other: &Self) -> bool {
+        match self.has_asked == other.has_asked {
+            true => self.time > other.time,
+            false => other.has_asked,
+        }
+    }
 }
 
 enum State {
     /// It is about to await a request.
     Idle,
-    /// This is the receive of the next request.
-    Awaiting(Work),
+    /// This is the receive of the next request, and since when it waits for that.
+    Awaiting(Work, Instant),
     /// It carries out a request.
     Busy,
     Ending,
@@ -35,6 +70,18 @@ impl Service {
         Self {
             comm,
             state: Mutex::new(State::Idle),
+            has_asked: AtomicBool::new(false),
+        }
+    }
+
+    /// How long the peer has asked for nothing; `None` while it is served.
+    pub(super) fn rest(&self) -> Option<Rest> {
+        match &*self.state.lock() {
+            State::Awaiting(_, since) => Some(Rest {
+                time: since.elapsed(),
+                has_asked: self.has_asked.load(Ordering::Relaxed),
+            }),
+            State::Idle | State::Busy | State::Ending => None,
         }
     }
 
@@ -43,7 +90,7 @@ impl Service {
         let before = std::mem::replace(&mut *self.state.lock(), State::Ending);
         let is_busy = match before {
             // A request may just have come.
-            State::Awaiting(work) => !self.comm.cancel_receive(&work),
+            State::Awaiting(work, _) => !self.comm.cancel_receive(&work),
             State::Busy => true,
             State::Idle | State::Ending => false,
         };
@@ -93,7 +140,7 @@ impl Service {
                 self.comm
                     .receive(dtype, memory, Some(INITIATOR), REQUESTS, options)?
             };
-            *state = State::Awaiting(work.clone());
+            *state = State::Awaiting(work.clone(), Instant::now());
             work
         };
         work.wait(None)?;
@@ -102,6 +149,7 @@ impl Service {
             return Err(closed());
         }
         *state = State::Busy;
+        self.has_asked.store(true, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -115,7 +163,7 @@ fn carry_out(comm: &Communicator, request: &Request, regions: &Regions) -> Resul
     let region = regions.begin_use(&request.region, request.offset, request.length);
     let answer = match (request.kind, region) {
         (Kind::Write, Ok(region)) => take(comm, request, &region)?,
-        (Kind::Write, Err(refusal)) => refuse(comm, request, refusal)?,
+        (Kind::Write, Err(refusal)) => refuse(comm, request, refusal, regions)?,
         (Kind::Read, Ok(region)) => give(comm, request, &region)?,
         (Kind::Read, Err(refusal)) => refusal,
     };
@@ -136,8 +184,15 @@ fn take(comm: &Communicator, request: &Request, region: &Use) -> Result<Answer> 
     Ok(Answer::Done)
 }
 
-/// Takes a refused write off the link and forgets it: its sender cannot take it back.
-fn refuse(comm: &Communicator, request: &Request, refusal: Answer) -> Result<Answer> {
+/// Takes a refused write off the link and forgets it: its sender cannot take it back. One at a time at a port, so that
+/// what is thrown away takes the memory of one piece, however many peers send it.
+fn refuse(
+    comm: &Communicator,
+    request: &Request,
+    refusal: Answer,
+    regions: &Regions,
+) -> Result<Answer> {
+    let _turn = regions.refusing.lock();
     let mut scratch = Vec::new();
     for (_, bytes) in request.pieces() {
         scratch.resize(bytes.min(PIECE), 0_u8);
@@ -162,7 +217,7 @@ fn receive(comm: &Communicator, bytes: &mut [u8], tag: u64) -> Result<()> {
     // SAFETY: the bytes are borrowed until the call returns.
     unsafe {
         let memory = Memory::of_mut(bytes);
-        comm.receive_now(DataType::UInt8, memory, from, FOR_EVER)?;
+        comm.receive_now(DataType::UInt8, memory, from, REFUSED_PATIENCE)?;
     }
     Ok(())
 }

@@ -1,172 +1,383 @@
-//! Pairs of processes that form one after another at one store, which one of them serves as long as it likes: the host.
-//! The others, its guests, have a [`UniqueId`] that says where the store is.
+//! Pairs of processes: one that lets others come to it, the host, and one after the other its guests.
 //!
-//! A store has no operation that takes a number and counts on. So a guest draws a random name and looks for a turn of its
-//! own: it writes the name under `guest/N`, where the host reads it, and the host writes under `taken/N` which name it
-//! read. A guest that finds another name there was too late, and tries the turn after it. The pair then meets under the
-//! guest's name, as rank 0 (the host) and rank 1.
+//! The host gives an [`Invitation`] away. It says where the host is, holds the host's public key, and a key pair that all
+//! guests have. With these a guest begins a conversation ([`Conversation`]), whose handshake proves to each side that the
+//! other holds its key; so no guest can pose as the host, and nothing that one guest says reaches another.
+//!
+//! The two then form a group of their own, with new keys. What the ranks of a group say to each other through a store
+//! they say in the conversation: each side keeps what either has set, and tells the other. So the host keeps nothing of
+//! a guest once that has joined or gone.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use sha2::{Digest, Sha256};
+
 use super::secret::Secret;
-use super::store::{PrefixStore, Store};
-use super::tcp::store::TcpStore;
-use super::unique_id::UniqueId;
-use crate::config::Config;
+use super::store::{Store, check_key, check_value, not_set};
+use crate::config::{Config, TransportChoice};
 use crate::error::{Code, Error, Result};
-use crate::transport::keys::{Hex, random_bytes};
+use crate::fork::Home;
+use crate::locks::Mutex;
+use crate::transport::Link;
+use crate::transport::endpoint::{
+    self, Address, ConnectRequest, Conversation, Endpoint, EndpointOptions, Gate, Lane, Seat,
+    Verdict,
+};
+use crate::transport::keys::{GroupKey, KeyPair, PublicKey};
+use crate::types::Rank;
 
-/// How long one wait for the next guest takes; another one follows.
-const WATCH: Duration = Duration::from_secs(60);
+/// The rank of the host in the group of the conversation, and that of all guests.
+const HOST: Rank = 0;
+const GUEST: Rank = 1;
 
-/// How much longer than a guest has time it waits for the host's reply: a busy host may take that long.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long one message to the other side may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two attempts of a guest.
+const PAUSE: Duration = Duration::from_millis(100);
 
-/// The turn that the next guest may take, so that it need not try all before it.
-const NEXT: &str = "next";
+/// What one side may say: far more than two ranks that form a group do.
+const MOST_MESSAGES: usize = 64;
 
-/// What the host says of itself to all guests.
-const HOST: &str = "host";
+const MAGIC: &[u8; 8] = b"uniport\x02";
+const CHECK: usize = 8;
 
-/// The process that serves the store.
-pub(crate) struct Host {
-    id: UniqueId,
-    store: Arc<TcpStore>,
-    is_closed: AtomicBool,
+/// What a host says of itself.
+pub(crate) type Card = [u8; 16];
+
+/// What a guest needs. It holds a secret: a process that has it can come, and no more.
+///
+/// It travels as
+///
+/// ```text
+/// magic "uniport" and version 2 (8)  card (16)  public key of the host (32)  public and private key of guests (64)
+/// address of the host  check: the first bytes of the SHA-256 of all before (8)
+/// ```
+#[derive(Clone)]
+pub(crate) struct Invitation {
+    card: Card,
+    host: PublicKey,
+    guest: Arc<KeyPair>,
+    address: Address,
 }
 
-/// What one pair meets at.
-pub(crate) struct Pair(PrefixStore<Arc<TcpStore>>);
+impl Invitation {
+    /// To be given away.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.card);
+        bytes.extend(self.host);
+        bytes.extend(self.guest.to_bytes());
+        bytes.extend(self.address.to_bytes());
+        let check = Sha256::digest(&bytes);
+        bytes.extend(&check[..CHECK]);
+        bytes
+    }
 
-impl Host {
-    /// Serves a store, and says `card` to every guest.
+    /// What was given away as `bytes`.
     ///
     /// # Errors
-    /// As [`UniqueId::create`].
-    pub(crate) fn open(config: &Config, card: &[u8]) -> Result<Self> {
-        // Those that come need not have been launched with this process.
-        let (id, server) = UniqueId::serve(config, false)?;
-        // No guest can end it, as ranks of a group do that have met.
-        server.end_with_meeting(usize::MAX, Duration::MAX);
-        let store = Arc::new(TcpStore::own(server)?);
-        store.set(HOST, card)?;
-        Ok(Self {
-            id,
-            store,
-            is_closed: AtomicBool::new(false),
-        })
-    }
-
-    /// What a guest needs. It holds a secret.
-    pub(crate) fn id(&self) -> &UniqueId {
-        &self.id
-    }
-
-    /// Waits for the guest of this turn; the first turn is 0. `None` when the host has closed.
-    ///
-    /// # Errors
-    /// `System` when the own store cannot be reached.
-    pub(crate) fn next(&self, turn: u64) -> Result<Option<Pair>> {
-        let name = loop {
-            let waited = self.store.wait(&guest(turn), WATCH);
-            if self.is_closed() {
-                return Ok(None);
-            }
-            match waited {
-                Ok(name) => break name,
-                Err(error) if error.code == Code::Timeout => {}
-                Err(error) => return Err(error),
-            }
-        };
-        self.store.set(NEXT, (turn + 1).to_string().as_bytes())?;
-        self.store.set(&taken(turn), &name)?;
-        Ok(Some(Pair::new(&name, &self.store)))
-    }
-
-    /// Whether [`Host::close`] has been called.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::Acquire)
-    }
-
-    /// Ends the store, and so all that waits at it: [`Host::next`], and pairs that are about to meet.
-    pub(crate) fn close(&self) {
-        self.is_closed.store(true, Ordering::Release);
-        if let Some(server) = self.store.server() {
-            server.stop();
-        }
-    }
-}
-
-impl Pair {
-    /// Comes to the host of `id` as a guest. Returns what the host says of itself, too.
-    ///
-    /// # Errors
-    /// `Timeout` when no host answers within `patience`, `System` when it goes meanwhile.
-    pub(crate) fn visit(id: &UniqueId, patience: Duration) -> Result<(Self, Vec<u8>)> {
-        let begun = Instant::now();
-        Self::come_to(id, patience).map_err(|error| {
-            let code = match begun.elapsed() < patience {
-                true => error.code,
-                false => Code::Timeout,
-            };
-            let address = id.address();
-            Error::new(
-                code,
-                format!(
-                    "no process answers at {address}, or it does not take this one in: has it closed or died, is that its \
-                     address as seen from here, and does no firewall stand between? ({})",
-                    error.message
-                ),
+    /// `InvalidArgument` when they are none.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        Self::read(bytes).ok_or_else(|| {
+            Error::invalid(
+                "these bytes are no address of a port: `bind` returns one; or another version made it, or it was damaged on its way",
             )
         })
     }
 
-    fn come_to(id: &UniqueId, patience: Duration) -> Result<(Self, Vec<u8>)> {
-        let begun = Instant::now();
-        let left = || patience.saturating_sub(begun.elapsed());
-        let store = Arc::new(id.visit(patience)?.with_grace(GRACE));
-        let card = store.wait(HOST, left())?;
-        let name = Hex(&random_bytes::<16>()?).to_string();
-        let text = store.get(NEXT)?.unwrap_or_default();
-        let first = std::str::from_utf8(&text).ok();
-        let mut turn: u64 = first.and_then(|text| text.parse().ok()).unwrap_or(0);
-        loop {
-            store.set(&guest(turn), name.as_bytes())?;
-            if store.wait(&taken(turn), left())? == name.as_bytes() {
-                return Ok((Self::new(name.as_bytes(), &store), card));
-            }
-            turn += 1;
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (content, check) = bytes.split_last_chunk::<CHECK>()?;
+        let (magic, rest) = content.split_first_chunk::<8>()?;
+        let (card, rest) = rest.split_first_chunk()?;
+        let (host, rest) = rest.split_first_chunk()?;
+        let (guest, address) = rest.split_first_chunk()?;
+        let is_whole = magic == MAGIC && Sha256::digest(content)[..CHECK] == *check;
+        is_whole.then_some(())?;
+        Some(Self {
+            card: *card,
+            host: *host,
+            guest: Arc::new(KeyPair::from_bytes(guest)),
+            address: Address::from_bytes(address).ok()?,
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn sample() -> Self {
+        let [address, _] = Address::samples();
+        Self {
+            card: [3; 16],
+            host: [5; 32],
+            guest: Arc::new(KeyPair::from_bytes(&[7; KeyPair::BYTES])),
+            address,
         }
     }
 
-    fn new(name: &[u8], store: &Arc<TcpStore>) -> Self {
-        let prefix = format!("pair/{}", String::from_utf8_lossy(name));
-        Self(PrefixStore::new(prefix, Arc::clone(store)))
+    pub(crate) fn card(&self) -> Card {
+        self.card
     }
+
+    /// The keys of the conversation for the side that holds `own`.
+    fn key(&self, own: &Arc<KeyPair>) -> GroupKey {
+        let members = vec![self.host, self.guest.public()];
+        GroupKey::new(Arc::clone(own), members, [0; 32], true)
+    }
+
+    /// What only those know that were invited.
+    fn secret(&self) -> Secret {
+        Secret::from_bytes(&self.guest.to_bytes())
+    }
+}
+
+impl std::fmt::Debug for Invitation {
+    /// Without the secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Invitation({})", self.address)
+    }
+}
+
+/// The process that lets guests come.
+pub(crate) struct Host {
+    invitation: Invitation,
+    key: GroupKey,
+    /// It keeps the endpoint open to other hosts.
+    seat: Seat,
+    is_closed: Arc<AtomicBool>,
+    home: Home,
+}
+
+/// Where guests arrive.
+struct Door<F> {
+    secret: Secret,
+    is_closed: Arc<AtomicBool>,
+    receive: F,
+}
+
+impl<F: Fn(Pair) + Send + Sync> Gate for Door<F> {
+    /// A conversation is all that a guest may begin here.
+    fn admit(&self, _: Rank, _: Lane) -> Verdict {
+        Verdict::Left
+    }
+
+    fn established(&self, _: Rank, _: Lane, mut link: Box<dyn Link>) {
+        link.send_farewell();
+    }
+
+    fn striped(&self, _: Rank, _: Lane, _: crate::transport::Stripe) {}
+
+    fn conversed(&self, _: Rank, mut conversation: Conversation) {
+        conversation.end_with(Arc::clone(&self.is_closed));
+        (self.receive)(Pair::new(conversation, self.secret.clone(), None));
+    }
+}
+
+impl Host {
+    /// Lets guests come, each of which is given to `receive`, which must not block.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an interface that is not there, `System` when no port can be had.
+    pub(crate) fn open(
+        config: &Config,
+        card: Card,
+        receive: impl Fn(Pair) + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let seat = Endpoint::global(&options(config, None))?;
+        let own = Arc::new(KeyPair::random()?);
+        let invitation = Invitation {
+            card,
+            host: own.public(),
+            guest: Arc::new(KeyPair::random()?),
+            address: seat.address().clone(),
+        };
+        let key = invitation.key(&own);
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let door = Door {
+            secret: invitation.secret(),
+            is_closed: Arc::clone(&is_closed),
+            receive,
+        };
+        seat.register(key.clone(), HOST, 2, Arc::new(door))?;
+        Ok(Self {
+            invitation,
+            key,
+            seat,
+            is_closed,
+            home: Home::here(),
+        })
+    }
+
+    /// What a guest needs. It holds a secret.
+    pub(crate) fn invitation(&self) -> &Invitation {
+        &self.invitation
+    }
+
+    /// Lets no guest in any more, and ends conversations under way.
+    pub(crate) fn close(&self) {
+        if self.home.is_here() {
+            self.is_closed.store(true, Ordering::Release);
+            self.seat.unregister(&self.key.id(), HOST);
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn options(config: &Config, towards: Option<SocketAddr>) -> EndpointOptions {
+    EndpointOptions {
+        host: config.host.clone(),
+        interface: config.interface.clone(),
+        hint: endpoint::hint(),
+        towards,
+        // Those that come need not have been launched with this process.
+        one_host: false,
+        ring_bytes: config.ring_bytes.bytes(),
+    }
+}
+
+/// The conversation of a host and a guest as the store of the group that they form.
+pub(crate) struct Pair {
+    talk: Mutex<Talk>,
+    secret: Secret,
+    address: Option<SocketAddr>,
+}
+
+struct Talk {
+    conversation: Conversation,
+    values: HashMap<String, Vec<u8>>,
+    /// Messages that may still come.
+    left: usize,
+}
+
+impl Pair {
+    fn new(conversation: Conversation, secret: Secret, address: Option<SocketAddr>) -> Self {
+        Self {
+            talk: Mutex::new(Talk {
+                conversation,
+                values: HashMap::new(),
+                left: MOST_MESSAGES,
+            }),
+            secret,
+            address,
+        }
+    }
+
+    /// Comes to the host of the invitation as a guest.
+    ///
+    /// # Errors
+    /// `Timeout` when it does not let this process in within `patience`.
+    pub(crate) fn visit(
+        invitation: &Invitation,
+        config: &Config,
+        patience: Duration,
+    ) -> Result<Self> {
+        let deadline = Instant::now() + patience.min(Duration::from_secs(365 * 86_400));
+        let address = invitation.address.tcp().first().copied();
+        let seat = Endpoint::global(&options(config, address))?;
+        let never = AtomicBool::new(false);
+        loop {
+            let request = ConnectRequest {
+                key: &invitation.key(&invitation.guest),
+                from: GUEST,
+                to: HOST,
+                lane: Lane::PointToPoint,
+                target: &invitation.address,
+                deadline,
+                silence: None,
+                transport: TransportChoice::Tcp,
+                cancelled: &never,
+                turn: None,
+            };
+            let error = match seat.converse(&request) {
+                Ok(conversation) => {
+                    return Ok(Self::new(conversation, invitation.secret(), address));
+                }
+                Err(error) => error,
+            };
+            if Instant::now() + PAUSE < deadline {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            return Err(Error::new(
+                Code::Timeout,
+                format!(
+                    "no process answers at {}, or it does not take this one in: has it closed or died, is that its \
+                     address as seen from here, and does no firewall stand between? ({})",
+                    invitation.address, error.message
+                ),
+            ));
+        }
+    }
+}
+
+impl Talk {
+    /// Takes what the other side has set, until `key` is there or the deadline has passed.
+    fn look(&mut self, key: &str, deadline: Instant) -> Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(value) = self.values.get(key) {
+                return Ok(Some(value.clone()));
+            }
+            let Some(message) = self.conversation.receive(deadline)? else {
+                return Ok(None);
+            };
+            let (key, value) = read(&message)
+                .filter(|_| self.left > 0)
+                .ok_or_else(|| Error::new(Code::Untrusted, "a guest says what none would say"))?;
+            self.left -= 1;
+            // A key is set once.
+            let value = || value.to_vec();
+            self.values.entry(key.to_owned()).or_insert_with(value);
+        }
+    }
+}
+
+/// `key` set to `value`, as one side tells the other.
+pub(crate) fn write(key: &str, value: &[u8]) -> Vec<u8> {
+    let mut message = (key.len() as u16).to_le_bytes().to_vec();
+    message.extend(key.as_bytes());
+    message.extend(value);
+    message
+}
+
+/// Such a message as the key and the value.
+pub(crate) fn read(message: &[u8]) -> Option<(&str, &[u8])> {
+    let (length, rest) = message.split_first_chunk()?;
+    let (key, value) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
+    Some((std::str::from_utf8(key).ok()?, value))
 }
 
 impl Store for Pair {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.0.set(key, value)
+        check_key(key)?;
+        check_value(key, value)?;
+        let mut talk = self.talk.lock();
+        talk.values.insert(key.to_owned(), value.to_vec());
+        let deadline = Instant::now() + PATIENCE;
+        talk.conversation.send(&write(key, value), deadline)
     }
 
     fn wait(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        self.0.wait(key, timeout)
+        let deadline = Instant::now() + timeout.min(Duration::from_secs(365 * 86_400));
+        let found = self.talk.lock().look(key, deadline)?;
+        found.ok_or_else(|| not_set(key, timeout))
     }
 
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        self.0.get(key)
+        self.talk.lock().look(key, Instant::now())
     }
 
     fn address(&self) -> Option<SocketAddr> {
-        self.0.address()
+        self.address
     }
 
     fn secret(&self) -> Option<Secret> {
-        self.0.secret()
+        Some(self.secret.clone())
     }
 
     fn is_for_strangers(&self) -> bool {
@@ -174,64 +385,123 @@ impl Store for Pair {
     }
 }
 
-fn guest(turn: u64) -> String {
-    format!("guest/{turn}")
-}
-
-fn taken(turn: u64) -> String {
-    format!("taken/{turn}")
-}
-
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use crossbeam_channel::{Receiver, unbounded};
 
     use super::*;
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// Guests that come at once each get a pair of their own, and the host can close while it waits.
+    fn config() -> Config {
+        let mut config = Config::default();
+        config.set("interface", "lo").expect("a setting");
+        config
+    }
+
+    fn host() -> (Host, Receiver<Pair>) {
+        let (guests, arrivals) = unbounded();
+        let receive = move |pair| guests.send(pair).expect("the test listens");
+        let host = Host::open(&config(), [7; 16], receive).expect("a host");
+        (host, arrivals)
+    }
+
+    fn given(host: &Host) -> Invitation {
+        Invitation::from_bytes(&host.invitation().to_bytes()).expect("as it was given away")
+    }
+
     #[test]
-    fn every_guest_is_one_of_a_pair() {
-        let host = Host::open(&Config::default(), b"card").expect("a store");
-        let guests = 12;
-        thread::scope(|scope| {
-            for number in 0..guests {
-                let id = *host.id();
-                scope.spawn(move || {
-                    let (pair, card) = Pair::visit(&id, SOON).expect("a pair");
-                    assert_eq!(card, b"card");
-                    assert!(pair.secret().is_some() && pair.is_for_strangers());
-                    pair.set("mine", &[number]).expect("set");
-                    assert_eq!(pair.wait("yours", SOON).expect("an answer"), [number]);
-                });
-            }
-            let mut seen = Vec::new();
-            for turn in 0..u64::from(guests) {
-                let pair = host.next(turn).expect("a guest").expect("open");
-                let number = pair.wait("mine", SOON).expect("its number");
-                pair.set("yours", &number).expect("set");
-                seen.extend(number);
-            }
-            seen.sort_unstable();
-            assert_eq!(seen, (0..guests).collect::<Vec<_>>());
-            let waits = scope.spawn(|| host.next(u64::from(guests)).expect("no failure").is_none());
-            thread::sleep(Duration::from_millis(50));
-            host.close();
-            assert!(waits.join().expect("no panic"), "it has closed");
-        });
+    fn every_guest_has_a_conversation_of_its_own() {
+        let (host, arrivals) = host();
+        let invitation = given(&host);
+        assert_eq!(invitation.card(), [7; 16]);
+        let [one, two] = [1, 2].map(|_| Pair::visit(&invitation, &config(), SOON).expect("let in"));
+        let [first, second] = [0, 1].map(|_| arrivals.recv_timeout(SOON).expect("a guest"));
+        assert!(one.secret() == first.secret() && one.is_for_strangers());
+        one.set("key", b"one").expect("set");
+        two.set("key", b"two").expect("set");
+        let seen = [&first, &second].map(|pair| pair.wait("key", SOON).expect("its own"));
+        assert!(
+            seen == [b"one", b"two"] || seen == [b"two", b"one"],
+            "{seen:?}"
+        );
+        assert_eq!(one.get("other").expect("no failure"), None);
+        let (of_one, _) = if seen[0] == b"one" {
+            (&first, &second)
+        } else {
+            (&second, &first)
+        };
+        of_one.set("other", b"for one alone").expect("set");
+        assert_eq!(one.wait("other", SOON).expect("set"), b"for one alone");
+        let late = Duration::from_millis(50);
+        assert_eq!(two.wait("other", late).unwrap_err().code, Code::Timeout);
+        host.close();
+        for pair in [first, second] {
+            let error = pair.wait("never", SOON).unwrap_err();
+            assert!(
+                [Code::Aborted, Code::System].contains(&error.code),
+                "{error}"
+            );
+        }
+    }
+
+    /// A guest holds all that its invitation has, and can be nobody but a guest by it.
+    #[test]
+    fn a_guest_cannot_pose_as_the_host() {
+        let (host, _arrivals) = host();
+        let invitation = given(&host);
+        // Another host, with the same key pair of guests, at the address that a third process is led to.
+        let (guests, arrivals) = unbounded::<Pair>();
+        let receive = move |pair| guests.send(pair).expect("the test listens");
+        let liar = Host::open(&config(), [7; 16], receive).expect("a host");
+        let key = invitation.key(&invitation.guest);
+        let door = Door {
+            secret: invitation.secret(),
+            is_closed: Arc::default(),
+            receive: |_| panic!("a guest was taken in by a liar"),
+        };
+        // It answers for the group of the conversation with the key that it has, that of guests.
+        liar.seat.unregister(&host.key.id(), HOST);
+        let apart = EndpointOptions {
+            host: Some("liar".into()),
+            ..options(&config(), None)
+        };
+        let elsewhere = Endpoint::global(&apart).expect("an endpoint");
+        elsewhere
+            .register(key, HOST, 2, Arc::new(door))
+            .expect("registered");
+        let led_astray = Invitation {
+            address: elsewhere.address().clone(),
+            ..invitation
+        };
+        let patience = Duration::from_millis(300);
+        let error = Pair::visit(&led_astray, &config(), patience).err().unwrap();
+        assert_eq!(error.code, Code::Timeout, "{error}");
+        assert!(arrivals.is_empty());
     }
 
     #[test]
     fn a_host_that_has_gone_is_named() {
-        let host = Host::open(&Config::default(), b"").expect("a store");
-        let id = *host.id();
-        // It serves, and takes no guest.
-        let error = Pair::visit(&id, Duration::from_millis(200)).err().unwrap();
-        assert_eq!(error.code, Code::Timeout);
-        assert!(error.message.contains(&id.address().to_string()), "{error}");
+        let (host, _arrivals) = host();
+        let invitation = given(&host);
+        let address = invitation.address.to_string();
         drop(host);
-        let error = Pair::visit(&id, Duration::from_millis(200)).err().unwrap();
+        let error = Pair::visit(&invitation, &config(), Duration::from_millis(200));
+        let error = error.err().unwrap();
         assert_eq!(error.code, Code::Timeout);
+        assert!(error.message.contains(&address), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_invitation_is_refused() {
+        let (host, _arrivals) = host();
+        let good = host.invitation().to_bytes();
+        for at in (0..good.len()).step_by(7) {
+            let mut damaged = good.clone();
+            damaged[at] ^= 1;
+            assert!(Invitation::from_bytes(&damaged).is_err(), "byte {at}");
+        }
+        assert!(Invitation::from_bytes(&good[..good.len() - 1]).is_err());
+        assert!(Invitation::from_bytes(&[]).is_err());
     }
 }

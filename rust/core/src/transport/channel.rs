@@ -17,6 +17,8 @@ pub enum PeerState {
     /// Its end of the control channel closed without a farewell: the process ended, or the host is gone. What it
     /// had sent before can still be received. The string says what was seen (`connection reset`).
     Lost(String),
+    /// It sent what no member sends, on the control channel, and is not listened to any more. The string says what.
+    Broken(String),
 }
 
 /// Why a group was aborted, as it travels from rank to rank.

@@ -24,6 +24,9 @@ pub struct KeyPair {
 }
 
 impl KeyPair {
+    /// The length of a pair that is given away.
+    pub(crate) const BYTES: usize = 64;
+
     /// A new random pair.
     ///
     /// # Errors
@@ -42,6 +45,23 @@ impl KeyPair {
             private: half(pair.private),
             public: half(pair.public),
         })
+    }
+
+    /// The pair as it is given away, together with what it opens: its public half first.
+    pub(crate) fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..32].copy_from_slice(&self.public);
+        bytes[32..].copy_from_slice(&self.private);
+        bytes
+    }
+
+    /// The pair that was given away as `bytes`. Where the halves do not belong together, no handshake succeeds.
+    pub(crate) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let half = |at: usize| bytes[at..at + 32].try_into().expect("32 bytes");
+        Self {
+            public: half(0),
+            private: half(32),
+        }
     }
 
     /// The half to publish.

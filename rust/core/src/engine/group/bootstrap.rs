@@ -1,6 +1,7 @@
 //! How groups come to be: through a store, inside a process, and by splitting another group.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,9 @@ use crate::engine::state::{Group, Mail, Membership, threads};
 
 /// Hosts are near each other whose round trip is no longer: it takes ten or more of them to bring a connection up to speed.
 const NEAR: Duration = Duration::from_millis(1);
+
+/// Whether this process has said that encryption without a secret is weak.
+static SAID_UNPROVEN: AtomicBool = AtomicBool::new(false);
 
 /// The tag of monitored barriers, out of the range of users' tags.
 const BARRIER_TAG: u64 = u64::MAX;
@@ -402,6 +406,12 @@ fn introduction(
 ) -> Result<Introduction> {
     let mut me = Introduction::new(rank, world, address.to_bytes(), config)?;
     me.secret = secret(store, config)?;
+    if config.encrypt.0 && me.secret.is_none() && !SAID_UNPROVEN.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            "encryption without a secret: a process that can write to the store, or change what goes to it, can take part all the same; \
+             set UNISONO_SECRET_FILE, or start the ranks with `unisono launch`, which makes a secret"
+        );
+    }
     let Place {
         node,
         nodes,

@@ -13,7 +13,7 @@ use crate::transport::endpoint::{ConnectRequest, Lane, Outcome, Seat, Turn};
 use crate::transport::{Interest, Notice, PeerState, Stripe};
 use crate::types::Rank;
 
-use crate::engine::links::{Direction, LinkTable, OpenLink, Slot, Waiting, loss};
+use crate::engine::links::{Direction, LinkTable, OpenLink, Slot, Waiting, as_told, loss};
 use crate::engine::message::matching::{Dependence, UnderWay};
 use crate::engine::state::{Core, Group, Mail, Operation};
 use crate::engine::work::WorkState;
@@ -278,10 +278,10 @@ impl Group {
         if !core.is_busy() {
             return;
         }
-        let mut aborted: Option<Notice> = None;
+        let mut aborted: Option<(Rank, Notice)> = None;
         let mut someone_left = false;
         for (lane, peer, open) in core.links.iter_open() {
-            aborted = open.look().or(aborted);
+            aborted = open.look().map(|notice| (peer, notice)).or(aborted);
             someone_left |= open.ended.is_some();
             if let Some(numbers) = open.link.wants_stripes()
                 && !self.open_stripes(lane, peer, numbers)
@@ -289,11 +289,11 @@ impl Group {
                 open.link.give_up_stripes();
             }
         }
-        if let Some(notice) = aborted {
+        if let Some((teller, notice)) = aborted {
             // What the others had sent before may be all that an operation still needs.
             self.step(core);
             if core.is_busy() {
-                self.end_as(core, &notice);
+                self.end_as(core, teller, &notice);
             }
             return;
         }
@@ -322,10 +322,10 @@ impl Group {
         }
     }
 
-    /// Another rank has aborted the group.
-    pub(crate) fn end_as(&self, core: &mut Core, notice: &Notice) {
-        let mut error = Error::new(notice.code, notice.message.clone());
-        error.peer = notice.culprit.map(|rank| rank as Rank);
+    /// `teller` says that the group was aborted, by itself or by another rank. It may say of others whatever it likes, so the
+    /// error says by whom it was told.
+    pub(crate) fn end_as(&self, core: &mut Core, teller: Rank, notice: &Notice) {
+        let error = as_told(notice, self.world, (teller, &self.name_of(teller)));
         self.fail_with(core, error, notice);
     }
 
@@ -366,7 +366,7 @@ impl Group {
     /// Why `peer` will not answer, if it will not.
     fn gone(&self, core: &mut Core, lane: Lane, peer: Rank) -> Option<Error> {
         self.ensure_link(core, lane, peer);
-        let lost = |state: &PeerState| loss(state, peer, &self.name_of(peer));
+        let lost = |state: &PeerState| loss(state, self.world, (peer, &self.name_of(peer)));
         let links = &mut core.links;
         match links.slot(lane, peer) {
             Slot::Open(open) => lost(open.ended.as_ref()?),

@@ -93,7 +93,7 @@ impl Group {
             if state == PeerState::Left && !needs(peer) {
                 continue;
             }
-            let error = loss(&state, peer, &self.name_of(peer));
+            let error = loss(&state, self.world, (peer, &self.name_of(peer)));
             // What a peer says of the cause tells more than that another one is gone.
             if found.is_none() || matches!(state, PeerState::Aborted(_)) {
                 found = error;

@@ -339,7 +339,7 @@ fn what_is_no_control_frame_ends_the_group() {
                     };
                     liar.control.send(&bytes);
                 });
-                assert_named(what, Code::PeerLost, &errors);
+                assert_named(what, Code::Untrusted, &errors);
                 assert!(
                     errors[0].message.contains("control channel"),
                     "{}",
@@ -399,8 +399,7 @@ fn what_is_no_record_ends_the_group() {
                     liar.control.hang_up();
                 }
             });
-            let lost = on_control || matches!(tampering, Tampering::Truncated);
-            let code = if lost {
+            let code = if matches!(tampering, Tampering::Truncated) {
                 Code::PeerLost
             } else {
                 Code::Untrusted

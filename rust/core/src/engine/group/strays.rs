@@ -143,7 +143,7 @@ impl Group {
             };
             open.link.disarm();
             if let Some(notice) = open.look() {
-                self.end_as(core, &notice);
+                self.end_as(core, *peer, &notice);
                 return Outlook::Over;
             }
         }

@@ -339,7 +339,7 @@ impl LinkTable {
 }
 
 /// The error of an operation that needs `peer`, which `name` names, after its link has ended, or `None` while it has not.
-pub(crate) fn loss(state: &PeerState, peer: Rank, name: &str) -> Option<Error> {
+pub(crate) fn loss(state: &PeerState, world: usize, (peer, name): (Rank, &str)) -> Option<Error> {
     let error = match state {
         PeerState::Present => return None,
         PeerState::Left => Error::new(
@@ -356,14 +356,26 @@ pub(crate) fn loss(state: &PeerState, peer: Rank, name: &str) -> Option<Error> {
                  look at that rank's own output for the cause"
             ),
         ),
-        PeerState::Aborted(notice) => {
-            let culprit = notice.culprit.map(|rank| rank as Rank);
-            let mut error = Error::new(notice.code, notice.message.clone());
-            error.peer = culprit;
-            return Some(error);
-        }
+        PeerState::Broken(seen) => Error::new(
+            Code::Untrusted,
+            format!("{name} sent what no rank of this version sends: {seen}"),
+        ),
+        PeerState::Aborted(notice) => return Some(as_told(notice, world, (peer, name))),
     };
     Some(error.with_peer(peer))
+}
+
+/// The error of a notice that `teller` has sent, of itself or of another rank. It may say whatever it likes, so the error says
+/// who told it; a culprit that does not exist is a lie of the teller's.
+pub(crate) fn as_told(notice: &Notice, world: usize, (teller, name): (Rank, &str)) -> Error {
+    let culprit = notice.culprit.map(|rank| rank as Rank);
+    if let Some(unknown) = culprit.filter(|rank| *rank >= world) {
+        let what = format!("{name} blames rank {unknown}, which this group does not have");
+        return Error::new(Code::Untrusted, what).with_peer(teller);
+    }
+    let mut error = Error::new(notice.code, format!("{} (told by {name})", notice.message));
+    error.peer = culprit;
+    error
 }
 
 /// The pieces of a payload that is lent.

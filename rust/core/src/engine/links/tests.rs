@@ -169,3 +169,24 @@ fn whatever_fails_on_a_link_names_its_peer() {
         assert!(error.message.contains("impossible words"), "{error}");
     }
 }
+
+/// A rank may say of others whatever it likes, but not in another's name.
+#[test]
+fn who_tells_of_a_failure_is_named() {
+    let teller = (3, "rank 3 (host, pid 4)");
+    let notice = |culprit| Notice {
+        code: Code::PeerLost,
+        origin: 1,
+        culprit,
+        message: "rank 2 is gone".into(),
+    };
+    let error = as_told(&notice(Some(2)), 4, teller);
+    assert_eq!((error.code, error.peer), (Code::PeerLost, Some(2)));
+    assert_eq!(
+        error.message,
+        "rank 2 is gone (told by rank 3 (host, pid 4))"
+    );
+    let error = as_told(&notice(Some(4)), 4, teller);
+    assert_eq!((error.code, error.peer), (Code::Untrusted, Some(3)));
+    assert!(error.message.contains("blames rank 4"), "{error}");
+}

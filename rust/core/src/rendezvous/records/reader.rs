@@ -1,6 +1,7 @@
 //! Numbers, texts and runs of bytes, as records have them.
 
 use super::Refused;
+use crate::error::ForeignText;
 
 /// Appends `bytes` with its length. Lengths were checked when the introduction was.
 pub(super) fn put(to: &mut Vec<u8>, bytes: &[u8]) {
@@ -41,8 +42,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn text(&mut self, most: usize) -> Option<String> {
-        let bytes = self.bytes(most)?;
-        std::str::from_utf8(bytes).ok().map(str::to_owned)
+        ForeignText::read(self.bytes(most)?).map(String::from)
     }
 
     /// Nothing may follow.

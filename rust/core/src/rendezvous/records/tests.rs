@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::error::ForeignText;
 use crate::plan::cost::Costs;
 
 const OPEN: Seal<'static> = Seal {
@@ -14,8 +15,22 @@ const CLOSED: Seal<'static> = Seal {
     key: Some([3; 32]),
 };
 
+/// Any, as one that is read is shown.
 fn text() -> impl Strategy<Value = String> {
-    ".{0,40}"
+    ".{0,40}".prop_map(|text| ForeignText::read(text.as_bytes()).expect("a text").into())
+}
+
+/// A store may hold what anybody has put there, and errors show it.
+#[test]
+fn what_a_store_says_does_not_command_a_terminal() {
+    let mut error = Error::new(Code::Mismatch, "\u{1b}[2J\r\nall is well");
+    error.peer = Some(1);
+    let bytes = OPEN.write_verdict(&Verdict::Failure(error));
+    let Ok(Verdict::Failure(seen)) = OPEN.read_verdict(&bytes) else {
+        panic!("it can be read");
+    };
+    assert!(!seen.message.contains(char::is_control), "{seen:?}");
+    assert!(seen.message.ends_with("all is well"));
 }
 
 prop_compose! {

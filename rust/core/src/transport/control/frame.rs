@@ -1,7 +1,7 @@
 //! What travels on a control channel, and how it is written.
 
 use super::super::{Notice, Position};
-use crate::error::Code;
+use crate::error::{Code, ForeignText};
 use crate::heap::Identity;
 
 /// The longest text of a [`Notice`] that travels, in bytes; longer ones are cut between characters.
@@ -199,14 +199,14 @@ fn parse_notice(payload: &[u8]) -> Result<Notice, String> {
         1 => Some(u32::from_le_bytes([c0, c1, c2, c3])),
         other => return Err(format!("abort notice with culprit flag {other}")),
     };
-    let Ok(message) = std::str::from_utf8(message) else {
+    let Some(message) = ForeignText::read(message) else {
         return Err("abort notice that is not UTF-8".to_owned());
     };
     Ok(Notice {
         code,
         origin: u32::from_le_bytes([o0, o1, o2, o3]),
         culprit,
-        message: message.to_owned(),
+        message: message.into(),
     })
 }
 

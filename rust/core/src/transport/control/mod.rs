@@ -8,7 +8,8 @@
 //!
 //! Nothing here blocks. What the socket does not take is kept and tried again on the next call, and
 //! once more when the channel is dropped. The end of the socket is the end of the peer: an orderly
-//! one announces it with a farewell, so an end without it means that the process is gone.
+//! one announces it with a farewell, so an end without it means that the process is gone. A peer that breaks the rules is
+//! another matter: it is not said to be gone.
 //!
 //! Between processes of a host it also passes the segments of their heaps (`segments.rs`).
 
@@ -232,7 +233,7 @@ impl Control {
                 Err(Failure::Socket(Errno::AGAIN)) => return true,
                 Err(Failure::Socket(Errno::INTR)) => {}
                 Err(Failure::Socket(errno)) => self.end(describe(errno)),
-                Err(Failure::Forged) => self.end(
+                Err(Failure::Forged) => self.refuse(
                     "the control channel's bytes were changed, repeated or left out on the way"
                         .to_owned(),
                 ),
@@ -285,14 +286,14 @@ impl Control {
                 Ok(None) => break,
                 Err(what) => {
                     self.inbound.clear();
-                    return self.end(format!("{what} on the control channel"));
+                    return self.refuse(format!("{what} on the control channel"));
                 }
             }
         }
         self.inbound.drain(..done);
         let strays = |segments: &Segments| segments.has_strays(self.inbound.is_empty());
         if self.segments.as_ref().is_some_and(strays) {
-            self.end("a descriptor without a frame on the control channel".to_owned());
+            self.refuse("a descriptor without a frame on the control channel".to_owned());
         }
     }
 
@@ -334,6 +335,15 @@ impl Control {
         self.ended = true;
         if self.state == PeerState::Present {
             self.state = PeerState::Lost(what);
+            self.news = true;
+        }
+    }
+
+    /// The peer has broken the rules. That outranks what it may have said before of itself.
+    pub(super) fn refuse(&mut self, what: String) {
+        self.ended = true;
+        if !matches!(self.state, PeerState::Aborted(_)) {
+            self.state = PeerState::Broken(what);
             self.news = true;
         }
     }

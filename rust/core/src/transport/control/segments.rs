@@ -144,18 +144,18 @@ impl Control {
     /// The peer announced a segment.
     pub(super) fn admit(&mut self, identity: Identity) {
         let Some(segments) = &mut self.segments else {
-            return self.end("a segment on a control channel that passes none".to_owned());
+            return self.refuse("a segment on a control channel that passes none".to_owned());
         };
         let file = segments.take(identity);
         match segments.peer.admit(identity, file) {
             Ok(_) if self.outbound.len() > MAX_UNREAD => {
-                self.end("announced segments without reading the answers".to_owned());
+                self.refuse("announced segments without reading the answers".to_owned());
             }
             Ok(mapped) => {
                 let segment = identity.segment;
                 self.send(&Frame::SegmentAnswer { segment, mapped });
             }
-            Err(error) => self.end(error.message),
+            Err(error) => self.refuse(error.message),
         }
     }
 

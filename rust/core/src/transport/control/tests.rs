@@ -10,7 +10,7 @@ use super::frame::{
     ABORT, ANSWER, DOORBELL, FAREWELL, QUESTION, SEGMENT, SEGMENT_ANSWER, SEGMENT_GONE,
 };
 use super::*;
-use crate::error::Code;
+use crate::error::{Code, ForeignText};
 use crate::heap::{self, Buffer, Identity};
 use crate::transport::{Notice, POSITION_BYTES};
 
@@ -150,7 +150,7 @@ fn garbage_ends_the_channel_and_is_described() {
         let (mut control, mut peer) = pair();
         peer.write_all(bytes).unwrap();
         peer.write_all(&[FAREWELL, 0, 0]).unwrap();
-        assert_eq!(control.peer_state(), PeerState::Lost(what.to_owned()));
+        assert_eq!(control.peer_state(), PeerState::Broken(what.to_owned()));
     }
 }
 
@@ -344,7 +344,7 @@ fn what_no_member_announces_ends_the_channel() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut control = Control::with_segments(ours);
         send_with(&theirs, &bytes, files);
-        let PeerState::Lost(seen) = control.peer_state() else {
+        let PeerState::Broken(seen) = control.peer_state() else {
             panic!("{what}: the channel goes on");
         };
         assert!(seen.contains(what), "{seen}");
@@ -352,7 +352,7 @@ fn what_no_member_announces_ends_the_channel() {
     let (mut control, peer) = pair();
     send_with(&peer, &announced, &[fd]);
     let what = "a segment on a control channel that passes none";
-    assert_eq!(control.peer_state(), PeerState::Lost(what.to_owned()));
+    assert_eq!(control.peer_state(), PeerState::Broken(what.to_owned()));
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn a_peer_that_announces_and_does_not_read_is_left() {
         }
     }
     let what = "announced segments without reading the answers";
-    assert_eq!(state, PeerState::Lost(what.to_owned()));
+    assert_eq!(state, PeerState::Broken(what.to_owned()));
     assert!(control.outbound.len() < 1 << 17);
 }
 
@@ -412,6 +412,8 @@ proptest! {
     #[test]
     fn any_text_travels(message in ".{0,2000}", code in 1u8..=9, culprit: Option<u32>) {
         let code = Code::from_number(code).unwrap();
+        // As one that is read is shown.
+        let message = ForeignText::read(message.as_bytes()).unwrap().into();
         let notice = Notice { code, origin: 1, culprit, message };
         let mut bytes = Vec::new();
         Frame::Abort(notice.clone()).write(&mut bytes);

@@ -1,133 +1,393 @@
-//! Accepting: one thread waits on the listening sockets; each connection is judged on a short-lived thread of its
-//! own, within a total time and a total number (`crowd.rs`). What a proven member asks for is then served by the
-//! transport whose row in `transports` has that purpose.
+//! Accepting: one thread over one epoll has the listening sockets and every connection that has proved nothing yet. So what
+//! strangers do costs no thread, and no more descriptors than [`Limits::simultaneous`](super::shared::Limits), whatever
+//! they send and however many come. A connection is a state machine until its proof ([`guest`](super::guest)). Only a
+//! proven member gets a thread, one of a bounded number, on which the transport whose row in `transports` has the purpose
+//! of its hello makes the link.
 //!
-//! Over the Unix socket only processes of this process's user are heard: what is shared there is memory.
+//! Over the Unix socket only processes of this process's user are heard, since memory is shared there. The kernel says who
+//! is at the other end, so another user's connection is closed before anything is spent on it.
 
+use std::collections::BTreeMap;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{SendFlags, send};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-use super::crowd::{Crowd, Guest};
+use super::conversation;
+use super::crowd::{Crowd, Room};
+use super::guest::{Guest, Progress, Proof};
 use super::listen::Listeners;
-use super::membership::Membership;
 use super::parked::Parked;
-use super::rate;
 use super::shared::Shared;
 use super::transports::TRANSPORTS;
-use super::visit::{Reason, Stream, Visit, peer_of};
-use super::wire::{Patience, foreign_user, has_ended, timespec};
+use super::visit::{Place, Reason, Stream, Visit, peer_of};
+use super::wire::{Cut, Patience, foreign_user, timespec};
+use crate::error::{Error, Result};
+use crate::fence::contained;
 use crate::fork;
-use crate::threads;
-use crate::transport::handshake::{Answer, Challenged, HELLO_BYTES, PROOF_BYTES, Reply, Stranger};
-use crate::transport::keys::Hex;
+use crate::transport::handshake::{Answer, Purpose};
 
 /// How often the accepting thread looks for parked streams that no group has asked for.
 const SWEEP: Duration = Duration::from_secs(1);
+/// How long nothing is accepted after the system refused a connection: most likely no descriptors are left.
+const REFUSED_PAUSE: Duration = Duration::from_millis(50);
+/// How many connections of one listener are accepted before the others have their turn.
+const ACCEPTED_AT_ONCE: usize = 32;
 
-/// The accepting thread.
-pub(super) fn run(shared: &Arc<Shared>, mut listeners: Listeners) {
-    let crowd = Arc::new(Crowd::new());
-    let mut timeout = None;
-    loop {
-        let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
-        let tcp = listeners.inside.iter().chain(&listeners.outside);
-        fds.extend(tcp.map(|tcp| PollFd::new(tcp, PollFlags::IN)));
-        let unix = listeners.unix.as_ref();
-        fds.extend(unix.map(|unix| PollFd::new(unix, PollFlags::IN)));
-        // A failure other than an interruption cannot happen with valid arguments; accept will then find nothing.
-        let _ = poll(&mut fds, timeout.map(timespec).as_ref());
-        if shared.stopping.load(Ordering::Acquire) {
-            return;
-        }
-        let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
-        if shared.inside_only.load(Ordering::Acquire) && !listeners.outside.is_empty() {
-            listeners.outside.clear();
-            tracing::info!("all ranks are on this host: listening on loopback alone");
-        }
-        let waiting = sweep(shared);
-        let mut trouble = false;
-        for tcp in listeners.inside.iter().chain(&listeners.outside) {
-            let accepted = accept_one(tcp, |listener| {
-                listener.accept().map(|(stream, _)| Stream::Tcp(stream))
-            });
-            trouble |= admit(shared, &crowd, accepted);
-        }
-        if let Some(unix) = &listeners.unix {
-            let accepted = accept_one(unix, |listener| {
-                listener.accept().map(|(stream, _)| Stream::Unix(stream))
-            });
-            trouble |= admit(shared, &crowd, accepted);
-        }
-        if trouble {
-            // Most likely no descriptors are left; the connection stays in the backlog meanwhile.
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        timeout = waiting.then_some(SWEEP);
+const WAKE: u64 = 0;
+const FIRST_LISTENER: u64 = 1;
+/// Above the listeners of any host.
+const FIRST_GUEST: u64 = 1 << 32;
+
+/// A socket that connections come to.
+struct Listener {
+    socket: Socket,
+    /// It is for other hosts alone.
+    is_outside: bool,
+}
+
+enum Socket {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Socket {
+    fn accept(&self) -> io::Result<Stream> {
+        fork::make_private(|| match self {
+            Self::Unix(unix) => unix.accept().map(|(stream, _)| Stream::Unix(stream)),
+            Self::Tcp(tcp) => tcp.accept().map(|(stream, _)| Stream::Tcp(stream)),
+        })
     }
 }
 
-/// A connection, nothing when none waits, or the system's refusal.
-fn accept_one<L>(
-    listener: &L,
-    accept: impl FnOnce(&L) -> std::io::Result<Stream>,
-) -> std::io::Result<Option<Stream>> {
-    use std::io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
-    match fork::make_private(|| accept(listener)) {
-        Ok(stream) => Ok(Some(stream)),
-        Err(error) if matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted) => {
-            Ok(None)
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(unix) => unix.as_fd(),
+            Self::Tcp(tcp) => tcp.as_fd(),
         }
-        Err(error) => Err(error),
     }
 }
 
-/// Starts the handshake of an accepted connection. True when the system refused something.
-fn admit(
-    shared: &Arc<Shared>,
-    crowd: &Arc<Crowd>,
-    accepted: std::io::Result<Option<Stream>>,
-) -> bool {
-    let stream = match accepted {
-        Ok(Some(stream)) => stream,
-        Ok(None) => return false,
-        Err(cause) => {
-            if let Some(suppressed) = shared.strangers.lock().line() {
-                tracing::warn!(%cause, suppressed, "cannot accept a connection");
+/// The state of the accepting thread.
+pub(super) struct Acceptor {
+    shared: Arc<Shared>,
+    epoll: OwnedFd,
+    listeners: BTreeMap<u64, Listener>,
+    /// In the order in which they came.
+    guests: BTreeMap<u64, Guest>,
+    next: u64,
+    crowd: Crowd,
+    /// Nothing is accepted before.
+    accepts_from: Option<Instant>,
+}
+
+impl Acceptor {
+    /// # Errors
+    /// `System` when the epoll cannot be made.
+    pub(super) fn new(shared: Arc<Shared>, listeners: Listeners) -> Result<Self> {
+        let failed = |cause: rustix::io::Errno| Error::system("wait for connections", cause);
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
+        epoll::add(
+            &epoll,
+            &shared.wake,
+            EventData::new_u64(WAKE),
+            EventFlags::IN,
+        )
+        .map_err(failed)?;
+        let tcp = |is_outside| {
+            move |tcp| Listener {
+                socket: Socket::Tcp(tcp),
+                is_outside,
             }
-            return true;
+        };
+        let unix = listeners.unix.map(|unix| Listener {
+            socket: Socket::Unix(unix),
+            is_outside: false,
+        });
+        let inside = listeners.inside.into_iter().map(tcp(false));
+        let all = inside.chain(listeners.outside.into_iter().map(tcp(true)));
+        let listeners: BTreeMap<u64, Listener> = (FIRST_LISTENER..).zip(all.chain(unix)).collect();
+        for (id, listener) in &listeners {
+            let data = EventData::new_u64(*id);
+            epoll::add(&epoll, &listener.socket, data, EventFlags::IN).map_err(failed)?;
         }
-    };
-    crowd.wait_for_room(shared);
-    let place = crowd.enter();
-    let ours = Arc::clone(shared);
-    let spawned = threads::spawn("unisono-handshake", move || {
-        let peer = stream.peer();
-        match receive(&ours, stream, &place.guest) {
-            Ok(()) => {}
-            Err(reason) if reason.is_usual => {
-                tracing::debug!(%peer, %reason, "a connection came to nothing");
-            }
-            Err(reason) => {
-                if let Some(suppressed) = ours.strangers.lock().line() {
-                    tracing::warn!(%peer, %reason, suppressed, "turned a connection away");
+        Ok(Self {
+            shared,
+            epoll,
+            listeners,
+            guests: BTreeMap::new(),
+            next: FIRST_GUEST,
+            crowd: Crowd::new(),
+            accepts_from: None,
+        })
+    }
+
+    /// Accepts until the endpoint goes.
+    pub(super) fn run(mut self) {
+        let mut events: Vec<Event> = Vec::with_capacity(128);
+        let mut has_parked = false;
+        loop {
+            let left = self.next_deadline().map(|deadline| {
+                let left = deadline.saturating_duration_since(Instant::now());
+                left.min(Duration::from_secs(60))
+            });
+            let sweep = has_parked.then_some(SWEEP);
+            let timeout = left.into_iter().chain(sweep).min().map(timespec);
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(cause) => {
+                    tracing::error!(%cause, "this process accepts no more connections");
+                    return;
                 }
             }
+            if self.shared.stopping.load(Ordering::Acquire) {
+                return;
+            }
+            for event in &events {
+                match event.data.u64() {
+                    WAKE => self.wake(),
+                    id if id < FIRST_GUEST => self.accept(id),
+                    id => self.service(id),
+                }
+            }
+            self.expire();
+            has_parked = sweep_parked(&self.shared);
         }
-    });
-    if let Err(cause) = &spawned
-        && let Some(suppressed) = shared.strangers.lock().line()
-    {
-        tracing::warn!(%cause, suppressed, "cannot start a thread for a connection, which is closed");
     }
-    spawned.is_err()
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let limits = &self.shared.limits;
+        let guests = self.guests.values().map(|guest| guest.deadline(limits));
+        guests.chain(self.accepts_from).min()
+    }
+
+    /// Something has changed elsewhere: a group was registered, a visit has ended, or the endpoint is for this host alone.
+    fn wake(&mut self) {
+        let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
+        if self.shared.inside_only.load(Ordering::Acquire) {
+            let outside = self
+                .listeners
+                .extract_if(.., |_, listener| listener.is_outside);
+            let outside: Vec<Listener> = outside.map(|(_, listener)| listener).collect();
+            for listener in &outside {
+                let _ = epoll::delete(&self.epoll, &listener.socket);
+            }
+            if !outside.is_empty() {
+                tracing::info!("all ranks are on this host: listening on loopback alone");
+            }
+        }
+        let awaiting = self.guests.iter().filter(|(_, guest)| guest.awaits_group());
+        let awaiting: Vec<u64> = awaiting.map(|(id, _)| *id).collect();
+        awaiting.into_iter().for_each(|id| self.service(id));
+        self.resume();
+    }
+
+    /// Takes connections in, as long as there is room.
+    fn accept(&mut self, id: u64) {
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let Some(listener) = self.listeners.get(&id) else {
+                return;
+            };
+            let visiting = self.shared.visiting.load(Ordering::Acquire);
+            let room = self.crowd.room(&self.guests, visiting, &self.shared.limits);
+            if let Room::After(pause) = room {
+                return self.pause(pause);
+            }
+            let stream = match listener.socket.accept() {
+                Ok(stream) => stream,
+                Err(cause) => match cause.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
+                    _ => {
+                        self.say(|suppressed| {
+                            tracing::warn!(%cause, suppressed, "cannot accept a connection");
+                        });
+                        return self.pause(REFUSED_PAUSE);
+                    }
+                },
+            };
+            if let Stream::Unix(unix) = &stream
+                && let Some(user) = foreign_user(unix)
+            {
+                let reason = Reason::new(format!("it belongs to {user}"));
+                self.log(&stream.peer(), &reason);
+                continue;
+            }
+            if let Room::InPlaceOf(stranger) = room {
+                self.show_out(stranger);
+            }
+            self.welcome(stream);
+        }
+    }
+
+    fn welcome(&mut self, stream: Stream) {
+        let id = self.next;
+        self.next += 1;
+        let guest = Guest::new(stream);
+        let data = EventData::new_u64(id);
+        if let Err(cause) = epoll::add(&self.epoll, guest.stream(), data, guest.interest()) {
+            tracing::debug!(%cause, "cannot wait for a connection, which is closed");
+            return;
+        }
+        self.guests.insert(id, guest);
+        // Its hello has often arrived with it.
+        self.service(id);
+    }
+
+    /// Does with a guest what can be done now.
+    fn service(&mut self, id: u64) {
+        let may_measure = !self.guests.values().any(Guest::is_measuring);
+        let Some(guest) = self.guests.remove(&id) else {
+            return;
+        };
+        let before = guest.interest();
+        let may_measure = may_measure || guest.is_measuring();
+        let peer = guest.peer();
+        let progress = contained(|| guest.advance(&self.shared, may_measure));
+        match progress {
+            Ok(Progress::Waits(guest)) => self.keep(id, guest, before),
+            Ok(Progress::Proven(proof, stream)) => {
+                let _ = epoll::delete(&self.epoll, &stream);
+                self.hand_over(proof, stream);
+            }
+            Ok(Progress::Over(stream, result)) => {
+                // Its end alone would leave it there while a forked child has a copy.
+                let _ = epoll::delete(&self.epoll, &stream);
+                if let Err(reason) = result {
+                    self.log(&peer, &reason);
+                }
+                self.resume();
+            }
+            // It was reported, and the connection is gone.
+            Err(_) => self.resume(),
+        }
+    }
+
+    fn keep(&mut self, id: u64, guest: Guest, before: EventFlags) {
+        let interest = guest.interest();
+        let data = EventData::new_u64(id);
+        if interest != before
+            && let Err(cause) = epoll::modify(&self.epoll, guest.stream(), data, interest)
+        {
+            tracing::debug!(%cause, "cannot wait for a connection, which is closed");
+            return;
+        }
+        self.guests.insert(id, guest);
+    }
+
+    /// Gives a proven member to a thread on which its link is made.
+    fn hand_over(&mut self, proof: Proof, stream: Stream) {
+        let shared = Arc::clone(&self.shared);
+        let place = Place::new(&self.shared);
+        let begun = self.shared.visits.begin(true, move |_| {
+            let peer = stream.peer();
+            let visit = Visit {
+                shared: &shared,
+                membership: proof.membership,
+                hello: proof.hello,
+                answers: proof.answers,
+                patience: Patience {
+                    deadline: proof.since + shared.limits.handshake,
+                    called_off: [&shared.stopping; 2],
+                    turn: None,
+                },
+            };
+            if let Err(reason) = serve(visit, stream) {
+                log(&shared, &peer, &reason);
+            }
+            drop(place);
+        });
+        if let Err(cause) = begun {
+            self.say(|suppressed| {
+                tracing::warn!(%cause, suppressed, "cannot start a thread for a rank's connection, which is closed");
+            });
+        }
+    }
+
+    /// Closes a connection whose place another one gets.
+    fn show_out(&mut self, id: u64) {
+        self.end(id, Cut::CalledOff.into());
+    }
+
+    fn end(&mut self, id: u64, reason: Reason) {
+        if let Some(guest) = self.guests.remove(&id) {
+            let _ = epoll::delete(&self.epoll, guest.stream());
+            self.log(&guest.peer(), &reason);
+            guest.dismiss(&reason);
+        }
+    }
+
+    /// Ends what has run out of time.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        if self.accepts_from.is_some_and(|from| from <= now) {
+            self.resume();
+        }
+        let limits = self.shared.limits;
+        let late = self.guests.iter();
+        let late = late.filter(|(_, guest)| guest.deadline(&limits) <= now);
+        let late: Vec<u64> = late.map(|(id, _)| *id).collect();
+        for id in late {
+            // Those that wait for a group may find it now, and say which one it was if not.
+            self.service(id);
+            let is_late = |guest: &Guest| guest.deadline(&limits) <= now;
+            if self.guests.get(&id).is_some_and(is_late) {
+                self.end(id, Cut::TimedOut.into());
+                self.resume();
+            }
+        }
+    }
+
+    fn pause(&mut self, pause: Duration) {
+        self.accepts_from = Some(Instant::now() + pause);
+        self.listen_for(EventFlags::empty());
+    }
+
+    fn resume(&mut self) {
+        if self.accepts_from.take().is_some() {
+            self.listen_for(EventFlags::IN);
+        }
+    }
+
+    fn listen_for(&self, interest: EventFlags) {
+        for (id, listener) in &self.listeners {
+            let data = EventData::new_u64(*id);
+            if let Err(cause) = epoll::modify(&self.epoll, &listener.socket, data, interest) {
+                tracing::error!(%cause, "this process accepts no more connections");
+            }
+        }
+    }
+
+    fn log(&self, peer: &str, reason: &Reason) {
+        log(&self.shared, peer, reason);
+    }
+
+    /// Writes a line that strangers can cause, unless there have been many.
+    fn say(&self, write: impl FnOnce(u64)) {
+        if let Some(suppressed) = self.shared.strangers.lock().line() {
+            write(suppressed);
+        }
+    }
+}
+
+fn log(shared: &Shared, peer: &str, reason: &Reason) {
+    if reason.is_usual {
+        tracing::debug!(%peer, %reason, "a connection came to nothing");
+    } else if let Some(suppressed) = shared.strangers.lock().line() {
+        tracing::warn!(%peer, %reason, suppressed, "turned a connection away");
+    }
 }
 
 /// Drops parked streams whose time is over. True when some remain.
-fn sweep(shared: &Shared) -> bool {
+fn sweep_parked(shared: &Shared) -> bool {
     let now = Instant::now();
     let mut parked = shared.parked.lock();
     let expired: Vec<Parked> = parked
@@ -142,84 +402,8 @@ fn sweep(shared: &Shared) -> bool {
     remain
 }
 
-/// Takes a connection from its first byte to a link, or to its end.
-fn receive(shared: &Shared, stream: Stream, guest: &Guest) -> Result<(), Reason> {
-    let patience = Patience {
-        deadline: guest.since + shared.limits.handshake,
-        called_off: [&guest.shown_out, &shared.stopping],
-        turn: None,
-    };
-    if let Stream::Unix(stream) = &stream
-        && let Some(user) = foreign_user(stream)
-    {
-        return Err(Reason::new(format!("it belongs to {user}")));
-    }
-    let mut hello = [0; HELLO_BYTES];
-    if let Err(cut) = patience.read(&stream, &mut hello) {
-        refuse(&stream, guest);
-        return Err(cut.into());
-    }
-    if let (Stream::Tcp(stream), true) = (&stream, rate::is_asked_for(&hello)) {
-        return Ok(rate::answer(stream, &shared.is_being_measured, &patience)?);
-    }
-    let challenged = match examine(shared, hello, (&stream, guest), &patience) {
-        Ok(challenged) => challenged,
-        Err(reason) => {
-            refuse(&stream, guest);
-            return Err(reason);
-        }
-    };
-    let (membership, challenged) = challenged;
-    patience.write(&stream, challenged.frame())?;
-    let mut proof = [0; PROOF_BYTES];
-    patience.read(&stream, &mut proof)?;
-    let (hello, answers) = challenged.verify(&proof)?;
-    guest.proven.store(true, Ordering::Release);
-    let visit = Visit {
-        shared,
-        membership,
-        hello,
-        answers,
-        patience,
-    };
-    serve(visit, stream)
-}
-
-/// Judges a hello: the connection holds the key of a member, or a recording of one that did.
-fn examine(
-    shared: &Shared,
-    hello: [u8; HELLO_BYTES],
-    (stream, guest): (&Stream, &Guest),
-    patience: &Patience<'_>,
-) -> Result<(Arc<Membership>, Challenged), Reason> {
-    let stranger = Stranger::new(hello)?;
-    let group = stranger.group();
-    let found = shared.group((group, stranger.to()), patience, || has_ended(stream))?;
-    let Some(membership) = found else {
-        return Err(Reason::new(format!(
-            "it asks for rank {} of group {}, which this process is not (or not yet)",
-            stranger.to(),
-            Hex(&group)
-        )));
-    };
-    let challenged = stranger.challenge(&membership.key)?;
-    guest.greeted.store(true, Ordering::Release);
-    Ok((membership, challenged))
-}
-
-/// Says that nothing will follow: the same byte whatever was wrong, but for a connection that only lost its place.
-fn refuse(stream: &Stream, guest: &Guest) {
-    let reply = match guest.shown_out.load(Ordering::Acquire) {
-        true => Reply::Busy,
-        false => Reply::Refused,
-    };
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    // A peer that has gone does not need it.
-    let _ = send(stream, &[reply as u8], flags);
-}
-
 /// Does what a proven member asks for.
-fn serve(mut visit: Visit<'_>, stream: Stream) -> Result<(), Reason> {
+fn serve(mut visit: Visit<'_>, stream: Stream) -> std::result::Result<(), Reason> {
     let from = visit.hello.from;
     if !visit.membership.has_peer(from) {
         visit.answer(&stream, Answer::Failed)?;
@@ -228,6 +412,9 @@ fn serve(mut visit: Visit<'_>, stream: Stream) -> Result<(), Reason> {
         )));
     }
     let purpose = visit.hello.purpose;
+    if purpose == Purpose::Conversation {
+        return conversation::accept(visit, stream);
+    }
     let serves = TRANSPORTS
         .iter()
         .find(|row| row.purposes.contains(&purpose));

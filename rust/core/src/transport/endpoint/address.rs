@@ -6,7 +6,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, ForeignText, Result};
 use crate::users;
 
 const VERSION: u8 = 2;
@@ -308,11 +308,12 @@ impl<'a> Reader<'a> {
 
     /// Text that will appear in logs and errors.
     fn name(&mut self) -> Result<String, &'static str> {
-        let name = std::str::from_utf8(self.field()?).map_err(|_| "a name is not UTF-8")?;
-        if name.chars().any(char::is_control) {
-            return Err("a name has control characters");
+        let name = self.field()?;
+        let shown: String = ForeignText::read(name).ok_or("a name is not UTF-8")?.into();
+        match shown.as_bytes() == name {
+            true => Ok(shown),
+            false => Err("a name has characters that terminals obey"),
         }
-        Ok(name.to_owned())
     }
 
     fn socket(&mut self) -> Result<SocketAddr, &'static str> {

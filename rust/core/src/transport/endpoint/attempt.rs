@@ -2,6 +2,7 @@
 //! that means.
 
 use std::cell::Cell;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -258,6 +259,12 @@ impl Attempt<'_> {
                 let limit = |seconds: u32| Duration::from_secs(seconds.into());
                 Setback::Unusable(silent(self.request.silence.map(limit)))
             }
+            Cut::System(error) if is_own_want(&error) => Setback::Fatal(Error::system(
+                format!("open a connection to {}", self.who()),
+                format!(
+                    "{error}: this process has no more (see `ulimit -n`), and nothing is known of the peer"
+                ),
+            )),
             Cut::System(error) => Setback::Unusable(error.to_string()),
             Cut::TimedOut | Cut::CalledOff => Setback::Fatal(self.ended(cut, place)),
         }
@@ -313,6 +320,14 @@ impl Attempt<'_> {
             ),
         }
     }
+}
+
+/// Whether this process lacks what it takes to open a connection, whatever the peer does.
+fn is_own_want(error: &io::Error) -> bool {
+    let own = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+    error
+        .raw_os_error()
+        .is_some_and(|number| own.contains(&number))
 }
 
 /// What a host means that says nothing at all, for so long.

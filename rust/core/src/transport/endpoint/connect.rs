@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::{Attempt, ConnectRequest, Reached, Setback};
+use super::conversation::{self, Conversation};
 use super::membership::{Membership, Way};
 use super::shared::Shared;
 use super::transports::{TRANSPORTS, Transport, open_stripe};
@@ -56,7 +57,7 @@ pub(super) fn connect(
         Way::Awaited => return Ok(Outcome::Crossing),
         Way::Closed(error) => return Err(error),
     };
-    let mut attempt = begin(shared, membership, request, random_bytes()?);
+    let mut attempt = begin(shared, request, random_bytes()?);
     attempt.claim = Some(&claim);
     match walk(&mut attempt) {
         Ok(Reached::Link(link)) => {
@@ -86,7 +87,6 @@ pub(super) fn connect(
 /// Opens stripes `numbers` of a link, and gives each to `take`.
 pub(super) fn open_stripes(
     shared: &Shared,
-    membership: &Membership,
     request: &ConnectRequest<'_>,
     numbers: Range<u8>,
     mut take: impl FnMut(Stripe),
@@ -95,26 +95,26 @@ pub(super) fn open_stripes(
     for number in numbers {
         let mut link = [0; 16];
         link[0] = number;
-        let attempt = begin(shared, membership, request, link);
+        let attempt = begin(shared, request, link);
         take(open_stripe(&attempt, number, &mut addresses)?);
     }
     Ok(())
 }
 
+/// Begins a conversation.
+pub(super) fn converse(shared: &Shared, request: &ConnectRequest<'_>) -> Result<Conversation> {
+    conversation::open(&begin(shared, request, [0; 16]))
+}
+
 /// An attempt to open a connection of the link with that id.
-fn begin<'a>(
-    shared: &'a Shared,
-    membership: &Membership,
-    request: &'a ConnectRequest<'_>,
-    link: [u8; 16],
-) -> Attempt<'a> {
+fn begin<'a>(shared: &'a Shared, request: &'a ConnectRequest<'_>, link: [u8; 16]) -> Attempt<'a> {
     Attempt {
         shared,
         request,
         hello: Hello {
             purpose: Purpose::TcpData,
             lane: request.lane,
-            from: membership.rank,
+            from: u32::try_from(request.from).unwrap_or(u32::MAX),
             to: u32::try_from(request.to).unwrap_or(u32::MAX),
             link,
         },

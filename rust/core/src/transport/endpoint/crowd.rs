@@ -1,34 +1,13 @@
-//! The connections in the handshake: so many at a time. When it gets crowded, those that have proved nothing are closed
-//! first, so they cannot keep members waiting for long; a member among them comes again. A member says hello at once. So the
-//! more connections are shown out, the less time each gets for that, and strangers that come by the hundred a second, up to a
-//! thousand or so, do not fill the kernel's queue, in which members wait.
+//! Which connections have a place in the handshake: so many at a time. When it gets crowded, those that have proved nothing
+//! are closed first, so they cannot keep members waiting for long; a member among them comes again. A member says hello at
+//! once. So the more connections are shown out, the less time each gets for that, and strangers that come by the thousand a
+//! second do not fill the kernel's queue, in which members wait.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::shared::Shared;
-use crate::locks::{Condvar, Mutex};
-
-/// A connection in the handshake.
-pub(super) struct Guest {
-    pub(super) since: Instant,
-    /// Its hello was made with the key of a member: it is one, or it has a recording.
-    pub(super) greeted: AtomicBool,
-    /// It has proved that it is a member.
-    pub(super) proven: AtomicBool,
-    pub(super) shown_out: AtomicBool,
-}
-
-impl Guest {
-    /// Whether it loses its place, where others wait for one, if it has had it for longer than `grace`.
-    fn is_in_the_way(&self, greeted: bool, grace: Duration) -> bool {
-        !self.proven.load(Ordering::Acquire)
-            && !self.shown_out.load(Ordering::Acquire)
-            && self.greeted.load(Ordering::Acquire) == greeted
-            && self.since.elapsed() >= grace
-    }
-}
+use super::guest::Guest;
+use super::shared::Limits;
 
 /// How much longer a connection with a right hello keeps its place than one without: what is missing takes a round trip.
 const GREETED: u32 = 4;
@@ -72,83 +51,56 @@ impl Pressure {
     }
 }
 
-/// The connections in the handshake.
+/// The longest pause before it is looked again whether there is room.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Decides which connections stay.
 pub(super) struct Crowd {
-    state: Mutex<State>,
-    left: Condvar,
+    pressure: Pressure,
 }
 
-struct State {
-    guests: Vec<Arc<Guest>>,
-    pressure: Pressure,
+/// Whether another connection may come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    Free,
+    /// When this guest goes.
+    InPlaceOf(u64),
+    /// Perhaps after this time.
+    After(Duration),
 }
 
 impl Crowd {
     pub(super) fn new() -> Self {
-        let (guests, pressure) = (Vec::new(), Pressure::new());
         Self {
-            state: Mutex::new(State { guests, pressure }),
-            left: Condvar::new(),
+            pressure: Pressure::new(),
         }
     }
 
-    /// Waits for a free place, showing out the stranger that has had one for longest; one that has a recording of a right hello
-    /// after the others. Those that are on their way out have no place; there are no more of them than places.
-    pub(super) fn wait_for_room(&self, shared: &Shared) {
-        let most = shared.limits.simultaneous;
-        let usual = shared.limits.grace;
-        let mut state = self.state.lock();
-        while !shared.stopping.load(Ordering::Acquire) {
-            let is_leaving = |guest: &&Arc<Guest>| guest.shown_out.load(Ordering::Acquire);
-            let leaving = state.guests.iter().filter(is_leaving).count();
-            if state.guests.len() - leaving < most {
-                return;
+    /// Whether there is room beside these guests, by the order in which they came, and `visiting` proven members. A guest
+    /// whose place is needed is the stranger that has had one for longest; one that has a recording of a right hello goes
+    /// after the others.
+    pub(super) fn room(
+        &mut self,
+        guests: &BTreeMap<u64, Guest>,
+        visiting: usize,
+        limits: &Limits,
+    ) -> Room {
+        if guests.len() + visiting < limits.simultaneous {
+            return Room::Free;
+        }
+        let grace = self.pressure.grace(limits.grace, limits.simultaneous);
+        let find = |greeted, grace| {
+            let mut all = guests.iter();
+            all.find(|(_, guest)| guest.has_greeted() == greeted && guest.age() >= grace)
+        };
+        let stranger = find(false, grace).or_else(|| find(true, limits.grace * GREETED));
+        match stranger {
+            Some((id, _)) => {
+                self.pressure.shown_out += 1;
+                Room::InPlaceOf(*id)
             }
-            let grace = state.pressure.grace(usual, most);
-            // Sorted by arrival.
-            let find = |greeted, grace| {
-                let mut all = state.guests.iter();
-                all.find(|guest| guest.is_in_the_way(greeted, grace))
-            };
-            let stranger = find(false, grace).or_else(|| find(true, usual * GREETED));
-            if let Some(stranger) = stranger.filter(|_| leaving < most) {
-                stranger.shown_out.store(true, Ordering::Release);
-                state.pressure.shown_out += 1;
-                return;
-            }
-            let pause = grace.min(Duration::from_millis(20));
-            self.left.wait_for(&mut state, pause);
+            None => Room::After(grace.min(PAUSE)),
         }
-    }
-
-    pub(super) fn enter(self: &Arc<Self>) -> Place {
-        let guest = Arc::new(Guest {
-            since: Instant::now(),
-            greeted: AtomicBool::new(false),
-            proven: AtomicBool::new(false),
-            shown_out: AtomicBool::new(false),
-        });
-        self.state.lock().guests.push(Arc::clone(&guest));
-        Place {
-            crowd: Arc::clone(self),
-            guest,
-        }
-    }
-}
-
-/// A guest's place, given back on drop.
-pub(super) struct Place {
-    crowd: Arc<Crowd>,
-    pub(super) guest: Arc<Guest>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut state = self.crowd.state.lock();
-        state
-            .guests
-            .retain(|guest| !Arc::ptr_eq(guest, &self.guest));
-        self.crowd.left.notify_all();
     }
 }
 

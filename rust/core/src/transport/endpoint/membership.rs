@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::conversation::Conversation;
 use super::wire::{Cut, Patience};
 use crate::error::{Error, Result};
 use crate::locks::{Condvar, Mutex};
@@ -15,7 +16,7 @@ use crate::types::Rank;
 
 /// A group's word on links that its peers open, and where they arrive.
 ///
-/// Called on short-lived threads of the endpoint, with no lock held. A gate that holds the endpoint must hold it
+/// Called on threads of the endpoint, of which there is a bounded number, with no lock held. A gate that holds the endpoint must hold it
 /// weakly, or unregister before it goes.
 pub trait Gate: Send + Sync {
     /// Whether the group wants this link now. The endpoint has already settled crossing and duplicate attempts.
@@ -26,6 +27,11 @@ pub trait Gate: Send + Sync {
 
     /// A further connection of an established link is there.
     fn striped(&self, from: Rank, lane: Lane, stripe: Stripe);
+
+    /// A conversation that a process with the key of this rank has begun. Groups have none.
+    fn conversed(&self, from: Rank, conversation: Conversation) {
+        let _ = (from, conversation);
+    }
 }
 
 /// What a [`Gate`] says to a peer that wants to open a link.
@@ -195,6 +201,10 @@ impl Membership {
         let may = state.linked && state.stripes < u8::MAX;
         state.stripes += u8::from(may);
         may
+    }
+
+    pub(super) fn converse(&self, peer: u32, conversation: Conversation) {
+        self.gate.conversed(peer as Rank, conversation);
     }
 
     /// The group gets a further connection of its link from `peer`.

@@ -20,8 +20,10 @@ mod accept;
 mod address;
 mod attempt;
 mod connect;
+mod conversation;
 mod crowd;
 mod distance;
+mod guest;
 mod interface;
 mod listen;
 mod membership;
@@ -38,7 +40,7 @@ mod wire;
 
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -47,6 +49,7 @@ use rustix::event::{EventfdFlags, eventfd};
 pub use self::address::{Address, HostId, network_namespace};
 pub use self::attempt::ConnectRequest;
 pub use self::connect::Outcome;
+pub use self::conversation::Conversation;
 pub use self::interface::Hint;
 pub(crate) use self::interface::hint;
 pub use self::listen::{EndpointOptions, own_address};
@@ -57,13 +60,15 @@ pub use crate::config::TransportChoice;
 pub use crate::transport::handshake::Lane;
 pub use crate::transport::keys::GroupKey;
 
+use self::accept::Acceptor;
 use self::listen::{Listeners, listen, listen_unix};
 use self::membership::Membership;
 use self::outside::Outside;
 use self::shared::{Limits, Shared};
+use self::turns::Turns;
 use crate::error::{Error, Result};
 use crate::fork::{Home, PerProcess};
-use crate::locks::{Condvar, Mutex};
+use crate::locks::Mutex;
 use crate::rarely::Rarely;
 use crate::threads;
 use crate::transport::Stripe;
@@ -127,7 +132,6 @@ impl Endpoint {
             ring_bytes: options.ring_bytes,
             limits,
             groups: Mutex::default(),
-            registered: Condvar::new(),
             departed: Mutex::default(),
             parked: Mutex::default(),
             inside_only: AtomicBool::new(false),
@@ -136,20 +140,19 @@ impl Endpoint {
                 .map_err(|cause| Error::system("create an eventfd", cause))?,
             told: Mutex::default(),
             strangers: Mutex::new(Rarely::strangers()),
-            turns: Arc::default(),
+            turns: Arc::new(Turns::new("unisono-connect")),
+            visits: Arc::new(Turns::new("unisono-link")),
+            visiting: AtomicUsize::new(0),
             rate: Mutex::default(),
-            is_being_measured: AtomicBool::new(false),
         });
-        threads::spawn("unisono-accept", {
-            let shared = Arc::clone(&shared);
-            let listeners = Listeners {
-                unix,
-                inside,
-                outside,
-            };
-            move || accept::run(&shared, listeners)
-        })
-        .map_err(|cause| Error::system("start the accepting thread", cause))?;
+        let listeners = Listeners {
+            unix,
+            inside,
+            outside,
+        };
+        let acceptor = Acceptor::new(Arc::clone(&shared), listeners)?;
+        threads::spawn("unisono-accept", move || acceptor.run())
+            .map_err(|cause| Error::system("start the accepting thread", cause))?;
         Ok(Arc::new(Self {
             shared,
             home: Home::here(),
@@ -210,7 +213,8 @@ impl Endpoint {
             )));
         }
         groups.insert((id, rank), membership);
-        self.shared.registered.notify_all();
+        drop(groups);
+        self.shared.wake_acceptor();
         Ok(())
     }
 
@@ -265,8 +269,17 @@ impl Endpoint {
         numbers: Range<u8>,
         take: impl FnMut(Stripe),
     ) -> Result<()> {
-        let membership = self.membership(request)?;
-        connect::open_stripes(&self.shared, &membership, request, numbers, take)
+        self.membership(request)?;
+        connect::open_stripes(&self.shared, request, numbers, take)
+    }
+
+    /// Begins a conversation with the peer of `request`, whose group need not be registered here: what this side knows of
+    /// it is the key that the peer gave away.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`].
+    pub fn converse(&self, request: &ConnectRequest<'_>) -> Result<Conversation> {
+        connect::converse(&self.shared, request)
     }
 
     /// This process's place in the group of the request.

@@ -15,7 +15,8 @@
 //! at a time, and a bounded number of bytes and time.
 
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -141,45 +142,60 @@ fn rate(came: &[Duration]) -> Option<f64> {
     (seconds > 0.0).then(|| (marks * MARK) as f64 / seconds)
 }
 
-/// Does what the hello on this connection has asked for, unless that is being done for another.
-pub(super) fn answer(
-    stream: &TcpStream,
-    is_busy: &AtomicBool,
-    patience: &Patience<'_>,
-) -> Result<(), Cut> {
-    if is_busy.swap(true, Ordering::AcqRel) {
-        return Ok(());
-    }
-    let patience = Patience {
-        // The sender has the time for which it may take to send the first bytes, too.
-        deadline: patience.deadline.min(Instant::now() + PATIENCE + LONGEST),
-        ..*patience
-    };
-    let result = throw_away(stream, &patience);
-    is_busy.store(false, Ordering::Release);
-    result
+/// The side that throws bytes away, and says how many have come.
+pub(super) struct Sink {
+    until: Instant,
+    came: usize,
+    answered: usize,
+    room: Vec<u8>,
 }
 
-fn throw_away(stream: &TcpStream, patience: &Patience<'_>) -> Result<(), Cut> {
-    let (mut came, mut answered) = (0, 0);
-    let mut room = vec![0; 4 * MARK];
-    while came < MOST {
-        // The kernel need not copy what is thrown away.
-        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-        match recv(stream, &mut room, flags) {
-            Ok((_, 0)) => return Ok(()),
-            Ok((_, bytes)) => came += bytes,
-            Err(Errno::AGAIN) => patience.readable(stream)?,
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let marks = came / MARK - answered;
-        if marks > 0 {
-            patience.write(stream, &vec![0; marks])?;
-            answered += marks;
+impl Sink {
+    /// How often it reads before other connections have their turn.
+    const READS: usize = 8;
+
+    pub(super) fn new() -> Self {
+        Self {
+            // The sender has the time for which it may take to send the first bytes, too.
+            until: Instant::now() + PATIENCE + LONGEST,
+            came: 0,
+            answered: 0,
+            room: vec![0; 4 * MARK],
         }
     }
-    Ok(())
+
+    /// When it ends at the latest.
+    pub(super) fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Throws away what has come. Whether that is the end.
+    pub(super) fn advance(&mut self, stream: impl AsFd) -> Result<bool, Cut> {
+        for _ in 0..Self::READS {
+            // The kernel need not copy what is thrown away.
+            let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+            match recv(&stream, &mut self.room[..], flags) {
+                Ok((_, 0)) => return Ok(true),
+                Ok((_, bytes)) => self.came += bytes,
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            let marks = self.came / MARK - self.answered;
+            if marks > 0 {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                // All of them together are far fewer than a socket has room for.
+                if send(&stream, &[0; MOST / MARK + 4][..marks], flags)? != marks {
+                    return Err(Cut::Closed);
+                }
+                self.answered += marks;
+            }
+            if self.came >= MOST {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
@@ -12,8 +12,7 @@ use super::address::{Address, HostId};
 use super::membership::Membership;
 use super::parked::Parked;
 use super::turns::Turns;
-use super::wire::{Cut, Patience};
-use crate::locks::{Condvar, Mutex};
+use crate::locks::Mutex;
 use crate::rarely::Rarely;
 use crate::types::Rank;
 
@@ -61,7 +60,6 @@ pub(super) struct Shared {
     pub(super) limits: Limits,
     /// By group id and by the rank that this process has in it: threads of one process may be several ranks.
     pub(super) groups: Mutex<Groups>,
-    pub(super) registered: Condvar,
     /// The groups that were unregistered last: peers that come too late are told so.
     pub(super) departed: Mutex<VecDeque<Arc<Membership>>>,
     /// Streams of TCP links that wait for their control connections.
@@ -76,18 +74,19 @@ pub(super) struct Shared {
     pub(super) told: Mutex<HashSet<HostId>>,
     /// Bounds what is logged of connections that were turned away.
     pub(super) strangers: Mutex<Rarely>,
-    /// Who opens links.
+    /// The threads on which this side opens links.
     pub(super) turns: Arc<Turns>,
+    /// The threads on which links that proven members open are made.
+    pub(super) visits: Arc<Turns>,
+    /// Proven members whose links are being made.
+    pub(super) visiting: AtomicUsize,
     /// Bytes a second to other hosts, or that they cannot be told; once that is known.
     pub(super) rate: Mutex<Option<Option<f64>>>,
-    /// Bytes are thrown away for another process that measures.
-    pub(super) is_being_measured: AtomicBool,
 }
 
 impl Shared {
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        self.registered.notify_all();
         self.wake_acceptor();
     }
 
@@ -107,32 +106,13 @@ impl Shared {
         drop(forgotten);
     }
 
-    /// Rank `to` of the group with this id, also when it was left lately; waits a little for it to be registered. `None`
-    /// when it is not, or when `gone` says that the peer has hung up.
-    pub(super) fn group(
-        &self,
-        (id, to): ([u8; 16], Rank),
-        patience: &Patience<'_>,
-        gone: impl Fn() -> bool,
-    ) -> Result<Option<Arc<Membership>>, Cut> {
-        const LOOK: Duration = Duration::from_millis(50);
-        let until = Instant::now() + self.limits.unknown_group;
-        let mut groups = self.groups.lock();
-        loop {
-            if let Some(membership) = groups.get(&(id, to)) {
-                return Ok(Some(Arc::clone(membership)));
-            }
-            let departed = self.departed.lock();
-            let mut left = departed.iter().rev();
-            if let Some(membership) = left.find(|member| member.is(&id, to)) {
-                return Ok(Some(Arc::clone(membership)));
-            }
-            drop(departed);
-            patience.left()?;
-            if gone() || Instant::now() >= until {
-                return Ok(None);
-            }
-            self.registered.wait_for(&mut groups, LOOK);
+    /// The rank of the group with this id, also when it was left lately.
+    pub(super) fn group(&self, (id, to): ([u8; 16], Rank)) -> Option<Arc<Membership>> {
+        if let Some(membership) = self.groups.lock().get(&(id, to)) {
+            return Some(Arc::clone(membership));
         }
+        let departed = self.departed.lock();
+        let mut left = departed.iter().rev();
+        left.find(|member| member.is(&id, to)).map(Arc::clone)
     }
 }

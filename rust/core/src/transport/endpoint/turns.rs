@@ -2,7 +2,8 @@
 //! at once; as many threads would get in each other's way, and may be more than the system allows.
 //!
 //! What waits for long, as for a host that does not answer, gives its turn to the next. So however many peers cannot be reached,
-//! the others can.
+//! the others can. The links that others open here are made on such threads as well, and do not give their turns away: however
+//! many come, there are so many threads and no more.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -23,8 +24,9 @@ const LONG: Duration = Duration::from_millis(500);
 type Job = Box<dyn FnOnce(&Turn) + Send>;
 
 /// Who has a turn, and who waits for one.
-#[derive(Default)]
 pub(super) struct Turns {
+    /// The name of its threads.
+    name: &'static str,
     queue: Mutex<Queue>,
     /// Held while a job is put into the queue, until it is known whether there is a thread for it.
     beginning: Mutex<()>,
@@ -64,6 +66,14 @@ pub struct Turn {
 }
 
 impl Turns {
+    pub(super) fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            queue: Mutex::default(),
+            beginning: Mutex::default(),
+        }
+    }
+
     /// Runs `job` on another thread, at once or when its turn has come.
     ///
     /// # Errors
@@ -116,7 +126,7 @@ impl Turn {
 
     /// Starts a thread that works, one job after the other, for as long as it has this turn.
     fn take(self) -> io::Result<()> {
-        threads::spawn("unisono-connect", move || {
+        threads::spawn(self.turns.name, move || {
             while let Some(job) = self.next() {
                 // A panic has been reported, and is the end of one job.
                 let _ = contained(|| job(&self));
@@ -190,7 +200,7 @@ mod tests {
 
     #[test]
     fn so_many_work_at_a_time_and_all_get_their_turn() {
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(Turns::new("unisono-test"));
         let most = Arc::new(Mutex::new((0_usize, 0_usize)));
         let (done, all) = channel();
         for number in 0..10 * MOST {
@@ -215,7 +225,7 @@ mod tests {
 
     #[test]
     fn those_that_win_come_first() {
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(Turns::new("unisono-test"));
         let gate = Arc::new(Mutex::new(()));
         let closed = gate.lock();
         for _ in 0..MOST {
@@ -240,7 +250,7 @@ mod tests {
 
     #[test]
     fn what_waits_for_long_does_not_keep_others_from_their_turn() {
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(Turns::new("unisono-test"));
         let (done, ended) = channel();
         let is_over = Arc::new(Mutex::new(false));
         for _ in 0..2 * MOST {
@@ -261,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_the_end_of_one_job() {
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(Turns::new("unisono-test"));
         let (done, ended) = channel();
         for number in 0..3 * MOST {
             let done = done.clone();

@@ -4,6 +4,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::membership::{Claim, Membership};
 use super::shared::Shared;
@@ -85,6 +86,23 @@ impl From<Cut> for Reason {
 impl From<Error> for Reason {
     fn from(error: Error) -> Self {
         Self::new(error.message)
+    }
+}
+
+/// The place of a proven member whose link is being made; given back on drop.
+pub(super) struct Place(Arc<Shared>);
+
+impl Place {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        shared.visiting.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.visiting.fetch_sub(1, Ordering::AcqRel);
+        self.0.wake_acceptor();
     }
 }
 

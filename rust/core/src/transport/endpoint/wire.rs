@@ -112,7 +112,7 @@ impl Patience<'_> {
     }
 
     /// Waits until `fd` has one of `events`, or an error or end, which the next call on it will show.
-    fn ready(&self, fd: BorrowedFd<'_>, events: PollFlags) -> Result<(), Cut> {
+    pub(super) fn ready(&self, fd: BorrowedFd<'_>, events: PollFlags) -> Result<(), Cut> {
         loop {
             self.wait_again();
             let slice = timespec(self.left()?.min(SLICE));
@@ -122,11 +122,6 @@ impl Patience<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
-    }
-
-    /// Waits until something can be read, or has ended.
-    pub(super) fn readable(&self, socket: impl AsFd) -> Result<(), Cut> {
-        self.ready(socket.as_fd(), PollFlags::IN)
     }
 
     /// Fills `bytes`.

@@ -70,15 +70,18 @@ pub enum Purpose {
     TcpControl = 3,
     /// A further connection of a TCP link, for what the initiator sends; the link id begins with its number.
     TcpStripe = 4,
+    /// No link: a process that has no group in common with the acceptor says how one is to be made.
+    Conversation = 5,
 }
 
 impl Purpose {
     /// All there are, in the order of their numbers.
-    pub(crate) const ALL: [Self; 4] = [
+    pub(crate) const ALL: [Self; 5] = [
         Self::SharedMemory,
         Self::TcpData,
         Self::TcpControl,
         Self::TcpStripe,
+        Self::Conversation,
     ];
 
     pub(in crate::transport) fn from_number(number: u8) -> Option<Self> {

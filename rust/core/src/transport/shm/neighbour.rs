@@ -165,7 +165,12 @@ impl Neighbour for ShmLink {
         // Where its process cannot be named, the end of the control channel stands for that of the process.
         let is_nameless = self.borrower.peer.is_none();
         while !is_over() {
-            if is_nameless && matches!(self.control.peer_state(), PeerState::Lost(_)) {
+            if is_nameless
+                && matches!(
+                    self.control.peer_state(),
+                    PeerState::Lost(_) | PeerState::Broken(_)
+                )
+            {
                 break;
             }
             if Instant::now() > until {

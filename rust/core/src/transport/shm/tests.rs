@@ -121,11 +121,11 @@ fn an_index_that_goes_back_is_an_error() {
 }
 
 #[test]
-fn garbage_on_the_control_socket_is_a_loss() {
+fn garbage_on_the_control_socket_is_told() {
     let (mut link, _segment, mut theirs) = exposed(64);
     theirs.write_all(&[1, 1, 1, 0xee]).unwrap();
     let what = "unknown frame kind 0xee on the control channel".to_owned();
-    assert_eq!(link.peer_state(), PeerState::Lost(what));
+    assert_eq!(link.peer_state(), PeerState::Broken(what));
 }
 
 #[test]

@@ -194,7 +194,11 @@ impl TcpLink {
         if let Some(until) = self.control.take_framing() {
             match self.incoming.announce(until) {
                 true => self.control.send(&Frame::FramingHeard),
-                false => self.end_receiving("frames announced where none can begin".to_owned()),
+                false => {
+                    let what = "frames announced where none can begin";
+                    self.end_receiving(what.to_owned());
+                    self.control.refuse(what.to_owned());
+                }
             }
         }
         if self.control.take_framing_heard() {
@@ -341,7 +345,7 @@ impl ControlChannel for TcpLink {
         self.news = false;
         let said = self.control.peer_state();
         self.follow();
-        if matches!(said, PeerState::Aborted(_)) {
+        if matches!(said, PeerState::Aborted(_) | PeerState::Broken(_)) {
             return said;
         }
         if said == PeerState::Present && self.outgoing.is_broken() {

@@ -56,8 +56,6 @@ pub struct TcpStore {
     address: SocketAddr,
     key: StoreKey,
     idle: Mutex<Vec<Line>>,
-    /// How much longer than it may take the server's reply is waited for.
-    grace: Duration,
     /// Dropped last: the server ends when rank 0's handle does, if not before.
     server: Option<TcpStoreServer>,
 }
@@ -97,7 +95,6 @@ impl TcpStore {
                             address,
                             key: key.clone(),
                             idle: Mutex::new(vec![line]),
-                            grace: GRACE,
                             server: None,
                         });
                     }
@@ -130,7 +127,6 @@ impl TcpStore {
             address,
             key,
             idle: Mutex::new(Vec::new()),
-            grace: GRACE,
             server: Some(server),
         };
         let line = store.open_line(Instant::now(), GRACE).map_err(|cause| {
@@ -139,12 +135,6 @@ impl TcpStore {
         })?;
         store.idle.lock().push(line);
         Ok(store)
-    }
-
-    /// This client, which takes a server for gone that is so much late.
-    #[must_use]
-    pub(in crate::rendezvous) fn with_grace(self, grace: Duration) -> Self {
-        Self { grace, ..self }
     }
 
     /// The server that ends with this handle.
@@ -160,7 +150,7 @@ impl TcpStore {
     /// Sends a request, which the server may take `wait` to answer, and returns the reply's status and value.
     fn call(&self, request: &Request<'_>, wait: Duration) -> Result<(u8, Vec<u8>)> {
         let begun = Instant::now();
-        let patience = wait.saturating_add(self.grace);
+        let patience = wait.saturating_add(GRACE);
         loop {
             let idle = self.idle.lock().pop();
             let is_new = idle.is_none();
@@ -172,9 +162,9 @@ impl TcpStore {
             let left = wait.saturating_sub(begun.elapsed());
             let result = match *request {
                 Request::Wait(key, _) => {
-                    line.exchange(&Request::Wait(key, left), left.saturating_add(self.grace))
+                    line.exchange(&Request::Wait(key, left), left.saturating_add(GRACE))
                 }
-                _ => line.exchange(request, left.saturating_add(self.grace)),
+                _ => line.exchange(request, left.saturating_add(GRACE)),
             };
             match result {
                 Ok(reply) => {

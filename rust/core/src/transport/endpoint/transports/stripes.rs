@@ -4,12 +4,11 @@
 //! so that a long message uses all of them. Neither side spends the last of its descriptors on them.
 
 use std::net::{SocketAddr, TcpStream};
-use std::time::Instant;
 
-use super::super::attempt::{Attempt, Setback};
+use super::super::attempt::Attempt;
 use super::super::visit::{Reason, Visit};
 use super::super::wire::Cut;
-use super::tcp::{ANOTHER_AFTER, dial};
+use super::tcp::open_one;
 use crate::descriptors;
 use crate::error::{Code, Error, Result};
 use crate::fork;
@@ -36,20 +35,7 @@ pub(in crate::transport::endpoint) fn open(
 }
 
 fn open_at(attempt: &Attempt<'_>, number: u8, address: SocketAddr) -> Result<Stripe> {
-    let deadline = attempt
-        .patience
-        .deadline
-        .min(Instant::now() + ANOTHER_AFTER);
-    let place = address.to_string();
-    let dial = || dial(attempt, address, attempt.silence_to_connect(), deadline);
-    let (stream, proven) = match attempt.introduce(&place, Purpose::TcpStripe, dial) {
-        Ok((stream, proven, Answer::Accept)) => (stream, proven),
-        Ok((_, _, answer)) => return Err(attempt.refusal(answer)),
-        Err(Setback::Fatal(error)) => return Err(error),
-        Err(Setback::Refused(what) | Setback::Unusable(what)) => {
-            return Err(attempt.error(Code::System, format!("{place}: {what}")));
-        }
-    };
+    let (stream, proven) = open_one(attempt, address, Purpose::TcpStripe)?;
     if !descriptors::are_plenty(&stream) {
         let what = "half of this process's descriptors are in use".to_owned();
         return Err(Error::new(Code::Aborted, what));

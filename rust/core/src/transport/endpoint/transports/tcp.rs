@@ -11,12 +11,12 @@ use super::super::wire::{Cut, Patience};
 use super::stripes;
 use crate::error::{Code, Error, Result};
 use crate::fork;
-use crate::transport::handshake::{Answer, Hello, Purpose};
+use crate::transport::handshake::{Answer, Hello, Proven, Purpose};
 use crate::transport::tcp::TcpLink;
 
 /// How long an address may take to answer before the next one of the same peer is tried. With many addresses it is less,
 /// but long enough to send the first packet twice.
-pub(super) const ANOTHER_AFTER: Duration = Duration::from_secs(3);
+const ANOTHER_AFTER: Duration = Duration::from_secs(3);
 const LEAST: Duration = Duration::from_millis(1500);
 
 /// Tries the peer's TCP addresses one after the other. What goes wrong is final: if none leads there, nothing does.
@@ -136,7 +136,27 @@ fn open(
     Ok(Reached::Link(Box::new(link)))
 }
 
-pub(super) fn dial(
+/// A further connection to one address, of which the other side has accepted what it is for.
+pub(in crate::transport::endpoint) fn open_one(
+    attempt: &Attempt<'_>,
+    address: SocketAddr,
+    purpose: Purpose,
+) -> Result<(TcpStream, Proven)> {
+    let latest = Instant::now() + ANOTHER_AFTER;
+    let deadline = attempt.patience.deadline.min(latest);
+    let place = address.to_string();
+    let dial = || dial(attempt, address, attempt.silence_to_connect(), deadline);
+    match attempt.introduce(&place, purpose, dial) {
+        Ok((stream, proven, Answer::Accept)) => Ok((stream, proven)),
+        Ok((_, _, answer)) => Err(attempt.refusal(answer)),
+        Err(Setback::Fatal(error)) => Err(error),
+        Err(Setback::Refused(what) | Setback::Unusable(what)) => {
+            Err(attempt.error(Code::System, format!("{place}: {what}")))
+        }
+    }
+}
+
+fn dial(
     attempt: &Attempt<'_>,
     address: SocketAddr,
     silence: Option<Duration>,

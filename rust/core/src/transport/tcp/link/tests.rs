@@ -462,7 +462,7 @@ fn frames_that_begin_in_the_past_end_the_link() {
     let mut bytes = [0; 100];
     while b.try_recv(&mut bytes).unwrap() == 0 {}
     a.control.send(&Frame::Framing(50));
-    let PeerState::Lost(what) = suite::end_of(&mut b) else {
+    let PeerState::Broken(what) = suite::end_of(&mut b) else {
         panic!("it goes on");
     };
     assert!(what.contains("frames"), "{what}");
@@ -497,13 +497,13 @@ fn farewell_overtakes((mut a, mut b): (TcpLink, TcpLink)) {
 }
 
 #[test]
-fn garbage_on_the_control_connection_is_a_loss() {
+fn garbage_on_the_control_connection_is_told() {
     let (data, control) = (connection(), connection());
     let mut link = TcpLink::new(data.0, control.0, "peer".to_owned()).unwrap();
     (&control.1).write_all(b"GET / HTTP/1.1\r\n").unwrap();
     drop(data.1);
     let what = "unknown frame kind 0x47 on the control channel".to_owned();
-    assert_eq!(suite::end_of(&mut link), PeerState::Lost(what));
+    assert_eq!(suite::end_of(&mut link), PeerState::Broken(what));
 }
 
 #[test]
