@@ -159,7 +159,8 @@ pub fn open_url(url: &str, rank: Rank, world: usize, config: &Config) -> Result<
         if !path.starts_with('/') {
             return Err(wrong("the path is not absolute"));
         }
-        let store = Box::new(FileStore::open(path)?);
+        let patience = config.join_timeout.duration();
+        let store = Box::new(FileStore::open_within(path, patience)?);
         return Ok(Meeting::new(Place::Other(store), rank, world));
     }
     Err(wrong("the scheme is unknown"))
