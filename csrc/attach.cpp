@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -53,10 +54,21 @@ class TorchStore final : public Store {
         rank_(rank),
         size_(size) {}
 
-  StoreAddress address() const noexcept override {
+  StorePlace place() const noexcept override {
     const auto underlying = store_->getUnderlyingNonPrefixStore();
-    const auto* tcp = dynamic_cast<const c10d::TCPStore*>(underlying.get());
-    return tcp ? StoreAddress{tcp->getHost(), tcp->getPort()} : StoreAddress{};
+    StorePlace place{};
+    place.ends_with_rank_0 = true;
+    if (const auto* tcp = dynamic_cast<const c10d::TCPStore*>(underlying.get())) {
+      place.host = tcp->getHost();
+      place.port = tcp->getPort();
+      // torchrun's agent serves it, and outlives its workers.
+      const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+      place.ends_with_rank_0 = !agent || std::string(agent) != "True";
+    } else if (const auto* file = dynamic_cast<const c10d::FileStore*>(underlying.get())) {
+      place.file = rust::String::lossy(file->getPath());
+      place.ends_with_rank_0 = false;
+    }
+    return place;
   }
 
   Status set(rust::Str key, rust::Slice<const uint8_t> value) const noexcept override {
@@ -70,7 +82,7 @@ class TorchStore final : public Store {
 
   // Asks again and again instead of calling the store's own wait, which logs a warning for every
   // limit that runs out while the core looks around between short waits. A key that came is seen
-  // within a quarter of the time it took.
+  // within a quarter of the time it took, and soon by the eye: another rank may wait for that.
   Fetched wait(rust::Str key, uint64_t timeout_ms) const noexcept override {
     using Clock = std::chrono::steady_clock;
     const auto started = Clock::now();
@@ -87,7 +99,7 @@ class TorchStore final : public Store {
       }
       if (Status other = someone_on_gloo(); other.code != 0) return fetched(std::move(other));
       const Clock::duration pause =
-          std::max<Clock::duration>(waited / 4, std::chrono::milliseconds(1));
+          std::clamp<Clock::duration>(waited / 4, std::chrono::milliseconds(1), longest_pause());
       std::this_thread::sleep_for(std::min<Clock::duration>(pause, limit - waited));
     }
   }
@@ -102,6 +114,11 @@ class TorchStore final : public Store {
   }
 
  private:
+  // All ranks together ask some thousand times a second at most.
+  std::chrono::milliseconds longest_pause() const {
+    return std::chrono::milliseconds(std::clamp(size_, 200, 2000));
+  }
+
   static Fetched found(const std::vector<uint8_t>& bytes) {
     rust::Vec<uint8_t> value;
     value.reserve(bytes.size());
