@@ -48,11 +48,14 @@ std::string prefix() {
 // torch's store as the core uses it.
 class TorchStore final : public Store {
  public:
-  TorchStore(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
+  TorchStore(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+             const std::vector<uint64_t>& ranks, int size)
       : all_(store),
         store_(c10::make_intrusive<c10d::PrefixStore>(prefix(), store)),
         rank_(rank),
-        size_(size) {}
+        size_(size),
+        // Rank 0 of all serves it; a group that does not say which ranks it has is that of all.
+        has_server_(ranks.empty() || ranks.front() == 0) {}
 
   StorePlace place() const noexcept override {
     const auto underlying = store_->getUnderlyingNonPrefixStore();
@@ -63,7 +66,7 @@ class TorchStore final : public Store {
       place.port = tcp->getPort();
       // torchrun's agent serves it, and outlives its workers.
       const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-      place.ends_with_rank_0 = !agent || std::string(agent) != "True";
+      place.ends_with_rank_0 = has_server_ && (!agent || std::string(agent) != "True");
     } else if (const auto* file = dynamic_cast<const c10d::FileStore*>(underlying.get())) {
       place.file = rust::String::lossy(file->getPath());
       place.ends_with_rank_0 = false;
@@ -163,6 +166,7 @@ class TorchStore final : public Store {
   const c10::intrusive_ptr<c10d::PrefixStore> store_;
   const int rank_;
   const int size_;
+  const bool has_server_;
   mutable std::mutex mutex_;
   mutable std::chrono::steady_clock::time_point next_look_;
   mutable std::chrono::seconds pause_{0};
@@ -201,8 +205,8 @@ Registry& registry() {
 c10::intrusive_ptr<Backend> join_group(const c10::intrusive_ptr<c10d::Store>& store, int rank,
                                        int size, c10::intrusive_ptr<c10d::Backend::Options> options,
                                        std::vector<Setting> settings) {
-  Joined joined =
-      join(TorchStore(store, rank, size), rank, size, {settings.data(), settings.size()});
+  const TorchStore meeting(store, rank, options->global_ranks_in_group, size);
+  Joined joined = join(meeting, rank, size, {settings.data(), settings.size()});
   raise(joined.status);
   return c10::make_intrusive<Backend>(std::move(joined.group), rank, size, std::move(options),
                                       std::move(settings));

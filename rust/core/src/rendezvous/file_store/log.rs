@@ -100,12 +100,7 @@ impl Log {
     }
 
     /// Appends a record after the last complete one. Waits for the lock until then.
-    pub(super) fn append(
-        &mut self,
-        key: &str,
-        value: &[u8],
-        until: Option<Instant>,
-    ) -> Result<()> {
+    pub(super) fn append(&mut self, key: &str, value: &[u8], until: Option<Instant>) -> Result<()> {
         let lock = Lock::write(&self.file, &self.path, until)?;
         let result = read_new(&self.file, &self.path, &self.id, self.end).and_then(|tail| {
             let record = record(key, value);

@@ -21,13 +21,14 @@ fn text() -> impl Strategy<Value = String> {
 prop_compose! {
     fn row()(
         key in any::<PublicKey>(),
+        attempt in any::<Uuid>(),
         pid in any::<u32>(),
         node in any::<Option<u16>>(),
         host in text(),
         hostname in text(),
         address in prop::collection::vec(any::<u8>(), 0..100),
     ) -> Row {
-        Row { key, pid, node: node.filter(|node| *node != NO_NODE), host, hostname, address }
+        Row { key, attempt, pid, node: node.filter(|node| *node != NO_NODE), host, hostname, address }
     }
 }
 
@@ -218,6 +219,7 @@ fn hostile_counts_make_no_room() {
 fn a_page_has_its_hosts_once_and_is_the_one_that_was_named() {
     let row = |rank: u8| Row {
         key: [rank; 32],
+        attempt: [rank; 16],
         pid: 7,
         node: None,
         host: format!("host {} with a long name", rank / 8),

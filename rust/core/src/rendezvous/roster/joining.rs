@@ -267,7 +267,7 @@ impl Joining<'_> {
             return Ok(());
         };
         let entry = self.read(self.me.rank, &bytes)?;
-        if entry.row.key != self.entry.row.key {
+        if entry.row.attempt != self.entry.row.attempt {
             return Err(self.claimed_twice(&entry.row));
         }
         Ok(())
@@ -323,7 +323,7 @@ impl Joining<'_> {
         }
         let rows = self.read_pages(&table)?;
         let mine = &rows[self.me.rank];
-        if mine.key != self.entry.row.key {
+        if mine.attempt != self.entry.row.attempt {
             return Err(self.claimed_twice(mine));
         }
         Ok(Roster::new(rows, table.costs, self.me))

@@ -88,10 +88,11 @@ impl Roster {
         let shared = me.secret.as_ref();
         let shared = shared.map_or([0; 32], |secret| secret.derive(b"links"));
         let keys = rows.iter().map(|row| row.key).collect();
+        let meeting: Vec<_> = rows.iter().flat_map(|row| row.attempt).collect();
         Self {
             members: members(rows),
             costs,
-            key: GroupKey::new(me.key.clone(), keys, shared, me.encrypts),
+            key: GroupKey::new(me.key.clone(), (keys, &meeting), shared, me.encrypts),
         }
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Resource, getrlimit};
 
+use super::acquaintance::Acquaintances;
 use super::address::{Address, HostId};
 use super::membership::Membership;
 use super::parked::Parked;
@@ -56,6 +57,7 @@ pub(super) type Groups = HashMap<([u8; 16], Rank), Arc<Membership>>;
 
 /// What the endpoint, its accepting thread and its handshakes share.
 pub(super) struct Shared {
+    pub(super) this: Weak<Self>,
     pub(super) address: Address,
     pub(super) ring_bytes: usize,
     pub(super) limits: Limits,
@@ -78,6 +80,8 @@ pub(super) struct Shared {
     pub(super) strangers: Mutex<Rarely>,
     /// Who opens links.
     pub(super) turns: Arc<Turns>,
+    /// To whom they are opened by one message.
+    pub(super) acquaintances: Acquaintances,
     /// Bytes a second to other hosts, or that they cannot be told; once that is known.
     pub(super) rate: Mutex<Option<Option<f64>>>,
     /// Bytes are thrown away for another process that measures.
@@ -88,6 +92,7 @@ impl Shared {
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.registered.notify_all();
+        self.acquaintances.wake();
         self.wake_acceptor();
     }
 
@@ -105,6 +110,16 @@ impl Shared {
         let forgotten: Vec<_> = departed.drain(..surplus).collect();
         drop(departed);
         drop(forgotten);
+    }
+
+    /// Rank `to` of the group with this id, also when it was left lately, if it is or was here.
+    pub(super) fn known_group(&self, id: &[u8; 16], to: Rank) -> Option<Arc<Membership>> {
+        if let Some(membership) = self.groups.lock().get(&(*id, to)) {
+            return Some(Arc::clone(membership));
+        }
+        let departed = self.departed.lock();
+        let found = departed.iter().rev().find(|member| member.is(id, to));
+        found.map(Arc::clone)
     }
 
     /// Rank `to` of the group with this id, also when it was left lately; waits a little for it to be registered. `None`

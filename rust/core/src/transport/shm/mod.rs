@@ -91,8 +91,21 @@ impl ShmLink {
     /// `InvalidArgument` for a capacity outside [`MIN_CAPACITY`]`..=`[`MAX_CAPACITY`]; `System`
     /// when the kernel refuses the memory.
     pub fn create(control: UnixStream, capacity: usize) -> Result<(Self, OwnedFd)> {
+        let peer = Peer::behind(&control);
+        Self::create_with(control, peer, capacity)
+    }
+
+    /// As [`ShmLink::create`] to `peer`, which the kernel need not know to be behind `control`.
+    pub(super) fn create_with(
+        control: UnixStream,
+        peer: Peer,
+        capacity: usize,
+    ) -> Result<(Self, OwnedFd)> {
         let (segment, file) = Segment::create(capacity)?;
-        Ok((Self::new(&segment, Side::Maker, control, NAME), file))
+        Ok((
+            Self::new(&segment, Side::Maker, (control, peer), NAME),
+            file,
+        ))
     }
 
     /// The peer's end of the link that `segment` belongs to. The descriptor may be closed
@@ -102,8 +115,14 @@ impl ShmLink {
     /// `Untrusted` when the segment's size, seals or header are not what [`ShmLink::create`] makes;
     /// `System` when the kernel refuses to map it.
     pub fn open(control: UnixStream, segment: OwnedFd) -> Result<Self> {
+        let peer = Peer::behind(&control);
+        Self::open_with(control, peer, segment)
+    }
+
+    /// As [`ShmLink::open`], of what `peer` made.
+    pub(super) fn open_with(control: UnixStream, peer: Peer, segment: OwnedFd) -> Result<Self> {
         let segment = Segment::open(&segment)?;
-        Ok(Self::new(&segment, Side::Opener, control, NAME))
+        Ok(Self::new(&segment, Side::Opener, (control, peer), NAME))
     }
 
     /// Both ends inside this process.
@@ -112,12 +131,17 @@ impl ShmLink {
         let (a, b) = UnixStream::pair()
             .map_err(|cause| crate::error::Error::system("make a socket pair", cause))?;
         Ok((
-            Self::new(&segment, Side::Maker, a, name),
-            Self::new(&segment, Side::Opener, b, name),
+            Self::new(&segment, Side::Maker, with_peer(a), name),
+            Self::new(&segment, Side::Opener, with_peer(b), name),
         ))
     }
 
-    fn new(segment: &Arc<Segment>, side: Side, control: UnixStream, name: &'static str) -> Self {
+    fn new(
+        segment: &Arc<Segment>,
+        side: Side,
+        (control, peer): (UnixStream, Peer),
+        name: &'static str,
+    ) -> Self {
         let (outgoing, incoming) = match side {
             Side::Maker => (0, 1),
             Side::Opener => (1, 0),
@@ -128,7 +152,7 @@ impl ShmLink {
             poster: Poster::new(segment.board(outgoing)),
             taker: Taker::new(segment.board(incoming)),
             lender: Lender::new(segment.board(outgoing)),
-            borrower: Borrower::new(segment.board(incoming), Process::behind(&control)),
+            borrower: Borrower::new(segment.board(incoming), peer.0),
             lacks: Lacks::default(),
             control: Control::with_segments(control),
             page: segment.page(),
@@ -142,6 +166,22 @@ impl ShmLink {
 }
 
 const NAME: &str = "shared memory";
+
+/// The process at the other end of a link, if it can be named here. It is named before it can write a word of the link's memory.
+#[derive(Clone)]
+pub(super) struct Peer(Option<Arc<Process>>);
+
+impl Peer {
+    /// The process that connected or listens at the other end of `socket`.
+    pub(super) fn behind(socket: &UnixStream) -> Self {
+        Self(Process::behind(socket))
+    }
+}
+
+fn with_peer(control: UnixStream) -> (UnixStream, Peer) {
+    let peer = Peer::behind(&control);
+    (control, peer)
+}
 
 /// Which side made the segment decides which ring is whose.
 enum Side {
