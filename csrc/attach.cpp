@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -47,16 +48,30 @@ std::string prefix() {
 // torch's store as the core uses it.
 class TorchStore final : public Store {
  public:
-  TorchStore(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
+  TorchStore(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+             const std::vector<uint64_t>& ranks, int size)
       : all_(store),
         store_(c10::make_intrusive<c10d::PrefixStore>(prefix(), store)),
         rank_(rank),
-        size_(size) {}
+        size_(size),
+        // Rank 0 of all serves it; a group that does not say which ranks it has is that of all.
+        has_server_(ranks.empty() || ranks.front() == 0) {}
 
-  StoreAddress address() const noexcept override {
+  StorePlace place() const noexcept override {
     const auto underlying = store_->getUnderlyingNonPrefixStore();
-    const auto* tcp = dynamic_cast<const c10d::TCPStore*>(underlying.get());
-    return tcp ? StoreAddress{tcp->getHost(), tcp->getPort()} : StoreAddress{};
+    StorePlace place{};
+    place.ends_with_rank_0 = true;
+    if (const auto* tcp = dynamic_cast<const c10d::TCPStore*>(underlying.get())) {
+      place.host = tcp->getHost();
+      place.port = tcp->getPort();
+      // torchrun's agent serves it, and outlives its workers.
+      const char* agent = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+      place.ends_with_rank_0 = has_server_ && (!agent || std::string(agent) != "True");
+    } else if (const auto* file = dynamic_cast<const c10d::FileStore*>(underlying.get())) {
+      place.file = rust::String::lossy(file->getPath());
+      place.ends_with_rank_0 = false;
+    }
+    return place;
   }
 
   Status set(rust::Str key, rust::Slice<const uint8_t> value) const noexcept override {
@@ -70,7 +85,8 @@ class TorchStore final : public Store {
 
   // Asks again and again instead of calling the store's own wait, which logs a warning for every
   // limit that runs out while the core looks around between short waits. A key that came is seen
-  // within a quarter of the time it took. Signals are heard meanwhile.
+  // within a quarter of the time it took, and soon by the eye: another rank may wait for that.
+  // Signals are heard meanwhile.
   Fetched wait(rust::Str key, uint64_t timeout_ms) const noexcept override {
     using Clock = std::chrono::steady_clock;
     const auto started = Clock::now();
@@ -87,7 +103,7 @@ class TorchStore final : public Store {
       }
       if (Status other = someone_on_gloo(); other.code != 0) return fetched(std::move(other));
       const Clock::duration pause =
-          std::max<Clock::duration>(waited / 4, std::chrono::milliseconds(1));
+          std::clamp<Clock::duration>(waited / 4, std::chrono::milliseconds(1), longest_pause());
       const auto end = Clock::now() + std::min<Clock::duration>(pause, limit - waited);
       do {
         std::this_thread::sleep_for(std::min<Clock::duration>(end - Clock::now(), kSlice));
@@ -106,6 +122,11 @@ class TorchStore final : public Store {
   }
 
  private:
+  // All ranks together ask some thousand times a second at most.
+  std::chrono::milliseconds longest_pause() const {
+    return std::chrono::milliseconds(std::clamp(size_, 200, 2000));
+  }
+
   static Fetched found(const std::vector<uint8_t>& bytes) {
     rust::Vec<uint8_t> value;
     value.reserve(bytes.size());
@@ -152,6 +173,7 @@ class TorchStore final : public Store {
   const c10::intrusive_ptr<c10d::PrefixStore> store_;
   const int rank_;
   const int size_;
+  const bool has_server_;
   mutable std::mutex mutex_;
   mutable std::chrono::steady_clock::time_point next_look_;
   mutable std::chrono::seconds pause_{0};
@@ -199,7 +221,8 @@ c10::intrusive_ptr<Backend> join_group(const c10::intrusive_ptr<c10d::Store>& st
                                        int size, c10::intrusive_ptr<c10d::Backend::Options> options,
                                        std::vector<Setting> settings) {
   const std::vector<uint64_t>& numbers = options->global_ranks_in_group;
-  Joined joined = join(TorchStore(store, rank, size), rank, size, {numbers.data(), numbers.size()},
+  const TorchStore meeting(store, rank, numbers, size);
+  Joined joined = join(meeting, rank, size, {numbers.data(), numbers.size()},
                        {settings.data(), settings.size()});
   raise(joined.status);
   return c10::make_intrusive<Backend>(std::move(joined.group), rank, size, std::move(options),

@@ -11,7 +11,7 @@ namespace unisono {
 
 struct Status;
 struct Fetched;
-struct StoreAddress;
+struct StorePlace;
 
 // Told once, from a thread made for that, how an operation ended.
 class Completion {
@@ -27,8 +27,8 @@ class Store {
   virtual Status set(rust::Str key, rust::Slice<const uint8_t> value) const noexcept = 0;
   virtual Fetched wait(rust::Str key, uint64_t timeout_ms) const noexcept = 0;
   virtual Fetched fetch(rust::Str key) const noexcept = 0;
-  // Where it is served, if over the network; else without a host.
-  virtual StoreAddress address() const noexcept = 0;
+  // Where it is and how long it lasts.
+  virtual StorePlace place() const noexcept = 0;
 };
 
 // The torch this was compiled for, such as "2.15".

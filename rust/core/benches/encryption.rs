@@ -166,7 +166,7 @@ fn connection() -> (TcpStream, TcpStream) {
 fn conversation() -> (Cipher, Cipher) {
     let pairs = [(); 2].map(|()| Arc::new(KeyPair::random().expect("random bytes")));
     let members: Vec<_> = pairs.iter().map(|pair| pair.public()).collect();
-    let keys = pairs.map(|pair| GroupKey::new(pair, members.clone(), [0; 32], true));
+    let keys = pairs.map(|pair| GroupKey::new(pair, (members.clone(), b""), [0; 32], true));
     let hello = Hello {
         purpose: Purpose::TcpData,
         lane: Lane::Collective,

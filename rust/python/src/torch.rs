@@ -395,11 +395,20 @@ impl Store for TorchStore<'_> {
     }
 
     fn address(&self) -> Option<SocketAddr> {
-        let at = self.store.address();
+        let at = self.store.place();
         if at.host.is_empty() {
             return None;
         }
         (at.host.as_str(), at.port).to_socket_addrs().ok()?.next()
+    }
+
+    fn ends_with_rank_0(&self) -> bool {
+        self.store.place().ends_with_rank_0
+    }
+
+    fn relic(&self) -> Option<String> {
+        let file = self.store.place().file;
+        (!file.is_empty()).then(|| format!("torch's store file {file}"))
     }
 
     /// torch's store knows none, but `unisono launch` gave one to its ranks.

@@ -41,6 +41,20 @@ def test_threads_go_with_the_last_group(tmp_path: Path) -> None:
         assert result.value == []
 
 
+def test_ranks_join_although_the_one_that_serves_the_store_ends_at_once() -> None:
+    results = run_ranks(6, f"{OURS}:leaves_at_once", "unisono", torch=True, check=False)
+    assert [result.value for result in results[1:]] == [True] * 5, "\n".join(
+        result.report() for result in results
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_store_file_that_a_killed_job_left_is_said_to_be_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    (result,) = run_ranks(1, f"{OURS}:finds_the_file_of_a_killed_job", "unisono", path, torch=True)
+    assert f"or torch's store file {path} is left over from an earlier job" in result.value
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_ends_by_itself() -> None:
     for result in run_ranks(2, f"{OURS}:is_forked", "unisono", torch=True):

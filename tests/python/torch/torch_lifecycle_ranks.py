@@ -86,6 +86,34 @@ def has_threads_while_it_has_groups(backend: str, path: str) -> list[str]:
 # What a fork inherits
 
 
+def leaves_at_once(backend: str) -> bool:
+    """Rank 0, which serves torch's store, ends as soon as it has joined, without a word."""
+    dist.init_process_group(backend, timeout=timedelta(seconds=30))
+    if dist.get_rank() == 0:
+        os._exit(0)
+    return True
+
+
+def finds_the_file_of_a_killed_job(backend: str, path: str) -> str:
+    """What is said of a store file that a job before this one has left."""
+
+    def join() -> None:
+        limit = timedelta(seconds=20)
+        dist.init_process_group(backend, f"file://{path}", limit, rank=0, world_size=1)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            join()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.raises(ValueError, match="two processes claim rank 0") as raised:
+        join()
+    return str(raised.value)
+
+
 def is_forked(backend: str) -> int:
     """A child ends as a Python process does, though it has none of the threads of its parent."""
     dist.init_process_group(backend, timeout=timedelta(seconds=60))

@@ -188,6 +188,7 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
 
     let row = Row {
         key: [2; 32],
+        attempt: [3; 16],
         pid: 7,
         node: Some(1),
         host: "h".into(),

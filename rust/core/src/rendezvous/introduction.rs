@@ -43,11 +43,13 @@ pub struct Introduction {
     pub encrypts: bool,
     /// Tells this process from all others, also where both say the same of themselves.
     pub(super) process: Uuid,
+    /// Tells this attempt to join from all others.
+    pub(super) attempt: Uuid,
 }
 
 impl Introduction {
     /// This process as rank `rank` of `world`, reachable at `address`, with the settings of `config`, on a machine with
-    /// one memory node. It has a new key pair, and no secret.
+    /// one memory node. It has the key pair of this process, and no secret.
     ///
     /// # Errors
     /// `System` when the operating system gives no random bytes.
@@ -65,10 +67,11 @@ impl Introduction {
                 .map(|(name, value)| (name.to_owned(), value))
                 .collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            key: Arc::new(KeyPair::random()?),
+            key: own_key()?,
             secret: None,
             encrypts: config.encrypt.0,
             process: this_process()?,
+            attempt: random_bytes()?,
         })
     }
 
@@ -111,6 +114,7 @@ impl Introduction {
             process: self.process,
             row: Row {
                 key: self.key.public(),
+                attempt: self.attempt,
                 pid: self.pid,
                 node: self.node,
                 host: self.host.clone(),
@@ -139,13 +143,27 @@ impl fmt::Debug for Introduction {
     }
 }
 
-/// A number that this process has drawn; a forked child draws its own.
+/// A number that this process has drawn.
 fn this_process() -> Result<Uuid> {
     static DRAWN: PerProcess<Mutex<Option<Uuid>>> = PerProcess::new(Mutex::default);
-    let mut drawn = DRAWN.lock();
-    match *drawn {
-        Some(uuid) => Ok(uuid),
-        None => Ok(*drawn.insert(random_bytes()?)),
+    of_this_process(&DRAWN, random_bytes)
+}
+
+/// The key pair of this process: with the same in all groups, it proves itself to each other process once.
+fn own_key() -> Result<Arc<KeyPair>> {
+    static DRAWN: PerProcess<Mutex<Option<Arc<KeyPair>>>> = PerProcess::new(Mutex::default);
+    of_this_process(&DRAWN, || Ok(Arc::new(KeyPair::random()?)))
+}
+
+/// The value that this process has drawn; a forked child draws its own.
+fn of_this_process<T: Clone>(
+    drawn: &Mutex<Option<T>>,
+    draw: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let mut drawn = drawn.lock();
+    match &*drawn {
+        Some(value) => Ok(value.clone()),
+        None => Ok(drawn.insert(draw()?).clone()),
     }
 }
 

@@ -1,9 +1,9 @@
 //! A meeting: the store at which the ranks of one group find each other, from opening it until all have joined.
 //!
-//! Where a rank serves the store itself, others may still be reading from it when that rank has joined. So every rank
-//! says that it is done with the store, under `left/N`, whose value is the number of ranks. The server ends when all
-//! have said so, or when the time to join is over for those that have not. Then nothing is left that a stranger could
-//! connect to.
+//! Where a rank serves the store itself, others may still be reading from it when that rank has joined or has failed to: it
+//! waits for them only for a while (`roster/joining.rs`). So every rank says that it is done with the store, under
+//! `left/N`, whose value is the number of ranks. The server ends when all have said so, or when the time to join is over
+//! for those that have not. Then nothing is left that a stranger could connect to.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use super::secret::Secret;
 use super::store::Store;
 use super::tcp::server::TcpStoreServer;
 use super::tcp::store::{StoreKey, TcpStore, split_address};
-use super::{LEFT, roster};
+use super::{left_key, roster};
 use crate::config::Config;
 use crate::descriptors;
 use crate::error::{Error, Result};
@@ -55,9 +55,13 @@ impl Meeting {
     /// At `store`; where this process serves it, until all of `world` ranks have left, and no longer than `patience`
     /// after this rank has.
     pub(super) fn over_tcp(store: TcpStore, rank: Rank, world: usize, patience: Duration) -> Self {
-        if let Some(server) = store.server() {
-            server.end_with_meeting(world, patience);
-        }
+        let store = match store.server() {
+            Some(server) => {
+                server.end_with_meeting(world, patience);
+                store
+            }
+            None => store.until(Instant::now().checked_add(patience)),
+        };
         Self::new(Place::Tcp(Box::new(store)), rank, world)
     }
 
@@ -76,7 +80,7 @@ impl Meeting {
         match &self.place {
             Place::Tcp(store) if store.server().is_some() => {
                 // Else it ends when it is dropped.
-                let _ = store.set(&left(self.rank), self.world.to_string().as_bytes());
+                let _ = store.set(&left_key(self.rank), self.world.to_string().as_bytes());
                 Some(self)
             }
             _ => None,
@@ -107,23 +111,19 @@ impl Drop for Meeting {
     }
 }
 
-fn left(rank: Rank) -> String {
-    format!("{LEFT}{rank}")
-}
-
 /// Says that this rank needs the store no longer. On rank 0, whose end may be the end of the store, waits until all
 /// ranks that came to it have said so, at most `patience`.
 fn leave(store: &dyn Store, rank: Rank, world: usize, patience: Duration) {
     if rank != 0 {
         // If the store is gone, no rank waits.
-        let _ = store.set(&left(rank), world.to_string().as_bytes());
+        let _ = store.set(&left_key(rank), world.to_string().as_bytes());
         return;
     }
     let begun = Instant::now();
     for other in 1..world {
         let came = matches!(store.get(&roster::entry_key(other)), Ok(Some(_)));
         if came {
-            let _ = store.wait(&left(other), patience.saturating_sub(begun.elapsed()));
+            let _ = store.wait(&left_key(other), patience.saturating_sub(begun.elapsed()));
         }
     }
 }
@@ -160,7 +160,8 @@ pub fn open_url(url: &str, rank: Rank, world: usize, config: &Config) -> Result<
         if !path.starts_with('/') {
             return Err(wrong("the path is not absolute"));
         }
-        let store = Box::new(FileStore::open(path)?);
+        let patience = config.join_timeout.duration();
+        let store = Box::new(FileStore::open_within(path, patience)?);
         return Ok(Meeting::new(Place::Other(store), rank, world));
     }
     Err(wrong("the scheme is unknown"))

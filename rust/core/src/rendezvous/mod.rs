@@ -26,3 +26,7 @@ pub use tcp::{server as tcp_server, store as tcp_store};
 /// A rank that needs the store of its meeting no longer sets the key that begins so and ends with its number, to the
 /// number of ranks.
 const LEFT: &str = "left/";
+
+fn left_key(rank: crate::types::Rank) -> String {
+    format!("{LEFT}{rank}")
+}

@@ -123,7 +123,7 @@ impl Invitation {
     /// The keys of the conversation for the side that holds `own`.
     fn key(&self, own: &Arc<KeyPair>) -> GroupKey {
         let members = vec![self.host, self.guest.public()];
-        GroupKey::new(Arc::clone(own), members, [0; 32], true)
+        GroupKey::new(Arc::clone(own), (members, b""), [0; 32], true)
     }
 
     /// What only those know that were invited.
@@ -382,6 +382,11 @@ impl Store for Pair {
 
     fn is_for_strangers(&self) -> bool {
         true
+    }
+
+    /// The host serves it for all guests, one after another.
+    fn ends_with_rank_0(&self) -> bool {
+        false
     }
 }
 

@@ -51,6 +51,17 @@ pub trait Store: Send + Sync {
     fn is_for_strangers(&self) -> bool {
         false
     }
+
+    /// Whether the end of rank 0 may be the end of the store. Rank 0 then sees the others off before it has joined.
+    fn ends_with_rank_0(&self) -> bool {
+        true
+    }
+
+    /// What outlives a job that was killed, in words, such as `store file /tmp/meeting`: the next job may find there what the
+    /// ranks of the last one said.
+    fn relic(&self) -> Option<String> {
+        None
+    }
 }
 
 /// What points to a store is one.
@@ -79,6 +90,14 @@ macro_rules! forward {
 
             fn is_for_strangers(&self) -> bool {
                 (**self).is_for_strangers()
+            }
+
+            fn ends_with_rank_0(&self) -> bool {
+                (**self).ends_with_rank_0()
+            }
+
+            fn relic(&self) -> Option<String> {
+                (**self).relic()
             }
         })*
     };
@@ -130,6 +149,14 @@ impl<S: Store> Store for PrefixStore<S> {
 
     fn is_for_strangers(&self) -> bool {
         self.store.is_for_strangers()
+    }
+
+    fn ends_with_rank_0(&self) -> bool {
+        self.store.ends_with_rank_0()
+    }
+
+    fn relic(&self) -> Option<String> {
+        self.store.relic()
     }
 }
 

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 
 use super::cipher::{Cipher, Failure, Sealed};
+use super::endpoint::Message;
 use super::handshake::{
     ANSWER_BYTES, CHALLENGE_BYTES, HELLO_BYTES, Hello, Initiator, Lane, PROOF_BYTES, Purpose,
     REQUEST, Stranger,
@@ -65,8 +66,14 @@ pub fn handshake(bytes: &[u8]) {
     assert!(cipher.open(record, &mut opened).is_err());
 }
 
-/// What a member asks for in a hello that it has made with its key: refused, or understood as what says the same.
+/// What a member asks for, in a hello that it has made with its key or over a socket by which it is known: refused, or
+/// understood as what says the same.
 pub fn request(bytes: &[u8]) {
+    if let Some(message) = bytes.first_chunk()
+        && let Some(understood) = Message::read(message)
+    {
+        assert_eq!(understood.write(), *message);
+    }
     let Some(asked) = bytes.first_chunk::<REQUEST>() else {
         return;
     };

@@ -1,8 +1,8 @@
 //! The keys of a group: what a connection proves membership with.
 //!
-//! Every rank makes a key pair (X25519) when it joins and publishes the public half with its entry in the store. The
-//! table of all public keys is what makes a group: its id is their hash, and a process is rank `r` if it holds the
-//! private key that belongs to entry `r`. So what lies in the store proves nothing. Where the ranks share a secret, it
+//! Every process makes a key pair (X25519) and publishes the public half with its entry in the store, in each group that it
+//! joins. The table of all public keys is what makes a group: its id is the hash of them and of what the ranks drew for this
+//! meeting, and a process is rank `r` if it holds the private key that belongs to entry `r`. So what lies in the store proves nothing. Where the ranks share a secret, it
 //! is mixed into every handshake as well, and a process needs both.
 
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::types::Rank;
 /// The half of a key pair that the store holds.
 pub type PublicKey = [u8; 32];
 
-/// A rank's key pair. It is made anew for every group that forms through a store.
+/// A process's key pair.
 pub struct KeyPair {
     private: [u8; 32],
     public: PublicKey,
@@ -87,12 +87,12 @@ pub struct GroupKey {
 }
 
 impl GroupKey {
-    /// The key of the rank that holds `own`, in the group of the ranks that published `members`. `shared` is derived from
-    /// the secret of the job, or zero where there is none. With `encrypts` all that goes over TCP is encrypted. All
-    /// members must have the same of each.
+    /// The key of the rank that holds `own`, in the group of the ranks that published `members`. `meeting` tells the group
+    /// from all others that these processes form. `shared` is derived from the secret of the job, or zero where there is
+    /// none. With `encrypts` all that goes over TCP is encrypted. All members must have the same of each.
     pub fn new(
         own: Arc<KeyPair>,
-        members: Vec<PublicKey>,
+        (members, meeting): (Vec<PublicKey>, &[u8]),
         shared: [u8; 32],
         encrypts: bool,
     ) -> Self {
@@ -100,6 +100,7 @@ impl GroupKey {
         for member in &members {
             hash.update(member);
         }
+        hash.update(meeting);
         Self {
             id: shortened(hash),
             own,
@@ -116,7 +117,7 @@ impl GroupKey {
     pub fn unconnected() -> Result<Self> {
         let own = Arc::new(KeyPair::random()?);
         let public = own.public();
-        Ok(Self::new(own, vec![public], [0; 32], false))
+        Ok(Self::new(own, (vec![public], b""), [0; 32], false))
     }
 
     /// The keys of a group of `world` ranks that all are in this process, by rank.
@@ -126,7 +127,7 @@ impl GroupKey {
             .map(|_| Arc::new(KeyPair::random().expect("random bytes")))
             .collect();
         let members: Vec<_> = pairs.iter().map(|pair| pair.public()).collect();
-        let key = |own| Self::new(own, members.clone(), shared, encrypts);
+        let key = |own| Self::new(own, (members.clone(), b""), shared, encrypts);
         pairs.into_iter().map(key).collect()
     }
 
@@ -169,6 +170,16 @@ impl GroupKey {
         self.encrypts
     }
 
+    /// What this process and the rank `peer` prove to each other; `None` when there is no such rank.
+    pub(crate) fn pair(&self, peer: u32) -> Option<Pair> {
+        Some(Pair {
+            own: self.own.public(),
+            peer: *self.member(peer)?,
+            shared: self.shared,
+            encrypts: self.encrypts,
+        })
+    }
+
     /// What the rank `peer` proves itself with; `None` when there is no such rank.
     pub(crate) fn member(&self, peer: u32) -> Option<&PublicKey> {
         self.members.get(peer as usize)
@@ -186,6 +197,22 @@ impl GroupKey {
 impl fmt::Debug for GroupKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GroupKey({})", Hex(&self.id))
+    }
+}
+
+/// What two processes prove to each other by a handshake, whichever their group is.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Pair {
+    own: PublicKey,
+    peer: PublicKey,
+    shared: [u8; 32],
+    encrypts: bool,
+}
+
+impl Pair {
+    /// Whether both are this process.
+    pub(crate) fn is_one(&self) -> bool {
+        self.own == self.peer
     }
 }
 

@@ -21,10 +21,13 @@ pub(super) mod ffi {
         value: Vec<u8>,
     }
 
-    /// Where a store is served; an empty host: nowhere that is known.
-    struct StoreAddress {
+    /// Where a store is served, an empty host: nowhere that is known; in which file it is, if in one; and whether its end
+    /// may be that of rank 0.
+    struct StorePlace {
         host: String,
         port: u16,
+        file: String,
+        ends_with_rank_0: bool,
     }
 
     /// A setting by name.
@@ -256,7 +259,7 @@ pub(super) mod ffi {
         fn set(self: &Store, key: &str, value: &[u8]) -> Status;
         fn wait(self: &Store, key: &str, timeout_ms: u64) -> Fetched;
         fn fetch(self: &Store, key: &str) -> Fetched;
-        fn address(self: &Store) -> StoreAddress;
+        fn place(self: &Store) -> StorePlace;
 
         fn torch_version() -> String;
         fn close_all();

@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::config::LendBytes;
 use crate::error::{Code, Error};
 use crate::fence::contained;
-use crate::transport::endpoint::{ConnectRequest, Lane, Outcome, Seat, Turn};
+use crate::transport::endpoint::{
+    ConnectRequest, Heard, Lane, Outcome, Seat, TransportChoice, Turn,
+};
 use crate::transport::{Interest, Notice, PeerState, Stripe};
 use crate::types::Rank;
 
@@ -208,6 +210,43 @@ impl Group {
     }
 
     fn connect_in_background(&self, lane: Lane, peer: Rank, goes_first: bool) -> Result<(), Error> {
+        match self.ask_for_link(lane, peer, goes_first) {
+            true => Ok(()),
+            false => self.shake_hands_in_background(lane, peer, goes_first),
+        }
+    }
+
+    /// Asks a process of this host that has proved itself for the link, by one message. False: it takes a handshake.
+    fn ask_for_link(&self, lane: Lane, peer: Rank, goes_first: bool) -> bool {
+        let Some(endpoint) = self.membership.endpoint() else {
+            return false;
+        };
+        if self.config.transport == TransportChoice::Tcp {
+            return false;
+        }
+        let this = Weak::clone(&self.this);
+        let hear = move |heard: Heard| {
+            let Some(this) = this.upgrade() else { return };
+            let mail = match heard {
+                Heard::Link(link) => Mail::Established { lane, peer, link },
+                Heard::Crossing => Mail::Awaited { lane, peer },
+                Heard::NotThisWay => match this.shake_hands_in_background(lane, peer, goes_first) {
+                    Ok(()) => return,
+                    Err(error) => Mail::Failed { lane, peer, error },
+                },
+            };
+            this.post(mail);
+        };
+        let key = &self.membership.key;
+        endpoint.ask(key, (self.rank, peer), lane, Box::new(hear))
+    }
+
+    fn shake_hands_in_background(
+        &self,
+        lane: Lane,
+        peer: Rank,
+        goes_first: bool,
+    ) -> Result<(), Error> {
         self.with_request_in_background((lane, peer), goes_first, move |this, seat, request| {
             this.post(match contained(|| seat.connect(request)) {
                 Ok(Ok(Outcome::Link(link))) => Mail::Established { lane, peer, link },

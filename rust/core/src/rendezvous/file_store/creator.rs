@@ -32,6 +32,11 @@ fn start_time(pid: u32) -> Option<String> {
     rest.nth(18).map(str::to_owned)
 }
 
+/// Whether a process with this number runs in this process's namespace.
+pub(in crate::rendezvous) fn is_running(pid: u32) -> bool {
+    start_time(pid).is_some()
+}
+
 /// Whether the process described by `creator` is known to be gone.
 pub(super) fn is_gone(creator: &str) -> bool {
     let mut words = creator.split(' ');

@@ -1,20 +1,26 @@
 //! Reading the file and appending to it. Writers hold an exclusive `flock`, readers a shared one; the kernel releases both
 //! when a process dies. So an incomplete record at the end that a lock holder sees was left by a process that died in the
 //! middle: readers pass over it, and the next writer cuts it off.
+//!
+//! The lock is tried again and again and not waited for: the kernel has no wait for it with a limit.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Instant;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use super::creator::is_gone;
 use super::format::{
     HEADER_FIXED, Header, MAX_CREATOR, Parsed, RECORD_CHECK, RECORD_HEAD, digest, record,
     record_lengths,
 };
+use super::{LONGEST_PAUSE, SHORTEST_PAUSE};
 use crate::error::{Code, Error, Result};
 
 /// The open file and what of it has been read.
@@ -31,7 +37,12 @@ pub(super) struct Log {
 
 impl Log {
     /// Checks the header, or writes one when the file is empty, torn, or left over from an earlier job.
-    pub(super) fn begin(file: File, path: &Path, creator: &str) -> Result<Self> {
+    pub(super) fn begin(
+        file: File,
+        path: &Path,
+        creator: &str,
+        until: Option<Instant>,
+    ) -> Result<Self> {
         let mut log = Self {
             file,
             path: path.to_owned(),
@@ -39,7 +50,7 @@ impl Log {
             end: 0,
             values: HashMap::new(),
         };
-        log.begin_as(creator)?;
+        log.begin_as(creator, until)?;
         Ok(log)
     }
 
@@ -48,8 +59,8 @@ impl Log {
         self.values.get(key).cloned()
     }
 
-    fn begin_as(&mut self, creator: &str) -> Result<()> {
-        let _lock = Lock::take(&self.file, &self.path, FlockOperation::LockExclusive)?;
+    fn begin_as(&mut self, creator: &str, until: Option<Instant>) -> Result<()> {
+        let _lock = Lock::write(&self.file, &self.path, until)?;
         let bytes = self.read_from(0, HEADER_FIXED + MAX_CREATOR + 4)?;
         match Header::parse(&bytes) {
             Parsed::Complete(header) if !is_gone(&header.creator) => {
@@ -79,18 +90,18 @@ impl Log {
         Ok(())
     }
 
-    /// Reads the records that were added since the last time.
-    pub(super) fn refresh(&mut self) -> Result<()> {
-        let lock = Lock::take(&self.file, &self.path, FlockOperation::LockShared)?;
+    /// Reads the records that were added since the last time. Waits for the lock until then.
+    pub(super) fn refresh(&mut self, until: Option<Instant>) -> Result<()> {
+        let lock = Lock::read(&self.file, &self.path, until)?;
         let result = read_new(&self.file, &self.path, &self.id, self.end);
         drop(lock);
         self.accept(result?);
         Ok(())
     }
 
-    /// Appends a record after the last complete one.
-    pub(super) fn append(&mut self, key: &str, value: &[u8]) -> Result<()> {
-        let lock = Lock::take(&self.file, &self.path, FlockOperation::LockExclusive)?;
+    /// Appends a record after the last complete one. Waits for the lock until then.
+    pub(super) fn append(&mut self, key: &str, value: &[u8], until: Option<Instant>) -> Result<()> {
+        let lock = Lock::write(&self.file, &self.path, until)?;
         let result = read_new(&self.file, &self.path, &self.id, self.end).and_then(|tail| {
             let record = record(key, value);
             let end = tail.end;
@@ -133,11 +144,36 @@ impl Log {
 struct Lock<'a>(&'a File);
 
 impl<'a> Lock<'a> {
-    fn take(file: &'a File, path: &Path, how: FlockOperation) -> Result<Self> {
+    fn read(file: &'a File, path: &Path, until: Option<Instant>) -> Result<Self> {
+        Self::take(file, path, (FlockOperation::NonBlockingLockShared, until))
+    }
+
+    fn write(file: &'a File, path: &Path, until: Option<Instant>) -> Result<Self> {
+        Self::take(
+            file,
+            path,
+            (FlockOperation::NonBlockingLockExclusive, until),
+        )
+    }
+
+    fn take(
+        file: &'a File,
+        path: &Path,
+        (how, until): (FlockOperation, Option<Instant>),
+    ) -> Result<Self> {
+        let begun = Instant::now();
+        let mut pause = SHORTEST_PAUSE;
         loop {
             match flock(file, how) {
                 Ok(()) => return Ok(Self(file)),
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if until.is_some_and(|until| Instant::now() >= until) => {
+                    return Err(is_held(file, path, begun));
+                }
+                Err(Errno::AGAIN) => {
+                    thread::sleep(pause);
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
                 Err(cause) => {
                     let doing = format!("lock store file {}", path.display());
                     return Err(Error::system(doing, cause));
@@ -145,6 +181,37 @@ impl<'a> Lock<'a> {
             }
         }
     }
+}
+
+/// The error of a lock that another process keeps.
+fn is_held(file: &File, path: &Path, since: Instant) -> Error {
+    let by = holder(file).map_or_else(
+        || "another process".to_owned(),
+        |pid| format!("process {pid}"),
+    );
+    Error::new(
+        Code::Timeout,
+        format!(
+            "store file {} was locked by {by} for the {:.1} s that this rank waited: is that a rank which is stopped, or a \
+             program that should not touch the file?",
+            path.display(),
+            since.elapsed().as_secs_f64()
+        ),
+    )
+}
+
+/// The process that holds a lock of this file, as far as the kernel tells: its lines are
+/// `1: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF`, with the device and the number of the file.
+fn holder(file: &File) -> Option<u32> {
+    let number = file.metadata().ok()?.ino().to_string();
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let is_flock = words.next() == Some("FLOCK");
+        let pid = words.nth(2)?.parse().ok()?;
+        let is_it = words.next()?.rsplit(':').next() == Some(&number);
+        (is_flock && is_it && pid != std::process::id()).then_some(pid)
+    })
 }
 
 impl Drop for Lock<'_> {

@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use proptest::prelude::*;
+use rustix::fs::{FlockOperation, flock};
 
 use super::creator::kernel;
 use super::format::{Header, record};
@@ -12,6 +13,8 @@ use super::*;
 use crate::error::Code;
 use crate::rendezvous::store::suite;
 use crate::skips::skipped;
+
+const SOON: Duration = Duration::from_secs(20);
 
 /// A path in the temporary folder, removed when dropped.
 struct Temporary(PathBuf);
@@ -182,7 +185,7 @@ fn a_file_of_a_process_that_is_gone_is_started_anew() {
     let path = Temporary::new();
     // This process id with another start time: an earlier process that had the same id.
     let gone = format!("{} {} 1", kernel(), std::process::id());
-    let old = FileStore::open_as(&path.0, &gone).expect("open");
+    let old = FileStore::open_as(&path.0, &gone, SOON).expect("open");
     old.set("rank/0", b"stale").expect("set");
     let new = FileStore::open(&path.0).expect("open");
     assert_eq!(new.get("rank/0").expect("get"), None);
@@ -191,7 +194,7 @@ fn a_file_of_a_process_that_is_gone_is_started_anew() {
     // Made on another host, or by this very process: it stays.
     for creator in ["elsewhere:pid:[1] 17 99", &creator()] {
         let path = Temporary::new();
-        let first = FileStore::open_as(&path.0, creator).expect("open");
+        let first = FileStore::open_as(&path.0, creator, SOON).expect("open");
         first.set("key", b"kept").expect("set");
         let second = FileStore::open(&path.0).expect("open");
         assert_eq!(
@@ -199,6 +202,33 @@ fn a_file_of_a_process_that_is_gone_is_started_anew() {
             Some(&b"kept"[..])
         );
     }
+}
+
+/// As long as a process that was stopped in the middle, or any that may read the file, keeps the lock.
+#[test]
+fn a_lock_that_is_held_is_waited_for_no_longer_than_the_time_to_join() {
+    let path = Temporary::new();
+    let patience = Duration::from_millis(300);
+    let store = FileStore::open_within(&path.0, patience).expect("open");
+    store.set("key", b"value").expect("set");
+    // Of a file that was opened anew, as by another process.
+    let other = File::open(&path.0).expect("open");
+    flock(&other, FlockOperation::LockExclusive).expect("nobody has it");
+    let begun = Instant::now();
+    let what = [
+        FileStore::open_within(&path.0, patience).map(drop),
+        store.set("key", b"other"),
+        store.get("key").map(drop),
+        store.wait("key", SOON).map(drop),
+    ];
+    for result in what {
+        let error = result.expect_err("locked");
+        assert_eq!(error.code, Code::Timeout, "{error}");
+        assert!(error.message.contains("was locked by"), "{error}");
+    }
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    flock(&other, FlockOperation::Unlock).expect("held");
+    assert_eq!(store.get("key").expect("free"), Some(b"value".to_vec()));
 }
 
 proptest! {

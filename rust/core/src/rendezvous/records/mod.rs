@@ -7,10 +7,10 @@
 //! ```text
 //! record:   magic (4)  flags (1: authenticated)  version  content  [HMAC-SHA256 of all before (32)]
 //! entry:    rank (4)  world (4)  process (16)  member  count (2)  {name  value}
-//! member:   public key (32)  pid (4)  memory node (2, all ones: none)  host  hostname  address
+//! member:   public key (32)  attempt (16)  pid (4)  memory node (2, all ones: none)  host  hostname  address
 //! table:    0 (1)  costs (8)  world (4)  pages (2)  {SHA-256 of the page's record (32)}
 //! failure:  1 (1)  code (1)  peer (4, all ones: none)  message
-//! page:     hosts (4)  {host  hostname}  members (4)  {public key (32)  pid (4)  memory node (2)  host's number (4)  address}
+//! page:     hosts (4)  {host  hostname}  members (4)  {public key (32)  attempt (16)  pid (4)  memory node (2)  host's number (4)  address}
 //! ```
 //!
 //! A store's value has a limit, so the members of a large group are on several pages. The table is published after them, and what
@@ -52,7 +52,7 @@ const TAG: usize = 32;
 const NO_PEER: u32 = u32::MAX;
 const NO_NODE: u16 = u16::MAX;
 
-/// Tells one process from all others.
+/// Tells one process, or one attempt to join, from all others.
 pub(super) type Uuid = [u8; 16];
 /// The SHA-256 of a page.
 pub(super) type Digest = [u8; 32];
@@ -89,8 +89,11 @@ pub(super) struct Table {
 /// One rank on a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
-    /// Drawn for this attempt to join: it tells two processes that claim one rank apart.
+    /// Its process's, the same in all groups.
     pub(super) key: PublicKey,
+    /// Drawn for this attempt to join: it tells two that claim one rank apart, and this group from others of the same
+    /// processes.
+    pub(super) attempt: Uuid,
     pub(super) pid: u32,
     /// The memory node of its host that the rank is bound to.
     pub(super) node: Option<u16>,
@@ -299,6 +302,7 @@ fn read_verdict(reader: &mut Reader<'_>) -> Option<Verdict> {
 fn read_row(reader: &mut Reader<'_>) -> Option<Row> {
     Some(Row {
         key: reader.array()?,
+        attempt: reader.array()?,
         pid: reader.u32()?,
         node: read_node(reader)?,
         host: reader.text(MAX_TEXT)?,
@@ -318,6 +322,7 @@ fn read_node(reader: &mut Reader<'_>) -> Option<Option<u16>> {
 
 fn put_row(to: &mut Vec<u8>, row: &Row) {
     to.extend(row.key);
+    to.extend(row.attempt);
     to.extend(row.pid.to_le_bytes());
     to.extend(row.node.unwrap_or(NO_NODE).to_le_bytes());
     put(to, row.host.as_bytes());

@@ -7,7 +7,7 @@ use super::{MAX_ADDRESS, MAX_TEXT, NO_NODE, Row, read_node};
 
 /// The smallest host and the smallest member: what a hostile count is checked against.
 const MIN_HOST: usize = 2 * 2;
-const MIN_MEMBER: usize = 32 + 4 + 2 + 4 + 2;
+const MIN_MEMBER: usize = 32 + 16 + 4 + 2 + 4 + 2;
 
 /// A page that is being written.
 #[derive(Default)]
@@ -28,6 +28,7 @@ impl<'a> Page<'a> {
             next
         });
         self.members.extend(row.key);
+        self.members.extend(row.attempt);
         self.members.extend(row.pid.to_le_bytes());
         let node = row.node.unwrap_or(NO_NODE);
         self.members.extend(node.to_le_bytes());
@@ -60,10 +61,12 @@ impl<'a> Page<'a> {
             .collect::<Option<_>>()?;
         let members = count(reader, MIN_MEMBER)?;
         let member = |_| {
-            let (key, pid, node) = (reader.array()?, reader.u32()?, read_node(reader)?);
+            let (key, attempt) = (reader.array()?, reader.array()?);
+            let (pid, node) = (reader.u32()?, read_node(reader)?);
             let (host, hostname) = hosts.get(reader.u32()? as usize)?;
             Some(Row {
                 key,
+                attempt,
                 pid,
                 node,
                 host: host.clone(),

@@ -36,13 +36,14 @@ fn what_a_store_says_does_not_command_a_terminal() {
 prop_compose! {
     fn row()(
         key in any::<PublicKey>(),
+        attempt in any::<Uuid>(),
         pid in any::<u32>(),
         node in any::<Option<u16>>(),
         host in text(),
         hostname in text(),
         address in prop::collection::vec(any::<u8>(), 0..100),
     ) -> Row {
-        Row { key, pid, node: node.filter(|node| *node != NO_NODE), host, hostname, address }
+        Row { key, attempt, pid, node: node.filter(|node| *node != NO_NODE), host, hostname, address }
     }
 }
 
@@ -233,6 +234,7 @@ fn hostile_counts_make_no_room() {
 fn a_page_has_its_hosts_once_and_is_the_one_that_was_named() {
     let row = |rank: u8| Row {
         key: [rank; 32],
+        attempt: [rank; 16],
         pid: 7,
         node: None,
         host: format!("host {} with a long name", rank / 8),

@@ -67,6 +67,14 @@ pub(super) fn claimed_twice(me: &Introduction, other: &Row) -> Error {
     ))
 }
 
+/// `error`, which may be due to `relic`, in which an earlier job may have left what its ranks said.
+pub(super) fn left_over(mut error: Error, relic: &str) -> Error {
+    error.message.push_str(&format!(
+        "; or {relic} is left over from an earlier job that was killed: then remove it, or give this job another"
+    ));
+    error
+}
+
 /// The error of a rank whose time is over while the ranks `missing` have not come.
 pub(super) fn incomplete(me: &Introduction, timeout: Duration, missing: &[Rank]) -> Error {
     let world = me.world;

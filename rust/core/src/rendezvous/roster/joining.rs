@@ -7,11 +7,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::failures::{claimed_twice, incomplete, list, refusal, wrong_world};
+use super::failures::{claimed_twice, incomplete, left_over, list, refusal, wrong_world};
 use super::{Price, Roster, entry_key, members};
 use crate::error::{Code, Error, Result};
 use crate::plan::cost::Rounded;
+use crate::rendezvous::file_store::creator::is_running;
 use crate::rendezvous::introduction::Introduction;
+use crate::rendezvous::left_key;
 use crate::rendezvous::records::{Entry, Refused, Row, Seal, Table, Verdict};
 use crate::rendezvous::store::{MAX_VALUE, Store};
 use crate::types::Rank;
@@ -23,6 +25,10 @@ const REPORT: Duration = Duration::from_secs(5);
 /// How much later than its own timeout a rank still takes the verdict of a rank 0 that has come: its reasons are
 /// better than what the rank can find out by itself.
 pub(super) const GRACE: Duration = Duration::from_millis(300);
+/// How long rank 0 waits for the others to read the verdict: of those that came all wait for it, and look for it several
+/// times a second. A failure has taken its time already.
+const SEES_OFF: Duration = Duration::from_secs(10);
+const SEES_OFF_A_FAILURE: Duration = Duration::from_secs(3);
 
 pub(super) const VERDICT: &str = "verdict";
 pub(super) const TROUBLE: &str = "trouble";
@@ -48,12 +54,26 @@ pub(super) fn join_round(
         begun: Instant::now(),
         timeout,
     };
-    joining.introduce()?;
-    if me.rank == 0 {
-        joining.lead(price)
-    } else {
-        joining.follow()
-    }
+    let joined = joining.introduce().and_then(|()| {
+        if me.rank == 0 {
+            let joined = joining.lead(price);
+            joining.see_off(joined.as_ref().err());
+            joined
+        } else {
+            let joined = joining.follow();
+            joining.leave(joined.as_ref().err());
+            joined
+        }
+    });
+    // A store that no longer answers is waited for until then.
+    let is_late = |error: &Error| error.code == Code::System && joining.left().is_zero();
+    joined.map_err(|error| match is_late(&error) {
+        true => Error {
+            code: Code::Timeout,
+            ..error
+        },
+        false => error,
+    })
 }
 
 /// One rank on its way into the group.
@@ -72,7 +92,7 @@ impl Joining<'_> {
         let key = entry_key(self.me.rank);
         if let Some(taken) = self.store.get(&key)? {
             return Err(self.in_trouble(match self.read(self.me.rank, &taken) {
-                Ok(other) => claimed_twice(self.me, &other.row),
+                Ok(other) => self.claimed_twice(&other.row),
                 Err(refused) => refused,
             }));
         }
@@ -82,7 +102,11 @@ impl Joining<'_> {
         }
         if let Some(first) = self.store.get(&entry_key(0))? {
             let checked = self.read(0, &first).and_then(|first| self.compare(&first));
-            checked.map_err(|error| self.in_trouble(error))?;
+            checked.map_err(|error| {
+                let error = self.in_trouble(error);
+                self.leave(Some(&error));
+                error
+            })?;
         }
         Ok(())
     }
@@ -151,6 +175,60 @@ impl Joining<'_> {
         Ok(rows.into_values().collect())
     }
 
+    /// Another rank than 0: says that it needs the store no longer.
+    fn leave(&self, failure: Option<&Error>) {
+        // A store that has failed would be asked in vain.
+        if failure.is_none_or(|error| error.code != Code::System) {
+            let world = self.me.world.to_string();
+            // If it fails now, no rank waits.
+            let _ = self.store.set(&left_key(self.me.rank), world.as_bytes());
+        }
+    }
+
+    /// Rank 0: waits until the ranks that came have read the verdict, since the end of this process may be the end of the
+    /// store. One that dies meanwhile is waited for no longer than its host tells, or for so long in vain.
+    fn see_off(&self, failure: Option<&Error>) {
+        let patience = match failure {
+            None => SEES_OFF,
+            Some(error) if error.code == Code::System => return,
+            Some(_) => SEES_OFF_A_FAILURE,
+        };
+        if !self.store.ends_with_rank_0() {
+            return;
+        }
+        let until = Instant::now() + patience;
+        for rank in 1..self.me.world {
+            if self.see_off_one(rank, until).is_err() {
+                // No rank can read from it any more.
+                return;
+            }
+        }
+    }
+
+    fn see_off_one(&self, rank: Rank, until: Instant) -> Result<()> {
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.store.wait(&left_key(rank), pause.min(left)) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.code == Code::Timeout => {}
+                Err(error) => return Err(error),
+            }
+            pause = (pause * 2).min(GLANCE);
+            let entry = self.store.get(&entry_key(rank))?;
+            let entry = entry.and_then(|bytes| self.seal.read_entry(&bytes).ok());
+            let may_come = entry.is_some_and(|entry| self.may_run(&entry.row));
+            if !may_come || Instant::now() >= until {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether the process of this row runs, as far as can be told: on this host, if its number is one of a process here.
+    fn may_run(&self, row: &Row) -> bool {
+        row.host != self.entry.row.host || is_running(row.pid)
+    }
+
     /// Waits for one missing rank after the other until `end`.
     fn await_entries(&self, rows: &mut BTreeMap<Rank, Row>, end: Instant) -> Result<()> {
         for rank in self.missing(|rank| rows.contains_key(&rank)) {
@@ -189,8 +267,8 @@ impl Joining<'_> {
             return Ok(());
         };
         let entry = self.read(self.me.rank, &bytes)?;
-        if entry.row.key != self.entry.row.key {
-            return Err(claimed_twice(self.me, &entry.row));
+        if entry.row.attempt != self.entry.row.attempt {
+            return Err(self.claimed_twice(&entry.row));
         }
         Ok(())
     }
@@ -232,24 +310,30 @@ impl Joining<'_> {
     /// Takes the verdict, if this rank is part of it.
     fn conclude(&self, verdict: &[u8]) -> Result<Roster> {
         let verdict = self.seal.read_verdict(verdict);
-        let table = match verdict.map_err(|why| refusal(self.me, 0, why))? {
+        let table = match verdict.map_err(|why| self.refusal(0, why))? {
             Verdict::Table(table) => table,
+            // It has come: the verdict is of another meeting.
+            Verdict::Failure(error)
+                if error.code == Code::Timeout && error.peer == Some(self.me.rank) =>
+            {
+                return Err(self.may_be_left_over(self.as_seen_here(error)));
+            }
             Verdict::Failure(error) => return Err(self.as_seen_here(error)),
         };
         if table.world as usize != self.me.world {
-            return Err(wrong_world(self.me, 0, table.world as usize));
+            return Err(self.wrong_world(0, table.world as usize));
         }
         let rows = self.read_pages(&table)?;
         let mine = &rows[self.me.rank];
-        if mine.key != self.entry.row.key {
-            return Err(claimed_twice(self.me, mine));
+        if mine.attempt != self.entry.row.attempt {
+            return Err(self.claimed_twice(mine));
         }
         Ok(Roster::new(rows, table.costs, self.me))
     }
 
     /// The members of `table`, as many as this rank expects.
     fn read_pages(&self, table: &Table) -> Result<Vec<Row>> {
-        let refused = |why| refusal(self.me, 0, why);
+        let refused = |why| self.refusal(0, why);
         let mut rows = Vec::new();
         for (number, named) in table.pages.iter().enumerate() {
             // Each of them brings members, so what is read has a bound.
@@ -301,8 +385,28 @@ impl Joining<'_> {
     fn read(&self, rank: Rank, bytes: &[u8]) -> Result<Entry> {
         match self.seal.read_entry(bytes) {
             Ok(entry) if entry.rank as usize == rank => Ok(entry),
-            Ok(_) => Err(refusal(self.me, rank, Refused::Malformed)),
-            Err(why) => Err(refusal(self.me, rank, why)),
+            Ok(_) => Err(self.refusal(rank, Refused::Malformed)),
+            Err(why) => Err(self.refusal(rank, why)),
+        }
+    }
+
+    fn refusal(&self, rank: Rank, why: Refused) -> Error {
+        self.may_be_left_over(refusal(self.me, rank, why))
+    }
+
+    fn wrong_world(&self, rank: Rank, world: usize) -> Error {
+        self.may_be_left_over(wrong_world(self.me, rank, world))
+    }
+
+    fn claimed_twice(&self, other: &Row) -> Error {
+        self.may_be_left_over(claimed_twice(self.me, other))
+    }
+
+    /// A failure of which the store itself may be the cause: it has what an earlier job wrote.
+    fn may_be_left_over(&self, error: Error) -> Error {
+        match self.store.relic() {
+            Some(relic) => left_over(error, &relic),
+            None => error,
         }
     }
 
@@ -310,7 +414,7 @@ impl Joining<'_> {
     fn compare(&self, other: &Entry) -> Result<()> {
         let rank = other.rank as Rank;
         if other.world != self.entry.world {
-            return Err(wrong_world(self.me, rank, other.world as usize));
+            return Err(self.wrong_world(rank, other.world as usize));
         }
         let settings = |entry: &Entry| -> BTreeMap<String, String> {
             entry.settings.iter().cloned().collect()
@@ -329,7 +433,7 @@ impl Joining<'_> {
                     other.row.hostname
                 );
                 let error = Error::new(Code::Mismatch, message).with_field(name.clone());
-                return Err(error.with_peer(rank));
+                return Err(self.may_be_left_over(error.with_peer(rank)));
             }
         }
         Ok(())

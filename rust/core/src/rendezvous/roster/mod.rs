@@ -12,6 +12,10 @@
 //! not come yet: then trust rests on access to the store. With a secret, it authenticates every record and is mixed
 //! into every handshake, so that a process that can only read and write the store can disturb the job, but not join it.
 //!
+//! **The end of the store.** Rank 0 may serve the store, and its end is then the end of the store. So a rank that has read
+//! the verdict says so under `left/N`, and rank 0 has joined, or has failed to, when all ranks that came have said so: it may
+//! end right away, by whatever way, and the others join all the same.
+//!
 //! **Again.** A process that has joined in a store may do so again when its group has ended, or beside it: it finds its
 //! own entry there, and goes on to the next round, whose keys have a prefix. All its ranks do so equally often.
 
@@ -84,10 +88,11 @@ impl Roster {
         let shared = me.secret.as_ref();
         let shared = shared.map_or([0; 32], |secret| secret.derive(b"links"));
         let keys = rows.iter().map(|row| row.key).collect();
+        let meeting: Vec<_> = rows.iter().flat_map(|row| row.attempt).collect();
         Self {
             members: members(rows),
             costs,
-            key: GroupKey::new(me.key.clone(), keys, shared, me.encrypts),
+            key: GroupKey::new(me.key.clone(), (keys, &meeting), shared, me.encrypts),
         }
     }
 }

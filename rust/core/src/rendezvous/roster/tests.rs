@@ -1,6 +1,8 @@
 //! Groups of threads form, or fail as they must.
 
+use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -418,6 +420,121 @@ fn a_wrong_introduction_is_refused_before_anything_is_written() {
     long.host = "h".repeat(MAX_TEXT + 1);
     enter(&store, &long, SHORT).expect_err("too long");
     assert_eq!(store.get("rank/0").expect("get"), None);
+}
+
+/// A store that is gone when rank 0 has joined or failed to, and at which the other ranks are slow.
+struct Ephemeral {
+    values: MemoryStore,
+    is_gone: AtomicBool,
+}
+
+impl Ephemeral {
+    fn answer(&self) -> Result<&MemoryStore> {
+        match self.is_gone.load(Ordering::Acquire) {
+            true => Err(Error::system("ask the store", "it is gone")),
+            false => Ok(&self.values),
+        }
+    }
+}
+
+impl Store for Ephemeral {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.answer()?.set(key, value)
+    }
+
+    fn wait(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        let value = self.answer()?.wait(key, timeout);
+        if key == VERDICT {
+            // The table is on a page besides.
+            thread::sleep(Duration::from_millis(200));
+        }
+        value
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.answer()?.get(key)
+    }
+}
+
+/// A rank in this process.
+fn a_thread(rank: Rank, world: usize) -> Introduction {
+    Introduction {
+        pid: std::process::id(),
+        ..a_process(rank, world)
+    }
+}
+
+/// Joins all of `processes` at a store that ends with rank 0.
+fn join_ephemeral(processes: &[Introduction]) -> Vec<Result<Roster>> {
+    let store = &Ephemeral {
+        values: MemoryStore::default(),
+        is_gone: AtomicBool::new(false),
+    };
+    thread::scope(|scope| {
+        let enter = |me| {
+            let joined = enter(store, me, LONG);
+            store.is_gone.fetch_or(me.rank == 0, Ordering::AcqRel);
+            joined
+        };
+        let join = |me| scope.spawn(move || enter(me));
+        let joining: Vec<_> = processes.iter().map(join).collect();
+        let joined = joining.into_iter();
+        joined
+            .map(|thread| thread.join().expect("no panic"))
+            .collect()
+    })
+}
+
+/// Its end, by whatever way, may be the end of the store.
+#[test]
+fn rank_0_has_joined_when_all_have_what_they_need() {
+    let processes = [0, 1, 2].map(|rank| a_thread(rank, 3));
+    for result in join_ephemeral(&processes) {
+        result.expect("a group");
+    }
+    let mut other = a_thread(2, 3);
+    other.version.push('1');
+    for result in join_ephemeral(&[a_thread(0, 3), a_thread(1, 3), other]) {
+        let error = result.expect_err("no group");
+        assert_eq!(error.code, Code::Mismatch, "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_died_is_not_seen_off() {
+    let store = MemoryStore::default();
+    let mut child = Command::new("true").spawn().expect("a process");
+    child.wait().expect("it ends");
+    let dead = Introduction {
+        pid: child.id(),
+        ..a_process(1, 2)
+    };
+    store
+        .set(&entry_key(1), &dead.seal().write_entry(&dead.entry()))
+        .expect("set");
+    let begun = Instant::now();
+    enter(&store, &a_thread(0, 2), LONG).expect("all came");
+    assert!(begun.elapsed() < Duration::from_secs(8));
+}
+
+/// Two jobs at one file, of which the first was killed.
+#[test]
+fn a_file_that_is_left_over_is_said_to_be_one() {
+    let name = format!("unisono-left-over-{}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let store = FileStore::open(&path).expect("open");
+    let results = join_all(&store, &[a_process(0, 2), a_process(1, 2)], LONG);
+    assert!(results.iter().all(Result::is_ok));
+    let one_more = [
+        another_process(0, 2),
+        another_process(1, 2),
+        another_process(2, 3),
+    ];
+    for error in errors(&store, &one_more, SHORT) {
+        let hint = format!("or store file {} is left over", path.display());
+        assert_eq!(error.message.matches(&hint).count(), 1, "{error}");
+    }
+    std::fs::remove_file(path).expect("remove");
 }
 
 #[test]

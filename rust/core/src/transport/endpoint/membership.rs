@@ -171,27 +171,35 @@ impl Membership {
         let mut lanes = self.lanes.lock();
         loop {
             let state = lanes.entry((peer, lane)).or_default();
-            if state.linked {
-                return Ok(Err(Answer::Duplicate));
-            }
-            if state.reaches && self.rank < peer {
-                return Ok(Err(Answer::Crossing));
-            }
-            if !state.accepting {
-                state.accepting = true;
-                break;
+            if let Some(begun) = state.begin_to_accept(self.rank < peer) {
+                drop(lanes);
+                return Ok(begun.and_then(|()| self.admit(peer, lane)));
             }
             patience.left()?;
             self.changed.wait_for(&mut lanes, LOOK);
         }
-        drop(lanes);
+    }
+
+    /// As [`Self::claim_accepting`] without a wait: an earlier attempt that is being taken apart fails this one.
+    pub(super) fn claim_at_once(self: &Arc<Self>, peer: u32, lane: Lane) -> Result<Claim, Answer> {
+        let begun = {
+            let mut lanes = self.lanes.lock();
+            let state = lanes.entry((peer, lane)).or_default();
+            state.begin_to_accept(self.rank < peer)
+        };
+        begun.unwrap_or(Err(Answer::Failed))?;
+        self.admit(peer, lane)
+    }
+
+    /// The claim of a link that is being accepted, if the group wants it.
+    fn admit(self: &Arc<Self>, peer: u32, lane: Lane) -> Result<Claim, Answer> {
         let claim = self.claim(peer, lane, true);
-        Ok(match self.gate.admit(peer as Rank, lane) {
+        match self.gate.admit(peer as Rank, lane) {
             Verdict::Accept => Ok(claim),
             Verdict::Crossing => Err(Answer::Crossing),
             Verdict::Duplicate => Err(Answer::Duplicate),
             Verdict::Left => Err(Answer::Left),
-        })
+        }
     }
 
     /// Whether `peer` may open a further connection of its link: there is one, and it has not opened too many.
@@ -226,6 +234,21 @@ impl Membership {
         let lanes = self.lanes.lock();
         let state = lanes.get(&(peer, lane));
         state.is_some_and(|state| state.linked || state.accepting)
+    }
+}
+
+impl State {
+    /// An attempt of the peer begins, or is answered. `wins`: of two attempts that meet, this side's goes on. `None`: an
+    /// earlier attempt of the peer is being taken apart.
+    fn begin_to_accept(&mut self, wins: bool) -> Option<Result<(), Answer>> {
+        if self.linked {
+            return Some(Err(Answer::Duplicate));
+        }
+        if self.reaches && wins {
+            return Some(Err(Answer::Crossing));
+        }
+        let may = !std::mem::replace(&mut self.accepting, true);
+        may.then_some(Ok(()))
     }
 }
 

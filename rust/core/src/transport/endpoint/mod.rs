@@ -14,9 +14,11 @@
 //! So of two attempts that meet, the higher rank's is turned away by the lower rank, which is connecting.
 //!
 //! Every connection passes the handshake of [`crate::transport::handshake`] first. By which transport a peer is reached
-//! is decided by one table, `transports/mod.rs`: its rows are tried in their order.
+//! is decided by one table, `transports/mod.rs`: its rows are tried in their order. Two processes of one host shake hands
+//! once; then they open links by messages (`acquaintance.rs`).
 
 mod accept;
+mod acquaintance;
 mod address;
 mod attempt;
 mod connect;
@@ -46,6 +48,9 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+#[cfg(any(test, fuzzing))]
+pub(in crate::transport) use self::acquaintance::Message;
+pub use self::acquaintance::{Hear, Heard};
 pub use self::address::{Address, HostId, network_namespace};
 pub use self::attempt::ConnectRequest;
 pub use self::connect::Outcome;
@@ -61,6 +66,7 @@ pub use crate::transport::handshake::Lane;
 pub use crate::transport::keys::GroupKey;
 
 use self::accept::Acceptor;
+use self::acquaintance::Acquaintances;
 use self::listen::{Listeners, listen, listen_unix};
 use self::membership::Membership;
 use self::outside::Outside;
@@ -127,7 +133,11 @@ impl Endpoint {
             unix_name,
             tcp,
         };
-        let shared = Arc::new(Shared {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|cause| Error::system("create an eventfd", cause))?;
+        let shared = Arc::new_cyclic(|this| Shared {
+            this: Weak::clone(this),
+            acquaintances: Acquaintances::default(),
             address,
             ring_bytes: options.ring_bytes,
             limits,
@@ -136,8 +146,7 @@ impl Endpoint {
             parked: Mutex::default(),
             inside_only: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|cause| Error::system("create an eventfd", cause))?,
+            wake,
             told: Mutex::default(),
             strangers: Mutex::new(Rarely::strangers()),
             turns: Arc::new(Turns::new("unisono-connect")),
@@ -214,6 +223,7 @@ impl Endpoint {
         }
         groups.insert((id, rank), membership);
         drop(groups);
+        self.shared.acquaintances.wake();
         self.shared.wake_acceptor();
         Ok(())
     }
@@ -224,6 +234,7 @@ impl Endpoint {
         let membership = self.shared.groups.lock().remove(&(*id, rank));
         if let Some(membership) = membership {
             membership.close();
+            self.shared.acquaintances.forget(&membership);
             self.shared.remember(Arc::clone(&membership));
             let parked = {
                 let mut all = self.shared.parked.lock();
@@ -246,6 +257,21 @@ impl Endpoint {
     ) -> Result<()> {
         let begun = self.shared.turns.begin(goes_first, job);
         begun.map_err(|cause| Error::system("start a thread to connect", cause))
+    }
+
+    /// Asks a process of this host that has proved itself for the link between these ranks of the group, by one message;
+    /// `hear` hears what becomes of it. False: the link is to be opened by [`Self::connect`].
+    pub fn ask(&self, key: &GroupKey, (from, to): (Rank, Rank), lane: Lane, hear: Hear) -> bool {
+        let membership = self.shared.groups.lock().get(&(key.id(), from)).cloned();
+        let to = u32::try_from(to).unwrap_or(u32::MAX);
+        membership
+            .filter(|own| own.has_peer(to))
+            .is_some_and(|membership| {
+                let shared = &self.shared;
+                shared
+                    .acquaintances
+                    .ask(shared, (&membership, to), lane, hear)
+            })
     }
 
     /// Opens the link that `request` describes. Blocks until it is there, the peer turns out to be connecting

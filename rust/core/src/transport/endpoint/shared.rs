@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
+use super::acquaintance::Acquaintances;
 use super::address::{Address, HostId};
 use super::membership::Membership;
 use super::parked::Parked;
@@ -55,6 +56,7 @@ pub(super) type Groups = HashMap<([u8; 16], Rank), Arc<Membership>>;
 
 /// What the endpoint, its accepting thread and its handshakes share.
 pub(super) struct Shared {
+    pub(super) this: Weak<Self>,
     pub(super) address: Address,
     pub(super) ring_bytes: usize,
     pub(super) limits: Limits,
@@ -80,6 +82,8 @@ pub(super) struct Shared {
     pub(super) visits: Arc<Turns>,
     /// Proven members whose links are being made.
     pub(super) visiting: AtomicUsize,
+    /// To whom they are opened by one message.
+    pub(super) acquaintances: Acquaintances,
     /// Bytes a second to other hosts, or that they cannot be told; once that is known.
     pub(super) rate: Mutex<Option<Option<f64>>>,
 }
@@ -87,6 +91,7 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
+        self.acquaintances.wake();
         self.wake_acceptor();
     }
 

@@ -153,13 +153,12 @@ impl Patience<'_> {
         Ok(())
     }
 
-    /// Sends a descriptor, with one byte to carry it.
-    pub(super) fn send_fd(&self, socket: impl AsFd, fd: BorrowedFd<'_>) -> Result<(), Cut> {
-        let fds = [fd];
+    /// Sends descriptors, two at most, with one byte to carry them.
+    pub(super) fn send_fds(&self, socket: impl AsFd, fds: &[BorrowedFd<'_>]) -> Result<(), Cut> {
         loop {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
             let mut control = SendAncillaryBuffer::new(&mut space);
-            if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+            if !control.push(SendAncillaryMessage::ScmRights(fds)) {
                 return Err(Cut::System(io::ErrorKind::OutOfMemory.into()));
             }
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -172,11 +171,11 @@ impl Patience<'_> {
         }
     }
 
-    /// Receives what [`Patience::send_fd`] sent. A message without a descriptor counts as a closed connection.
-    pub(super) fn receive_fd(&self, socket: impl AsFd) -> Result<OwnedFd, Cut> {
+    /// Receives what [`Patience::send_fds`] sent. A message without a descriptor counts as a closed connection.
+    pub(super) fn receive_fds(&self, socket: impl AsFd) -> Result<(OwnedFd, Option<OwnedFd>), Cut> {
         loop {
             let mut byte = [0];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
             match recvmsg(
@@ -190,7 +189,8 @@ impl Patience<'_> {
                         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
                         _ => None,
                     });
-                    return fds.next().and_then(|mut fds| fds.next()).ok_or(Cut::Closed);
+                    let mut fds = fds.next().ok_or(Cut::Closed)?;
+                    return Ok((fds.next().ok_or(Cut::Closed)?, fds.next()));
                 }
                 Err(Errno::AGAIN) => self.ready(socket.as_fd(), PollFlags::IN)?,
                 Err(Errno::INTR) => {}

@@ -89,7 +89,7 @@ fn public_keys_alone_convince_no_member() {
     let ours = keys();
     let members: Vec<_> = (0..4).map(|rank| *ours[0].member(rank).unwrap()).collect();
     let own = std::sync::Arc::new(KeyPair::random().unwrap());
-    let forged = GroupKey::new(own, members, [0; 32], false);
+    let forged = GroupKey::new(own, (members, b""), [0; 32], false);
     assert_eq!(forged.id(), ours[0].id());
     assert_eq!(refusal(&ours, &forged), Some(Code::Untrusted));
     // Nor can it play the acceptor: what it writes does not open with the rank's key.

@@ -40,7 +40,7 @@ pub enum Lane {
 }
 
 impl Lane {
-    fn from_number(number: u8) -> Option<Self> {
+    pub(in crate::transport) fn from_number(number: u8) -> Option<Self> {
         match number {
             0 => Some(Self::Collective),
             1 => Some(Self::PointToPoint),
@@ -108,7 +108,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    pub(super) fn from_number(number: u8) -> Option<Self> {
+    pub(in crate::transport) fn from_number(number: u8) -> Option<Self> {
         match number {
             1 => Some(Self::Accept),
             2 => Some(Self::Crossing),

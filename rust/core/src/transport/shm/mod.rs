@@ -95,8 +95,21 @@ impl ShmLink {
     /// `InvalidArgument` for a capacity outside [`MIN_CAPACITY`]`..=`[`MAX_CAPACITY`]; `System`
     /// when the kernel refuses the memory.
     pub fn create(control: UnixStream, capacity: usize) -> Result<(Self, OwnedFd)> {
+        let peer = Program::behind(&control);
+        Self::create_with(control, peer, capacity)
+    }
+
+    /// As [`ShmLink::create`] to `peer`, which the kernel need not know to be behind `control`.
+    pub(super) fn create_with(
+        control: UnixStream,
+        peer: Program,
+        capacity: usize,
+    ) -> Result<(Self, OwnedFd)> {
         let (segment, file) = Segment::create(capacity)?;
-        Ok((Self::new(&segment, Side::Maker, control, NAME), file))
+        Ok((
+            Self::new(&segment, Side::Maker, (control, peer), NAME),
+            file,
+        ))
     }
 
     /// The peer's end of the link that `segment` belongs to. The descriptor may be closed
@@ -106,8 +119,14 @@ impl ShmLink {
     /// `Untrusted` when the segment's size, seals or header are not what [`ShmLink::create`] makes;
     /// `System` when the kernel refuses to map it.
     pub fn open(control: UnixStream, segment: OwnedFd) -> Result<Self> {
+        let peer = Program::behind(&control);
+        Self::open_with(control, peer, segment)
+    }
+
+    /// As [`ShmLink::open`], of what `peer` made.
+    pub(super) fn open_with(control: UnixStream, peer: Program, segment: OwnedFd) -> Result<Self> {
         let segment = Segment::open(&segment)?;
-        Ok(Self::new(&segment, Side::Opener, control, NAME))
+        Ok(Self::new(&segment, Side::Opener, (control, peer), NAME))
     }
 
     /// Both ends inside this process.
@@ -116,18 +135,24 @@ impl ShmLink {
         let (a, b) = UnixStream::pair()
             .map_err(|cause| crate::error::Error::system("make a socket pair", cause))?;
         Ok((
-            Self::new(&segment, Side::Maker, a, name),
-            Self::new(&segment, Side::Opener, b, name),
+            Self::new(&segment, Side::Maker, with_peer(a), name),
+            Self::new(&segment, Side::Opener, with_peer(b), name),
         ))
     }
 
-    fn new(segment: &Arc<Segment>, side: Side, control: UnixStream, name: &'static str) -> Self {
+    fn new(
+        segment: &Arc<Segment>,
+        side: Side,
+        (control, peer): (UnixStream, Program),
+        name: &'static str,
+    ) -> Self {
         let (outgoing, incoming) = match side {
             Side::Maker => (0, 1),
             Side::Opener => (1, 0),
         };
-        let peer =
-            Process::behind(&control).map(|process| Peer::new(process, segment.board(incoming)));
+        let peer = peer
+            .0
+            .map(|process| Peer::new(process, segment.board(incoming)));
         let mut lender = Lender::new(segment.board(outgoing));
         match Mark::own() {
             Some(mark) => segment.board(outgoing).tell_mark(mark),
@@ -154,6 +179,22 @@ impl ShmLink {
 }
 
 const NAME: &str = "shared memory";
+
+/// The process at the other end of a link, if it can be named here. It is named before it can write a word of the link's memory.
+#[derive(Clone)]
+pub(super) struct Program(Option<Arc<Process>>);
+
+impl Program {
+    /// The process that connected or listens at the other end of `socket`.
+    pub(super) fn behind(socket: &UnixStream) -> Self {
+        Self(Process::behind(socket))
+    }
+}
+
+fn with_peer(control: UnixStream) -> (UnixStream, Program) {
+    let peer = Program::behind(&control);
+    (control, peer)
+}
 
 /// Which side made the segment decides which ring is whose.
 enum Side {

@@ -46,7 +46,7 @@ fn exposed(capacity: usize) -> (ShmLink, Arc<Segment>, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let segment = Segment::anonymous(capacity).unwrap();
     (
-        ShmLink::new(&segment, Side::Maker, ours, NAME),
+        ShmLink::new(&segment, Side::Maker, with_peer(ours), NAME),
         segment,
         theirs,
     )

@@ -32,11 +32,13 @@ use crate::locks::Mutex;
 use crate::rendezvous::secret::Secret;
 use crate::rendezvous::store::{Store, check_key, check_value, not_set};
 
-/// How long one address may take, at most, to accept a connection; and twice as long to answer the hello, since a server
-/// that strangers flood gets to it later.
+/// How long one address may take, at most, to accept a connection; and twice as long until it has answered the hello, since a
+/// server that strangers flood gets to it later.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How much later than promised a reply may be before the server counts as gone.
 const GRACE: Duration = Duration::from_secs(15);
+/// How much later than the end of the meeting a reply may be.
+const LAST_GRACE: Duration = Duration::from_millis(500);
 /// A time that the clock can express, where one is asked for that it cannot.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 /// The pauses between two attempts to connect.
@@ -56,6 +58,8 @@ pub struct TcpStore {
     address: SocketAddr,
     key: StoreKey,
     idle: Mutex<Vec<Line>>,
+    /// The end of the meeting that the store is for: no reply is waited for much longer.
+    until: Option<Instant>,
     /// Dropped last: the server ends when rank 0's handle does, if not before.
     server: Option<TcpStoreServer>,
 }
@@ -88,13 +92,13 @@ impl TcpStore {
             let mut seen = Vec::new();
             for &port in ports {
                 let left = timeout.saturating_sub(begun.elapsed());
-                let patience = left.clamp(Duration::from_millis(100), PATIENCE);
-                match try_host(host, port, key, patience) {
+                match try_host(host, port, key, left.max(Duration::from_millis(100))) {
                     Ok((line, address)) => {
                         return Ok(Self {
                             address,
                             key: key.clone(),
                             idle: Mutex::new(vec![line]),
+                            until: None,
                             server: None,
                         });
                     }
@@ -127,6 +131,7 @@ impl TcpStore {
             address,
             key,
             idle: Mutex::new(Vec::new()),
+            until: None,
             server: Some(server),
         };
         let line = store.open_line(Instant::now(), GRACE).map_err(|cause| {
@@ -135,6 +140,22 @@ impl TcpStore {
         })?;
         store.idle.lock().push(line);
         Ok(store)
+    }
+
+    /// This client, for a meeting that is over then.
+    #[must_use]
+    pub(in crate::rendezvous) fn until(self, until: Option<Instant>) -> Self {
+        Self { until, ..self }
+    }
+
+    /// How long a reply may take, if the server may take `wait` for it.
+    fn patience(&self, wait: Duration) -> Duration {
+        let usual = wait.saturating_add(GRACE);
+        let Some(until) = self.until else {
+            return usual;
+        };
+        let left = until.saturating_duration_since(Instant::now());
+        usual.min(left + LAST_GRACE)
     }
 
     /// The server that ends with this handle.
@@ -150,7 +171,7 @@ impl TcpStore {
     /// Sends a request, which the server may take `wait` to answer, and returns the reply's status and value.
     fn call(&self, request: &Request<'_>, wait: Duration) -> Result<(u8, Vec<u8>)> {
         let begun = Instant::now();
-        let patience = wait.saturating_add(GRACE);
+        let patience = self.patience(wait);
         loop {
             let idle = self.idle.lock().pop();
             let is_new = idle.is_none();
@@ -162,9 +183,9 @@ impl TcpStore {
             let left = wait.saturating_sub(begun.elapsed());
             let result = match *request {
                 Request::Wait(key, _) => {
-                    line.exchange(&Request::Wait(key, left), left.saturating_add(GRACE))
+                    line.exchange(&Request::Wait(key, left), self.patience(left))
                 }
-                _ => line.exchange(request, left.saturating_add(GRACE)),
+                _ => line.exchange(request, self.patience(left)),
             };
             match result {
                 Ok(reply) => {
@@ -185,7 +206,8 @@ impl TcpStore {
     fn open_line(&self, begun: Instant, patience: Duration) -> io::Result<Line> {
         let mut pause = SHORTEST_PAUSE;
         loop {
-            match try_address(self.address, &self.key, PATIENCE) {
+            let left = patience.saturating_sub(begun.elapsed()).max(LAST_GRACE);
+            match try_address(self.address, &self.key, left) {
                 Err(cause) if was_closed(&cause) && begun.elapsed() < patience => {
                     thread::sleep(pause);
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -200,8 +222,12 @@ impl TcpStore {
             ErrorKind::InvalidData => Code::Untrusted,
             _ => Code::System,
         };
+        let hint = match cause.kind() {
+            ErrorKind::TimedOut => "is its process stopped, or its host cut off?",
+            _ => "see what rank 0 reported, it may have ended first",
+        };
         let message = format!(
-            "the store at {}, which rank 0 serves, failed: {cause}; see what rank 0 reported, it may have ended first",
+            "the store at {}, which rank 0 serves, failed: {cause}; {hint}",
             self.address
         );
         Error::new(code, message).with_peer(0)
@@ -268,7 +294,7 @@ pub(in crate::rendezvous) fn split_address(address: &str) -> Result<(&str, u16)>
     Ok((host, port))
 }
 
-/// Tries every address of `host` once.
+/// Tries every address of `host` once; each may take as long as `patience`.
 fn try_host(
     host: &str,
     port: u16,
@@ -285,9 +311,10 @@ fn try_host(
     Err(last)
 }
 
-/// Connects to `address`, which may take as long as `patience`, and does the handshake.
+/// Connects to `address` and does the handshake, which may take as long as `patience`.
 fn try_address(address: SocketAddr, key: &StoreKey, patience: Duration) -> io::Result<Line> {
-    let mut stream = TcpStream::connect_timeout(&address, patience)?;
+    let deadline = Instant::now() + patience.min(2 * PATIENCE);
+    let mut stream = TcpStream::connect_timeout(&address, patience.min(PATIENCE))?;
     fork::keep_private(&stream);
     if stream.local_addr()? == stream.peer_addr()? {
         // On a port of the ephemeral range TCP may connect a socket to itself while nothing listens.
@@ -302,7 +329,6 @@ fn try_address(address: SocketAddr, key: &StoreKey, patience: Duration) -> io::R
         .with_retries(3);
     SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
     stream.set_write_timeout(Some(GRACE))?;
-    let deadline = Instant::now() + 2 * patience;
     let wrong = |what: &str| Err(io::Error::new(ErrorKind::InvalidData, what));
     let mut magic = [0; MAGIC.len()];
     read_by(&mut stream, deadline, &mut magic)?;

@@ -262,6 +262,34 @@ fn a_server_that_never_comes_to_an_end_is_not_waited_for_for_long() {
     assert_eq!(late.kind(), ErrorKind::TimedOut, "{late}");
 }
 
+/// As one that is stopped: its connections stay open.
+#[test]
+fn a_server_that_no_longer_answers_is_waited_for_until_the_meeting_is_over() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let address = listener.local_addr().expect("address").to_string();
+    let short = Duration::from_millis(300);
+    let begun = Instant::now();
+    let error = TcpStore::connect(&address, short).expect_err("it says nothing");
+    assert_eq!(error.code, Code::Timeout, "{error}");
+    let server = serve();
+    let store = TcpStore::connect(&server.own_address().to_string(), SOON).expect("connect");
+    let store = TcpStore {
+        // Where a line that is opened anew leads.
+        address: listener.local_addr().expect("address"),
+        ..store.until(Instant::now().checked_add(short))
+    };
+    store.idle.lock().clear();
+    for late in [
+        store.get("key").map(drop),
+        store.set("key", b"value"),
+        store.wait("key", SOON).map(drop),
+    ] {
+        let error = late.expect_err("no answer");
+        assert_eq!((error.code, error.peer), (Code::System, Some(0)), "{error}");
+    }
+    assert!(begun.elapsed() < GRACE, "{:?}", begun.elapsed());
+}
+
 fn assert_closed_after(stream: &mut TcpStream, bytes: &[u8]) {
     stream.set_read_timeout(Some(SOON)).expect("timeout");
     let _ = stream.write_all(bytes);

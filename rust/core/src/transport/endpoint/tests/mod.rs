@@ -1,5 +1,6 @@
 //! Endpoints of one process talking through real sockets.
 
+mod acquaintances;
 mod distance;
 mod lifecycle;
 mod links;

@@ -27,7 +27,7 @@ fn a_process_that_is_no_member_is_refused() {
     // It has read all that the store holds: every public key, and so the group's id.
     let public = |rank| *zero.keys[0].member(rank).unwrap();
     let own = Arc::new(KeyPair::random().unwrap());
-    let forged = GroupKey::new(own, (0..4).map(public).collect(), [0; 32], false);
+    let forged = GroupKey::new(own, ((0..4).map(public).collect(), b""), [0; 32], false);
     assert_eq!(forged.id(), zero.keys[0].id());
     let forger = Member::new(&vec![forged; 4], 0);
     for outsider in [stranger, forger] {
@@ -224,7 +224,7 @@ fn a_bad_segment_is_refused_and_tcp_still_works() {
         turn: None,
     };
     let file = std::fs::File::open("/dev/null").unwrap();
-    patience.send_fd(&puppet.stream, file.as_fd()).unwrap();
+    patience.send_fds(&puppet.stream, &[file.as_fd()]).unwrap();
     assert_eq!(puppet.answer(), Answer::Failed);
     let mut near = link(zero.connect(&one, TransportChoice::Tcp));
     converse(&mut *near, &mut *one.arrival().2);

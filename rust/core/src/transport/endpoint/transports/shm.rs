@@ -8,7 +8,7 @@ use super::super::visit::{Reason, Stream, Visit};
 use super::super::wire::{Cut, foreign_user};
 use crate::fork;
 use crate::transport::handshake::{ANSWER_BYTES, Answer, Purpose};
-use crate::transport::shm::ShmLink;
+use crate::transport::shm::{Program, ShmLink};
 
 /// Where the connection goes, in errors.
 const PLACE: &str = "its Unix socket";
@@ -40,8 +40,13 @@ pub(super) fn connect(attempt: &Attempt<'_>) -> Result<Reached, Setback> {
         .map_err(|error| unusable("a descriptor cannot be duplicated", error.to_string()))?;
     let (link, segment) = ShmLink::create(control, attempt.shared.ring_bytes)
         .map_err(|error| unusable("a segment cannot be made", error.message))?;
+    let acquaintances = &attempt.shared.acquaintances;
+    let pair = attempt.request.key.pair(attempt.hello.to);
+    let introduction = pair.and_then(|pair| Some((acquaintances.introduction(&pair)?, pair)));
+    let mut files = vec![segment.as_fd()];
+    files.extend(introduction.iter().map(|((_, theirs), _)| theirs.as_fd()));
     let hand_over = || {
-        attempt.patience.send_fd(&channel, segment.as_fd())?;
+        attempt.patience.send_fds(&channel, &files)?;
         let mut frame = [0; ANSWER_BYTES];
         attempt.patience.read(&channel, &mut frame)?;
         Ok(frame)
@@ -57,7 +62,12 @@ pub(super) fn connect(attempt: &Attempt<'_>) -> Result<Reached, Setback> {
         .answer(&frame)
         .map_err(|error| attempt.untrusted(&error.message))?
     {
-        Answer::Accept => Ok(Reached::Link(Box::new(link))),
+        Answer::Accept => {
+            if let Some(((ours, _), pair)) = introduction {
+                acquaintances.add(attempt.shared, pair, ours, Program::behind(&channel));
+            }
+            Ok(Reached::Link(Box::new(link)))
+        }
         Answer::Failed => Err(Setback::Unusable("it could not map the segment".to_owned())),
         answer => Ok(Reached::Answer(answer)),
     }
@@ -73,11 +83,17 @@ pub(super) fn accept(mut visit: Visit<'_>, stream: Stream) -> Result<(), Reason>
         return Ok(());
     };
     visit.answer(&stream, Answer::Accept)?;
-    let segment = visit.patience.receive_fd(&stream)?;
+    let (segment, introduction) = visit.patience.receive_fds(&stream)?;
     let channel = fork::make_private(|| stream.try_clone()).map_err(Cut::from)?;
     match ShmLink::open(stream, segment) {
         Ok(link) => {
             visit.answer(&channel, Answer::Accept)?;
+            let pair = visit.membership.key.pair(visit.hello.from);
+            if let (Some(socket), Some(pair)) = (introduction, pair) {
+                let (shared, process) = (visit.shared, Program::behind(&channel));
+                let acquaintances = &shared.acquaintances;
+                acquaintances.add(shared, pair, socket.into(), process);
+            }
             claim.deliver(Box::new(link));
             Ok(())
         }

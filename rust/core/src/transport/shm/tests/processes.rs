@@ -161,8 +161,8 @@ fn a_successor_delivers_nothing() {
     for part in [64 << 10, LENT / 2, LENT] {
         let segment = Segment::anonymous(1 << 16).unwrap();
         let (a, b) = UnixStream::pair().unwrap();
-        let mut near = ShmLink::new(&segment, Side::Maker, a, NAME);
-        let mut far = ShmLink::new(&segment, Side::Opener, b, NAME);
+        let mut near = ShmLink::new(&segment, Side::Maker, with_peer(a), NAME);
+        let mut far = ShmLink::new(&segment, Side::Opener, with_peer(b), NAME);
         near.lend_private_from(1);
         let Lending::Lent(ticket) = near.try_lend(&HEADER, &[run], Terms::Loan).unwrap() else {
             panic!("not lent");
