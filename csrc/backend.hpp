@@ -16,7 +16,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <unordered_map>
 #include <vector>
@@ -96,7 +95,7 @@ class Backend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
-  // Calls in between are started one by one and waited for together.
+  // Calls in between, of the same thread, are started one by one and waited for together.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkPointer endCoalescing() override;
@@ -179,16 +178,28 @@ class Backend final : public c10d::Backend {
   void drain(const c10d::BarrierOptions& opts);
   WorkPointer barrier_on_device(at::Device device, const c10d::BarrierOptions& opts);
   WorkPointer exchange(Label label, const at::Tensor& tensor, int64_t peer, int tag);
-  // What becomes of the calls of this thread.
-  enum class Window { None, Batch, Estimate };
-  Window window();
-  void open(Window window);
+  // Between its start and its end the calls of one thread are gathered or estimated. Each thread
+  // has its own: the calls of others go on as ever, and they may open windows too.
+  struct Window {
+    enum class Kind { Batch, Estimate };
+
+    Kind kind = Kind::Batch;
+    std::vector<WorkPointer> batch;
+    // What is started at the end of the window, in this order. Receives of device memory: streams
+    // share hardware queues, and one that waits must not hold up the sends that peers wait for.
+    // Sends to this rank itself, whose receives may come later in the window.
+    std::vector<std::function<WorkPointer()>> receives;
+    std::vector<std::function<WorkPointer()>> sends_to_self;
+    double estimate = 0;
+  };
+  // This thread's window if it is of this kind. No other thread touches what it points to.
+  Window* window(Window::Kind kind);
+  void open(Window::Kind kind);
+  Window close(Window::Kind kind, const char* call);
   // Adds the work to the batch, if one is open; what the caller gets of it.
   WorkPointer started(WorkPointer work, bool async);
-  // Keeps the call for the end of the batch.
-  void postpone(bool sends, std::function<WorkPointer()> call);
   // Adds to the estimate; what the caller of the call gets.
-  WorkPointer estimated(double microseconds);
+  WorkPointer estimated(Window& window, double microseconds) const;
   // Carries a job out here and now, for operations of several steps.
   void run_here(const Job& job, std::chrono::milliseconds timeout) const;
 
@@ -220,28 +231,21 @@ class Backend final : public c10d::Backend {
   std::mutex token_mutex_;
   at::Tensor token_;
 
-  // How often each list of ranks under each name has been split off.
-  std::unordered_map<std::string, int> splits_;
-
-  // What the last merge made, through which store and as which rank.
+  // How often each list of ranks under each name has been split off, and what merges have made that
+  // is still alive, through which store and as which rank.
   struct Merged {
     c10::weak_intrusive_ptr<c10d::Store> store;
     int rank;
     c10::weak_intrusive_ptr<c10d::Backend> backend;
   };
-  std::optional<Merged> merged_;
+  std::mutex made_mutex_;
+  std::unordered_map<std::string, int> splits_;
+  std::vector<Merged> merged_;
 
-  // The window and the thread that opened it; other threads' calls go on as ever.
-  std::atomic<Window> window_ = Window::None;
-  std::mutex window_mutex_;
-  std::thread::id window_owner_;
-  std::vector<WorkPointer> batch_;
-  // What is started at the end of the window, in this order. Receives of device memory: streams
-  // share hardware queues, and one that waits must not hold up the sends that peers wait for. Sends
-  // to this rank itself, whose receives may come later in the window.
-  std::vector<std::function<WorkPointer()>> receives_;
-  std::vector<std::function<WorkPointer()>> sends_to_self_;
-  double estimate_ = 0;
+  // The open windows by the numbers of their threads, and how many they are.
+  std::mutex windows_mutex_;
+  std::unordered_map<uint64_t, Window> windows_;
+  std::atomic<size_t> open_windows_ = 0;
 };
 
 }  // namespace unisono

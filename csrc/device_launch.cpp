@@ -42,7 +42,7 @@ c10::intrusive_ptr<DeviceWork> Backend::make_work(Label label, at::Device device
 
 Backend::WorkPointer Backend::launch_on_device(Label label, std::vector<Job> jobs,
                                                const Tensors& inputs, Tensors results, Mode mode) {
-  const bool own = mode.async || window() == Window::Batch;
+  const bool own = mode.async || window(Window::Kind::Batch);
   const auto work = make_work(label, jobs.front().device(),
                               own ? std::optional<Traffic>(Traffic{}) : std::nullopt, inputs,
                               std::move(results), mode.timeout);

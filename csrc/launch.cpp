@@ -26,11 +26,10 @@ Backend::WorkPointer Backend::launch(Label label, Job job, const Tensors& inputs
 
 Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const Tensors& inputs,
                                      Tensors results, Mode mode) {
-  const auto window = this->window();
-  if (window == Window::Estimate) {
+  if (Window* const window = this->window(Window::Kind::Estimate)) {
     double microseconds = 0;
     for (const Job& job : jobs) microseconds += estimate(*handle_->group, job.call(-1));
-    return estimated(microseconds);
+    return estimated(*window, microseconds);
   }
   for (const Job& job : jobs) {
     if (job.device() != jobs.front().device()) {
@@ -42,7 +41,7 @@ Backend::WorkPointer Backend::launch(Label label, std::vector<Job> jobs, const T
   if (!jobs.empty() && !jobs.front().device().is_cpu()) {
     return launch_on_device(label, std::move(jobs), inputs, std::move(results), mode);
   }
-  const bool coalesced = window == Window::Batch;
+  const bool coalesced = window(Window::Kind::Batch) != nullptr;
   auto work = make_work(label, inputs, std::move(results), mode.timeout);
   for (Job& job : jobs) work->keep(std::move(job.kept()));
   if (jobs.empty() || (!mode.async && !coalesced)) {
@@ -94,16 +93,16 @@ Backend::WorkPointer Backend::exchange(Label label, const at::Tensor& tensor, in
                                        int tag) {
   if (tag < 0) wrong_value("tag", c10::str(tag, " is negative"));
   const bool sends = label.type == OpType::SEND;
-  const auto window = this->window();
-  if (window == Window::Estimate) {
-    return estimated(estimate_message(*handle_->group, peer, tensor.nbytes()));
+  if (Window* const window = this->window(Window::Kind::Estimate)) {
+    return estimated(*window, estimate_message(*handle_->group, peer, tensor.nbytes()));
   }
-  if (window == Window::Batch && (sends ? peer == getRank() : !tensor.is_cpu())) {
+  Window* const batch = window(Window::Kind::Batch);
+  if (batch && (sends ? peer == getRank() : !tensor.is_cpu())) {
     check_tensor(tensor, "tensor");
-    data_type(tensor.scalar_type());
+    moved_type(tensor.scalar_type());
     std::optional<c10::Stream> caller;
     if (!tensor.is_cpu()) caller = streams_.current(tensor.device());
-    postpone(sends, [=, this] {
+    (sends ? batch->sends_to_self : batch->receives).push_back([=, this] {
       const c10::OptionalStreamGuard guard(caller);
       return exchange(label, tensor, peer, tag);
     });
@@ -148,7 +147,7 @@ Backend::WorkPointer Backend::recvAnysource(Tensors& tensors, int tag) {
 }
 
 Backend::WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
-  const bool estimates = window() == Window::Estimate;
+  const bool estimates = window(Window::Kind::Estimate) != nullptr;
   if (!opts.asyncOp && !estimates) drain(opts);
   // Where all ranks have bound the group to a device, they meet there, in the order of streams.
   const auto bound = getBoundDeviceId();

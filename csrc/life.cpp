@@ -61,7 +61,10 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(const c10::intrusive_ptr<c10d::
   if (me == ranks.end()) return nullptr;
   auto label = opts ? opts->group_name : std::string();
   for (const int rank : ranks) label += c10::str(",", rank);
-  label += c10::str("#", splits_[label]++);
+  {
+    std::lock_guard lock(made_mutex_);
+    label += c10::str("#", splits_[label]++);
+  }
   Joined part = subgroup(*handle_->group, {members.data(), members.size()}, str(label));
   raise(part.status);
   const auto& base = opts ? opts : options_;
@@ -77,57 +80,73 @@ c10::intrusive_ptr<c10d::Backend> Backend::merge(const c10::intrusive_ptr<c10d::
                                                  const int& rank, const int& size) {
   // torch 2.11 asks once for each kind of device. Every merge draws its ranks from its store, so
   // one that gives this rank again is still at the same merge.
-  if (merged_ && merged_->rank == rank && merged_->store.lock() == store) {
-    if (auto backend = merged_->backend.lock()) return backend;
+  {
+    std::lock_guard lock(made_mutex_);
+    std::erase_if(merged_, [](const Merged& made) { return made.backend.expired(); });
+    for (const Merged& made : merged_) {
+      if (made.rank != rank || made.store.lock() != store) continue;
+      if (auto backend = made.backend.lock()) return backend;
+    }
   }
   auto options = c10::make_intrusive<Options>(opts ? *opts : *options_);
   c10::intrusive_ptr<c10d::Backend> backend = join_group(store, rank, size, options, settings_);
   backend->setTimeout(options->timeout);
-  using c10::weak_intrusive_ptr;
-  merged_.emplace(weak_intrusive_ptr<c10d::Store>(store), rank,
-                  weak_intrusive_ptr<c10d::Backend>(backend));
+  std::lock_guard lock(made_mutex_);
+  merged_.push_back({.store = c10::weak_intrusive_ptr<c10d::Store>(store),
+                     .rank = rank,
+                     .backend = c10::weak_intrusive_ptr<c10d::Backend>(backend)});
   return backend;
 }
 
-Backend::Window Backend::window() {
-  if (window_.load(std::memory_order_acquire) == Window::None) return Window::None;
-  std::lock_guard lock(window_mutex_);
-  return window_owner_ == std::this_thread::get_id() ? window_.load() : Window::None;
+namespace {
+
+// A number of its own for each thread. Not its id, which goes to another one when it has ended.
+uint64_t this_thread() {
+  static std::atomic<uint64_t> threads = 0;
+  thread_local const uint64_t number = ++threads;
+  return number;
 }
 
-void Backend::open(Window window) {
-  std::vector<WorkPointer> stale;
-  std::lock_guard lock(window_mutex_);
-  const auto me = std::this_thread::get_id();
-  // A window of this thread was left by an exception; torch does not close it then.
-  TORCH_CHECK(window_ == Window::None || window_owner_ == me,
-              "unisono: another thread is coalescing or estimating the calls of this group");
-  window_owner_ = me;
-  batch_.swap(stale);
-  receives_.clear();
-  sends_to_self_.clear();
-  estimate_ = 0;
-  window_ = window;
+}  // namespace
+
+Backend::Window* Backend::window(Window::Kind kind) {
+  if (open_windows_.load(std::memory_order_acquire) == 0) return nullptr;
+  std::lock_guard lock(windows_mutex_);
+  const auto found = windows_.find(this_thread());
+  return found != windows_.end() && found->second.kind == kind ? &found->second : nullptr;
+}
+
+void Backend::open(Window::Kind kind) {
+  // Dropped without the lock. A window of this thread was left by an exception; torch does not
+  // close it then.
+  Window stale;
+  std::lock_guard lock(windows_mutex_);
+  Window& mine = windows_[this_thread()];
+  std::swap(mine, stale);
+  mine.kind = kind;
+  open_windows_.store(windows_.size(), std::memory_order_release);
+}
+
+Backend::Window Backend::close(Window::Kind kind, const char* call) {
+  std::lock_guard lock(windows_mutex_);
+  const auto found = windows_.find(this_thread());
+  TORCH_CHECK(found != windows_.end() && found->second.kind == kind, "unisono: end", call,
+              " without start", call, " in the same thread");
+  Window window = std::move(found->second);
+  windows_.erase(found);
+  open_windows_.store(windows_.size(), std::memory_order_release);
+  return window;
 }
 
 void Backend::startCoalescing() {
-  open(Window::Batch);
+  open(Window::Kind::Batch);
 }
 
 Backend::WorkPointer Backend::endCoalescing() {
-  std::vector<WorkPointer> works;
-  std::vector<std::function<WorkPointer()>> receives;
-  std::vector<std::function<WorkPointer()>> sends;
-  TORCH_CHECK(window() == Window::Batch, "unisono: endCoalescing without startCoalescing");
-  {
-    std::lock_guard lock(window_mutex_);
-    works.swap(batch_);
-    receives.swap(receives_);
-    sends.swap(sends_to_self_);
-    window_ = Window::None;
-  }
-  for (const auto& call : receives) works.push_back(call());
-  for (const auto& call : sends) works.push_back(call());
+  Window window = close(Window::Kind::Batch, "Coalescing");
+  std::vector<WorkPointer>& works = window.batch;
+  for (const auto& call : window.receives) works.push_back(call());
+  for (const auto& call : window.sends_to_self) works.push_back(call());
   std::vector<at::Device> devices;
   for (const WorkPointer& work : works) {
     const auto* on_device = dynamic_cast<const DeviceWork*>(work.get());
@@ -136,23 +155,17 @@ Backend::WorkPointer Backend::endCoalescing() {
   return c10::make_intrusive<Batch>(getRank(), std::move(works), std::move(devices));
 }
 
-void Backend::postpone(bool sends, std::function<WorkPointer()> call) {
-  std::lock_guard lock(window_mutex_);
-  (sends ? sends_to_self_ : receives_).push_back(std::move(call));
-}
-
 Backend::WorkPointer Backend::started(WorkPointer work, bool async) {
-  if (window() != Window::Batch) return work;
-  std::lock_guard lock(window_mutex_);
-  batch_.push_back(work);
+  Window* const window = this->window(Window::Kind::Batch);
+  if (!window) return work;
+  window->batch.push_back(work);
   // A caller that would wait at once waits for the batch.
   if (!async) return nullptr;
   return work;
 }
 
-Backend::WorkPointer Backend::estimated(double microseconds) {
-  std::lock_guard lock(window_mutex_);
-  estimate_ += microseconds;
+Backend::WorkPointer Backend::estimated(Window& window, double microseconds) const {
+  window.estimate += microseconds;
   // Complete, and no observer hears of it.
   return c10::make_intrusive<Batch>(getRank(), std::vector<WorkPointer>(),
                                     std::vector<at::Device>());
@@ -202,14 +215,11 @@ void Backend::unregisterCompletionHook(int64_t hook_id) {
 }
 
 void Backend::startTimeEstimate() {
-  open(Window::Estimate);
+  open(Window::Kind::Estimate);
 }
 
 float Backend::endTimeEstimate() {
-  TORCH_CHECK(window() == Window::Estimate, "unisono: endTimeEstimate without startTimeEstimate");
-  std::lock_guard lock(window_mutex_);
-  window_ = Window::None;
-  return static_cast<float>(estimate_);
+  return static_cast<float>(close(Window::Kind::Estimate, "TimeEstimate").estimate);
 }
 #endif
 

@@ -71,7 +71,7 @@ Backend::WorkPointer Backend::allreduce_sparse(Tensors& tensors,
   }
   data_type(tensor.scalar_type());
   TORCH_CHECK(
-      window() != Window::Estimate,
+      !window(Window::Kind::Estimate),
       "unisono: the time of a sparse all_reduce depends on the entries of all ranks, and is "
       "not estimated");
   // The profiler wants dense tensors.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -42,7 +43,8 @@ def settle_early() -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    _close_windows(c10d)
+    _close_windows(dist, c10d)
+    _gather_by_thread(dist, c10d)
     _serve_objects(dist, c10d)
     if hasattr(dist.Backend, "_ensure_backend_registered"):
         return  # torch 2.14 and newer ask what a backend can do.
@@ -169,7 +171,7 @@ def _open_all_gather_backward() -> None:
     functional._AllGatherBase.backward = staticmethod(backward)
 
 
-def _close_windows(c10d: Any) -> None:
+def _close_windows(dist: Any, c10d: Any) -> None:
     """See that no window of calls stays open when an exception ends its block.
 
     torch does not; later calls of that thread would be collected or estimated, not carried out.
@@ -185,7 +187,49 @@ def _close_windows(c10d: Any) -> None:
     for name, end in ends.items():
         original = getattr(c10d, name, None)
         if original is not None:
-            setattr(c10d, name, _closing(original, end, c10d))
+            _replace(dist, c10d, name, _closing(original, end, c10d))
+
+
+def _gather_by_thread(dist: Any, c10d: Any) -> None:
+    """A coalescing manager gathers the calls of the thread that opened it, and no other's.
+
+    torch keeps what is gathered in one table for the process, by group, and looks there in every
+    call: one of another thread on the same group, inside a manager of its own or in none, would be
+    added to it and be answered with None. Here a thread that has opened a manager has a table of
+    its own until it closes it. All of torch's functions look the table up where they need it.
+    """
+    original = c10d._coalescing_manager
+    everyone = c10d._World.pg_coalesce_state.fget
+    thread = threading.local()
+
+    def pg_coalesce_state(world: Any) -> dict[Any, list[Any]]:
+        own: dict[Any, list[Any]] | None = getattr(thread, "gathered", None)
+        return everyone(world) if own is None else own
+
+    @functools.wraps(original)
+    @contextlib.contextmanager
+    def manager(group: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        # One inside another, of another group, shares the table.
+        opens = getattr(thread, "gathered", None) is None and _is_ours(c10d, group)
+        if opens:
+            thread.gathered = {}
+        try:
+            with original(group, *args, **kwargs) as opened:
+                yield opened
+        finally:
+            if opens:
+                thread.gathered = None
+
+    pg_coalesce_state.__doc__ = c10d._World.pg_coalesce_state.__doc__
+    c10d._World.pg_coalesce_state = property(pg_coalesce_state)
+    _replace(dist, c10d, "_coalescing_manager", manager)
+
+
+def _replace(dist: Any, c10d: Any, name: str, function: Any) -> None:
+    setattr(c10d, name, function)
+    # What is named there too was taken over at its import.
+    if hasattr(dist, name):
+        setattr(dist, name, function)
 
 
 def _closing(original: Any, end: Callable[[Any, Any], None], c10d: Any) -> Any:
