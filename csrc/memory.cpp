@@ -76,6 +76,13 @@ std::shared_ptr<c10::Allocator> Backend::getMemAllocator() {
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
+  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  // DDP (torch 2.11 to 2.15) works on complex gradients as the reals that they are made of. It
+  // views a bucket of its own as these, and one of its backend's it takes as it is: for real.
+  // Python, where others ask for memory, makes complex numbers of it again (_torch_memory.py).
+  if (at::isComplexType(dtype)) {
+    return allocateTensor(2 * size, options.dtype(c10::toRealValueType(dtype)));
+  }
   const bool plain =
       options.layout() == at::kStrided && !options.pinned_memory() && !options.has_memory_format();
   // A dispatch mode, such as that of fake tensors, has its own idea of what at::empty returns.
@@ -84,15 +91,13 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   }
   if (const auto allocator = device_allocator(); allocator && options.device().is_cuda()) {
     using Allocate = at::Tensor(int64_t, at::ScalarType, at::Device);
-    const auto dtype = c10::typeMetaToScalarType(options.dtype());
     return allocator->typed<Allocate>()
         .call(size, dtype, options.device())
         .set_requires_grad(options.requires_grad());
   }
   if (!options.device().is_cpu()) return at::empty({size}, options);
   at::Tensor tensor = at::detail::empty_generic(
-      {size}, &heap_allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      c10::typeMetaToScalarType(options.dtype()), std::nullopt);
+      {size}, &heap_allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt);
   return tensor.set_requires_grad(options.requires_grad());
 }
 

@@ -7,7 +7,7 @@ of, and hands it out by its own rules for streams and graphs.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -43,10 +43,34 @@ def serve() -> None:
     global _library  # noqa: PLW0603
     import torch
 
+    _keep_complex()
     if _library is None and torch.version.cuda is not None:
         library = torch.library.Library("unisono", "FRAGMENT")
         library.impl("allocate", _allocate, "CompositeExplicitAutograd")
         _library = library
+
+
+def _keep_complex() -> None:
+    """See that ``backend.allocate_tensor`` gives complex numbers where it is asked for them.
+
+    DDP asks a backend, in C++, for complex numbers and takes what it gets for the reals that they
+    are made of; so that is what ours gives (csrc/memory.cpp). FSDP2 asks here.
+    """
+    import torch
+    from torch._C._distributed_c10d import Backend
+
+    original = Backend.allocate_tensor
+
+    def allocate_tensor(
+        self: Any, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        tensor = original(self, size, dtype=dtype, device=device)
+        if dtype.is_complex and not tensor.is_complex():
+            tensor = torch.view_as_complex(tensor.view(size, 2))
+        return tensor
+
+    allocate_tensor.__doc__ = original.__doc__
+    setattr(Backend, "allocate_tensor", allocate_tensor)  # noqa: B010
 
 
 def _allocate(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -72,6 +72,11 @@ def test_buffers_of_fsdp_lie_in_the_heap_when_asked_for():
     check_weights(asked, usual)
 
 
+def test_buffers_are_of_every_type():
+    for seen in run("types"):
+        assert set(seen["kinds"]) == {(True, (6,), 0)}
+
+
 def test_a_tensor_of_the_heap_is_a_tensor():
     for seen in run("tensors"):
         assert seen["supported"]

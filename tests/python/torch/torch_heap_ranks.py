@@ -83,6 +83,73 @@ def fsdp(ask: bool) -> dict[str, object]:
     return {"peak": peak, "weights": trained, "left": left()}
 
 
+TRAINED = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+TRAINED += [torch.complex64, torch.complex128]
+MOVED = [torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2, torch.bool]
+MOVED += [torch.uint8, torch.int16, torch.uint32, torch.int64, torch.complex32]
+
+
+class OfAllTypes(nn.Module):
+    """Parameters of every type that is trained, of two shapes, one of them not in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(dist.get_rank())
+        for dtype in TRAINED:
+            name = f"of_{str(dtype)[6:]}"
+            ordered = torch.randn(9, 4).to(dtype)
+            self.register_parameter(name, nn.Parameter(ordered))
+            self.register_parameter(f"{name}_turned", nn.Parameter(ordered[:3, :2].clone().t()))
+
+    def forward(self, scale: complex) -> Tensor:
+        """Its gradient in a complex parameter is the conjugate of `scale`, else the real part."""
+        products = (p * (scale if p.is_complex() else scale.real) for p in self.parameters())
+        return sum((each.real if each.is_complex() else each).double().sum() for each in products)
+
+
+def types() -> dict[str, object]:
+    """All that torch asks of a backend only where it allocates tensors, with every type."""
+    dist.init_process_group("unisono")
+    rank = dist.get_rank()
+    backend = dist.group.WORLD._get_backend(CPU)
+    kinds = []
+    for dtype in [*TRAINED, *MOVED]:
+        tensor = backend.allocate_tensor(6, dtype=dtype, device=CPU)
+        none = backend.allocate_tensor(0, dtype=dtype, device=CPU)
+        kinds.append(
+            (tensor.view(torch.uint8) in unisono.heap(), tuple(tensor.shape), none.numel())
+        )
+        assert tensor.dtype == none.dtype == dtype
+        assert tensor.is_contiguous()
+    for view in (False, True):
+        model = DistributedDataParallel(OfAllTypes(), gradient_as_bucket_view=view)
+        # torch makes its buckets anew after the first step.
+        for step in range(3):
+            model.zero_grad(set_to_none=step == 1)
+            model(complex(2 + 4 * rank, 6 - 8 * rank)).backward()
+            for name, parameter in model.module.named_parameters():
+                expected = complex(4, -2) if parameter.is_complex() else 4
+                assert parameter.grad.dtype == parameter.dtype
+                assert torch.equal(parameter.grad, torch.full_like(parameter, expected)), name
+                assert not view or parameter.grad in unisono.heap()
+    sharded_gradients(rank)
+    return {"kinds": kinds}
+
+
+def sharded_gradients(rank: int) -> None:
+    """The same of FSDP2, which takes parameters of one type at a time."""
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for dtype in TRAINED:
+        layer = nn.Linear(4, 6, bias=False, dtype=dtype)
+        fully_shard(layer, mesh=mesh)
+        layer.set_allocate_memory_from_process_group_for_comm(True)
+        given = torch.full((1, 4), complex(2 + 4 * rank, 0) if dtype.is_complex else 2 + 4 * rank)
+        result = layer(given.to(dtype))
+        (result.real if dtype.is_complex else result).sum().backward()
+        gradient = layer.weight.grad.full_tensor()
+        assert torch.equal(gradient, torch.full_like(gradient, 4)), dtype
+
+
 def tensors() -> dict[str, object]:
     """Tensors of the backend's memory, in all the ways that torch uses a tensor."""
     dist.init_process_group("unisono")
