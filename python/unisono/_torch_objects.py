@@ -85,30 +85,42 @@ def broadcast_object_list(
     group_src: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """One broadcast: the sizes of all objects, and the objects if an envelope holds them all."""
+    """One broadcast: how many objects there are, and their sizes and bytes if it holds them all.
+
+    It is as long whatever the lengths of the lists are, so that a rank with another one hears of it
+    in a group that works afterwards.
+    """
     group, root, rank = _root(c10d, group, src, group_src)
-    header = _HEADER * len(object_list)
+    header = 2 * _HEADER
     envelope = np.zeros(header + _INLINE, np.uint8)
-    packed: list[bytes] = []
     if rank == root:
         packed = [_pack(c10d, each, weights_only) for each in object_list]
-        envelope[:header].view(np.int64)[:] = [len(each) for each in packed]
-        together = b"".join(packed)
+        lengths = np.array([len(each) for each in packed], np.int64)
+        together = lengths.tobytes() + b"".join(packed)
+        envelope[:header].view(np.int64)[:] = len(packed), len(together)
         if len(together) <= _INLINE:
             _put(envelope, header, together)
     c10d.broadcast(_tensor(envelope), group_src=root, group=group)
-    sizes = envelope[:header].view(np.int64)
-    total = int(sizes.sum())
+    count, total = (int(each) for each in envelope[:header].view(np.int64))
     data = envelope[header:]
     if total > _INLINE:
         data = np.empty(total, np.uint8)
         if rank == root:
             _put(data, 0, together)
         c10d.broadcast(_tensor(data), group_src=root, group=group)
-    if rank != root:
-        ends = np.cumsum(sizes)
-        for number, (size, end) in enumerate(zip(sizes, ends, strict=True)):
-            object_list[number] = _unpack(c10d, data[end - size : end], weights_only)
+    if rank == root:
+        return
+    if len(object_list) != count:
+        ranks = [c10d.get_global_rank(group, each) for each in (root, rank)]
+        raise ValueError(
+            f"broadcast_object_list: rank {ranks[0]} has sent {count} objects, and rank "
+            f"{ranks[1]} has a list of {len(object_list)}; pass a list of the same length on every "
+            f"rank, [None] * {count} where nothing is known of them"
+        )
+    sizes = data[: _HEADER * count].view(np.int64)
+    ends = _HEADER * count + np.cumsum(sizes)
+    for number, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+        object_list[number] = _unpack(c10d, data[end - size : end], weights_only)
 
 
 def all_gather_object(
@@ -130,8 +142,8 @@ def all_gather_object(
         _put(whole, 0, packed)
         data = np.empty((world, largest), np.uint8)
         gather(_tensor(data.reshape(-1)), _tensor(whole), group=group)
-    for rank, size in enumerate(sizes):
-        object_list[rank] = _unpack(c10d, data[rank, :size], weights_only)
+    rows = [data[rank, :size] for rank, size in enumerate(sizes)]
+    _fill(c10d, object_list, rows, weights_only, "all_gather_object")
 
 
 def gather_object(
@@ -155,14 +167,16 @@ def gather_object(
         return
     table = [np.empty(len(mine), np.uint8) for _ in range(group.size())]
     c10d.gather(mine, [_tensor(row) for row in table], group_dst=root, group=group)
-    assert object_gather_list is not None  # torch's check above
+    rows = []
     for other, row in enumerate(table):
         data = row[_HEADER : _HEADER + _size(row)]
         if other == root:
             data = _array(packed)
         elif _size(row) > _INLINE:
             data = _received(c10d, _size(row), other, group)
-        object_gather_list[other] = _unpack(c10d, data, weights_only)
+        rows.append(data)
+    assert object_gather_list is not None  # torch's check above
+    _fill(c10d, object_gather_list, rows, weights_only, "gather_object")
 
 
 def scatter_object_list(
@@ -211,6 +225,19 @@ def _root(c10d: Any, group: Any, root: int | None, group_root: int | None) -> tu
         root = 0
     group_root = c10d._canonicalize_group_rank(group, root, group_root, return_global=False)
     return group, group_root, group.rank()
+
+
+def _fill(
+    c10d: Any, object_list: list[Any], rows: list[Bytes], weights_only: bool, operation: str
+) -> None:
+    """Put what every rank has sent into the caller's list."""
+    if len(object_list) < len(rows):
+        raise ValueError(
+            f"{operation}: the list has {len(object_list)} entries for a group of {len(rows)} "
+            f"ranks; pass [None] * {len(rows)}"
+        )
+    for rank, row in enumerate(rows):
+        object_list[rank] = _unpack(c10d, row, weights_only)
 
 
 def _received(c10d: Any, size: int, source: int, group: Any) -> Bytes:

@@ -433,6 +433,7 @@ def rank_objects_and_sparse() -> None:
     box = [["from", rank]]
     dist.broadcast_object_list(box, src=1)
     assert box == [["from", 1]]
+    rank_gives_lists_of_other_lengths(rank, world)
     for shape, dtype in (((10,), torch.float32), ((10, 4), torch.float64)):
         # Every rank has its own entry, all have entry 9, twice.
         values = torch.ones(3, *shape[1:], dtype=dtype)
@@ -449,6 +450,32 @@ def rank_objects_and_sparse() -> None:
     )
     dist.all_reduce(empty)
     assert empty.to_dense().tolist() == [world * (world - 1) / 2, 0, 0, 0, 0]
+
+
+def rank_gives_lists_of_other_lengths(rank: int, world: int) -> None:
+    """The rank with another list hears of it, and the group works afterwards."""
+    group = dist.new_group([2, 1])
+    for text in ("x", "x" * 10_000):
+        if rank == 2:
+            dist.broadcast_object_list([text, 2], src=2, group=group)
+            dist.gather_object(text, [None] * 2, dst=2, group=group)
+        elif rank == 1:
+            box = [None]
+            with pytest.raises(ValueError, match=r"rank 2 has sent 2 .* rank 1 has a list of 1;"):
+                dist.broadcast_object_list(box, src=2, group=group)
+            assert box == [None]
+            dist.gather_object(text, dst=2, group=group)
+        with pytest.raises(ValueError, match=r"list has 1 entries for a group of 3 ranks.*None"):
+            dist.all_gather_object([None], text)
+        if rank == 0:
+            with pytest.raises(ValueError, match="gather_object: the list has 2 entries"):
+                dist.gather_object(text, [None] * 2)
+        else:
+            dist.gather_object(text)
+        box = [text if rank == 0 else None, rank]
+        dist.broadcast_object_list(box)
+        assert box == [text, 0]
+    dist.broadcast_object_list([])
 
 
 def test_torch_interfaces() -> None:
