@@ -489,12 +489,12 @@ typedef enum unisono_dtype {
 } unisono_dtype;
 
 /** How contributions are combined, element by element, with the same bits on every rank. The 16 and
- * 8 bit floats are accumulated in float32 and rounded once; a sum that is too large is infinite, and
+ * 8 bit floats are accumulated in float32 and rounded once; a sum that is too large is infinite,
  * one of integers wraps. What has no meaning for a type (order of complex numbers, bits of floats,
- * averages of integers) is #UNISONO_UNSUPPORTED. */
+ * averages and premultiplied sums of integers) is #UNISONO_UNSUPPORTED. */
 typedef enum unisono_op {
   UNISONO_SUM = 1,        /**< the sum */
-  UNISONO_AVG = 2,        /**< the sum, divided by the number of ranks at its end; not of integers */
+  UNISONO_AVG = 2,        /**< the sum, divided at its end by the number of ranks */
   UNISONO_PROD = 3,       /**< the product */
   UNISONO_MIN = 4,        /**< the smallest; NaN wins */
   UNISONO_MAX = 5,        /**< the largest; NaN wins */
@@ -504,8 +504,7 @@ typedef enum unisono_op {
   UNISONO_LAND = 9,       /**< 1 where every contribution is not zero, else 0 */
   UNISONO_LOR = 10,       /**< 1 where some contribution is not zero, else 0 */
   UNISONO_LXOR = 11,      /**< 1 where an odd number of contributions is not zero, else 0 */
-  UNISONO_PREMUL_SUM = 12 /**< the sum of each contribution times `factor` of its rank's options;
-                             not of integers */
+  UNISONO_PREMUL_SUM = 12 /**< the sum of each contribution times `factor` of its rank's options */
 } unisono_op;
 
 /** CUDA's legacy default stream, as cudaStreamLegacy; its cudaStreamPerThread serves as well. */
