@@ -258,7 +258,7 @@ def _gather_by_thread(dist: Any, c10d: Any) -> None:
 
     def pg_coalesce_state(world: Any) -> dict[Any, list[Any]]:
         own: dict[Any, list[Any]] | None = getattr(thread, "gathered", None)
-        return everyone(world) if own is None else own  # type: ignore[no-any-return]
+        return everyone(world) if own is None else own
 
     @functools.wraps(original)
     @contextlib.contextmanager
