@@ -346,7 +346,7 @@ def one_sided(comm: unisono.Communicator) -> tuple[Any, Any, Any, np.ndarray]:
     own = np.frombuffer(port.bind() + port.remote(region).to_bytes(), np.uint8)
     other = np.zeros_like(own)
     comm.sendrecv(own, 1 - comm.rank, other, 1 - comm.rank)
-    port.connect(other[: -64].tobytes(), 20)
+    port.connect(other[:-64].tobytes(), 20)
     remote = _core._RemoteRegion.from_bytes(other[-64:].tobytes())
     return port, region, remote, array
 
@@ -369,7 +369,7 @@ MOMENTS = [
 
 
 def die_at_every_moment(folder: str) -> dict[str, Ending | None]:
-    """A child of each rank for every moment: rank 1's is killed, and the others' say what they found."""
+    """A child of each rank for every moment: rank 1's is killed; what the others' found."""
     rank = int(os.environ["RANK"])
     # Loaded before the fork, which then costs next to nothing. Nothing native runs in this process.
     assert callable(unisono.init)
@@ -387,7 +387,7 @@ def die_at_every_moment(folder: str) -> dict[str, Ending | None]:
 
 
 def talk_in_a_part() -> list[Ending]:
-    """Ranks 1 and 2 are a group in which they have other numbers; what they say of each other there."""
+    """What ranks 1 and 2 say of each other in a group where they have other numbers."""
     comm = unisono.init()
     part = comm.split(None if comm.rank == 0 else 0)
     if part is None:

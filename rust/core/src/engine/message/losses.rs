@@ -15,7 +15,7 @@ use crate::engine::work::{PointToPoint, WorkState};
 use crate::error::Code;
 use crate::heap::Buffer;
 use crate::transport::endpoint::Lane;
-use crate::transport::suite::{PAIRS, Pair};
+use crate::transport::suite::{Make, PAIRS};
 use crate::types::{DataType, Rank};
 
 /// Rank 0 lives on, and so does rank 2, which has nothing to do with it.
@@ -62,7 +62,7 @@ impl Way {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     transport: &'static str,
-    make: fn(usize) -> Pair,
+    make: Make,
     way: Way,
     sender: Rank,
     /// The receive has been posted before the message comes.

@@ -260,77 +260,82 @@ mod tests {
         }
     }
 
+    /// Sender, or any, and tag: whether a message from `rank` with `tag` meets a receive that asks for these.
+    fn meets((from, wanted): (Option<Rank>, u64), (rank, tag): (Rank, u64)) -> bool {
+        wanted == tag && from.is_none_or(|from| from == rank)
+    }
+
     /// As a list that is searched from its beginning would have it.
     #[test]
-    fn messages_meet_the_first_receive_and_receives_the_first_message() {
+    fn messages_meet_the_first_receive() {
         let mut state = 7;
         let mut draw = draw(&mut state);
-        let (mut receives, mut list) = (Receives::default(), Vec::<Arc<WorkState>>::new());
-        let mut asked = Vec::new();
-        let (mut arrivals, mut queue) = (Arrivals::default(), Vec::<(Rank, u64, u64)>::new());
+        let mut receives = Receives::default();
+        let mut list = Vec::<(Arc<WorkState>, Option<Rank>, u64)>::new();
         for number in 0..20_000 {
             let (rank, tag) = (draw(WORLD as u64) as Rank, draw(3));
             let from = (draw(3) > 0).then_some(rank);
-            match draw(6) {
+            match draw(4) {
                 0 | 1 => {
                     let one = posted(number, from, tag);
-                    list.push(Arc::clone(&one.work));
-                    asked.push((from, tag));
+                    list.push((Arc::clone(&one.work), from, tag));
                     receives.push(one);
                 }
                 2 => {
-                    let fits = |(from, wanted): &(Option<Rank>, u64)| {
-                        *wanted == tag && from.is_none_or(|from| from == rank)
-                    };
-                    let at = asked.iter().position(fits);
-                    let first = receives.first_for(rank, tag).map(|it| Arc::clone(&it.work));
+                    let mut asking = list.iter();
+                    let at =
+                        asking.position(|(_, from, wanted)| meets((*from, *wanted), (rank, tag)));
+                    let first = receives.first_for(rank, tag);
+                    let first = first.map(|it| Arc::clone(&it.work));
+                    let expected = at.map(|at| list.remove(at).0);
                     assert_eq!(
                         first.as_ref().map(|it| it.sequence),
-                        at.map(|at| list[at].sequence)
+                        expected.map(|it| it.sequence)
                     );
-                    if let (Some(work), Some(at)) = (first, at) {
+                    if let Some(work) = first {
                         assert!(receives.take(&work).is_some() && receives.take(&work).is_none());
-                        list.remove(at);
-                        asked.remove(at);
                     }
                 }
-                3 if !list.is_empty() => {
+                _ if !list.is_empty() => {
                     let at = draw(list.len() as u64) as usize;
-                    assert!(receives.take(&list[at]).is_some());
-                    list.remove(at);
-                    asked.remove(at);
+                    assert!(receives.take(&list.remove(at).0).is_some());
                 }
-                3 | 4 => {
-                    arrivals.push(kept(rank, tag, number));
-                    queue.push((rank, tag, number));
-                }
-                _ => {
-                    let fits = |(sender, has, _): &(Rank, u64, u64)| {
-                        *has == tag && from.is_none_or(|from| from == *sender)
-                    };
-                    let at = queue.iter().position(fits);
-                    let first = arrivals.first_for(from, tag, WORLD);
-                    let id = first.map(|(_, kept)| kept.frame.id);
-                    assert_eq!(id, at.map(|at| queue[at].2));
-                    if let (Some((first, _)), Some(at)) = (first, at) {
-                        assert!(arrivals.take(first).is_some());
-                        queue.remove(at);
-                    }
-                }
+                _ => {}
             }
-            assert_eq!(
-                receives.ask_for(Some(rank)),
-                asked.iter().any(|it| it.0 == Some(rank))
-            );
-            assert_eq!(
-                receives.ask_for(None),
-                asked.iter().any(|it| it.0.is_none())
-            );
-            assert_eq!(arrivals.has_of(rank), queue.iter().any(|it| it.0 == rank));
+            let ask = |from| list.iter().any(|it| it.1 == from);
+            assert_eq!(receives.ask_for(Some(rank)), ask(Some(rank)));
+            assert_eq!(receives.ask_for(None), ask(None));
             assert_eq!(
                 (receives.is_empty(), receives.iter().count()),
                 (list.is_empty(), list.len())
             );
+        }
+    }
+
+    #[test]
+    fn receives_meet_the_first_message() {
+        let mut state = 11;
+        let mut draw = draw(&mut state);
+        let (mut arrivals, mut list) = (Arrivals::default(), Vec::<(Rank, u64, u64)>::new());
+        for number in 0..20_000 {
+            let (rank, tag) = (draw(WORLD as u64) as Rank, draw(3));
+            let from = (draw(3) > 0).then_some(rank);
+            if draw(2) == 0 {
+                arrivals.push(kept(rank, tag, number));
+                list.push((rank, tag, number));
+            } else {
+                let mut queue = list.iter();
+                let at = queue.position(|(sender, has, _)| meets((from, tag), (*sender, *has)));
+                let first = arrivals.first_for(from, tag, WORLD);
+                let first = first.map(|(at, kept)| (at, kept.frame.id));
+                let expected = at.map(|at| list.remove(at).2);
+                assert_eq!(first.map(|(_, id)| id), expected);
+                if let Some((first, _)) = first {
+                    assert!(arrivals.take(first).is_some());
+                }
+            }
+            let has = |rank| list.iter().any(|it| it.0 == rank);
+            assert_eq!(arrivals.has_of(rank), has(rank));
         }
     }
 }

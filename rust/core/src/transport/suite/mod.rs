@@ -34,8 +34,11 @@ use self::tools::{both, exchange};
 /// Two connected ends.
 pub(crate) type Pair = (Box<dyn Link>, Box<dyn Link>);
 
+/// Makes two connected ends.
+pub(crate) type Make = fn(usize) -> Pair;
+
 /// The constructors of all transports, for tests of what stands above them.
-pub(crate) const PAIRS: [(&str, fn(usize) -> Pair); 4] = [
+pub(crate) const PAIRS: [(&str, Make); 4] = [
     ("shared memory", |capacity| {
         let (a, b) = local::pair(capacity).unwrap();
         (Box::new(a), Box::new(b))
