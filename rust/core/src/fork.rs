@@ -16,19 +16,18 @@
 
 mod gate;
 mod memory;
-mod per_process;
 mod sockets;
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use self::gate::{Gate, Inside};
 use crate::error::{Code, Error, Result};
 
 pub(crate) use self::memory::{InChild, map_shared, unshare};
-pub use self::per_process::PerProcess;
 pub(crate) use self::sockets::{keep_private, make_private};
 
 /// How many forks lie between the first process that was watched and this one.
@@ -116,6 +115,97 @@ fn inherited() -> Error {
     )
 }
 
+/// A value for a static: made when it is first used in a process, and anew in a forked child. There the parent's stays as
+/// it was at the fork, and is not looked at: a thread that is not in the child may have held its locks.
+///
+/// No thread waits for another one that makes it. Of two values that are made at once, one is dropped.
+pub struct PerProcess<T: 'static> {
+    newest: AtomicPtr<Entry<T>>,
+    make: fn() -> T,
+}
+
+struct Entry<T> {
+    home: Home,
+    /// That of the process that this one was forked from, if it had one.
+    before: *const Self,
+    value: T,
+}
+
+// SAFETY: a `PerProcess` makes values in whatever thread uses it first, and hands out shared references to them.
+unsafe impl<T: Send + Sync> Sync for PerProcess<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Send for PerProcess<T> {}
+
+impl<T> PerProcess<T> {
+    /// One whose values `make` makes.
+    pub const fn new(make: fn() -> T) -> Self {
+        Self {
+            newest: AtomicPtr::new(ptr::null_mut()),
+            make,
+        }
+    }
+
+    #[inline]
+    fn newest(&self) -> Option<&'static Entry<T>> {
+        // SAFETY: null, or an entry that `begin` has leaked. Acquire: it was written before.
+        unsafe { self.newest.load(Ordering::Acquire).as_ref() }
+    }
+
+    #[cold]
+    fn begin(&self) -> &'static T {
+        let value = (self.make)();
+        let mut entry = Box::new(Entry {
+            home: Home::here(),
+            before: ptr::null(),
+            value,
+        });
+        loop {
+            let newest = self.newest();
+            if let Some(other) = newest.filter(|entry| entry.home.is_here()) {
+                return &other.value;
+            }
+            let before = newest.map_or(ptr::null_mut(), |newest| ptr::from_ref(newest).cast_mut());
+            entry.before = before;
+            let place = Box::into_raw(entry);
+            let put =
+                self.newest
+                    .compare_exchange(before, place, Ordering::AcqRel, Ordering::Relaxed);
+            match put {
+                // SAFETY: it is leaked from here on.
+                Ok(_) => return unsafe { &(*place).value },
+                // SAFETY: it came from a box, and no other thread has seen it.
+                Err(_) => entry = unsafe { Box::from_raw(place) },
+            }
+        }
+    }
+
+    /// The values of the processes that this one was forked from, as they were at the forks. A lock in them may be
+    /// taken for ever: it can be tried.
+    pub fn inherited(&self) -> impl Iterator<Item = &'static T> {
+        let mut next = self.newest();
+        std::iter::from_fn(move || {
+            let entry = next?;
+            // SAFETY: null, or an entry that is leaked.
+            next = unsafe { entry.before.as_ref() };
+            Some(entry)
+        })
+        .filter(|entry| !entry.home.is_here())
+        .map(|entry| &entry.value)
+    }
+}
+
+impl<T> Deref for PerProcess<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        match self.newest() {
+            Some(entry) if entry.home.is_here() => &entry.value,
+            _ => self.begin(),
+        }
+    }
+}
+
 /// A value of the process that made it. A forked child's copy of it is never dropped: what dropping does may reach what
 /// parent and child share, or wait for a lock or a thread that only the parent has.
 ///
@@ -191,6 +281,7 @@ impl<T: fmt::Debug> fmt::Debug for Own<T> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::locks::Mutex;
 
     /// Whether `body`, which waits for nothing, holds in a forked child.
     pub(crate) fn in_child(body: impl FnOnce() -> bool) -> bool {
@@ -220,5 +311,38 @@ pub(crate) mod tests {
             && Home::here().is_here()
             && *own == 5));
         assert!(home.is_here());
+    }
+
+    #[test]
+    fn a_child_has_its_own_and_does_not_wait_for_its_parent_s_locks() {
+        static VALUE: PerProcess<Mutex<u32>> = PerProcess::new(|| Mutex::new(1));
+        *VALUE.lock() = 2;
+        let held = VALUE.lock();
+        let child = in_child(|| {
+            let fresh = *VALUE.lock() == 1;
+            *VALUE.lock() = 3;
+            fresh && *VALUE.lock() == 3 && VALUE.inherited().count() == 1
+        });
+        drop(held);
+        assert!(child);
+        assert_eq!(*VALUE.lock(), 2);
+        assert_eq!(VALUE.inherited().count(), 0);
+    }
+
+    #[test]
+    fn all_threads_have_one() {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        static VALUE: PerProcess<AtomicU32> =
+            PerProcess::new(|| AtomicU32::new(MADE.fetch_add(1, Ordering::Relaxed)));
+        let places: Vec<usize> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| ptr::from_ref::<AtomicU32>(&VALUE).addr()))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        assert!(places.iter().all(|place| *place == places[0]));
     }
 }
