@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,6 +244,8 @@ def in_child(call: Callable[[], Any]) -> Any:
             with os.fdopen(writer, "wb") as out:
                 out.write(pickle.dumps(call()))
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     os.close(writer)

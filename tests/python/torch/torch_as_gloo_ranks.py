@@ -307,7 +307,7 @@ def split() -> dict[str, Any]:
         return json.loads(urlopen(request, timeout=LIMIT.total_seconds()).read())
 
     found = {
-        "told": [entry["profiling_name"] for entry in ask("fr_trace_json")["entries"]],
+        "told": ask("fr_trace_json")["pg_config"][part.group_name]["ranks"],
         "ranks": trace["pg_config"][part.group_name]["ranks"],
         "served": [served(part), served(by_name)],
         "backend": [dist.get_backend(part), dist.get_backend(by_name)],
