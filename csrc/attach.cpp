@@ -201,9 +201,9 @@ struct Registry {
   std::vector<std::weak_ptr<Handle>> handles;
 };
 
-// This process's. A forked child has one of its own: in its parent's are groups whose threads it does
-// not have, and a lock that one of them may have held. Leaked: backends may be destroyed after static
-// objects.
+// This process's. A forked child has one of its own: in its parent's are groups whose threads it
+// does not have, and a lock that one of them may have held. Leaked: backends may be destroyed after
+// static objects.
 Registry& registry() {
   static std::atomic<Registry*> instance = nullptr;
   Registry* known = instance.load();

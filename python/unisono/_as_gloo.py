@@ -168,9 +168,7 @@ def _serve_the_recorder(c10d: Any) -> None:
         backend = pg._get_backend(torch.device("cpu"))
         # torch's wrapper for debugging stands in a backend's place, and takes no hooks.
         is_wrapped = isinstance(backend, getattr(native, "_ProcessGroupWrapper", ()))
-        return (
-            is_ours(backend) and not is_wrapped and hasattr(torch.ops.unisono, "known_as_gloo")
-        )
+        return is_ours(backend) and not is_wrapped and hasattr(torch.ops.unisono, "known_as_gloo")
 
     def _maybe_attach_flight_recorder(pg: Any, config: Any, global_ranks: list[int]) -> None:
         # A group that was made by our name is recorded by it.

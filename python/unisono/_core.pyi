@@ -85,6 +85,7 @@ def launch(
     *,
     again: Sequence[str | PathLike[str]],
     interpreter: str | PathLike[str],
+    note: str | None = None,
 ) -> int: ...
 
 @final
