@@ -144,7 +144,7 @@ def test_wrong_calls_say_what_is_wrong(pair):
         mine = alone.register_memory(tensor)
         with pytest.raises(ValueError, match="not connected"):
             alone.write(mine.to_view(), remote)
-        with pytest.raises(ValueError, match="1 bytes are no address"):
+        with pytest.raises(ValueError, match="these bytes are no address of a port"):
             alone.connect(b"x")
     with pytest.raises(RuntimeError, match="closed"):
         alone.register_memory(tensor)

@@ -180,21 +180,13 @@ fn contents(how: u8, rest: &[u8]) -> (Vec<u8>, Option<(String, Vec<u8>)>) {
 pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     use std::time::Duration;
 
-    use super::records::{Entry, Row, Table, Verdict};
+    use super::records::{Entry, Table, Verdict};
     use super::tcp::wire::reply_head;
     use crate::config::Config;
     use crate::error::{Code, Error};
     use crate::plan::cost::Costs;
 
-    let row = Row {
-        key: [2; 32],
-        attempt: [3; 16],
-        pid: 7,
-        node: Some(1),
-        host: "h".into(),
-        hostname: "n".into(),
-        address: vec![1, 2],
-    };
+    let row = row();
     let entry = Entry {
         rank: 1,
         world: 2,
@@ -241,6 +233,19 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     ];
     seeds.extend(files());
     seeds
+}
+
+#[cfg(test)]
+fn row() -> super::records::Row {
+    super::records::Row {
+        key: [2; 32],
+        attempt: [3; 16],
+        pid: 7,
+        node: Some(1),
+        host: "h".into(),
+        hostname: "n".into(),
+        address: vec![1, 2],
+    }
 }
 
 #[cfg(test)]

@@ -150,7 +150,9 @@ impl GroupKey {
         hash.update(self.id);
         hash.update((label.len() as u64).to_le_bytes());
         hash.update(label);
-        for member in members.iter() {
+        // By number as well: ranks of one process have one key.
+        for (&rank, member) in ranks.iter().zip(members.iter()) {
+            hash.update((rank as u64).to_le_bytes());
             hash.update(member);
         }
         Self {

@@ -251,7 +251,7 @@ fn a_page_has_its_hosts_once_and_is_the_one_that_was_named() {
     }
     assert_eq!(read, rows);
     let together = &OPEN.write_pages(&rows, usize::MAX)[0].1;
-    // A key, a pid, a node, a number, and the address with its length.
-    let members = 64 * (32 + 4 + 2 + 4 + 2 + 40);
+    // A key, an attempt, a pid, a node, a number, and the address with its length.
+    let members = 64 * (32 + 16 + 4 + 2 + 4 + 2 + 40);
     assert!(together.len() < members + 8 * 40 + 40, "{}", together.len());
 }

@@ -496,6 +496,6 @@ fn a_question_with_a_payload_is_none() {
         let (mut control, mut peer) = pair();
         peer.write_all(&[kind, 1, 0, 9]).unwrap();
         let what = format!("frame kind {kind:#04x} of 1 bytes on the control channel");
-        assert_eq!(control.peer_state(), PeerState::Lost(what));
+        assert_eq!(control.peer_state(), PeerState::Broken(what));
     }
 }

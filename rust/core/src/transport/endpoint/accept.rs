@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-use super::conversation;
+use super::conversation::Conversation;
 use super::crowd::{Crowd, Room};
 use super::guest::{Guest, Progress, Proof};
 use super::listen::Listeners;
@@ -173,14 +173,14 @@ impl Acceptor {
     fn wake(&mut self) {
         let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
         if self.shared.inside_only.load(Ordering::Acquire) {
-            let outside = self
-                .listeners
-                .extract_if(.., |_, listener| listener.is_outside);
-            let outside: Vec<Listener> = outside.map(|(_, listener)| listener).collect();
-            for listener in &outside {
-                let _ = epoll::delete(&self.epoll, &listener.socket);
-            }
-            if !outside.is_empty() {
+            let before = self.listeners.len();
+            self.listeners.retain(|_, listener| {
+                if listener.is_outside {
+                    let _ = epoll::delete(&self.epoll, &listener.socket);
+                }
+                !listener.is_outside
+            });
+            if self.listeners.len() < before {
                 tracing::info!("all ranks are on this host: listening on loopback alone");
             }
         }
@@ -413,7 +413,7 @@ fn serve(mut visit: Visit<'_>, stream: Stream) -> std::result::Result<(), Reason
     }
     let purpose = visit.hello.purpose;
     if purpose == Purpose::Conversation {
-        return conversation::accept(visit, stream);
+        return converse(visit, stream);
     }
     let serves = TRANSPORTS
         .iter()
@@ -422,4 +422,19 @@ fn serve(mut visit: Visit<'_>, stream: Stream) -> std::result::Result<(), Reason
         Some(transport) => (transport.accept)(visit, stream),
         None => visit.turn_away(&stream),
     }
+}
+
+/// Gives a conversation that a peer has begun to the group.
+fn converse(mut visit: Visit<'_>, stream: Stream) -> Result<(), Reason> {
+    let stream = match stream {
+        Stream::Tcp(stream) => stream,
+        other => return visit.turn_away(&other),
+    };
+    if visit.membership.is_closed() {
+        return visit.answer(&stream, Answer::Left);
+    }
+    visit.answer(&stream, Answer::Accept)?;
+    let conversation = Conversation::new(stream, visit.answers.into_cipher());
+    visit.membership.converse(visit.hello.from, conversation);
+    Ok(())
 }

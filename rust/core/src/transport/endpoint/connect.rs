@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::attempt::{Attempt, ConnectRequest, Reached, Setback};
-use super::conversation::{self, Conversation};
+use super::conversation::Conversation;
 use super::membership::{Membership, Way};
 use super::shared::Shared;
-use super::transports::{TRANSPORTS, Transport, open_stripe};
+use super::transports::{TRANSPORTS, Transport, open_one, open_stripe};
 use super::wire::Patience;
 use crate::config::TransportChoice;
 use crate::error::{Code, Error, Result};
@@ -103,7 +103,16 @@ pub(super) fn open_stripes(
 
 /// Begins a conversation.
 pub(super) fn converse(shared: &Shared, request: &ConnectRequest<'_>) -> Result<Conversation> {
-    conversation::open(&begin(shared, request, [0; 16]))
+    let attempt = begin(shared, request, [0; 16]);
+    let mut last = None;
+    for address in request.target.towards(&shared.address) {
+        match open_one(&attempt, address, Purpose::Conversation) {
+            Ok((stream, proven)) => return Ok(Conversation::new(stream, proven.into_cipher())),
+            Err(error) if error.code == Code::Aborted => return Err(error),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| attempt.error(Code::System, "no TCP address".to_owned())))
 }
 
 /// An attempt to open a connection of the link with that id.

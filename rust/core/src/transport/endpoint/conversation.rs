@@ -12,13 +12,9 @@ use std::time::Instant;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::attempt::Attempt;
-use super::transports::open_one;
-use super::visit::{Reason, Stream, Visit};
 use super::wire::{Cut, Patience};
 use crate::error::{Code, Error, Result};
 use crate::transport::cipher::{Cipher, Failure, Sealed};
-use crate::transport::handshake::{Answer, Purpose};
 
 /// The most bytes of one message.
 const LONGEST: usize = 64 << 10;
@@ -41,7 +37,7 @@ impl std::fmt::Debug for Conversation {
 }
 
 impl Conversation {
-    fn new(stream: TcpStream, cipher: Cipher) -> Self {
+    pub(super) fn new(stream: TcpStream, cipher: Cipher) -> Self {
         Self {
             stream,
             sealed: Sealed::new(cipher),
@@ -138,32 +134,4 @@ fn gone() -> Error {
 fn broken() -> Error {
     let what = "the other process says what no process of this version says";
     Error::new(Code::Untrusted, what)
-}
-
-/// Begins one with the peer of the attempt.
-pub(super) fn open(attempt: &Attempt<'_>) -> Result<Conversation> {
-    let mut last = None;
-    for address in attempt.request.target.towards(&attempt.shared.address) {
-        match open_one(attempt, address, Purpose::Conversation) {
-            Ok((stream, proven)) => return Ok(Conversation::new(stream, proven.into_cipher())),
-            Err(error) if error.code == Code::Aborted => return Err(error),
-            Err(error) => last = Some(error),
-        }
-    }
-    Err(last.unwrap_or_else(|| attempt.error(Code::System, "no TCP address".to_owned())))
-}
-
-/// Gives one that a peer has begun to the group.
-pub(super) fn accept(mut visit: Visit<'_>, stream: Stream) -> Result<(), Reason> {
-    let stream = match stream {
-        Stream::Tcp(stream) => stream,
-        other => return visit.turn_away(&other),
-    };
-    if visit.membership.is_closed() {
-        return visit.answer(&stream, Answer::Left);
-    }
-    visit.answer(&stream, Answer::Accept)?;
-    let conversation = Conversation::new(stream, visit.answers.into_cipher());
-    visit.membership.converse(visit.hello.from, conversation);
-    Ok(())
 }
