@@ -114,7 +114,7 @@ fn every_kernel_there_should_be_is_there() {
                 .unwrap();
             }
         }
-        if dtype != DataType::Bool {
+        if ReduceOp::PremulSum(2.0).check(dtype).is_ok() {
             scale(&stream, dtype, memory.address(), memory.address(), 3, 2.0).unwrap();
         }
     }

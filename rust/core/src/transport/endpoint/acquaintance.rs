@@ -32,7 +32,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg,
 };
 
 use super::membership::{Claim, Membership, Way};
@@ -366,11 +366,7 @@ fn run(shared: &Arc<Shared>) {
         }
         waiting.retain_mut(|request| {
             let acquaintance = Arc::clone(&request.acquaintance);
-            let admitted = acquaintance.admit(shared, request);
-            if let Some(Err(Gone)) = admitted {
-                all.remove(acquaintance.id);
-            }
-            admitted.is_none()
+            !acquaintance.admit(shared, request)
         });
     }
     let known = std::mem::take(&mut *all.known.lock());
@@ -436,10 +432,13 @@ impl Acquaintance {
                         files,
                         since: Instant::now(),
                     };
-                    match self.admit(shared, &mut request) {
-                        Some(result) => result?,
-                        None if waiting.len() < MOST_WAITING => waiting.push(request),
-                        None => self.answer(&opening, Answer::Failed)?,
+                    if !self.admit(shared, &mut request) {
+                        match waiting.len() < MOST_WAITING {
+                            true => waiting.push(request),
+                            false => {
+                                self.answer(&opening, Answer::Failed);
+                            }
+                        }
                     }
                 }
             }
@@ -485,24 +484,28 @@ impl Acquaintance {
         hear(heard);
     }
 
-    /// Opens the link that is asked for, or says why not. `None`: its group is waited for.
-    fn admit(&self, shared: &Shared, request: &mut Waiting) -> Option<Result<(), Gone>> {
+    /// Opens the link that is asked for, or says why not. False: its group is waited for.
+    fn admit(&self, shared: &Shared, request: &mut Waiting) -> bool {
         let opening = request.opening;
         let Some(membership) = shared.group((opening.group, opening.to as Rank)) else {
             let is_over = request.since.elapsed() >= shared.limits.unknown_group;
-            return is_over.then(|| self.answer(&opening, Answer::Failed));
+            if is_over {
+                self.answer(&opening, Answer::Failed);
+            }
+            return is_over;
         };
         let files = std::mem::take(&mut request.files);
-        Some(match self.accept(&membership, &opening, files) {
+        match self.accept(&membership, &opening, files) {
             Ok((claim, link)) => {
-                let told = self.answer(&opening, Answer::Accept);
-                if told.is_ok() {
+                if self.answer(&opening, Answer::Accept) {
                     claim.deliver(Box::new(link));
                 }
-                told
             }
-            Err(answer) => self.answer(&opening, answer),
-        })
+            Err(answer) => {
+                self.answer(&opening, answer);
+            }
+        }
+        true
     }
 
     fn accept(
@@ -538,8 +541,16 @@ impl Acquaintance {
         }
     }
 
-    fn answer(&self, opening: &Opening, answer: Answer) -> Result<(), Gone> {
-        self.send(Message::Answer(opening.number, answer), &[])
+    /// Whether the answer is on its way. Where it is not, the peer has gone or does not read; what it said before is read all
+    /// the same, its answers among it, and to it this side is gone.
+    fn answer(&self, opening: &Opening, answer: Answer) -> bool {
+        let is_sent = self
+            .send(Message::Answer(opening.number, answer), &[])
+            .is_ok();
+        if !is_sent {
+            let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+        }
+        is_sent
     }
 
     #[cfg(test)]
