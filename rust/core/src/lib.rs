@@ -35,6 +35,7 @@
 //! | What may a peer on this host do with my memory? | `transport/neighbour.rs` (lend, share), `transport/shm/loans.rs`; why reading its memory is sound: `heap/foreign.rs` |
 //! | By which transport is a peer reached? | the table in `transport/endpoint/transports/mod.rs` |
 //! | What goes over a connection first? | `transport/handshake/`, by `transport/endpoint/attempt.rs` and `guest.rs`, which `accept.rs` drives |
+//! | How do further groups of the same processes open their links? | by one message each to a process that has proved itself: `transport/endpoint/acquaintance.rs` |
 //! | What goes before the bytes of a message? | `engine/collective/header.rs`, `engine/message/frame.rs` |
 //! | What happens when a rank dies? | noticed in `engine/group/drive.rs` (`look_around`) and `liveness.rs`, ended in `engine/group/end.rs` (`fail_with`) |
 //! | How do ranks that wait for each other find out? | `engine/group/deadlock.rs` |

@@ -57,7 +57,7 @@ impl Slab {
 /// # Errors
 /// As [`Pinned::shared`].
 pub(super) fn make_slab(device: &'static Device, kind: Kind, bytes: usize) -> Result<Slab> {
-    let page = rustix::param::page_size();
+    let page = crate::heap::page();
     let bytes = bytes
         .checked_next_multiple_of(page)
         .ok_or_else(|| Error::invalid(format!("{bytes} bytes are more than there can be")))?;
