@@ -43,12 +43,15 @@ impl Peer {
                 count => done += count,
             }
         }
+        self.process.note_reading();
         Ok(())
     }
 
     /// Whether it is not there any more, as far as the system tells.
     pub(super) fn is_gone(&self) -> bool {
-        self.process.has_ended() || self.read_some(0, &mut []) == Err(Fault::Gone)
+        // Where its memory is not read there may be a reason: a filter may end the process that tries.
+        let tells = self.process.has_been_read();
+        self.process.has_ended() || tells && self.read_some(0, &mut []) == Err(Fault::Gone)
     }
 
     /// Reads its mark, and from the same memory a part of `bytes`: how many.

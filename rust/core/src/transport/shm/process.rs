@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,6 +20,8 @@ pub(super) struct Process {
     number: i32,
     /// `None`: this process itself.
     pidfd: Option<OwnedFd>,
+    /// Its memory has been read: the system lets this process do that.
+    has_been_read: AtomicBool,
 }
 
 /// The processes that links lead to: several links to one share a descriptor.
@@ -49,7 +52,20 @@ impl Process {
             true => None,
             false => Some(pidfd_open(pid, PidfdFlags::empty()).ok()?),
         };
-        Some(Self { number, pidfd })
+        Some(Self {
+            number,
+            pidfd,
+            has_been_read: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn note_reading(&self) {
+        self.has_been_read.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its memory has been read before.
+    pub(super) fn has_been_read(&self) -> bool {
+        self.has_been_read.load(Ordering::Relaxed)
     }
 
     /// Its number, as long as it has not ended.
