@@ -263,12 +263,15 @@ def test_a_process_whose_first_thread_has_ended_is_left_behind_too(launch, tmp_p
     # The kernel shows it as a zombie.
     headless = f"""
 import ctypes, threading
+path = "{tmp_path}/" + os.environ["RANK"] + ".pid"
 if os.fork() == 0:
     os.setsid()
     threading.Thread(target=time.sleep, args=(1000,)).start()
-    with open("{tmp_path}/" + os.environ["RANK"] + ".pid", "w") as file:
+    with open(path, "w") as file:
         print(os.getpid(), file=file)
     ctypes.CDLL(None).pthread_exit(None)
+while not os.path.exists(path) or not os.path.getsize(path):
+    time.sleep(0.01)
 """
     done = run([*launch, "-n", "2", "--grace", "0.3", str(script(tmp_path, headless))])
     assert done.code == 0, done
