@@ -311,9 +311,11 @@ def die_amid_a_write(comm: unisono.Communicator) -> Ending | None:
     """A one-sided one: at the target, a thread waits for the rest."""
     if comm.rank == 1:
         port, region, remote, _ = one_sided(comm)
+        comm.recv(np.zeros(1), 0)
         port.write(region, 0, LONG, remote).wait(0.005)
         kill_oneself(0)
     _kept = one_sided(comm)
+    comm.send(np.zeros(1), 1)
     begun = time.monotonic()
     found = ending(comm.barrier)
     while any(task_name(task) == "unisono-target" for task in Path("/proc/self/task").iterdir()):
@@ -329,6 +331,8 @@ def die_amid_a_read(comm: unisono.Communicator) -> Ending | None:
         comm.recv(np.zeros(1), 0)
         kill_oneself(0.005)
     port, region, remote, _ = one_sided(comm)
+    # The link is there by then: one that cannot be opened is given up after 10 s.
+    assert port.read(region, 0, 8, remote).wait(20)
     comm.send(np.zeros(1), 1)
     begun = time.monotonic()
     with contextlib.suppress(unisono.Error):
