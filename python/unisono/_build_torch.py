@@ -6,7 +6,7 @@ cargo fetches the crates that ``Cargo.lock`` names. The result goes to the user'
 
 cargo, rustup and Python obey files of the folder they work in, cargo and rustup those of all
 folders above it too. On a host that users share, others may have put them there. So every program
-is run in ``/``, and the sources lie in the cache, to which nobody else may write.
+is run in ``/``, and the sources lie in the cache, which only this user may write to.
 """
 
 from __future__ import annotations

@@ -446,7 +446,7 @@ impl DeviceGroup {
             if checks.are_due()
                 && let Err(reason) = checks.run()
             {
-                let error = interrupted(self.parent.rank(), work, &reason);
+                let error = interrupted(&self.parent.own_number(), work, &reason);
                 self.fail(error.clone());
                 raised = Some(error);
             }

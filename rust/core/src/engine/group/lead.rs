@@ -12,7 +12,6 @@ use crate::engine::wait::progress::Found;
 use crate::engine::work::WorkState;
 use crate::fence::contained;
 use crate::interrupts::Checks;
-use crate::types::Rank;
 
 /// Steps that moved something between two looks at deadlines and at the state of peers.
 const STEPS_PER_LOOK: u32 = 1024;
@@ -63,7 +62,7 @@ impl Group {
             if checks.are_due() {
                 self.stop_waiting(&mut core);
                 if let Err(reason) = MutexGuard::unlocked(&mut core, || checks.run()) {
-                    let error = interrupted(self.rank, works[0], &reason);
+                    let error = interrupted(&self.own_number(), works[0], &reason);
                     self.fail(&mut core, error.clone());
                     return Ok(Some((0, Err(error))));
                 }
@@ -244,11 +243,11 @@ impl Group {
 }
 
 /// Why a group ends when a handler of a signal raises while this rank waits for `work`.
-pub(crate) fn interrupted(rank: Rank, work: &WorkState, reason: &str) -> Error {
+pub(crate) fn interrupted(rank: &str, work: &WorkState, reason: &str) -> Error {
     let name = work.name();
     Error::new(
         Code::Aborted,
-        format!("rank {rank} aborted the group: interrupted in {name}: {reason}"),
+        format!("{rank} aborted the group: interrupted in {name}: {reason}"),
     )
 }
 

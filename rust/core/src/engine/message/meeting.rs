@@ -1,4 +1,4 @@
-//! What waits to be met: receives that no message has met, and messages that no receive has met.
+//! Receives that no message has met, and messages that no receive has met.
 //!
 //! However many there are, each is found, and taken back, in a few steps: by what it asks for or says of itself, and by its
 //! number. Which meets which is described in [`matching`](super::matching).

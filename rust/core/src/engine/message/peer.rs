@@ -43,7 +43,7 @@ pub(crate) enum Sink {
 
 /// One side's view of its traffic with one peer.
 ///
-/// What a new field may hold is said in [`Peer::under_way`] and [`Peer::is_idle`], which name every field.
+/// [`Peer::under_way`] and [`Peer::is_idle`] name every field: a new one does not compile before both say what it may hold.
 #[derive(Default)]
 pub(crate) struct Peer {
     pub(crate) outgoing: VecDeque<Outgoing>,

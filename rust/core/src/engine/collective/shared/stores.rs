@@ -23,7 +23,7 @@ const SAMPLES: u32 = 2;
 const SETTLING: u32 = 1;
 /// How many pairs in a row must be won by the other way.
 const PAIRS: u32 = 4;
-/// What it has to save in each.
+/// The share of the time that the faster way has to save in each pair.
 const GAIN: f64 = 0.1;
 /// After how many operations there is a trial: at first, after another one at the least, and at most.
 const FIRST: u32 = 4;

@@ -60,7 +60,7 @@ fn sleep_until_readable(link: &mut ShmLink, sleeper: &suite::Sleeper) {
 }
 
 #[test]
-#[ignore = "started by the other tests of this module"]
+#[ignore = "the process at the other end in the tests above, not a test"]
 fn the_process() {
     let (Ok(name), Ok(doing)) = (std::env::var(NAMED), std::env::var(DOING)) else {
         return;
@@ -129,7 +129,7 @@ fn execute_another_program(link: &mut ShmLink) {
 }
 
 #[test]
-#[ignore = "started by the other tests of this module"]
+#[ignore = "the program that a process of the tests executes, not a test"]
 fn the_next_program() {
     if std::env::var_os(NAMED).is_none() {
         return;
