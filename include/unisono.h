@@ -491,8 +491,9 @@ typedef enum unisono_dtype {
 
 /** How contributions are combined, element by element, with the same bits on every rank. The 16 and
  * 8 bit floats are accumulated in float32 and rounded once; a sum that is too large is infinite,
- * one of integers wraps. What has no meaning for a type (order of complex numbers, bits of floats,
- * averages and premultiplied sums of integers) is #UNISONO_UNSUPPORTED. */
+ * one of integers wraps. Averages of integers do not wrap and are rounded toward zero. What has no
+ * meaning for a type (order of complex numbers, bits of floats, premultiplied sums of integers,
+ * averages of bools) is #UNISONO_UNSUPPORTED. */
 typedef enum unisono_op {
   UNISONO_SUM = 1,        /**< the sum */
   UNISONO_AVG = 2,        /**< the sum, divided at its end by the number of ranks */

@@ -116,6 +116,7 @@ static inline int has_meaning(unisono_op op, unisono_dtype dtype) {
     case UNISONO_PROD:
       return 1;
     case UNISONO_AVG:
+      return kind != 'b';
     case UNISONO_PREMUL_SUM:
       return kind == 'f' || kind == 'h' || kind == 'c';
     case UNISONO_BAND:

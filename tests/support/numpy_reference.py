@@ -46,7 +46,9 @@ def has_meaning(op: str, name: str) -> bool:
         return op in ("sum", "avg", "prod", "premul_sum")
     if op in ("band", "bor", "bxor"):
         return name not in FLOATS
-    return name in FLOATS or op not in ("avg", "premul_sum")
+    if op == "avg":
+        return name != "bool"
+    return name in FLOATS or op != "premul_sum"
 
 
 @cache
@@ -114,6 +116,10 @@ def _reduced_integers(op: str, stack: np.ndarray) -> np.ndarray:
         return getattr(np, op)(stack, axis=0)
     if op == "prod":
         return np.multiply.reduce(stack, axis=0, dtype=dtype)
+    if op == "avg":
+        # Python's numbers have as many digits as they need; theirs are cut toward zero.
+        total = stack.astype(object).sum(axis=0)
+        return (np.sign(total) * (abs(total) // len(stack))).astype(dtype)
     return np.add.reduce(stack, axis=0, dtype=dtype)
 
 

@@ -91,14 +91,14 @@ fn passes(bytes: usize) {
     for dtype in SHOWN {
         let kernel = Kernel::new(ReduceOp::Sum, dtype).expect("a meaningful pair");
         let ranks = vec![ones(dtype, bytes / dtype.size()); 8];
-        let mut acc = vec![0_u8; bytes / dtype.size() * dtype.accumulator().size()];
+        let mut acc = vec![0_u8; bytes / dtype.size() * kernel.accumulator().size()];
         let mut dst = vec![0_u8; bytes];
         for world in [2, 4, 8] {
             let sources: Vec<_> = ranks[..world].iter().map(|r| Source::Element(r)).collect();
             let mut held = sources.clone();
             held[world - 1] = Source::Destination;
             let successive = rate(bytes, || {
-                reduce::widen(dtype, &mut acc, black_box(&ranks[0]));
+                kernel.widen(&mut acc, black_box(&ranks[0]));
                 for rank in &ranks[1..world] {
                     kernel.fold_element(&mut acc, black_box(rank));
                 }
@@ -128,14 +128,15 @@ fn passes(bytes: usize) {
 fn folds(bytes: usize) {
     for (dtype, ops) in ALL {
         let contribution = ones(dtype, bytes / dtype.size());
-        let mut acc = vec![0_u8; contribution.len() / dtype.size() * dtype.accumulator().size()];
         let mut result = contribution.clone();
         let show = |what: &str, speed: f64| {
             println!("  {:<14} {what:<17} {speed:7.1}", dtype.name());
         };
         for op in ops {
             let kernel = Kernel::new(*op, dtype).expect("a meaningful pair");
-            reduce::widen(dtype, &mut acc, &contribution);
+            let wide = contribution.len() / dtype.size() * kernel.accumulator().size();
+            let mut acc = vec![0_u8; wide];
+            kernel.widen(&mut acc, &contribution);
             let fold = rate(bytes, || {
                 kernel.fold_element(black_box(&mut acc), black_box(&contribution));
             });
@@ -145,9 +146,12 @@ fn folds(bytes: usize) {
                 show("finish", finish);
             }
         }
-        if dtype.accumulator() != dtype {
+        let kernel = Kernel::new(ReduceOp::Sum, dtype).expect("a meaningful pair");
+        if kernel.accumulator() != dtype {
+            let wide = contribution.len() / dtype.size() * kernel.accumulator().size();
+            let acc = vec![0_u8; wide];
             let narrow = rate(bytes, || {
-                reduce::narrow(dtype, black_box(&mut result), black_box(&acc));
+                kernel.narrow(black_box(&mut result), black_box(&acc))
             });
             show("narrow", narrow);
         }

@@ -58,10 +58,13 @@ pub enum DataType {
     Complex64 = 16,
     /// Two binary64: real, imaginary.
     Complex128 = 17,
+    /// Two's complement of 128 bits: the sum of integers that is under way to their average. It is the type of no rank's
+    /// elements: no operator takes it, and [`Self::ALL`] is without it.
+    Int128 = 18,
 }
 
 impl DataType {
-    /// Every type, in the order of their numbers.
+    /// Every type that elements have, in the order of their numbers.
     pub const ALL: [Self; 17] = [
         Self::Float16,
         Self::BFloat16,
@@ -90,17 +93,7 @@ impl DataType {
             Self::Float16 | Self::BFloat16 | Self::Int16 | Self::UInt16 => 1,
             Self::Float32 | Self::Int32 | Self::UInt32 => 2,
             Self::Float64 | Self::Int64 | Self::UInt64 | Self::Complex64 => 3,
-            Self::Complex128 => 4,
-        }
-    }
-
-    /// The type in which a reduction of this type accumulates: float32 for the 16-bit and 8-bit floats, which
-    /// are rounded once at the end, and the type itself for all others.
-    #[inline]
-    pub const fn accumulator(self) -> Self {
-        match self {
-            Self::Float16 | Self::BFloat16 | Self::Float8E4M3 | Self::Float8E5M2 => Self::Float32,
-            other => other,
+            Self::Complex128 | Self::Int128 => 4,
         }
     }
 
@@ -115,6 +108,11 @@ impl DataType {
                 | Self::Float8E4M3
                 | Self::Float8E5M2
         )
+    }
+
+    /// Whether the type is a signed or unsigned integer.
+    pub const fn is_integer(self) -> bool {
+        !self.is_float() && !self.is_complex() && !matches!(self, Self::Bool)
     }
 
     /// Whether the type is complex.
@@ -142,6 +140,7 @@ impl DataType {
             Self::Bool => "bool",
             Self::Complex64 => "complex64",
             Self::Complex128 => "complex128",
+            Self::Int128 => "int128",
         }
     }
 
@@ -191,7 +190,7 @@ macro_rules! operators {
 operators! {
     /// Sum.
     Sum = 1 "sum",
-    /// Sum divided by the number of ranks (floats and complex numbers).
+    /// Sum divided by the number of ranks (not of bools); of integers without the digits after the point.
     Avg = 2 "avg",
     /// Product.
     Prod = 3 "prod",
@@ -227,12 +226,30 @@ impl ReduceOp {
         }
     }
 
+    /// The type in which contributions of `dtype` are accumulated: float32 for the 16-bit and 8-bit floats, which are rounded
+    /// once at the end; int128 for averages of integers, whose sum need not fit their type; else the type itself.
+    #[inline]
+    pub const fn accumulator(self, dtype: DataType) -> DataType {
+        match dtype {
+            DataType::Float16
+            | DataType::BFloat16
+            | DataType::Float8E4M3
+            | DataType::Float8E5M2 => DataType::Float32,
+            dtype if matches!(self, Self::Avg) && dtype.is_integer() => DataType::Int128,
+            other => other,
+        }
+    }
+
     /// Whether the operator has a meaning for `dtype`: complex numbers have no order, floats no bits, complex numbers no
-    /// truth, integers no fractions.
+    /// truth, integers no fractions to be multiplied by.
     pub const fn has_meaning_for(self, dtype: DataType) -> bool {
+        if matches!(dtype, DataType::Int128) {
+            return false;
+        }
         match self {
             Self::Sum | Self::Prod => true,
-            Self::Avg | Self::PremulSum(_) => dtype.is_float() || dtype.is_complex(),
+            Self::Avg => !matches!(dtype, DataType::Bool),
+            Self::PremulSum(_) => dtype.is_float() || dtype.is_complex(),
             Self::Min | Self::Max | Self::Land | Self::Lor | Self::Lxor => !dtype.is_complex(),
             Self::Band | Self::Bor | Self::Bxor => !dtype.is_complex() && !dtype.is_float(),
         }

@@ -18,8 +18,9 @@ use crate::errors::invalid;
 /// SUM, PROD
 ///     Sum and product; of integers they wrap.
 /// AVG
-///     The sum, divided by the number of ranks at its end, of floats and complex numbers. A sum
-///     beyond the largest number is infinite, and so is its average.
+///     The sum, divided by the number of ranks at its end, of all types but bool. That of integers
+///     does not wrap and is rounded toward zero. A sum of floats beyond the largest number is
+///     infinite, and so is its average.
 /// MIN, MAX
 ///     Minimum and maximum; NaN wins.
 /// BAND, BOR, BXOR

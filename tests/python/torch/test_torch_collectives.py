@@ -125,9 +125,8 @@ def rank_uses_operators(rank: int, world: int) -> None:
             ops.PRODUCT: wide.prod(0),
             ops.MIN: wide.min(0).values,
             ops.MAX: wide.max(0).values,
+            ops.AVG: wide.mean(0) if dtype.is_floating_point else wide.mean(0).trunc(),
         }
-        if dtype.is_floating_point:
-            expected[ops.AVG] = wide.mean(0)
         for op, value in expected.items():
             tensor = by_rank[rank].clone()
             dist.all_reduce(tensor, op)

@@ -60,24 +60,49 @@ def rank_gives_bad_arguments() -> None:
 
 
 def rank_averages_integers(rank: int, world: int) -> None:
-    """Their sums may wrap before they are divided, so there is no average of theirs by any call."""
+    """Their sum may be too long for their type, and their average is right all the same."""
     make = getattr(dist, "_make_premul_sum", None) or dist._make_nccl_premul_sum
     name_of_group = dist.group.WORLD.group_name
-    for dtype in (torch.uint8, torch.int32, torch.int64, torch.bool):
+    half, average = make(0.5), dist.ReduceOp.AVG
+    for dtype in (torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool):
         tensor = torch.full((world,), 1, dtype=dtype)
-        for op, name in ((dist.ReduceOp.AVG, "avg"), (make(0.5), "premul_sum")):
-            why = f"{name} has no meaning for {str(dtype)[6:]}; .* sum"
+        refused_ops = [half, average] if dtype == torch.bool else [half]
+        for op in refused_ops:
+            why = f"has no meaning for {str(dtype)[6:]}; "
             refused(ValueError, why, dist.all_reduce, tensor, op)
             refused(ValueError, why, dist.reduce, tensor, 0, op)
             refused(ValueError, why, dist.reduce_scatter_tensor, tensor[:1].clone(), tensor, op)
             with pytest.raises(ValueError, match=why):
                 dist.all_reduce(tensor, op, async_op=True).wait()
-        refused(ValueError, "avg", torch.ops.unisono.all_reduce_, tensor, name_of_group, "avg")
+        if dtype == torch.bool:
+            continue
+        most = torch.iinfo(dtype).max
+        # Both short and long, and some that is not one ring's share: the ways differ.
+        for count in (world, 1000 * world, 300_001 * world):
+            given = torch.full((count,), most, dtype=dtype)
+            given[::2] = -3 + rank if dtype.is_signed else rank
+            expected = given.clone()
+            total = sum(-3 + r if dtype.is_signed else r for r in range(world))
+            expected[::2] = int(total / world)
+            for call in (
+                lambda x: dist.all_reduce(x, average),
+                lambda x: dist.all_reduce(x, average, async_op=True).wait(),
+                lambda x: torch.ops.unisono.all_reduce_(x, name_of_group, "avg"),
+            ):
+                result = given.clone()
+                call(result)
+                check(result, expected)
+            result = given.clone()
+            dist.reduce(result, 0, average)
+            check(result, expected if rank == 0 else given)
+            part = torch.empty(count // world, dtype=dtype)
+            dist.reduce_scatter_tensor(part, given, average)
+            check(part, expected.chunk(world)[rank])
     # Of floats the sum is divided; one that is too large is infinite.
-    for value, average in ((200.0, 200.0), (3e38, float("inf"))):
+    for value, share in ((200.0, 200.0), (3e38, float("inf"))):
         tensor = torch.full((3,), value)
-        dist.all_reduce(tensor, dist.ReduceOp.AVG)
-        check(tensor, torch.full((3,), average))
+        dist.all_reduce(tensor, average)
+        check(tensor, torch.full((3,), share))
 
 
 def rank_gives_bad_splits(world: int) -> None:

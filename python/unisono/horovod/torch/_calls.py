@@ -231,40 +231,19 @@ def reduce_all(
 
     Returns the works to wait for, and what to do after them.
     """
-    averages_here = any(averages_integers(call, tensor) for tensor in tensors)
     flat = []
     for tensor in tensors:
         scale(tensor, call.prescale)
-        flat.append(summand(call, tensor).contiguous())
-    op = ReduceOp.SUM if averages_here else call.op
-    size = dist.get_world_size(group)
-    works = _launch_reduce(flat, TORCH_OPS[op], group)
+        flat.append(tensor.contiguous())
+    works = _launch_reduce(flat, TORCH_OPS[call.op], group)
 
     def finish() -> None:
         for tensor, reduced in zip(tensors, flat, strict=True):
-            result = divided(reduced, size) if averages_here else reduced
-            if result is not tensor:
-                tensor.copy_(result)
+            if reduced is not tensor:
+                tensor.copy_(reduced)
             scale(tensor, call.postscale)
 
     return works, finish
-
-
-def averages_integers(call: Call, tensor: Tensor) -> bool:
-    """Whether the ranks sum `tensor` and divide it themselves: torch averages no integers."""
-    whole = not tensor.is_floating_point() and not tensor.is_complex()
-    return whole and call.op is ReduceOp.AVERAGE
-
-
-def summand(call: Call, tensor: Tensor) -> Tensor:
-    """Return what is reduced: a sum of short integers may need more digits than their average."""
-    return tensor.long() if averages_integers(call, tensor) else tensor
-
-
-def divided(total: Tensor, size: int) -> Tensor:
-    """Return the average of which this is the sum; integers are rounded toward zero."""
-    whole = not total.is_floating_point() and not total.is_complex()
-    return torch.div(total, size, rounding_mode="trunc" if whole else None)
 
 
 def _launch_reduce(tensors: list[Tensor], op: Any, group: Any) -> list[Any]:

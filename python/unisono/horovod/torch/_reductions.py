@@ -20,14 +20,11 @@ from unisono.horovod.torch._calls import (
     Handle,
     ReduceOp,
     Sum,
-    averages_integers,
     call_of,
     chosen_op,
-    divided,
     reduce_all,
     scale,
     start,
-    summand,
     together,
 )
 from unisono.horovod.torch._compression import Compression
@@ -136,8 +133,8 @@ def allreduce(
     compression
         A member of :class:`Compression`.
     op
-        Average (also for None), Sum, Min, Max or Product. Averages of integers are added up
-        as int64 and rounded toward zero.
+        Average (also for None), Sum, Min, Max or Product. Averages of integers are rounded
+        toward zero.
     prescale_factor, postscale_factor
         What the tensor is multiplied by before and after.
     process_set
@@ -339,17 +336,13 @@ def scatter_sum(tensor: Tensor, call: Call, process_set: ProcessSet) -> Handle:
 
 
 def _even(given: Tensor, call: Call, group: Any, size: int) -> Handle:
-    averages_here = averages_integers(call, given)
-    op = Sum if averages_here else call.op
     scale(given, call.prescale)
-    whole = summand(call, given)
-    part = whole.new_empty((whole.shape[0] // size, *whole.shape[1:]))
-    work = dist.reduce_scatter_tensor(part, whole, TORCH_OPS[op], group, async_op=True)
+    part = given.new_empty((given.shape[0] // size, *given.shape[1:]))
+    work = dist.reduce_scatter_tensor(part, given, TORCH_OPS[call.op], group, async_op=True)
 
     def result() -> Tensor:
-        mine = divided(part, size).to(given.dtype) if averages_here else part
-        scale(mine, call.postscale)
-        return mine
+        scale(part, call.postscale)
+        return part
 
     return Handle([work], result, given.device)
 

@@ -89,7 +89,7 @@ impl Direct {
     ) -> Result<Arc<Plan>> {
         let size = request.dtype.size();
         let premultiplied = matches!(request.op, Some(ReduceOp::PremulSum(_)));
-        let key = PlanKey::of(shape, size).map(|key| PlanKey {
+        let key = PlanKey::of(shape, (size, request.partial().size())).map(|key| PlanKey {
             premultiplied,
             ..key
         });

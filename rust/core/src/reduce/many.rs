@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::simd::{LINE, Streamer};
-use super::{DataType, Kernel, Streaming, assert_lengths, is_small, small_float};
+use super::{DataType, Kernel, Streaming, assert_lengths};
 
 /// Bytes of accumulator that are worked on at a time: little enough that they, what is widened and
 /// what comes in fit in the first cache, enough to amortise the calls.
@@ -157,9 +157,7 @@ impl Pass<'_> {
         block.fold(acc, held, &mut buffers.widened);
         self.end(acc);
         let narrows = self.into != self.kernel.accumulator();
-        let narrow = |dst: &mut [u8], acc: &[u8]| {
-            small_float::narrow(self.kernel.tier, self.into, dst, acc);
-        };
+        let narrow = |dst: &mut [u8], acc: &[u8]| self.kernel.narrow(dst, acc);
         match (narrows, streamer) {
             (false, None) => dst.copy_from_slice(acc),
             (false, Some(streamer)) => streamer.copy(dst, acc),
@@ -201,9 +199,9 @@ impl<'a> Block<'a> {
     /// `acc = s0 op s1 ...`, with `held` for a source that is the destination.
     fn fold(&self, acc: &mut [u8], held: Source<'_>, widened: &mut Buffer) {
         let kernel = self.kernel;
-        let is_small = |source| matches!(self.part(source, held), Source::Element(_));
-        if self.sources.iter().copied().all(is_small) {
-            return self.fold_small(acc, held, widened);
+        let is_narrow = |source| matches!(self.part(source, held), Source::Element(_));
+        if self.sources.iter().copied().all(is_narrow) {
+            return self.fold_narrow(acc, held, widened);
         }
         match (self.part(self.sources[0], held), &self.sources[1..]) {
             (Source::Partial(a), [b, others @ ..]) => {
@@ -213,15 +211,15 @@ impl<'a> Block<'a> {
             }
             (Source::Partial(only), []) => acc.copy_from_slice(only),
             (Source::Element(first), others) => {
-                small_float::widen(kernel.tier, kernel.element(), acc, first);
+                kernel.widen(acc, first);
                 self.fold_others(acc, others, held, widened);
             }
             (Source::Destination, _) => unreachable!("the accumulator does not alias a source"),
         }
     }
 
-    /// The same from small floats alone, as many at a time as are kept at hand.
-    fn fold_small(&self, acc: &mut [u8], held: Source<'_>, widened: &mut Buffer) {
+    /// The same from elements of a narrower type alone, as many at a time as are kept at hand.
+    fn fold_narrow(&self, acc: &mut [u8], held: Source<'_>, widened: &mut Buffer) {
         const TOGETHER: usize = 16;
         let (kernel, dtype) = (self.kernel, self.kernel.element());
         for (group, sources) in self.sources.chunks(TOGETHER).enumerate() {
@@ -233,14 +231,14 @@ impl<'a> Block<'a> {
             }
             let parts = &parts[..sources.len()];
             let done = kernel.sum_halves(acc, group > 0, parts);
-            let acc = &mut acc[done * 4..];
+            let acc = &mut acc[done * kernel.accumulator().size()..];
             if acc.is_empty() {
                 continue;
             }
             for (i, part) in parts.iter().enumerate() {
                 let part = &part[done * dtype.size()..];
                 if group == 0 && i == 0 {
-                    small_float::widen(kernel.tier, dtype, acc, part);
+                    kernel.widen(acc, part);
                 } else {
                     let src = self.widen(Source::Element(part), widened);
                     (kernel.loops.fold)(kernel.tier, acc, src);
@@ -278,7 +276,7 @@ impl<'a> Block<'a> {
             &bytes[self.elements.start * dtype.size()..self.elements.end * dtype.size()]
         };
         match source {
-            Source::Element(bytes) if is_small(self.kernel.element()) => {
+            Source::Element(bytes) if self.kernel.converts() => {
                 Source::Element(of(bytes, self.kernel.element()))
             }
             Source::Element(bytes) | Source::Partial(bytes) => {
@@ -293,9 +291,10 @@ impl<'a> Block<'a> {
         match part {
             Source::Partial(bytes) => bytes,
             Source::Element(bytes) => {
-                let dtype = self.kernel.element();
-                let wide = &mut widened.0[..bytes.len() / dtype.size() * 4];
-                small_float::widen(self.kernel.tier, dtype, wide, bytes);
+                let kernel = self.kernel;
+                let elements = bytes.len() / kernel.element().size();
+                let wide = &mut widened.0[..elements * kernel.accumulator().size()];
+                kernel.widen(wide, bytes);
                 wide
             }
             Source::Destination => unreachable!("the accumulator does not alias a source"),

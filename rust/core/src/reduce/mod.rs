@@ -1,7 +1,7 @@
 //! Combining contributions: every operator on every element type.
 //!
 //! A reduction has three moments. Contributions are *folded* into an accumulator, whose type is
-//! that of the elements or, for the 16-bit and 8-bit floats, float32; when all have come the result
+//! that of the elements or a wider one ([`ReduceOp::accumulator`]); when all have come the result
 //! is *finished*: divided by the world size for an average, made 0 or 1 for a logical operator, and
 //! rounded once to the element type. A [`Kernel`] is one operator on one type with the loops looked
 //! up, so that nothing is decided per chunk. Contributions that are all at hand are combined in one
@@ -14,8 +14,8 @@
 //! on.
 //!
 //! What the operators mean at the edges:
-//! * Integers wrap in sums and products. They have no average and no premultiplied sum: ranks send
-//!   each other sums in the element type, which may have wrapped before anything could be divided.
+//! * Integers wrap in sums and products. Their averages do not: the sum has 128 bits on all its way
+//!   and is divided toward zero. They have no premultiplied sum.
 //! * An average of floats is their sum, divided at the end. A sum beyond the largest number of the
 //!   accumulation type, 3.4e38 for float32 and smaller ones, is infinite, and so is the average.
 //! * Min and max give the positive quiet NaN as soon as one contribution is NaN. Of -0 and +0 the
@@ -28,6 +28,7 @@
 //!   first.
 
 mod cache;
+mod convert;
 mod copy;
 pub(crate) mod int8;
 mod many;
@@ -59,12 +60,13 @@ const BLOCK: usize = 1024;
 pub struct Kernel {
     op: ReduceOp,
     element: DataType,
+    accumulator: DataType,
     tier: Tier,
     loops: Loops,
 }
 
 impl ReduceOp {
-    /// Refuses combinations that mean nothing: order on complex numbers, bits of floats, logic on complex, averages of
+    /// Refuses combinations that mean nothing: order on complex numbers, bits of floats, logic on complex, factors of
     /// integers.
     ///
     /// # Errors
@@ -74,9 +76,7 @@ impl ReduceOp {
             return Ok(());
         }
         let hint = match self {
-            Self::Avg => {
-                "; the sum may not fit the type: average floats, or divide a sum in a wider type"
-            }
+            Self::Avg => "; average the bytes as uint8",
             Self::PremulSum(_) => "; multiply before a sum",
             _ => "",
         };
@@ -100,10 +100,33 @@ impl Kernel {
         self.element
     }
 
-    /// The type in which contributions are folded: float32 for the 16-bit and 8-bit floats, else
-    /// the element type.
+    /// The type in which contributions are folded, as [`ReduceOp::accumulator`] has it.
     pub fn accumulator(&self) -> DataType {
-        self.element.accumulator()
+        self.accumulator
+    }
+
+    /// The kernel of the same operator on elements of the accumulation type.
+    pub(crate) fn of_partials(self) -> Self {
+        Self {
+            element: self.accumulator,
+            ..self
+        }
+    }
+
+    /// `dst = src`, from the element type to the accumulation type; a plain copy when they are the same.
+    pub fn widen(&self, dst: &mut [u8], src: &[u8]) {
+        assert_lengths(self.accumulator, dst.len(), self.element, src.len());
+        convert::widen(self.tier, (self.element, self.accumulator), dst, src);
+    }
+
+    /// `dst = src`, from the accumulation type to the element type; a plain copy when they are the same.
+    ///
+    /// Floats are rounded to nearest with ties to even. A float that is too large becomes infinite, but in `float8_e4m3fn`,
+    /// which has no infinity, the largest finite value (as torch 2.15 does; in 2.11 it was NaN). NaN stays NaN. An average of
+    /// integers always fits.
+    pub fn narrow(&self, dst: &mut [u8], src: &[u8]) {
+        assert_lengths(self.element, dst.len(), self.accumulator, src.len());
+        convert::narrow(self.tier, (self.element, self.accumulator), dst, src);
     }
 
     /// `acc = acc op src`, both in the accumulation type and equally long.
@@ -119,16 +142,17 @@ impl Kernel {
     /// `acc = acc op src` with `acc` in the accumulation type and `src` in the element type.
     pub fn fold_element(&self, acc: &mut [u8], src: &[u8]) {
         assert_lengths(self.accumulator(), acc.len(), self.element, src.len());
-        if !is_small(self.element) {
+        if !self.converts() {
             return (self.loops.fold)(self.tier, acc, src);
         }
         let done = self.sum_halves(acc, true, &[src]);
-        let acc = &mut acc[done * 4..];
+        let acc = &mut acc[done * self.accumulator.size()..];
         let src = &src[done * self.element.size()..];
         let mut scratch = Scratch::new();
-        for (acc, src) in small_blocks_mut(self.element, acc, src) {
+        let blocks = acc.chunks_mut(BLOCK).zip(src.chunks(self.narrow_block()));
+        for (acc, src) in blocks {
             let wide = scratch.first(acc.len());
-            small_float::widen(self.tier, self.element, wide, src);
+            self.widen(wide, src);
             (self.loops.fold)(self.tier, acc, wide);
         }
     }
@@ -146,16 +170,17 @@ impl Kernel {
     /// or 1, small floats are rounded.
     pub fn finish(&self, dst: &mut [u8], src: &[u8], world: usize) {
         assert_lengths(self.element, dst.len(), self.accumulator(), src.len());
-        if is_small(self.element) {
+        if self.converts() {
             if matches!(self.ending(), Ending::Keep) {
-                return small_float::narrow(self.tier, self.element, dst, src);
+                return self.narrow(dst, src);
             }
             let mut scratch = Scratch::new();
-            for (dst, src) in small_blocks(self.element, dst, src) {
+            let blocks = dst.chunks_mut(self.narrow_block()).zip(src.chunks(BLOCK));
+            for (dst, src) in blocks {
                 let wide = scratch.first(src.len());
                 wide.copy_from_slice(src);
                 self.end(wide, world);
-                small_float::narrow(self.tier, self.element, dst, wide);
+                self.narrow(dst, wide);
             }
         } else if matches!(self.ending(), Ending::Keep) {
             copy(dst, src);
@@ -189,9 +214,21 @@ impl Kernel {
         Ok(Self {
             op,
             element: dtype,
+            accumulator: op.accumulator(dtype),
             tier,
             loops: ops::loops(op, dtype)?,
         })
+    }
+
+    /// Whether the accumulation type is another than the element type.
+    #[inline]
+    fn converts(&self) -> bool {
+        self.element != self.accumulator
+    }
+
+    /// Bytes of elements that are [`BLOCK`] bytes of accumulator.
+    fn narrow_block(&self) -> usize {
+        BLOCK / self.accumulator.size() * self.element.size()
     }
 
     /// [`Tier::sum_halves`] if this kernel sums, else nothing.
@@ -235,30 +272,6 @@ enum Ending {
     Truth,
 }
 
-/// `dst = src`, from `dtype` to its accumulation type; a plain copy when they are the same.
-pub fn widen(dtype: DataType, dst: &mut [u8], src: &[u8]) {
-    assert_lengths(dtype.accumulator(), dst.len(), dtype, src.len());
-    if is_small(dtype) {
-        small_float::widen(Tier::best(), dtype, dst, src);
-    } else {
-        copy(dst, src);
-    }
-}
-
-/// `dst = src`, from `dtype`'s accumulation type to `dtype`, to nearest with ties to even; a plain
-/// copy when they are the same.
-///
-/// What is too large becomes infinite, but in `float8_e4m3fn`, which has no infinity, the largest
-/// finite value (as torch 2.15 does; in 2.11 it was NaN). NaN stays NaN.
-pub fn narrow(dtype: DataType, dst: &mut [u8], src: &[u8]) {
-    assert_lengths(dtype, dst.len(), dtype.accumulator(), src.len());
-    if is_small(dtype) {
-        small_float::narrow(Tier::best(), dtype, dst, src);
-    } else {
-        copy(dst, src);
-    }
-}
-
 /// `dst = src * factor`, both in `dtype`.
 ///
 /// Floats and the parts of complex numbers multiply by the factor rounded to their type; 16-bit and
@@ -273,7 +286,8 @@ pub fn scale(dtype: DataType, dst: &mut [u8], src: &[u8], factor: f64) {
 fn scale_on(tier: Tier, dtype: DataType, dst: &mut [u8], src: &[u8], factor: f64) {
     assert_lengths(dtype, dst.len(), dtype, src.len());
     let scale = Scale { factor };
-    if !is_small(dtype) {
+    let wide_type = ReduceOp::PremulSum(factor).accumulator(dtype);
+    if wide_type == dtype {
         for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
             dst.copy_from_slice(src);
             scale.apply(tier, dtype, dst);
@@ -281,42 +295,16 @@ fn scale_on(tier: Tier, dtype: DataType, dst: &mut [u8], src: &[u8], factor: f64
         return;
     }
     let mut scratch = Scratch::new();
-    let block = BLOCK / 4 * dtype.size();
+    let block = BLOCK / wide_type.size() * dtype.size();
     for (dst, src) in dst.chunks_mut(block).zip(src.chunks(block)) {
-        let wide = scratch.first(src.len() / dtype.size() * 4);
+        let wide = scratch.first(src.len() / dtype.size() * wide_type.size());
         small_float::widen(tier, dtype, wide, src);
-        scale.apply(tier, DataType::Float32, wide);
+        scale.apply(tier, wide_type, wide);
         small_float::narrow(tier, dtype, dst, wide);
     }
 }
 
-/// Whether the type accumulates in float32 without being it.
-#[inline]
-fn is_small(dtype: DataType) -> bool {
-    dtype != dtype.accumulator()
-}
-
-/// Pairs of blocks, float32 beside the small type, the same elements in both.
-fn small_blocks_mut<'a>(
-    small: DataType,
-    wide: &'a mut [u8],
-    narrow: &'a [u8],
-) -> impl Iterator<Item = (&'a mut [u8], &'a [u8])> {
-    let wide = wide.chunks_mut(BLOCK);
-    wide.zip(narrow.chunks(BLOCK / 4 * small.size()))
-}
-
-/// The same with the small type on the writing side.
-fn small_blocks<'a>(
-    small: DataType,
-    narrow: &'a mut [u8],
-    wide: &'a [u8],
-) -> impl Iterator<Item = (&'a mut [u8], &'a [u8])> {
-    let narrow = narrow.chunks_mut(BLOCK / 4 * small.size());
-    narrow.zip(wide.chunks(BLOCK))
-}
-
-/// One block of float32 between a conversion and a fold.
+/// One block of accumulators between a conversion and a fold.
 #[repr(align(64))]
 struct Scratch([u8; BLOCK]);
 

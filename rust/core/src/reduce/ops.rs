@@ -25,7 +25,7 @@ pub(super) struct Loops {
 
 /// The loops of `op` on the accumulation type of `dtype`.
 pub(super) fn loops(op: ReduceOp, dtype: DataType) -> Result<Loops> {
-    let found = match dtype.accumulator() {
+    let found = match op.accumulator(dtype) {
         DataType::Float32 => float::<f32, 4>(op),
         DataType::Float64 => float::<f64, 8>(op),
         DataType::Int8 => integer::<i8, u8, 1>(op),
@@ -36,6 +36,7 @@ pub(super) fn loops(op: ReduceOp, dtype: DataType) -> Result<Loops> {
         DataType::UInt16 => integer::<u16, u16, 2>(op),
         DataType::UInt32 => integer::<u32, u32, 4>(op),
         DataType::UInt64 => integer::<u64, u64, 8>(op),
+        DataType::Int128 => Some(Loops::of::<Sum, i128, 16>()),
         DataType::Bool => boolean(op),
         DataType::Complex64 => complex::<f32, 4, 8>(op),
         DataType::Complex128 => complex::<f64, 8, 16>(op),
@@ -308,11 +309,14 @@ macro_rules! float {
             if ordered { most } else { <$number>::NAN }
         });
 
-        impl Real for $number {
+        impl Shared for $number {
             #[inline(always)]
             fn share(self, world: usize) -> Self {
                 self / world as Self
             }
+        }
+
+        impl Scaled for $number {
             #[inline(always)]
             fn scale(self, factor: f64) -> Self {
                 self * factor as Self
@@ -346,14 +350,40 @@ macro_rules! complex {
     };
 }
 
-/// The arithmetic with a number common to all elements: of floats and of the parts of complex numbers.
-trait Real: Copy {
-    /// The number divided among so many ranks.
+/// The share of one rank in a number.
+trait Shared: Copy {
     fn share(self, world: usize) -> Self;
-    /// As [`super::scale`] has it.
+}
+
+/// The product with a factor common to all elements, as [`super::scale`] has it.
+trait Scaled: Copy {
     fn scale(self, factor: f64) -> Self;
 }
 
+impl Number<16> for i128 {
+    #[inline(always)]
+    fn read(bytes: [u8; 16]) -> Self {
+        Self::from_ne_bytes(bytes)
+    }
+    #[inline(always)]
+    fn write(self) -> [u8; 16] {
+        self.to_ne_bytes()
+    }
+}
+
+impl Shared for i128 {
+    /// Toward zero.
+    #[inline(always)]
+    fn share(self, world: usize) -> Self {
+        match i64::try_from(self) {
+            Ok(short) if world < 1 << 31 => Self::from(short / world as i64),
+            _ => self / world as Self,
+        }
+    }
+}
+
+// As many numbers of 64 bits as there may be ranks stay far below 128.
+combine!(Sum, i128, |a, b| a + b);
 combine!(Band, u8, |a, b| a & b);
 combine!(Bor, u8, |a, b| a | b);
 combine!(Bxor, u8, |a, b| a ^ b);
@@ -393,7 +423,10 @@ pub(super) struct Truth;
 
 impl Divide {
     pub(super) fn apply(self, tier: Tier, dtype: DataType, buf: &mut [u8]) {
-        apply_to_reals(self, tier, dtype, buf);
+        match dtype {
+            DataType::Int128 => run_each::<i128, 16>(self, tier, buf),
+            dtype => apply_to_reals(self, tier, dtype, buf),
+        }
     }
 }
 
@@ -420,14 +453,14 @@ impl Truth {
     }
 }
 
-impl<T: Real> Each<T> for Divide {
+impl<T: Shared> Each<T> for Divide {
     #[inline(always)]
     fn each(self, number: T) -> T {
         number.share(self.world)
     }
 }
 
-impl<T: Real> Each<T> for Scale {
+impl<T: Scaled> Each<T> for Scale {
     #[inline(always)]
     fn each(self, number: T) -> T {
         number.scale(self.factor)

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::sync::Once;
 
-use unisono::reduce::{Kernel as Reference, Source, Streaming, narrow, scale, widen};
+use unisono::reduce::{Kernel as Reference, Source, Streaming, scale};
 use unisono::types::{DataType, ReduceOp};
 
 use super::{Kernel, find, kernels, translate_with};
@@ -152,6 +152,10 @@ fn special(dtype: DataType, random: &mut Random) -> Vec<u8> {
     [&bytes[..dtype.size() / 2], &other[..dtype.size() / 2]].concat()
 }
 
+fn sum_of(dtype: DataType) -> Reference {
+    Reference::new(ReduceOp::Sum, dtype).unwrap()
+}
+
 fn element(dtype: DataType, value: f64) -> Vec<u8> {
     match dtype {
         DataType::Float32 => (value as f32).to_ne_bytes().to_vec(),
@@ -161,7 +165,7 @@ fn element(dtype: DataType, value: f64) -> Vec<u8> {
         DataType::Bool => vec![u8::from(value > 0.0)],
         _ if dtype.is_float() => {
             let mut bytes = vec![0; dtype.size()];
-            narrow(dtype, &mut bytes, &(value as f32).to_ne_bytes());
+            sum_of(dtype).narrow(&mut bytes, &(value as f32).to_ne_bytes());
             bytes
         }
         _ => (value as i64).to_ne_bytes()[..dtype.size()].to_vec(),
@@ -177,7 +181,7 @@ fn same_but_nan(dtype: DataType, a: &[u8], b: &[u8]) -> bool {
         DataType::Float64 | DataType::Complex128 => double(bytes),
         _ if dtype.is_float() => {
             let mut wide = [0; 4];
-            widen(dtype, &mut wide, bytes);
+            sum_of(dtype).widen(&mut wide, bytes);
             single(&wide)
         }
         _ => false,

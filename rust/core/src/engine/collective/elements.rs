@@ -40,11 +40,11 @@ impl Elements {
         world: usize,
         workers: Option<Arc<Workers>>,
     ) -> Result<Self> {
-        let kernel = |dtype| op.map(|op| Kernel::new(op, dtype)).transpose();
+        let kernel = op.map(|op| Kernel::new(op, dtype)).transpose()?;
         Ok(Self {
             dtype,
-            partial_kernel: kernel(dtype.accumulator())?,
-            kernel: kernel(dtype)?,
+            partial_kernel: kernel.map(Kernel::of_partials),
+            kernel,
             world,
             workers,
         })
@@ -55,14 +55,10 @@ impl Elements {
         self.world
     }
 
-    /// The element type of scratch memory: wider than the element type in reductions of 16-bit and 8-bit floats only.
+    /// The element type of scratch memory: in reductions the accumulation type.
     #[inline]
     pub(crate) fn partial(&self) -> DataType {
-        if self.kernel.is_some() {
-            self.dtype.accumulator()
-        } else {
-            self.dtype
-        }
+        self.kernel.as_ref().map_or(self.dtype, Kernel::accumulator)
     }
 
     /// Whether the buffer's elements are in an accumulation type that differs from the element type.
@@ -138,8 +134,8 @@ impl Elements {
             (true, Convert::Widen) => self.reducer().fold_element(target, run),
             // A fold that narrows would round more than once; no plan asks for one.
             (true, Convert::Keep | Convert::Narrow) => self.reducer().fold(target, run),
-            (false, Convert::Widen) => reduce::widen(self.dtype, target, run),
-            (false, Convert::Narrow) => reduce::narrow(self.dtype, target, run),
+            (false, Convert::Widen) => self.reducer().widen(target, run),
+            (false, Convert::Narrow) => self.reducer().narrow(target, run),
             (false, Convert::Keep) => reduce::copy_hinted(target, run, streaming),
         }
     }

@@ -76,8 +76,8 @@ impl Operands {
                 self.zip(src, dst, |elements, dst, src, (wide_dst, wide_src)| match (
                     wide_dst, wide_src,
                 ) {
-                    (true, false) => reduce::widen(elements.dtype, dst, src),
-                    (false, true) => reduce::narrow(elements.dtype, dst, src),
+                    (true, false) => elements.reducer().widen(dst, src),
+                    (false, true) => elements.reducer().narrow(dst, src),
                     _ => reduce::copy(dst, src),
                 });
             }

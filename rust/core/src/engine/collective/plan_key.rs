@@ -11,7 +11,8 @@ pub(crate) struct PlanKey {
     pub(crate) element_size: usize,
     pub(crate) root: Rank,
     pub(crate) in_place: bool,
-    pub(crate) widen: bool,
+    /// Bytes of an element of scratch memory.
+    pub(crate) partial_size: usize,
     /// The input is multiplied on the way, by the plan itself.
     pub(crate) premultiplied: bool,
     /// It folds in rank order.
@@ -19,8 +20,9 @@ pub(crate) struct PlanKey {
 }
 
 impl PlanKey {
-    /// That of a request with even counts on elements of so many bytes; `None` for others.
-    pub(crate) fn of(shape: &Shape, element_size: usize) -> Option<Self> {
+    /// That of a request with even counts on elements of so many bytes, partial sums of which have `partial_size`; `None` for
+    /// others.
+    pub(crate) fn of(shape: &Shape, (element_size, partial_size): (usize, usize)) -> Option<Self> {
         let Counts::Even(count) = shape.counts else {
             return None;
         };
@@ -30,7 +32,7 @@ impl PlanKey {
             element_size,
             root: shape.root,
             in_place: shape.in_place,
-            widen: shape.widen,
+            partial_size,
             premultiplied: false,
             in_rank_order: false,
         })
@@ -53,7 +55,7 @@ impl PlanKey {
             counts: Counts::Even(self.count),
             root: self.root,
             in_place: self.in_place,
-            widen: self.widen,
+            widen: self.partial_size != self.element_size,
         }
     }
 }

@@ -395,6 +395,12 @@ impl Request {
         }
     }
 
+    /// The type of partial sums and other results under way.
+    pub(crate) fn partial(&self) -> DataType {
+        let accumulator = |op: ReduceOp| op.accumulator(self.dtype);
+        self.op.map_or(self.dtype, accumulator)
+    }
+
     /// What the plan is made from.
     pub(crate) fn shape(&self, rank: Rank, world: usize) -> Shape<'_> {
         Shape {
@@ -404,7 +410,7 @@ impl Request {
             counts: self.sizes.counts(),
             root: self.root,
             in_place: self.in_place(),
-            widen: self.op.is_some() && self.dtype.accumulator() != self.dtype,
+            widen: self.partial() != self.dtype,
         }
     }
 }

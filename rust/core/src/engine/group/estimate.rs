@@ -56,13 +56,15 @@ impl Group {
                 plan::build_on(algorithm, &shape, piece, topology)
             })
             .collect();
-        let seconds = plans.map_or(0.0, |plans| simulate(&plans, &self.costs(dtype)));
+        let seconds = plans.map_or(0.0, |plans| {
+            simulate(&plans, &self.costs(dtype, request.partial()))
+        });
         Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
     }
 
     /// How long a message of `bytes` would take from or to `peer`.
     pub(crate) fn estimate_message(&self, peer: Option<Rank>, bytes: usize) -> Duration {
-        let costs = self.costs(DataType::UInt8);
+        let costs = self.costs(DataType::UInt8, DataType::UInt8);
         let hosts = &costs.topology.host_of;
         let near = peer.is_none_or(|peer| hosts.get(peer) == hosts.get(self.rank));
         let link = if near { costs.inside } else { costs.across };
@@ -70,13 +72,13 @@ impl Group {
         Duration::from_secs_f64(seconds)
     }
 
-    fn costs(&self, dtype: DataType) -> CostModel {
+    fn costs(&self, dtype: DataType, partial: DataType) -> CostModel {
         let topology = self.membership.topology.clone();
         CostModel::new(
             topology,
             &self.membership.costs,
             dtype.size(),
-            dtype.accumulator().size(),
+            partial.size(),
         )
     }
 

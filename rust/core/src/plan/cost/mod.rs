@@ -132,7 +132,7 @@ fn predict_where(
         elements,
         bytes: elements as f64 * element_size as f64,
         widening: if shape.widen {
-            // Halves and bytes are summed up in 4 bytes.
+            // Halves and bytes are summed up in 4 bytes; averages of integers, in 16, are rare.
             4.0 / element_size.clamp(1, 4) as f64
         } else {
             1.0

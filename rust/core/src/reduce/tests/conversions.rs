@@ -2,8 +2,8 @@
 
 use super::reference::{Format, Random};
 use super::{Shifted, Tier};
-use crate::reduce::{narrow, small_float, widen};
-use crate::types::DataType;
+use crate::reduce::{Kernel, small_float};
+use crate::types::{DataType, ReduceOp};
 
 const SMALL: [DataType; 4] = [
     DataType::Float16,
@@ -134,11 +134,12 @@ fn float8_treats_what_is_too_large_as_torch_does() {
 fn types_that_are_their_own_accumulator_are_copied() {
     let src: Vec<u8> = (0..48).collect();
     for dtype in DataType::ALL.into_iter().filter(|d| !SMALL.contains(d)) {
+        let kernel = Kernel::new(ReduceOp::Sum, dtype).unwrap();
         let mut wide = vec![0; 48];
-        widen(dtype, &mut wide, &src);
+        kernel.widen(&mut wide, &src);
         assert_eq!(wide, src);
         let mut back = vec![0; 48];
-        narrow(dtype, &mut back, &wide);
+        kernel.narrow(&mut back, &wide);
         assert_eq!(back, src);
     }
 }

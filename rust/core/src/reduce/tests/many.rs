@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::reference::{Random, contribution, reduce};
 use super::{Shifted, Tier, assert_same, meaningful};
-use crate::reduce::{Kernel, Source, Streaming, widen};
+use crate::reduce::{Kernel, Source, Streaming};
 use crate::types::{DataType, ReduceOp};
 
 /// How a contribution comes.
@@ -18,9 +18,10 @@ enum Form {
 
 const FORMS: [Form; 3] = [Form::Element, Form::Partial, Form::Destination];
 
-fn widened(dtype: DataType, elements: &[u8]) -> Vec<u8> {
-    let mut wide = vec![0; elements.len() / dtype.size() * dtype.accumulator().size()];
-    widen(dtype, &mut wide, elements);
+fn widened(kernel: &Kernel, elements: &[u8]) -> Vec<u8> {
+    let count = elements.len() / kernel.element().size();
+    let mut wide = vec![0; count * kernel.accumulator().size()];
+    kernel.widen(&mut wide, elements);
     wide
 }
 
@@ -79,7 +80,7 @@ fn check(
         let before = held.map_or_else(|| vec![0x77; ranks[0].len()], |at| ranks[at].clone());
         let wide: Vec<_> = ranks
             .iter()
-            .map(|rank| Shifted::new(offset * 5 % 23, &widened(dtype, rank)))
+            .map(|rank| Shifted::new(offset * 5 % 23, &widened(&kernel, rank)))
             .collect();
         let narrow: Vec<_> = ranks
             .iter()
@@ -97,7 +98,7 @@ fn check(
         kernel.reduce(finished.bytes(), &sources, world, streaming);
         assert_same(dtype, finished.result(&what), &expected, &what);
 
-        let mut folded = Guarded::new(offset + 4, &widened(dtype, &before));
+        let mut folded = Guarded::new(offset + 4, &widened(&kernel, &before));
         kernel.fold_all(folded.bytes(), &sources, streaming);
         let mut result = vec![0; expected.len()];
         kernel.finish(&mut result, folded.result(&what), world);
@@ -169,7 +170,7 @@ fn a_pass_has_the_bits_of_successive_folds() {
             .map(|_| contribution(dtype, 1500, &mut random))
             .collect();
         let kernel = Kernel::new(op, dtype).unwrap();
-        let mut acc = widened(dtype, &ranks[0]);
+        let mut acc = widened(&kernel, &ranks[0]);
         for rank in &ranks[1..] {
             kernel.fold_element(&mut acc, rank);
         }
@@ -189,7 +190,11 @@ fn a_pass_has_the_bits_of_successive_folds() {
 fn fold_into_leaves_its_sources() {
     let mut random = Random::new(9);
     for (op, dtype) in meaningful() {
-        let dtype = dtype.accumulator();
+        let dtype = match op.accumulator(dtype) {
+            // Of partial sums alone.
+            DataType::Int128 => continue,
+            accumulator => accumulator,
+        };
         let pair = [0, 1].map(|_| contribution(dtype, 131, &mut random));
         let expected = reduce(op, dtype, &pair);
         for tier in Tier::all() {

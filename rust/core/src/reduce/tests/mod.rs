@@ -68,12 +68,12 @@ fn run(tier: Tier, op: ReduceOp, dtype: DataType, ranks: &[Vec<u8>], offset: usi
     let kernel = Kernel::on(tier, op, dtype).unwrap();
     let wide = ranks[0].len() / dtype.size() * kernel.accumulator().size();
     let mut acc = Shifted::zeros(offset, wide);
-    super::widen(dtype, &mut acc, &ranks[0]);
+    kernel.widen(&mut acc, &ranks[0]);
     for (rank, contribution) in ranks.iter().enumerate().skip(1) {
         let src = Shifted::new(offset * 3 % 17, contribution);
         if rank % 2 == 0 {
             let mut src_wide = Shifted::zeros(offset + 1, wide);
-            super::widen(dtype, &mut src_wide, &src);
+            kernel.widen(&mut src_wide, &src);
             kernel.fold(&mut acc, &src_wide);
         } else {
             kernel.fold_element(&mut acc, &src);
@@ -153,7 +153,7 @@ fn pairs_without_meaning_are_refused() {
                 Ok(kernel) => {
                     assert!(op.check(dtype).is_ok(), "{op} of {dtype} was accepted");
                     assert_eq!(kernel.element(), dtype);
-                    assert_eq!(kernel.accumulator(), dtype.accumulator());
+                    assert_eq!(kernel.accumulator(), op.accumulator(dtype));
                 }
                 Err(error) => {
                     assert_eq!(error.code, Code::Unsupported);
@@ -179,16 +179,43 @@ fn integers_wrap() {
     assert_eq!(product, Value::Int(144));
 }
 
-/// Of unsigned bytes the average of 200, 200 and 200 would be 29: sums wrap on their way, before anything is divided.
+/// The sum of 200, 200 and 200 is 88 in a byte, that of two of the largest numbers -2 in each signed type.
 #[test]
-fn integers_have_neither_average_nor_factor() {
+fn averages_of_integers_do_not_wrap() {
+    for dtype in DataType::ALL.into_iter().filter(|d| d.is_integer()) {
+        let signed = matches!(
+            dtype,
+            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64
+        );
+        let bits = 8 * dtype.size() as u32;
+        let (least, most) = match signed {
+            true => (-(1_i128 << (bits - 1)), (1_i128 << (bits - 1)) - 1),
+            false => (0, (1_i128 << bits) - 1),
+        };
+        let average = |values: &[i128]| {
+            let values: Vec<_> = values.iter().map(|v| Value::Int(*v)).collect();
+            one(ReduceOp::Avg, dtype, &values)
+        };
+        assert_eq!(average(&[most; 7]), Value::Int(most), "{dtype}");
+        assert_eq!(average(&[least; 7]), Value::Int(least), "{dtype}");
+        assert_eq!(average(&[most, most - 1]), Value::Int(most - 1), "{dtype}");
+        if signed {
+            assert_eq!(average(&[-3, -2]), Value::Int(-2), "{dtype}: toward zero");
+            assert_eq!(average(&[least, most]), Value::Int(0), "{dtype}");
+        }
+    }
+}
+
+#[test]
+fn integers_have_no_factor_and_bools_no_average() {
     for dtype in DataType::ALL {
+        let factor = ReduceOp::PremulSum(2.0).check(dtype);
         let has_fractions = dtype.is_float() || dtype.is_complex();
-        for op in [ReduceOp::Avg, ReduceOp::PremulSum(2.0)] {
-            let checked = op.check(dtype);
-            assert_eq!(checked.is_ok(), has_fractions, "{op} of {dtype}");
-            let Err(error) = checked else { continue };
-            assert!(error.message.contains(" sum"), "{error} gives no advice");
+        assert_eq!(factor.is_ok(), has_fractions, "{dtype}");
+        let average = ReduceOp::Avg.check(dtype);
+        assert_eq!(average.is_ok(), dtype != DataType::Bool, "{dtype}");
+        for error in [factor, average].into_iter().filter_map(Result::err) {
+            assert!(error.message.contains("; "), "{error} gives no advice");
         }
     }
 }
@@ -307,7 +334,7 @@ fn scaled_floats_are_rounded_once() {
     for dtype in DataType::ALL.into_iter().filter(|d| d.is_float()) {
         let src = contribution(dtype, 1500, &mut random);
         for factor in [1.0 / 3.0, -7.7, 1e-3] {
-            let single = dtype.accumulator() == DataType::Float32;
+            let single = ReduceOp::Sum.accumulator(dtype) == DataType::Float32;
             let round = |x: f64| if single { f64::from(x as f32) } else { x };
             let expected = src
                 .chunks(dtype.size())

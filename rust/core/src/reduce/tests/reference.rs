@@ -126,7 +126,7 @@ pub(super) fn decode(dtype: DataType, bytes: &[u8]) -> Value {
     let f32_at = |i: usize| f64::from(f32::from_ne_bytes(bytes[i..i + 4].try_into().unwrap()));
     let f64_at = |i: usize| f64::from_ne_bytes(bytes[i..i + 8].try_into().unwrap());
     let mut word = [0; 8];
-    if !dtype.is_complex() {
+    if dtype.size() <= 8 && !dtype.is_complex() {
         word[..bytes.len()].copy_from_slice(bytes);
     }
     let unsigned = u64::from_le_bytes(word);
@@ -138,6 +138,7 @@ pub(super) fn decode(dtype: DataType, bytes: &[u8]) -> Value {
         DataType::Complex128 => Value::Complex(f64_at(0), f64_at(8)),
         DataType::Bool => Value::Bool(bytes[0] != 0),
         _ if dtype.is_float() => Value::Float(Format::of(dtype).decode(unsigned as u32)),
+        DataType::Int128 => Value::Int(i128::from_ne_bytes(bytes.try_into().unwrap())),
         DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64 => {
             Value::Int(i128::from((unsigned << unused) as i64 >> unused))
         }
@@ -190,9 +191,13 @@ fn reduce_one(op: ReduceOp, dtype: DataType, values: Vec<Value>) -> Value {
             _ => Value::Int(i128::from(result)),
         };
     }
-    let single = matches!(dtype.accumulator(), DataType::Float32 | DataType::Complex64);
+    let accumulator = op.accumulator(dtype);
+    let single = matches!(accumulator, DataType::Float32 | DataType::Complex64);
     let round = |x: f64| if single { f64::from(x as f32) } else { x };
-    let wrap = |x: Value| decode(dtype, &encode(dtype, &x));
+    let wrap = |x: Value| match accumulator {
+        DataType::Int128 => x,
+        _ => decode(dtype, &encode(dtype, &x)),
+    };
     let folded = values.into_iter().reduce(|a, b| match (a, b) {
         (Value::Float(a), Value::Float(b)) => Value::Float(round(combine_floats(op, a, b))),
         (Value::Int(a), Value::Int(b)) => wrap(Value::Int(combine_ints(op, a, b))),
@@ -205,6 +210,7 @@ fn reduce_one(op: ReduceOp, dtype: DataType, values: Vec<Value>) -> Value {
     });
     match folded.expect("at least one rank") {
         Value::Float(x) if op == ReduceOp::Avg => Value::Float(round(x / world as f64)),
+        Value::Int(x) if op == ReduceOp::Avg => Value::Int(x / world as i128),
         Value::Complex(x, y) if op == ReduceOp::Avg => {
             Value::Complex(round(x / world as f64), round(y / world as f64))
         }
@@ -243,8 +249,8 @@ fn combine_ints(op: ReduceOp, a: i128, b: i128) -> i128 {
         ReduceOp::Band => a & b,
         ReduceOp::Bor => a | b,
         ReduceOp::Bxor => a ^ b,
-        ReduceOp::Sum => a + b,
-        ReduceOp::Avg | ReduceOp::PremulSum(_) => panic!("no fractions in integers"),
+        ReduceOp::Sum | ReduceOp::Avg => a + b,
+        ReduceOp::PremulSum(_) => panic!("no fractions in integers"),
         ReduceOp::Land | ReduceOp::Lor | ReduceOp::Lxor => panic!("truth is counted"),
     }
 }

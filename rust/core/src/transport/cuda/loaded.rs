@@ -157,6 +157,7 @@ fn source(dtype: DataType) -> Result<&'static CStr> {
         DataType::Bool => ptx!("bool"),
         DataType::Complex64 => ptx!("complex64"),
         DataType::Complex128 => ptx!("complex128"),
+        DataType::Int128 => return Err(Error::internal("no buffer has elements of int128")),
     };
     CStr::from_bytes_with_nul(text.as_bytes())
         .map_err(|_| Error::internal(format!("the kernels for {dtype} have a zero inside")))

@@ -72,7 +72,7 @@ fn worth<T: Element>(comm: &Communicator, collective: Collective, count: usize) 
         counts: Counts::Even(count),
         root: 0,
         in_place: false,
-        widen: reduces && T::DTYPE.accumulator() != T::DTYPE,
+        widen: reduces && ReduceOp::Sum.accumulator(T::DTYPE) != T::DTYPE,
     };
     let membership = &comm.group().membership;
     membership.choose(&shape, T::DTYPE, None).windows

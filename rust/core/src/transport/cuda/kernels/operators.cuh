@@ -131,6 +131,52 @@ struct Average : Arithmetic<Sum, E> {
   UNISONO_DEVICE E finish(Accumulator<E> sum) const { return Narrow<E>::from(share(sum, ranks)); }
 };
 
+// The average of integers, whose sum need not fit their type: of up to 32 bits it is taken in 64,
+// of 64 bits in 128. It is cut toward zero.
+template <class E, unsigned BYTES = sizeof(E)>
+struct WholeAverage {
+  using Element = E;
+  using Number = i64;
+  u32 ranks;
+  UNISONO_DEVICE explicit WholeAverage(u32 ranks) : ranks(ranks) {}
+  UNISONO_DEVICE i64 take(E element) const { return i64(element); }
+  UNISONO_DEVICE i64 fold(i64 a, i64 b) const { return a + b; }
+  UNISONO_DEVICE E finish(i64 sum) const { return E(sum / i64(ranks)); }
+};
+
+// Two's complement of 128 bits.
+struct Wide {
+  u64 low, high;
+};
+
+template <class E>
+struct WholeAverage<E, 8> {
+  using Element = E;
+  using Number = Wide;
+  u32 ranks;
+  UNISONO_DEVICE explicit WholeAverage(u32 ranks) : ranks(ranks) {}
+  UNISONO_DEVICE Wide take(E element) const {
+    if constexpr (E(-1) < E(0)) {
+      if (element < 0) return {u64(element), ~u64(0)};
+    }
+    return {u64(element), 0};
+  }
+  UNISONO_DEVICE Wide fold(Wide a, Wide b) const {
+    const u64 low = a.low + b.low;
+    return {low, a.high + b.high + (low < a.low ? 1 : 0)};
+  }
+  // Long division of the magnitude by digits of 32 bits; there are fewer than 2^32 contributions.
+  UNISONO_DEVICE E finish(Wide sum) const {
+    const bool is_negative = sum.high >> 63 != 0;
+    const u64 low = is_negative ? 0 - sum.low : sum.low;
+    const u64 high = is_negative ? ~sum.high + (sum.low == 0 ? 1 : 0) : sum.high;
+    const u64 upper = (high % ranks) << 32 | low >> 32;
+    const u64 lower = (upper % ranks) << 32 | (low & 0xffffffffu);
+    const u64 quotient = (upper / ranks << 32) + lower / ranks;
+    return E(is_negative ? 0 - quotient : quotient);
+  }
+};
+
 template <class Operator, class E>
 struct Bitwise {
   using Element = E;
