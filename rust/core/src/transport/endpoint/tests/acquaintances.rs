@@ -1,6 +1,8 @@
 //! Links between processes that have shaken hands before.
 
-use super::super::acquaintance::{Message, Opening};
+use std::os::unix::net::UnixStream;
+
+use super::super::requests::{Message, Opening};
 use super::*;
 
 /// Another group of the same processes.
@@ -138,20 +140,20 @@ fn a_process_that_is_known_as_one_rank_gets_no_link_of_another() {
         to: 1,
     };
     let files = || {
-        let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (a, b) = UnixStream::pair().unwrap();
         [a.into(), b.into()]
     };
-    known
-        .send(Message::Open(opening), &files())
+    Message::Open(opening)
+        .send(known.socket(), &files())
         .ok()
         .expect("room");
     // Nor of itself, and nothing that is no segment.
-    known
-        .send(Message::Open(Opening { from: 1, ..opening }), &files())
+    Message::Open(Opening { from: 1, ..opening })
+        .send(known.socket(), &files())
         .ok()
         .expect("room");
-    known
-        .send(Message::Open(Opening { from: 0, ..opening }), &files())
+    Message::Open(Opening { from: 0, ..opening })
+        .send(known.socket(), &files())
         .ok()
         .expect("room");
     // In its turn: all before has been read.
