@@ -287,6 +287,9 @@ mod tests {
         for purpose in 0..=Purpose::ALL.len() as u8 {
             write("request", &format!("purpose-{purpose}"), &[purpose; 18]);
         }
+        for (index, bytes) in crate::transport::fuzzing::messages().iter().enumerate() {
+            write("request", &format!("message-{index}"), bytes);
+        }
         for (target, name, bytes) in crate::rendezvous::fuzzing::seeds() {
             write(target, name, &bytes);
         }

@@ -89,6 +89,13 @@ pub fn request(bytes: &[u8]) {
     assert_eq!((understood.from, understood.to), (0, 1));
 }
 
+/// Messages between processes that know each other, for [`request`].
+#[cfg(test)]
+pub(crate) fn messages() -> Vec<Vec<u8>> {
+    let samples = Message::samples().into_iter();
+    samples.map(|message| message.write().to_vec()).collect()
+}
+
 /// Both ends of a conversation after its handshake.
 fn ciphers() -> (Cipher, Cipher) {
     let initiator = Initiator::new(&KEYS[0], &hello()).expect("a hello");

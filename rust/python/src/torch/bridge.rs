@@ -1,10 +1,10 @@
 //! What crosses between Rust and C++. `build.rs` makes the C++ side of it from this file.
 
+use super::group::{Group, estimate, estimate_message, join, subgroup};
 use super::heap::{heap_allocate, heap_enabled, heap_free};
-use super::{
-    Group, Operation, OwnStream, check_device, check_signals, estimate, estimate_message, give_up,
-    is_capturing, join, lend_stream, receive, run, send, start, subgroup, take_raised,
-};
+use super::interrupts::{check_signals, give_up, take_raised};
+use super::operation::{Operation, receive, run, send, start};
+use super::streams::{OwnStream, check_device, is_capturing, lend_stream};
 
 #[cxx::bridge(namespace = "unisono")]
 pub(super) mod ffi {

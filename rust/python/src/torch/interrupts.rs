@@ -8,10 +8,11 @@
 use std::cell::{Cell, RefCell};
 
 use pyo3::prelude::*;
-use unisono::error::{Code, Error};
+use unisono::error::{Code, Error, Result};
 use unisono::interrupts;
 
-use super::{ffi, ok, status};
+use super::ffi;
+use super::status::{ok, status};
 
 thread_local! {
     /// What a handler has raised in a wait of this thread, until C++ takes it.
@@ -25,7 +26,7 @@ pub(super) fn hear() {
     interrupts::check_with(run_handlers);
 }
 
-fn run_handlers() -> Result<(), String> {
+fn run_handlers() -> std::result::Result<(), String> {
     if LATER.get() {
         return Ok(());
     }
@@ -64,6 +65,11 @@ pub(super) fn status_of_wait(error: &Error) -> ffi::Status {
         status.code = ffi::Code::Interrupted.repr;
     }
     status
+}
+
+/// As [`outcome`](super::status::outcome), of something in which this thread may have waited.
+pub(super) fn outcome_of_wait(result: Result<()>) -> ffi::Status {
+    result.map_or_else(|error| status_of_wait(&error), |()| ok())
 }
 
 /// Runs the handlers of signals in a wait of C++'s own.

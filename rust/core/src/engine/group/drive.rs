@@ -1,30 +1,21 @@
 //! One step of a group: what can be moved now is moved, what has ended is noticed.
 
-use std::ops::Range;
-use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::config::LendBytes;
 use crate::error::{Code, Error};
-use crate::fence::contained;
-use crate::transport::endpoint::{
-    ConnectRequest, Heard, Lane, Outcome, Seat, TransportChoice, Turn,
-};
-use crate::transport::{Interest, Notice, PeerState, Stripe};
+use crate::transport::endpoint::Lane;
+use crate::transport::{Interest, Notice, PeerState};
 use crate::types::Rank;
 
 use crate::engine::links::{Direction, LinkTable, OpenLink, Slot, Waiting, as_told, loss};
 use crate::engine::message::matching::{Dependence, UnderWay};
-use crate::engine::state::{Core, Group, Mail, Operation};
+use crate::engine::state::{Core, Group, Operation};
 use crate::engine::work::WorkState;
 
 /// Operations of one group that are moved at once; later ones wait their turn.
 const CONCURRENT: usize = 64;
-
-/// How long to wait for the link that a peer is making before trying to make one ourselves.
-const PEER_CONNECTS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Waits named in a report, beyond which only their number is given.
 const WAITS_NAMED: usize = 4;
@@ -96,215 +87,6 @@ impl Group {
             self.settle(core);
         }
         moved
-    }
-
-    /// Takes in what the threads that make connections have posted. Returns whether there was anything.
-    pub(crate) fn read_mail(&self, core: &mut Core) -> bool {
-        let mails = self.take_mail();
-        let any = !mails.is_empty();
-        for mail in mails {
-            self.read(core, mail);
-        }
-        any
-    }
-
-    fn read(&self, core: &mut Core, mail: Mail) {
-        match mail {
-            Mail::Established {
-                lane,
-                peer,
-                mut link,
-            } => {
-                if let Some(notice) = self.notice() {
-                    link.send_abort(notice);
-                } else if self.is_closed() {
-                    link.send_farewell();
-                }
-                if self.is_closed() {
-                    return;
-                }
-                for fd in link.fds() {
-                    if let Err(error) = self.parker().watch(fd) {
-                        self.fail(core, error);
-                        return;
-                    }
-                }
-                link.lose_silent_host_after(self.config.peer_timeout.seconds());
-                if let Some(workers) = &self.workers {
-                    link.share(workers);
-                }
-                if let Some(neighbour) = link.neighbour() {
-                    match self.config.lend_bytes {
-                        LendBytes::Auto => {}
-                        LendBytes::None => neighbour.lend_private_from(usize::MAX),
-                        LendBytes::From(bytes) => neighbour.lend_private_from(bytes),
-                    }
-                    if core.backoff.is_crowded() {
-                        neighbour.expect_a_crowd();
-                    }
-                }
-                tracing::debug!(rank = self.rank, peer, lane = ?lane, via = %link.describe(), "link open");
-                let name = self.name_of(peer);
-                core.links.establish(lane, peer, link, name);
-                self.answer_questions_of(lane, peer, &core.links);
-            }
-            Mail::Awaited { lane, peer } => {
-                if matches!(core.links.slot(lane, peer), Slot::Opening { .. }) {
-                    let awaited = Some(Instant::now());
-                    core.links.set(lane, peer, Slot::Opening { awaited });
-                }
-            }
-            Mail::Striped { lane, peer, stripe } => self.take_stripe(core, (lane, peer), stripe),
-            Mail::Failed { lane, peer, error } => {
-                if matches!(core.links.slot(lane, peer), Slot::Opening { .. }) {
-                    let error = self.membership.members.clarify(error.with_peer(peer));
-                    core.links
-                        .set(lane, peer, Slot::Unreachable(Box::new(error)));
-                }
-            }
-        }
-    }
-
-    /// Takes in a further connection of the link to a peer, or that those which this side wanted do not come.
-    fn take_stripe(&self, core: &mut Core, (lane, peer): (Lane, Rank), stripe: Option<Stripe>) {
-        let watched = match &stripe {
-            Some(stripe) => self.parker().watch(stripe.as_fd()),
-            None => Ok(()),
-        };
-        match (watched, core.links.open(lane, peer)) {
-            (Ok(()), Some(open)) => match stripe {
-                Some(stripe) => open.link.add_stripe(stripe),
-                None => open.link.give_up_stripes(),
-            },
-            // The peer may count on it.
-            (Err(error), Some(_)) => self.fail(core, error),
-            (_, None) => {}
-        }
-    }
-
-    /// Begins to open the link to `peer`, unless it is open or on its way.
-    pub(crate) fn ensure_link(&self, core: &mut Core, lane: Lane, peer: Rank) {
-        // The link may have been posted already: in one process all of them come that way and cannot be opened again.
-        if matches!(core.links.slot(lane, peer), Slot::Closed) {
-            self.read_mail(core);
-        }
-        let stale = |since: &Instant| since.elapsed() > PEER_CONNECTS_WITHIN;
-        let needed = match core.links.slot(lane, peer) {
-            Slot::Closed => true,
-            Slot::Opening {
-                awaited: Some(since),
-            } => stale(since),
-            _ => false,
-        };
-        if !needed || peer == self.rank {
-            return;
-        }
-        // Of two attempts that meet the lower rank's wins; the other may find the link there when its turn comes. What was
-        // awaited and has not come is late already.
-        let goes_first = self.rank < peer || !matches!(core.links.slot(lane, peer), Slot::Closed);
-        let slot = match self.connect_in_background(lane, peer, goes_first) {
-            Ok(()) => Slot::Opening { awaited: None },
-            Err(error) => Slot::Unreachable(Box::new(error)),
-        };
-        core.links.set(lane, peer, slot);
-    }
-
-    fn connect_in_background(&self, lane: Lane, peer: Rank, goes_first: bool) -> Result<(), Error> {
-        match self.ask_for_link(lane, peer, goes_first) {
-            true => Ok(()),
-            false => self.shake_hands_in_background(lane, peer, goes_first),
-        }
-    }
-
-    /// Asks a process of this host that has proved itself for the link, by one message. False: it takes a handshake.
-    fn ask_for_link(&self, lane: Lane, peer: Rank, goes_first: bool) -> bool {
-        let Some(endpoint) = self.membership.endpoint() else {
-            return false;
-        };
-        if self.config.transport == TransportChoice::Tcp {
-            return false;
-        }
-        let this = Weak::clone(&self.this);
-        let hear = move |heard: Heard| {
-            let Some(this) = this.upgrade() else { return };
-            let mail = match heard {
-                Heard::Link(link) => Mail::Established { lane, peer, link },
-                Heard::Crossing => Mail::Awaited { lane, peer },
-                Heard::NotThisWay => match this.shake_hands_in_background(lane, peer, goes_first) {
-                    Ok(()) => return,
-                    Err(error) => Mail::Failed { lane, peer, error },
-                },
-            };
-            this.post(mail);
-        };
-        let key = &self.membership.key;
-        endpoint.ask(key, (self.rank, peer), lane, Box::new(hear))
-    }
-
-    fn shake_hands_in_background(
-        &self,
-        lane: Lane,
-        peer: Rank,
-        goes_first: bool,
-    ) -> Result<(), Error> {
-        self.with_request_in_background((lane, peer), goes_first, move |this, seat, request| {
-            this.post(match contained(|| seat.connect(request)) {
-                Ok(Ok(Outcome::Link(link))) => Mail::Established { lane, peer, link },
-                Ok(Ok(Outcome::Crossing)) => Mail::Awaited { lane, peer },
-                Ok(Err(error)) | Err(error) => Mail::Failed { lane, peer, error },
-            });
-        })
-    }
-
-    /// Begins to open further connections for what this rank sends to `peer`. The link goes on without those that do not come.
-    /// False: no thread can be had for that.
-    fn open_stripes(&self, lane: Lane, peer: Rank, numbers: Range<u8>) -> bool {
-        let begun =
-            self.with_request_in_background((lane, peer), false, move |this, seat, request| {
-                let post = |stripe| this.post(Mail::Striped { lane, peer, stripe });
-                let take = |stripe| post(Some(stripe));
-                let opened = contained(|| seat.open_stripes(request, numbers, take));
-                if let Ok(Err(error)) | Err(error) = opened {
-                    tracing::debug!(peer, %error, "no further connections for long messages");
-                    post(None);
-                }
-            });
-        if let Err(error) = &begun {
-            tracing::debug!(peer, %error, "no further connections for long messages");
-        }
-        begun.is_ok()
-    }
-
-    /// Does this on another thread, with what it takes to open connections to `peer`.
-    fn with_request_in_background(
-        &self,
-        (lane, peer): (Lane, Rank),
-        goes_first: bool,
-        act: impl FnOnce(&Arc<Self>, &Seat, &ConnectRequest<'_>) + Send + 'static,
-    ) -> Result<(), Error> {
-        let (Some(endpoint), Some(target), Some(this)) = (
-            self.membership.endpoint(),
-            self.membership.members[peer].address.clone(),
-            self.this.upgrade(),
-        ) else {
-            return Err(Error::internal(format!("no way to reach rank {peer}")));
-        };
-        let seat = endpoint.clone();
-        endpoint.begin_to_connect(goes_first, move |turn: &Turn| {
-            let request = ConnectRequest {
-                key: &this.membership.key,
-                from: this.rank,
-                to: peer,
-                lane,
-                target: &target,
-                deadline: Instant::now() + this.config.join_timeout.duration(),
-                silence: this.config.peer_timeout.seconds(),
-                transport: this.config.transport,
-                cancelled: &this.closed,
-                turn: Some(turn),
-            };
-            act(&this, &seat, &request);
-        })
     }
 
     /// Looks at what the hot path does not: deadlines, the peers' state, links that could not be opened.

@@ -13,6 +13,7 @@ mod hostile;
 pub(crate) mod lead;
 pub(crate) mod liveness;
 pub(crate) mod local_groups;
+pub(crate) mod opening;
 pub(crate) mod panics;
 pub(crate) mod strays;
 pub(crate) mod submit;

@@ -14,14 +14,13 @@
 //! ```
 //!
 //! What that opens is what a handshake would have opened to the same key in the same group, without its arithmetic, its
-//! connection and its threads. One thread of the endpoint reads all of these sockets. A request for a group that is not here
+//! connection and its threads. `requests.rs` has the messages. One thread of the endpoint reads all of these sockets. A request for a group that is not here
 //! yet waits for it a little. Whatever else stands in the way is answered by [`Answer::Failed`]; then the link is opened by a
 //! handshake, which knows other transports, and what to say.
 
 use std::collections::HashMap;
-use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -29,13 +28,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg,
-};
+use rustix::net::Shutdown;
 
 use super::membership::{Claim, Membership, Way};
+use super::requests::{Gone, Message, Opening};
 use super::shared::Shared;
 use super::wire::timespec;
 use crate::error::{Error, Result};
@@ -103,71 +99,6 @@ struct Reader {
     wake: OwnedFd,
 }
 
-/// A request for a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::transport) struct Opening {
-    pub(super) number: u32,
-    pub(super) lane: Lane,
-    pub(super) group: [u8; 16],
-    pub(super) from: u32,
-    pub(super) to: u32,
-}
-
-/// What goes over the socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::transport) enum Message {
-    Open(Opening),
-    Answer(u32, Answer),
-}
-
-/// Bytes of every message.
-pub(in crate::transport) const MESSAGE: usize = 2 + 4 + 16 + 4 + 4;
-const OPEN: u8 = 1;
-const ANSWER: u8 = 2;
-
-impl Message {
-    pub(in crate::transport) fn write(self) -> [u8; MESSAGE] {
-        let mut bytes = [0; MESSAGE];
-        match self {
-            Self::Open(opening) => {
-                bytes[0] = OPEN;
-                bytes[1] = opening.lane as u8;
-                bytes[2..6].copy_from_slice(&opening.number.to_le_bytes());
-                bytes[6..22].copy_from_slice(&opening.group);
-                bytes[22..26].copy_from_slice(&opening.from.to_le_bytes());
-                bytes[26..].copy_from_slice(&opening.to.to_le_bytes());
-            }
-            Self::Answer(number, answer) => {
-                bytes[0] = ANSWER;
-                bytes[1] = answer as u8;
-                bytes[2..6].copy_from_slice(&number.to_le_bytes());
-            }
-        }
-        bytes
-    }
-
-    /// `None` for what no member would send.
-    pub(in crate::transport) fn read(bytes: &[u8; MESSAGE]) -> Option<Self> {
-        let number = |at: usize| {
-            let four = bytes[at..at + 4].try_into().expect("four bytes");
-            u32::from_le_bytes(four)
-        };
-        match bytes[0] {
-            OPEN => Some(Self::Open(Opening {
-                number: number(2),
-                lane: Lane::from_number(bytes[1])?,
-                group: bytes[6..22].try_into().expect("16 bytes"),
-                from: number(22),
-                to: number(26),
-            })),
-            ANSWER if bytes[6..] == [0; MESSAGE - 6] => {
-                Some(Self::Answer(number(2), Answer::from_number(bytes[1])?))
-            }
-            _ => None,
-        }
-    }
-}
-
 /// A request, with what the link consists of, whose group is not here yet.
 struct Waiting {
     acquaintance: Arc<Acquaintance>,
@@ -175,9 +106,6 @@ struct Waiting {
     files: Vec<OwnedFd>,
     since: Instant,
 }
-
-/// The end of an acquaintance: it has gone, or sent what no member would.
-pub(super) struct Gone;
 
 impl Acquaintances {
     /// The process behind `pair`, if it is known. Not this process itself: it needs no proof.
@@ -391,36 +319,17 @@ impl Acquaintance {
             from,
             to,
         };
-        let has_gone = self.send(Message::Open(opening), files).is_ok();
+        let has_gone = Message::Open(opening).send(&self.socket, files).is_ok();
         if has_gone {
             links.insert(*last, asked);
         }
         has_gone
     }
 
-    /// Sends a message whole, or not at all: it is shorter than what the kernel takes at once.
-    pub(super) fn send(&self, message: Message, files: &[OwnedFd]) -> Result<(), Gone> {
-        let bytes = message.write();
-        let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
-            return Err(Gone);
-        }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        loop {
-            match sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, flags) {
-                Ok(MESSAGE) => return Ok(()),
-                Err(Errno::INTR) => {}
-                _ => return Err(Gone),
-            }
-        }
-    }
-
     /// Reads what has come. What would wait is added to `waiting`.
     fn read_all(self: &Arc<Self>, shared: &Shared, waiting: &mut Vec<Waiting>) -> Result<(), Gone> {
         for _ in 0..AT_A_TIME {
-            let Some((message, files)) = self.read()? else {
+            let Some((message, files)) = Message::receive(&self.socket)? else {
                 return Ok(());
             };
             match message {
@@ -444,26 +353,6 @@ impl Acquaintance {
             }
         }
         Ok(())
-    }
-
-    fn read(&self) -> Result<Option<(Message, Vec<OwnedFd>)>, Gone> {
-        let mut bytes = [0; MESSAGE];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let mut parts = [IoSliceMut::new(&mut bytes)];
-        match recvmsg(&self.socket, &mut parts, &mut control, flags) {
-            Ok(received) if received.bytes == MESSAGE => {}
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            _ => return Err(Gone),
-        }
-        let mut files = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(some) = message {
-                files.extend(some);
-            }
-        }
-        Ok(Some((Message::read(&bytes).ok_or(Gone)?, files)))
     }
 
     /// An answer to a request of this side, if that is still waited for.
@@ -544,9 +433,8 @@ impl Acquaintance {
     /// Whether the answer is on its way. Where it is not, the peer has gone or does not read; what it said before is read all
     /// the same, its answers among it, and to it this side is gone.
     fn answer(&self, opening: &Opening, answer: Answer) -> bool {
-        let is_sent = self
-            .send(Message::Answer(opening.number, answer), &[])
-            .is_ok();
+        let message = Message::Answer(opening.number, answer);
+        let is_sent = message.send(&self.socket, &[]).is_ok();
         if !is_sent {
             let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
         }

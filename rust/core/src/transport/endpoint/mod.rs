@@ -32,6 +32,7 @@ mod membership;
 mod outside;
 mod parked;
 mod rate;
+mod requests;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -48,8 +49,6 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-#[cfg(any(test, fuzzing))]
-pub(in crate::transport) use self::acquaintance::Message;
 pub use self::acquaintance::{Hear, Heard};
 pub use self::address::{Address, HostId, network_namespace};
 pub use self::attempt::ConnectRequest;
@@ -60,6 +59,8 @@ pub(crate) use self::interface::hint;
 pub use self::listen::{EndpointOptions, own_address};
 pub use self::membership::{Gate, Verdict};
 pub use self::outside::Seat;
+#[cfg(any(test, fuzzing))]
+pub(in crate::transport) use self::requests::Message;
 pub use self::turns::Turn;
 pub use crate::config::TransportChoice;
 pub use crate::transport::handshake::Lane;

@@ -1,7 +1,12 @@
 //! Links between processes that have shaken hands before.
 
-use super::super::acquaintance::{Message, Opening};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+
+use super::super::requests::{Message, Opening};
 use super::*;
+use crate::transport::handshake::Answer;
+use crate::transport::shm::{Program, ShmLink};
 
 /// Another group of the same processes.
 fn further(keys: &[GroupKey]) -> Vec<GroupKey> {
@@ -138,20 +143,20 @@ fn a_process_that_is_known_as_one_rank_gets_no_link_of_another() {
         to: 1,
     };
     let files = || {
-        let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (a, b) = UnixStream::pair().unwrap();
         [a.into(), b.into()]
     };
-    known
-        .send(Message::Open(opening), &files())
+    Message::Open(opening)
+        .send(known.socket(), &files())
         .ok()
         .expect("room");
     // Nor of itself, and nothing that is no segment.
-    known
-        .send(Message::Open(Opening { from: 1, ..opening }), &files())
+    Message::Open(Opening { from: 1, ..opening })
+        .send(known.socket(), &files())
         .ok()
         .expect("room");
-    known
-        .send(Message::Open(Opening { from: 0, ..opening }), &files())
+    Message::Open(Opening { from: 0, ..opening })
+        .send(known.socket(), &files())
         .ok()
         .expect("room");
     // In its turn: all before has been read.
@@ -208,4 +213,38 @@ fn the_end_of_a_process_is_heard_and_a_group_that_is_left_says_farewell() {
         assert!(matches!(heard(Some(asked)), Heard::NotThisWay));
         assert!(Instant::now() < until);
     }
+}
+
+/// A request that cannot be answered is no reason to leave the messages behind it unread.
+#[test]
+fn an_answer_is_heard_from_a_process_that_reads_no_more() {
+    let zero = Member::new(&group(), 0);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (pair, process) = (zero.keys[0].pair(1).unwrap(), Program::behind(&theirs));
+    let shared = &zero.endpoint.shared;
+    shared.acquaintances.add(shared, pair, ours, process);
+    let asked = ask(&zero, 1, Lane::Collective);
+    let (request, files) = Message::receive(&theirs).ok().flatten().expect("a request");
+    let Message::Open(opening) = request else {
+        panic!("{request:?}");
+    };
+    // So no answer can be sent to it any more, as after its end, while the order of the messages stays certain.
+    theirs.shutdown(Shutdown::Read).unwrap();
+    let own = Opening {
+        from: 1,
+        to: 0,
+        lane: Lane::PointToPoint,
+        ..opening
+    };
+    for message in [
+        Message::Open(own),
+        Message::Answer(opening.number, Answer::Accept),
+    ] {
+        message.send(&theirs, &[]).ok().expect("room");
+    }
+    let mut ours = linked(asked);
+    let [segment, control] = <[_; 2]>::try_from(files).unwrap();
+    let process = Program::behind(&theirs);
+    let mut other = ShmLink::open_with(control.into(), process, segment).unwrap();
+    converse(&mut *ours, &mut other);
 }
