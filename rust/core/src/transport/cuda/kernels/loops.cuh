@@ -206,8 +206,9 @@ UNISONO_DEVICE void reduce(void* out, const Inputs& in, u64 count, Value... valu
   for (u32 source = 0; source < in.count; ++source) misfit |= address(in.at(source)) ^ address(out);
   const Split split(out, misfit, count, size);
 
-  // So that a thread holds about as many numbers, whatever their size.
-  constexpr int units = size == 1 ? 1 : 2;
+  // So that a thread holds about as many numbers, whatever their size, and room for a long
+  // division.
+  constexpr int units = size == 1 || sizeof(typename Rule::Number) > 8 && size == 8 ? 1 : 2;
   const typename Lanes<Rule>::Type lanes{value...};
   make_all<Vector, units>(lanes, out, in, split.vectors,
                           [=](u64 n) { return split.head * size + n * sizeof(Vector); });

@@ -131,17 +131,26 @@ struct Average : Arithmetic<Sum, E> {
   UNISONO_DEVICE E finish(Accumulator<E> sum) const { return Narrow<E>::from(share(sum, ranks)); }
 };
 
-// The average of integers, whose sum need not fit their type: of up to 32 bits it is taken in 64,
-// of 64 bits in 128. It is cut toward zero.
-template <class E, unsigned BYTES = sizeof(E)>
-struct WholeAverage {
+// The average of integers, whose sum need not fit their type: that of up to 16 bits is taken in 32,
+// that of 32 bits in 64, and that of 64 bits in 128. It is cut toward zero. There are at most 64
+// contributions.
+template <class E, class Longer>
+struct LongAverage {
   using Element = E;
-  using Number = i64;
+  using Number = Longer;
   u32 ranks;
-  UNISONO_DEVICE explicit WholeAverage(u32 ranks) : ranks(ranks) {}
-  UNISONO_DEVICE i64 take(E element) const { return i64(element); }
-  UNISONO_DEVICE i64 fold(i64 a, i64 b) const { return a + b; }
-  UNISONO_DEVICE E finish(i64 sum) const { return E(sum / i64(ranks)); }
+  UNISONO_DEVICE explicit LongAverage(u32 ranks) : ranks(ranks) {}
+  UNISONO_DEVICE Longer take(E element) const { return Longer(element); }
+  UNISONO_DEVICE Longer fold(Longer a, Longer b) const { return a + b; }
+  UNISONO_DEVICE E finish(Longer sum) const { return E(i64(sum) / i64(ranks)); }
+};
+template <class E, unsigned BYTES = sizeof(E)>
+struct WholeAverage : LongAverage<E, i32> {
+  using LongAverage<E, i32>::LongAverage;
+};
+template <class E>
+struct WholeAverage<E, 4> : LongAverage<E, i64> {
+  using LongAverage<E, i64>::LongAverage;
 };
 
 // Two's complement of 128 bits.
@@ -165,14 +174,19 @@ struct WholeAverage<E, 8> {
     const u64 low = a.low + b.low;
     return {low, a.high + b.high + (low < a.low ? 1 : 0)};
   }
-  // Long division of the magnitude by digits of 32 bits; there are fewer than 2^32 contributions.
+  // Long division of the magnitude bit by bit, in few registers: each bit of the quotient takes the
+  // place of one of the lower word. The upper word is less than the contributions are.
   UNISONO_DEVICE E finish(Wide sum) const {
     const bool is_negative = sum.high >> 63 != 0;
-    const u64 low = is_negative ? 0 - sum.low : sum.low;
-    const u64 high = is_negative ? ~sum.high + (sum.low == 0 ? 1 : 0) : sum.high;
-    const u64 upper = (high % ranks) << 32 | low >> 32;
-    const u64 lower = (upper % ranks) << 32 | (low & 0xffffffffu);
-    const u64 quotient = (upper / ranks << 32) + lower / ranks;
+    u64 quotient = is_negative ? 0 - sum.low : sum.low;
+    u64 rest = u32(is_negative ? ~sum.high + (sum.low == 0 ? 1 : 0) : sum.high) % ranks;
+    UNISONO_ROLLED
+    for (int bit = 0; bit < 64; ++bit) {
+      rest = rest << 1 | quotient >> 63;
+      const bool fits = rest >= ranks;
+      rest -= fits ? ranks : 0;
+      quotient = quotient << 1 | (fits ? 1 : 0);
+    }
     return E(is_negative ? 0 - quotient : quotient);
   }
 };
