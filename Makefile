@@ -93,12 +93,25 @@ install: prerequisites ## Install libunisono, its headers, pkg-config and CMake 
 	rust/capi/install.sh "$(TARGET)/c" "$(DESTDIR)$(PREFIX)" "$(LIBDIR)"
 	install -D -s -m 755 "$(TARGET)/release/unisono" "$(DESTDIR)$(PREFIX)/bin/unisono"
 
+.PHONY: check
+check: lint c ## Run what tells most in minutes: lint, the unit tests, some tests of each door
+	$(CARGO) test --workspace --exclude unisono-python --lib --target-dir $(TARGET)
+	$(PY) -m pytest -q -m check
+
 .PHONY: test
-test: test-rust test-python ## Run every test
+test: test-rust test-python ## Run the tests but for the slow ones
+
+.PHONY: test-slow
+test-slow: frameworks c test-tools nvrtc test-loom ## Run the slow ones: loom, frameworks, packages, tools, PyTorch's own (SHARD), aarch64
+	$(PY) -m pytest -q -rs -m slow
+	@$(MAKE) --no-print-directory conformance test-aarch64-quick
 
 .PHONY: test-rust
-test-rust: prerequisites ## Run the Rust tests, and loom over what two threads share
+test-rust: prerequisites ## Run the Rust tests
 	$(CARGO) test --workspace --exclude unisono-python --target-dir $(TARGET) $(TEST)
+
+.PHONY: test-loom
+test-loom: prerequisites ## Run loom over what two threads share
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p unisono -p unisono-capi --lib --release --target-dir $(TARGET)/loom loom_
 
 .PHONY: test-tsan
@@ -123,8 +136,8 @@ cuda-emulator: prerequisites ## Build the emulated CUDA driver for tests, and pr
 	@tools/build-cuda-emulator.sh $(TARGET)
 
 .PHONY: test-python
-test-python: frameworks c test-tools nvrtc ## Run the Python and torch tests
-	$(PY) -m pytest -q -rs $(TEST)
+test-python: setup c test-tools ## Run the Python and torch tests but for the slow ones (TEST names any)
+	$(PY) -m pytest -q -rs $(or $(TEST),-m "not slow")
 
 .PHONY: test-c
 test-c: setup c test-tools ## Run the tests of the C and C++ headers alone

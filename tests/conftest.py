@@ -1,17 +1,46 @@
-"""What every Python test shares: the header that says what is being tested."""
+"""What every Python test shares: which of them are quick or slow, and what is being tested."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 # pytest has put this folder on the path, where `cuda` and `wheel` would pass for packages.
 sys.path.remove(str(Path(__file__).resolve().parent))
 
 PACKAGE = Path(__file__).resolve().parents[1] / "python" / "unisono"
+
+# `make test-slow` runs these and `make test` does not: programs of others, packages, and what tests
+# the tools. The first part of a test's name decides.
+SLOW = (
+    "tests/cuda/without_gpu/test_cuda_kernels.py",
+    "tests/cuda/without_gpu/test_gpu_scripts.py",
+    "tests/python/c/test_c_install.py",
+    "tests/python/frameworks/",
+    "tests/python/launch/test_engines.py",
+    "tests/python/launch/test_slurm.py",
+    "tests/python/project/test_benchmarks.py",
+    "tests/python/project/test_conformance_runner.py",
+    "tests/python/project/test_install.py",
+    "tests/python/project/test_release.py",
+)
+# `make check` runs these: of each door what tells most in little time.
+CHECK = (
+    r"tests/python/c/test_c\.py::test_(programs|failures|a_rank|the_header_stands)",
+    r"tests/python/launch/test_launch\.py::test_(every|a_rank|the_first)",
+    r"tests/python/numpy/test_numpy_arrays\.py",
+    r"tests/python/numpy/test_numpy_failures\.py::test_(bad|a_mismatch|timeouts|abort)",
+    r"tests/python/numpy/test_numpy_collectives\.py::test_every_combination\[.*-[23]\]",
+    r"tests/python/project/test_(stub|versioning)\.py",
+    r"tests/python/torch/test_torch_collectives\.py",
+    r"tests/python/torch/test_torch_(errors|threads|types)\.py",
+)
 
 
 def pytest_report_header() -> list[str]:
@@ -19,6 +48,14 @@ def pytest_report_header() -> list[str]:
     torch = version("torch") if importlib.util.find_spec("torch") else "absent"
     python = ".".join(map(str, sys.version_info[:3]))
     return [f"unisono: Python {python}, torch {torch}, built: {', '.join(built) or 'nothing'}"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+        elif any(re.match(pattern, item.nodeid) for pattern in CHECK):
+            item.add_marker(pytest.mark.check)
 
 
 def pytest_configure() -> None:

@@ -1,8 +1,9 @@
-"""Start ranks that use torch as forks of one process that has imported it.
+"""Start ranks as forks of one process that has imported what they need.
 
-``import torch`` takes some seconds of CPU, more than most tests need for anything else. So the
-first rank that may be forked starts a server: this file as a program. It imports torch, makes no
-process group, starts no thread, and forks a child for each request. The child then does the same
+``import torch`` takes some seconds of CPU, more than most tests need for anything else, and NumPy
+a sixth of one. So the first rank that may be forked starts a server: this file as a
+program. It imports these, makes no group, starts no thread, and forks a child for each request.
+There is one for ranks with torch and one for those without. The child then does the same
 as a new interpreter (``ranks.run``), with the environment, the search path, the output file and
 the session of its own that it is asked for, and ends as a process ends.
 
@@ -18,6 +19,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -48,17 +50,18 @@ READ_LATE = (
 # The package reads this one when it is imported, and may print what it makes of it.
 READ_AT_IMPORT = "UNISONO_AS_GLOO"
 # One takes some 200 MB.
-MOST_SERVERS = 3
+MOST_SERVERS = 4
 LARGEST_MESSAGE = 1 << 17
 
 
 class Server:
     """The process that forks ranks, and the messages that have come from it."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *, torch: bool) -> None:
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())]
+            command += ["torch"] if torch else []
             self.process = subprocess.Popen(
                 command,
                 env=environment,
@@ -143,7 +146,7 @@ class Forked:
 
 
 # The one that was used last is the last.
-_servers: dict[tuple[tuple[str, str], ...], Server] = {}
+_servers: dict[tuple[Any, ...], Server] = {}
 
 
 def serves(environment: Mapping[str, str]) -> bool:
@@ -151,16 +154,18 @@ def serves(environment: Mapping[str, str]) -> bool:
     return READ_AT_IMPORT not in environment
 
 
-def start(argv: list[str], environment: Mapping[str, str], output: Path) -> Forked:
+def start(argv: list[str], environment: Mapping[str, str], output: Path, *, torch: bool) -> Forked:
     """Start a rank as a fork of the server for the variables that are read early."""
-    early = tuple(sorted(v for v in environment.items() if not v[0].startswith(READ_LATE)))
-    server = _servers.pop(early, None)
+    early = sorted(v for v in environment.items() if not v[0].startswith(READ_LATE))
+    key = (torch, *early)
+    server = _servers.pop(key, None)
     if server is None:
-        idle = [early for early, server in _servers.items() if server.running == 0]
+        idle = [key for key, server in _servers.items() if server.running == 0]
         if len(_servers) >= MOST_SERVERS and idle:
             _servers.pop(idle[0]).close()
-        server = Server({**dict(early), "PYTHONPATH": environment["PYTHONPATH"]})
-    _servers[early] = server
+        variables = {**dict(early), "PYTHONPATH": environment["PYTHONPATH"]}
+        server = Server(variables, torch=torch)
+    _servers[key] = server
     return server.start(argv, environment, output)
 
 
@@ -232,14 +237,14 @@ def _fork(request: dict[str, Any], ours: list[int]) -> int:
     raise _InChild(request["argv"])
 
 
-def _main(link: socket.socket) -> None:
+def _main(link: socket.socket, *, torch: bool) -> None:
     import ranks
-    import torch
-    import torch.distributed
-    import torch.nn.parallel
 
     ctypes.CDLL(None).prctl(ranks._PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    torch.set_num_threads(1)
+    if torch:
+        _import_torch()
+    else:
+        importlib.import_module("numpy")
     # A child that collects leaves the imported objects alone, so it copies none of their pages:
     # its end takes 0.3 s of CPU, and 0.7 s otherwise.
     gc.collect()
@@ -254,5 +259,13 @@ def _main(link: socket.socket) -> None:
     ranks.run(argv)
 
 
+def _import_torch() -> None:
+    import torch
+    import torch.distributed
+    import torch.nn.parallel
+
+    torch.set_num_threads(1)
+
+
 if __name__ == "__main__":
-    _main(socket.socket(fileno=int(sys.argv[1])))
+    _main(socket.socket(fileno=int(sys.argv[1])), torch=sys.argv[2:] == ["torch"])

@@ -1,8 +1,8 @@
 """Start the ranks of a job as child processes, and say what each was in when it goes wrong.
 
 ``run_ranks`` starts one process per rank with the variables torchrun would set, collects what
-a function returned on each, and enforces a hard limit. A rank that uses torch is a fork of a
-process that has imported it (``forkserver``). A rank that outlives the limit is asked for its
+a function returned on each, and enforces a hard limit. A rank is a fork of a process that has
+imported what it needs (``forkserver``). A rank that outlives the limit is asked for its
 Python stacks (faulthandler on SIGUSR1, which answers even from inside native code) and then
 killed. Every rank leads a session of its own, so killing its process group takes what it started
 with it and nothing else. ``run_torchrun`` does the same for a script under torchrun.
@@ -165,8 +165,8 @@ def run_ranks(
             }
             command = [*(prefix(rank) if prefix else ())]
             command += [sys.executable, str(HERE / "ranks.py"), "rank", str(folder)]
-            forks = torch and not prefix and forkserver.serves(variables)
-            ranks.append(_Rank(rank, folder, command, variables, forks=forks))
+            forks = not prefix and forkserver.serves(variables)
+            ranks.append(_Rank(rank, folder, command, variables, forks=forks, torch=torch))
         timed_out = _wait(ranks, timeout, stop_on_failure=check)
         results = [rank.finish() for rank in ranks]
         ended_well = {result.rank: result.ok for result in results}
@@ -199,7 +199,9 @@ def run_torchrun(
         command = [sys.executable, str(HERE / "ranks.py"), "torchrun", str(folder)]
         command += ["--standalone", "--nproc-per-node", str(nproc), str(HERE / "ranks.py")]
         command += ["script", str(folder), str(script), *map(str, args)]
-        agent = _Rank(0, folder, command, {"OMP_NUM_THREADS": "1", **(env or {})}, "torchrun")
+        variables = {"OMP_NUM_THREADS": "1", **(env or {})}
+        forks = forkserver.serves(variables)
+        agent = _Rank(0, folder, command, variables, "torchrun", forks=forks, torch=True)
         try:
             timed_out = _wait([agent], timeout, stop_on_failure=False)
             stacks = _stacks_of_workers(folder) if timed_out else ""
@@ -263,6 +265,7 @@ class _Rank:
         name: str = "",
         *,
         forks: bool = False,
+        torch: bool = False,
     ) -> None:
         self.rank = rank
         self.folder = folder
@@ -274,7 +277,8 @@ class _Rank:
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **variables}
         self.process: subprocess.Popen[bytes] | forkserver.Forked
         if forks:
-            self.process = forkserver.start(command[2:], environment, self.file("output"))
+            output = self.file("output")
+            self.process = forkserver.start(command[2:], environment, output, torch=torch)
         else:
             self.process = self._start(command, environment)
 
