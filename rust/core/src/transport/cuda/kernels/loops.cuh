@@ -208,7 +208,7 @@ UNISONO_DEVICE void reduce(void* out, const Inputs& in, u64 count, Value... valu
 
   // So that a thread holds about as many numbers, whatever their size, and room for a long
   // division.
-  constexpr int units = size == 1 || sizeof(typename Rule::Number) > 8 && size == 8 ? 1 : 2;
+  constexpr int units = size == 1 || (size == 8 && sizeof(typename Rule::Number) > 8) ? 1 : 2;
   const typename Lanes<Rule>::Type lanes{value...};
   make_all<Vector, units>(lanes, out, in, split.vectors,
                           [=](u64 n) { return split.head * size + n * sizeof(Vector); });
