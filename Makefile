@@ -55,11 +55,13 @@ override BENCH_RESULTS := bench-results
 override measure = CARGO_TARGET_DIR=$(TARGET) $(PY) -u
 
 override quietly := tools/quietly.sh
-override with_torch := tools/with-torch.sh $(VENV) $(TARGET)
+override with_torch := tools/with-torch.sh $(VENV)
 # The scripts of tools/ and rust/capi/ take these from the environment.
 export CARGO PYTHON
+# The modules are for the stable ABI. Asked for its version, each interpreter would have them compiled anew.
+export PYO3_NO_PYTHON := 1
 
-RUST_PACKAGES := rust/capi/Cargo.toml rust/core/Cargo.toml rust/launch/Cargo.toml rust/python/Cargo.toml
+RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
 KERNELS := rust/core/src/transport/cuda/kernels
 # The shell expands these, and not make, which would drop what is missing: a pattern that fits nothing stays, and fails.
 CXX_FILES := csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp include/*/*.hpp tests/c/*.[ch] tests/c/*.cpp \
@@ -98,7 +100,7 @@ test: test-rust test-python ## Run every test
 
 .PHONY: test-rust
 test-rust: prerequisites ## Run the Rust tests, and loom over what two threads share
-	$(CARGO) test --workspace --exclude unisono-python --target-dir $(TARGET) $(TEST)
+	$(CARGO) test --target-dir $(TARGET) $(TEST)
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p unisono -p unisono-capi --lib --release --target-dir $(TARGET)/loom loom_
 
 .PHONY: test-tsan
@@ -164,8 +166,8 @@ docs-c: ## Build the reference of unisono.h into target/reference/ with Doxygen
 .PHONY: lint
 lint: setup ## Check style, types and lints of every language
 	$(CARGO) fmt --all --check
-	PYO3_PYTHON=$(PY) $(CARGO) clippy --workspace --all-targets --target-dir $(TARGET) -- -D warnings
-	$(with_torch) $(CARGO) clippy --release -p unisono-python --features torch -- -D warnings
+	$(CARGO) clippy --all-targets --target-dir $(TARGET) -- -D warnings
+	$(with_torch) $(CARGO) clippy --release -p unisono-torch --target-dir $(TARGET) -- -D warnings
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check; \
 	else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
 	$(PY) -m ruff check $(PYTHON_DIRS)
