@@ -55,11 +55,13 @@ override BENCH_RESULTS := bench-results
 override measure = CARGO_TARGET_DIR=$(TARGET) $(PY) -u
 
 override quietly := tools/quietly.sh
-override with_torch := tools/with-torch.sh $(VENV) $(TARGET)
+override with_torch := tools/with-torch.sh $(VENV)
 # The scripts of tools/ and rust/capi/ take these from the environment.
 export CARGO PYTHON
+# The modules are for the stable ABI. Asked for its version, each interpreter would have them compiled anew.
+export PYO3_NO_PYTHON := 1
 
-RUST_PACKAGES := rust/capi/Cargo.toml rust/core/Cargo.toml rust/launch/Cargo.toml rust/python/Cargo.toml
+RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
 KERNELS := rust/core/src/transport/cuda/kernels
 # The shell expands these, and not make, which would drop what is missing: a pattern that fits nothing stays, and fails.
 CXX_FILES := csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp include/*/*.hpp tests/c/*.[ch] tests/c/*.cpp \
@@ -95,7 +97,7 @@ install: prerequisites ## Install libunisono, its headers, pkg-config and CMake 
 
 .PHONY: check
 check: lint c ## Run what tells most in minutes: lint, the unit tests, some tests of each door
-	$(CARGO) test --workspace --exclude unisono-python --lib --target-dir $(TARGET)
+	$(CARGO) test --lib --target-dir $(TARGET)
 	$(PY) -m pytest -q -m check
 
 .PHONY: test
@@ -108,7 +110,7 @@ test-slow: frameworks c test-tools nvrtc test-loom ## Run the slow ones: loom, f
 
 .PHONY: test-rust
 test-rust: prerequisites ## Run the Rust tests
-	$(CARGO) test --workspace --exclude unisono-python --target-dir $(TARGET) $(TEST)
+	$(CARGO) test --target-dir $(TARGET) $(TEST)
 
 .PHONY: test-loom
 test-loom: prerequisites ## Run loom over what two threads share
@@ -177,8 +179,8 @@ docs-c: ## Build the reference of unisono.h into target/reference/ with Doxygen
 .PHONY: lint
 lint: setup ## Check style, types and lints of every language
 	$(CARGO) fmt --all --check
-	PYO3_PYTHON=$(PY) $(CARGO) clippy --workspace --all-targets --target-dir $(TARGET) -- -D warnings
-	$(with_torch) $(CARGO) clippy --release -p unisono-python --features torch -- -D warnings
+	$(CARGO) clippy --all-targets --target-dir $(TARGET) -- -D warnings
+	$(with_torch) $(CARGO) clippy --release -p unisono-torch --target-dir $(TARGET) -- -D warnings
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check; \
 	else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
 	$(PY) -m ruff check $(PYTHON_DIRS)

@@ -12,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "python_error.hpp"
-#include "unisono/src/torch/bridge.rs.h"
+#include "unisono/src/bridge.rs.h"
 
 namespace unisono {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "unisono/src/torch/bridge.rs.h"
+#include "unisono/src/bridge.rs.h"
 
 struct python_error : public std::exception {
   explicit python_error(unisono::Raised&& raised)

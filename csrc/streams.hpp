@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "unisono/src/torch/bridge.rs.h"
+#include "unisono/src/bridge.rs.h"
 
 namespace unisono {
 

@@ -18,7 +18,7 @@
 #include "buffers.hpp"
 #include "convert.hpp"
 #include "observers.hpp"
-#include "unisono/src/torch/bridge.rs.h"
+#include "unisono/src/bridge.rs.h"
 
 namespace unisono {
 

@@ -4,15 +4,15 @@
 #
 #   tools/build-extension.sh VENV TARGET
 #
-# They are two builds of one crate; CARGO is the cargo to use, and TARGET its folder.
+# CARGO is the cargo to use, and TARGET its folder.
 set -euo pipefail
 
 venv=$1 target=$2
 here=$(dirname "$0")
 
-VIRTUAL_ENV=$venv "$here/quietly.sh" "$venv/bin/maturin" develop --release --target-dir "$target" --skip-install
-# shellcheck disable=SC2016 # the variables are those that with-torch.sh sets
-"$here/with-torch.sh" "$venv" "$target" bash -euc '
-  "$0/quietly.sh" "${CARGO:-cargo}" build --release -p unisono-python --features torch
-  "$0/replace-file.sh" "$CARGO_TARGET_DIR/release/lib_core.so" "python/unisono/$UNISONO_DOOR"
-' "$here"
+# shellcheck disable=SC2016 # with-torch.sh sets UNISONO_DOOR.
+"$here/with-torch.sh" "$venv" bash -euc '
+  "$0/quietly.sh" "${CARGO:-cargo}" build --release -p unisono-module -p unisono-torch --target-dir "$1"
+  "$0/replace-file.sh" "$1/release/lib_core.so" python/unisono/_core.abi3.so
+  "$0/replace-file.sh" "$1/release/libcore_torch.so" "python/unisono/$UNISONO_DOOR"
+' "$here" "$target"

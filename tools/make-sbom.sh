@@ -12,4 +12,4 @@ trap 'find rust tests -name "$name.json" -delete' EXIT
 "${CARGO:-cargo}" cyclonedx --quiet --all-features --target all --format json --spec-version 1.5 --override-filename "$name"
 mkdir -p dist
 # Crates of the workspace are named by where it lies, which would differ from machine to machine.
-sed "s|$PWD|/unisono|g" "rust/python/$name.json" >dist/unisono-rust.cdx.json
+sed "s|$PWD|/unisono|g" "rust/torch/$name.json" >dist/unisono-rust.cdx.json

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Runs a command of cargo for the torch that is installed in a virtual environment.
 #
-#   tools/with-torch.sh VENV TARGET COMMAND...
+#   tools/with-torch.sh VENV COMMAND...
 #
-# The command sees the torch as UNISONO_TORCH_DIR, the file name of the door for it as UNISONO_DOOR, the interpreter as
-# PYO3_PYTHON, and as CARGO_TARGET_DIR a folder of its own for each torch below TARGET, so that what was built for another
-# one stays.
+# The command sees the torch as UNISONO_TORCH_DIR, and the file name of the door for it as UNISONO_DOOR. With the same folder
+# for what cargo builds, builds for several torches share all but what is compiled against torch, and that is compiled anew when
+# another one has its turn.
 set -euo pipefail
 
-venv=$1 target=$2
-shift 2
+venv=$1
+shift
 find_torch='
 from unisono_build import torches
 torch = torches.find()
@@ -19,7 +19,5 @@ print(torch, torches.door_of(torch), sep="\n")
 '
 found=$(env -u UNISONO_TORCH_DIR -u VIRTUAL_ENV PYTHONPATH="$(dirname "$0")" "$venv/bin/python" -c "$find_torch")
 { read -r UNISONO_TORCH_DIR; read -r UNISONO_DOOR; } <<<"$found"
-door=${UNISONO_DOOR#core-}
-export UNISONO_TORCH_DIR UNISONO_DOOR
-export PYO3_PYTHON=$venv/bin/python CARGO_TARGET_DIR=$target/${door%.so}
+export UNISONO_TORCH_DIR UNISONO_DOOR PYO3_NO_PYTHON=1
 exec "$@"

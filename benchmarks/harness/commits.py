@@ -84,28 +84,33 @@ def build(of: Build, doors: Iterable[str]) -> None:
 
 def build_door(of: Build, door: str) -> tuple[str, Path]:
     """Build one module. Returns the name it has in the package, and where it is."""
-    command = [os.environ.get("CARGO", "cargo"), "build", "--release", "-p", "unisono-python"]
-    environment = os.environ | {
-        "CARGO_TARGET_DIR": str(of.target),
-        "PYO3_PYTHON": sys.executable,
-    }
-    name = "_core.abi3.so"
+    name, variables, target = "_core.abi3.so", {"PYO3_NO_PYTHON": "1"}, of.target
+    what, library = ["-p", "unisono-module"], "lib_core.so"
     if door == "torch":
         name, torch = torch_door()
-        command += ["--features", "torch"]
-        environment |= {
-            "CARGO_TARGET_DIR": str(of.target / name.removeprefix("core-").removesuffix(".so")),
-            "UNISONO_TORCH_DIR": str(torch),
-            "UNISONO_DOOR": name,
-        }
+        variables |= {"UNISONO_TORCH_DIR": str(torch), "UNISONO_DOOR": name}
+        what, library = ["-p", "unisono-torch"], "libcore_torch.so"
+    if not (of.sources / "rust" / "torch").exists():
+        # An older commit, where one package has both doors and their libraries have one name.
+        what, library = ["-p", "unisono-python"], "lib_core.so"
+        if door == "torch":
+            what += ["--features", "torch"]
+            target /= name.removeprefix("core-").removesuffix(".so")
+    variables["CARGO_TARGET_DIR"] = str(target)
+    command = [os.environ.get("CARGO", "cargo"), "build", "--release", *what]
     if shutil.which(command[0]) is None:
         raise MissingError("cargo is not installed (https://rust-lang.org/tools/install)")
     done = subprocess.run(
-        command, cwd=of.sources, env=environment, capture_output=True, text=True, check=False
+        command,
+        cwd=of.sources,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise MissingError(f"{of.name} could not be built for {door}:\n{done.stderr.strip()}")
-    return name, Path(environment["CARGO_TARGET_DIR"], "release", "lib_core.so")
+    return name, target / "release" / library
 
 
 def torch_door() -> tuple[str, Path]:

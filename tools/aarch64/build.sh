@@ -29,11 +29,11 @@ publish() {
 # An interpreter is not asked: the module is for the stable ABI.
 export CARGO_BUILD_TARGET=$triple PYO3_NO_PYTHON=1
 CC=$CC_aarch64_unknown_linux_gnu CARGO=$cargo rust/capi/build.sh "$into/c"
-"$cargo" build --release -p unisono-launch -p unisono-python
+"$cargo" build --release -p unisono-launch -p unisono-module
 publish "$CARGO_TARGET_DIR/$triple/release/unisono" "$into/unisono"
 publish "$CARGO_TARGET_DIR/$triple/release/lib_core.so" "$into/_core.abi3.so"
 if [ -n "${UNISONO_TORCH_DIR:-}" ]; then
   minor=$(sed -n "s/^__version__ = '\([0-9]*\.[0-9]*\).*/\1/p" "$UNISONO_TORCH_DIR/version.py")
-  "$cargo" build --release -p unisono-python --features torch --target-dir "$CARGO_TARGET_DIR/torch-$minor"
-  publish "$CARGO_TARGET_DIR/torch-$minor/$triple/release/lib_core.so" "$into/core-torch-$minor.so"
+  UNISONO_DOOR=core-torch-$minor.so "$cargo" build --release -p unisono-torch
+  publish "$CARGO_TARGET_DIR/$triple/release/libcore_torch.so" "$into/core-torch-$minor.so"
 fi

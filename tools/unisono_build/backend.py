@@ -24,7 +24,7 @@ _Settings = dict[str, Any] | None
 ROOT = torches.ROOT
 PACKAGE = ROOT / "python" / "unisono"
 # The crate that maturin builds, as pyproject.toml has it.
-MANIFEST = Path("rust", "python", "Cargo.toml")
+MANIFEST = Path("rust", "module", "Cargo.toml")
 
 
 def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]:
@@ -123,7 +123,7 @@ def _maturin(what: str, arguments: list[str], config_settings: _Settings, **know
     said = subprocess.run(
         command,
         cwd=toolchain.ANYWHERE,
-        env=toolchain.variables() | known,
+        env=toolchain.variables() | toolchain.NO_PYTHON | known,
         stdout=subprocess.PIPE,
         text=True,
         check=False,

@@ -10,7 +10,7 @@ from typing import Any
 from unisono_build import parts, toolchain
 
 # The crates that become libraries, and how files with licences are called.
-_OURS = ("unisono-python", "unisono-capi")
+_OURS = ("unisono-module", "unisono-torch", "unisono-capi")
 _NAMES = ("LICENSE", "LICENCE", "COPYING", "NOTICE", "COPYRIGHT", "UNLICENSE")
 
 

@@ -34,7 +34,7 @@ class Build:
     @property
     def variables(self) -> dict[str, str]:
         """The whole environment of a command of this build."""
-        own = {"CARGO_TARGET_DIR": str(self.target), **self.environment}
+        own = {"CARGO_TARGET_DIR": str(self.target), **toolchain.NO_PYTHON, **self.environment}
         variables = toolchain.variables() | own
         # cargo reads an empty one as a platform without a name.
         return variables | ({"CARGO_BUILD_TARGET": self.triple} if self.triple else {})
@@ -68,20 +68,11 @@ def torch_door(build: Build, torch: Path, folder: Path, name: str | None = None)
             f"unisono: {torch} does not hold a torch that can be built for: one of "
             f"2.{torches.OLDEST_MINOR} or newer, with its headers"
         )
-    command = [
-        toolchain.cargo(),
-        "build",
-        "--release",
-        "--locked",
-        "-p",
-        "unisono-python",
-        "--features",
-        "torch",
-        *build.manifest,
-    ]
-    # pyo3 asks an interpreter for its version, and this one fits: the module is for the stable ABI.
-    build.run(command, UNISONO_TORCH_DIR=str(torch.absolute()), PYO3_PYTHON=sys.executable)
-    return _strip(build, build.results / "lib_core.so", folder / (name or torches.door_of(torch)))
+    command = [toolchain.cargo(), "build", "--release", "--locked", "-p", "unisono-torch"]
+    command += build.manifest
+    door = torches.door_of(torch)
+    build.run(command, UNISONO_TORCH_DIR=str(torch.absolute()), UNISONO_DOOR=door)
+    return _strip(build, build.results / "libcore_torch.so", folder / (name or door))
 
 
 def c_library(build: Build, folder: Path) -> Path:

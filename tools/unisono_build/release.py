@@ -76,8 +76,6 @@ def _environment(machine: str, target: Path) -> dict[str, str]:
         f"CFLAGS_{named}": flags,
         f"CXXFLAGS_{named}": f"{flags} -DUNISONO_FOR_OLD_RUNTIME",
         "RUSTFLAGS": " ".join(f"--remap-path-prefix={path}={name}" for path, name in here.items()),
-        # The module is for the stable ABI, and another machine's interpreter could not be asked.
-        **({} if own else {"PYO3_NO_PYTHON": "1"}),
         "CARGO_PROFILE_RELEASE_DEBUG": "none",
         "CARGO_INCREMENTAL": "0",
         "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH") or _time_of_the_commit(),

@@ -16,7 +16,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-# What `cargo build -p unisono-python` reads. Its workspace names the tests, so they must be there.
+# What `cargo build -p unisono-torch` reads. Its workspace names the tests, so they must be there.
 _TO_BUILD = (
     *("Cargo.toml", "Cargo.lock", "LICENSE-APACHE", "LICENSE-MIT", "csrc", "include", "rust"),
     *("tests/c", "tests/cuda", "tests/rust", "tools/unisono_build"),

@@ -17,6 +17,9 @@ from pathlib import Path
 RUST = "https://rust-lang.org/tools/install"
 # The folder to run compilers in. Only root can have written there, and there is none above.
 ANYWHERE = "/"
+# The modules are for the stable ABI. Asked for its version, each interpreter would have them
+# compiled anew, and another machine's could not be asked.
+NO_PYTHON = {"PYO3_NO_PYTHON": "1"}
 
 
 class MissingError(SystemExit):

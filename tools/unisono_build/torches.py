@@ -22,7 +22,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# The oldest torch 2 that csrc/ is written for; rust/python/build.rs has it too.
+# The oldest torch 2 that csrc/ is written for; rust/torch/build.rs has it too.
 OLDEST_MINOR = 11
 _HEADER = "include/torch/headeronly/version.h"
 _LIBRARIES = ("libtorch_cpu.so", "libc10.so")

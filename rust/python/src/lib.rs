@@ -1,7 +1,8 @@
-//! The Python module `unisono._core`.
+//! The Python module `unisono._core`, less the function that Python initialises it by.
 //!
-//! Built twice from one source: plain, for arrays; and with the feature `torch`, once per torch minor version,
-//! with the c10d backend in `csrc/` inside. Python picks the one that fits the process (`_native.py`).
+//! There are several builds of it, and Python picks the one that fits the process (`_native.py`): `unisono-module`, for arrays,
+//! and `unisono-torch`, once per torch minor version, with the c10d backend in `csrc/` inside. This crate is compiled once for
+//! all of them.
 
 mod array_struct;
 mod arrays;
@@ -15,7 +16,7 @@ mod exchanges;
 mod heap;
 mod how;
 mod launch;
-mod log;
+pub mod log;
 mod one_sided;
 mod operator;
 mod point_to_point;
@@ -23,8 +24,6 @@ mod reductions;
 mod rooted;
 mod running;
 mod settings;
-#[cfg(feature = "torch")]
-mod torch;
 mod work;
 
 use std::time::Duration;
@@ -32,11 +31,13 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 /// How long the end of the interpreter may wait for our threads, which need far less, unless a callback does not return.
-const THREADS_END: Duration = Duration::from_secs(1);
+pub const THREADS_END: Duration = Duration::from_secs(1);
 
-/// The native half of unisono.
-#[pymodule(gil_used = false)]
-fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+/// Puts everything into the module that Python initialises.
+///
+/// # Errors
+/// Those of Python.
+pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     communicator::add_to(module)?;
     settings::add_to(module)?;
@@ -44,8 +45,5 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     launch::add_to(module)?;
     one_sided::add_to(module)?;
     module.add_class::<operator::ReduceOp>()?;
-    module.add_class::<work::Work>()?;
-    #[cfg(feature = "torch")]
-    torch::add_to(module)?;
-    Ok(())
+    module.add_class::<work::Work>()
 }

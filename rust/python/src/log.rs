@@ -7,7 +7,7 @@ use unisono::config::{Config, LogLevel};
 
 /// Begins to write at the level that the process's first communicator is made with. A subscriber that the program has
 /// already set stays.
-pub(crate) fn start(config: &Config) {
+pub fn start(config: &Config) {
     let level = match config.log {
         LogLevel::Off => return,
         LogLevel::Error => LevelFilter::ERROR,

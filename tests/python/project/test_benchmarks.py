@@ -226,6 +226,39 @@ def test_a_package_has_what_was_built_and_nothing_built_before(tmp_path: Path, m
         assert names == ["__init__.py", "errors.py", *(f"{door}.so" for door in doors)]
 
 
+@pytest.mark.parametrize(
+    "layout, door, asked, library",
+    [
+        ("rust/torch", "numpy", "unisono-module", "target/release/lib_core.so"),
+        ("rust/torch", "torch", "unisono-torch", "target/release/libcore_torch.so"),
+        ("rust/python", "numpy", "unisono-python", "target/release/lib_core.so"),
+        (
+            "rust/python",
+            "torch",
+            "unisono-python --features torch",
+            "target/torch-2.9/release/lib_core.so",
+        ),
+    ],
+)
+def test_doors_are_built_from_old_commits_and_new_ones(
+    tmp_path: Path, monkeypatch, layout: str, door: str, asked: str, library: str
+) -> None:
+    cargo = tmp_path / "cargo"
+    cargo.write_text('#!/bin/sh\necho "$* $UNISONO_TORCH_DIR" >asked\n')
+    cargo.chmod(0o755)
+    monkeypatch.setenv("CARGO", str(cargo))
+    monkeypatch.setenv("UNISONO_TORCH_DIR", "")
+    monkeypatch.setattr(commits, "torch_door", lambda: ("core-torch-2.9.so", Path("/torch")))
+    (tmp_path / "sources" / layout).mkdir(parents=True)
+    of = commits.Build("abc", tmp_path / "sources", tmp_path / "target", tmp_path / "package")
+    name, built = commits.build_door(of, door)
+    assert name == {"numpy": "_core.abi3.so", "torch": "core-torch-2.9.so"}[door]
+    assert built == tmp_path / library
+    torch = "/torch" if door == "torch" else ""
+    said = (of.sources / "asked").read_text()
+    assert said == f"build --release -p {asked} {torch}\n"
+
+
 @pytest.mark.parametrize("memory", ["private", "heap"])
 def test_numpy_ranks_are_right_and_measured_hot_and_cold(memory: str) -> None:
     """Three ranks: `ping_pong` leaves one over. Both commits are this one, as it is built."""

@@ -176,24 +176,22 @@ def test_links_may_lead_to_the_cache_and_a_sticky_folder_may_lie_on_the_way(pack
 SOURCES = {
     "Cargo.toml": """
 [workspace]
-members = ["rust/python"]
+members = ["rust/torch"]
 resolver = "2"
 [workspace.package]
 rust-version = "1.60"
 """,
-    "Cargo.lock": 'version = 3\n[[package]]\nname = "unisono-python"\nversion = "0.1.0"\n',
-    "rust/python/Cargo.toml": """
+    "Cargo.lock": 'version = 3\n[[package]]\nname = "unisono-torch"\nversion = "0.1.0"\n',
+    "rust/torch/Cargo.toml": """
 [package]
-name = "unisono-python"
+name = "unisono-torch"
 version = "0.1.0"
 edition = "2021"
 [lib]
-name = "_core"
+name = "core_torch"
 crate-type = ["cdylib"]
-[features]
-torch = []
 """,
-    "rust/python/src/lib.rs": """
+    "rust/torch/src/lib.rs": """
 // PyModuleDef, of which all but the count, the name and the size is zero.
 static mut DEFINITION: [isize; 13] = [0; 13];
 extern "C" {
@@ -256,6 +254,26 @@ def cargo_itself() -> str:
     said = subprocess.run(ask, cwd="/", capture_output=True, text=True, check=True)
     found = Path(said.stdout.strip()) / "bin" / "cargo"
     return str(found) if found.exists() else "cargo"
+
+
+def test_the_doors_and_the_c_library_share_one_build_of_the_core() -> None:
+    """It is one build if all that it is made of has the same features, whichever is built."""
+    needs("cargo")
+
+    def crates(package: str) -> dict[str, str]:
+        """What the package is made of, by name and version, and its features."""
+        said = subprocess.run(
+            ["cargo", "tree", "--locked", "--package", package, "--edges=normal,build",
+             "--prefix=none", "--no-dedupe", "--format={p}={f}"],
+            cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        return dict(line.split("=") for line in said.stdout.splitlines())
+
+    core = crates("unisono").keys()
+    assert any(crate.startswith("proc-macro2 ") for crate in core)
+    torch = crates("unisono-torch").items()
+    for other in ("unisono-module", "unisono-capi"):
+        assert {crate for crate, _ in torch ^ crates(other).items()}.isdisjoint(core), other
 
 
 def test_what_lies_above_the_sources_does_not_reach_the_build(package: Path) -> None:

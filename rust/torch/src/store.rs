@@ -8,14 +8,14 @@ use unisono::rendezvous::launcher;
 use unisono::rendezvous::secret::Secret;
 use unisono::rendezvous::store::Store;
 
-use super::ffi;
-use super::status::result;
+use crate::ffi;
+use crate::status::result;
 
 /// torch's store as the core sees it.
-pub(super) struct TorchStore<'a> {
-    pub(super) store: &'a ffi::Store,
+pub(crate) struct TorchStore<'a> {
+    pub(crate) store: &'a ffi::Store,
     /// How many ranks the group has that meets through it.
-    pub(super) world: usize,
+    pub(crate) world: usize,
 }
 
 // SAFETY: the adapter in attach.cpp holds a `c10d::Store` and nothing else; c10d's stores take a lock of their own

@@ -6,12 +6,12 @@ use unisono::fence::guard;
 use unisono::heap;
 
 /// Whether there can be memory in the heap.
-pub(super) fn heap_enabled() -> bool {
+pub(crate) fn heap_enabled() -> bool {
     guard(|| Ok(heap::statistics().limit > 0)).unwrap_or(false)
 }
 
 /// A block of at least `bytes` bytes at a multiple of 64; null when there is no room.
-pub(super) fn heap_allocate(bytes: usize) -> *mut u8 {
+pub(crate) fn heap_allocate(bytes: usize) -> *mut u8 {
     let block = guard(|| Ok(heap::allocate(bytes, 64)));
     let block = block.ok().flatten();
     block.map_or(ptr::null_mut(), |block| block.address.as_ptr())
@@ -21,7 +21,7 @@ pub(super) fn heap_allocate(bytes: usize) -> *mut u8 {
 ///
 /// # Safety
 /// As for [`heap::free`].
-pub(super) unsafe fn heap_free(address: *mut u8) -> bool {
+pub(crate) unsafe fn heap_free(address: *mut u8) -> bool {
     // SAFETY: as the caller promises.
     let free = |address| unsafe { heap::free(address) };
     // After a defect the block is leaked: to torch's allocator it would be a foreign one.
@@ -29,7 +29,7 @@ pub(super) unsafe fn heap_free(address: *mut u8) -> bool {
 }
 
 /// What the process's heap holds, beside what a group says of itself.
-pub(super) fn usage() -> impl Iterator<Item = (&'static str, u64)> {
+pub(crate) fn usage() -> impl Iterator<Item = (&'static str, u64)> {
     let heap = heap::statistics();
     [
         ("heap_bytes", heap.in_use),

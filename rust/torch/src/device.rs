@@ -10,7 +10,7 @@ use unisono::fence::guard;
 
 /// The addresses of [`allocate`] and [`free`], which have the signatures of torch's pluggable allocators.
 #[pyfunction]
-pub(super) fn device_allocator() -> (usize, usize) {
+pub(crate) fn device_allocator() -> (usize, usize) {
     (allocate as *const () as usize, free as *const () as usize)
 }
 

@@ -7,20 +7,20 @@ use unisono::config::{Config, DeviceFailure};
 use unisono::error::{Error, Result};
 use unisono::fence::guard;
 
-use super::interrupts::{self, outcome_of_wait, status_of_wait};
-use super::status::{ok, outcome};
-use super::store::TorchStore;
-use super::values::request;
-use super::{ffi, heap};
+use crate::interrupts::{self, outcome_of_wait, status_of_wait};
+use crate::status::{ok, outcome};
+use crate::store::TorchStore;
+use crate::values::request;
+use crate::{ffi, heap};
 
 /// How long a group that is closed waits for what is under way on devices.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// A joined group; empty when joining failed, which the status beside it says.
-pub(super) struct Group(Option<Communicator>);
+pub(crate) struct Group(Option<Communicator>);
 
 /// Joins the group that meets through the store. `numbers`: of its ranks in the whole job; none for the group of all.
-pub(super) fn join(
+pub(crate) fn join(
     store: &ffi::Store,
     rank: usize,
     world: usize,
@@ -32,7 +32,7 @@ pub(super) fn join(
         for setting in settings {
             config.set(&setting.name, &setting.value)?;
         }
-        crate::log::start(&config);
+        unisono_python::log::start(&config);
         let store = TorchStore { store, world };
         if numbers.len() != world {
             return Communicator::join(&store, rank, world, config);
@@ -55,15 +55,15 @@ fn as_joined(joined: Result<Option<Communicator>>) -> ffi::Joined {
 }
 
 /// The group of some of the ranks; no group on the others.
-pub(super) fn subgroup(group: &Group, ranks: &[usize], label: &str) -> ffi::Joined {
+pub(crate) fn subgroup(group: &Group, ranks: &[usize], label: &str) -> ffi::Joined {
     as_joined(group.guard(|communicator| communicator.subgroup(ranks, label.as_bytes())))
 }
 
 /// Microseconds that a call would take, by simulation; 0 when the call would be refused.
 ///
 /// # Safety
-/// As for [`run`](super::operation::run).
-pub(super) unsafe fn estimate(group: &Group, call: &ffi::Call<'_>) -> f64 {
+/// As for [`run`](crate::operation::run).
+pub(crate) unsafe fn estimate(group: &Group, call: &ffi::Call<'_>) -> f64 {
     let estimate = group.guard(|communicator| {
         // SAFETY: the caller's promise is the one asked for here.
         communicator.estimate(&unsafe { request(call)? })
@@ -71,7 +71,7 @@ pub(super) unsafe fn estimate(group: &Group, call: &ffi::Call<'_>) -> f64 {
     estimate.map_or(0.0, microseconds)
 }
 
-pub(super) fn estimate_message(group: &Group, peer: i64, bytes: usize) -> f64 {
+pub(crate) fn estimate_message(group: &Group, peer: i64, bytes: usize) -> f64 {
     let estimate = group
         .guard(|communicator| Ok(communicator.estimate_message(usize::try_from(peer).ok(), bytes)));
     estimate.map_or(0.0, microseconds)
@@ -82,7 +82,7 @@ fn microseconds(duration: Duration) -> f64 {
 }
 
 impl Group {
-    pub(super) fn guard<T>(&self, body: impl FnOnce(&Communicator) -> Result<T>) -> Result<T> {
+    pub(crate) fn guard<T>(&self, body: impl FnOnce(&Communicator) -> Result<T>) -> Result<T> {
         let communicator = self
             .0
             .as_ref()
@@ -92,7 +92,7 @@ impl Group {
 
     /// As [`Group::guard`], for a body that waits. A wait that a signal has ended ends what is under way elsewhere in the
     /// communicator, too.
-    pub(super) fn guard_wait<T>(&self, body: impl FnOnce(&Communicator) -> Result<T>) -> Result<T> {
+    pub(crate) fn guard_wait<T>(&self, body: impl FnOnce(&Communicator) -> Result<T>) -> Result<T> {
         self.guard(|communicator| {
             body(communicator).inspect_err(|_| {
                 if interrupts::is_raised() {
@@ -102,7 +102,7 @@ impl Group {
         })
     }
 
-    pub(super) fn monitored_barrier(&self, timeout_ms: u64, report_all: bool) -> ffi::Status {
+    pub(crate) fn monitored_barrier(&self, timeout_ms: u64, report_all: bool) -> ffi::Status {
         let timeout = Duration::from_millis(timeout_ms);
         outcome_of_wait(self.guard_wait(|communicator| {
             let result = communicator.monitored_barrier(timeout, report_all);
@@ -110,36 +110,36 @@ impl Group {
         }))
     }
 
-    pub(super) fn all_reduce_int8(&self, values: &mut [f32], average: bool) -> ffi::Status {
+    pub(crate) fn all_reduce_int8(&self, values: &mut [f32], average: bool) -> ffi::Status {
         let all_reduce =
             |communicator: &Communicator| communicator.all_reduce_int8(values, average);
         outcome_of_wait(self.guard_wait(all_reduce))
     }
 
-    pub(super) fn set_timeout(&self, timeout_ms: u64) {
+    pub(crate) fn set_timeout(&self, timeout_ms: u64) {
         self.quietly(|communicator| communicator.set_timeout(Duration::from_millis(timeout_ms)));
     }
 
-    pub(super) fn sequence(&self) -> u64 {
+    pub(crate) fn sequence(&self) -> u64 {
         self.guard(|communicator| Ok(communicator.sequence()))
             .unwrap_or(0)
     }
 
-    pub(super) fn reads_devices_in_place(&self) -> bool {
+    pub(crate) fn reads_devices_in_place(&self) -> bool {
         let reads = self.guard(|communicator| Ok(communicator.reads_devices_in_place()));
         reads.unwrap_or(false)
     }
 
-    pub(super) fn ends_on_device_failure(&self) -> bool {
+    pub(crate) fn ends_on_device_failure(&self) -> bool {
         let setting = self.guard(|communicator| Ok(communicator.config().device_failure));
         setting.is_ok_and(|setting| setting == DeviceFailure::End)
     }
 
-    pub(super) fn error(&self) -> ffi::Status {
+    pub(crate) fn error(&self) -> ffi::Status {
         outcome(self.guard(|communicator| communicator.error().map_or(Ok(()), Err)))
     }
 
-    pub(super) fn memory(&self) -> Vec<ffi::Usage> {
+    pub(crate) fn memory(&self) -> Vec<ffi::Usage> {
         let usage = self.guard(|communicator| Ok(communicator.memory()));
         let usage = usage.unwrap_or_default();
         let entry = |(name, amount): (&str, u64)| ffi::Usage {
@@ -149,12 +149,12 @@ impl Group {
         usage.into_iter().chain(heap::usage()).map(entry).collect()
     }
 
-    pub(super) fn abort(&self, reason: &str) {
+    pub(crate) fn abort(&self, reason: &str) {
         self.quietly(|communicator| communicator.abort(reason));
     }
 
     /// Messages on devices that the peer has read already may not have been noticed to be; others are given a while.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.quietly(|communicator| {
             let _ = interrupts::later(|| communicator.finish(Some(FAREWELL)));
             communicator.close();

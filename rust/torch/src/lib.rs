@@ -1,4 +1,5 @@
-//! The Rust half of the torch door: the bridge over which `csrc/` calls the core.
+//! The torch door: the Python module `unisono._core` with the c10d backend of `csrc/` inside, built once per torch minor
+//! version. This is its Rust half: the bridge over which `csrc/` calls the core.
 //!
 //! One call goes down per operation (buffers as addresses, operator, timeout, a completion that owns the tensors)
 //! and one call comes up when it ends. Codes and numbers cross instead of exceptions, because cxx keeps only the
@@ -21,8 +22,10 @@ mod values;
 
 use bridge::ffi;
 
-/// Puts what Python needs of the torch door into the module.
-pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+/// The native half of unisono, with the backend for torch.distributed.
+#[pymodule(gil_used = false)]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    unisono_python::add_to(module)?;
     interrupts::hear();
     module.add("TORCH_VERSION", ffi::torch_version())?;
     module.add_function(wrap_pyfunction!(device::device_allocator, module)?)?;
@@ -34,6 +37,6 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 fn close_torch_groups(py: Python<'_>) {
     py.detach(|| {
         ffi::close_all();
-        unisono::wait_for_threads(crate::THREADS_END);
+        unisono::wait_for_threads(unisono_python::THREADS_END);
     });
 }

@@ -1,13 +1,13 @@
 //! What crosses between Rust and C++. `build.rs` makes the C++ side of it from this file.
 
-use super::group::{Group, estimate, estimate_message, join, subgroup};
-use super::heap::{heap_allocate, heap_enabled, heap_free};
-use super::interrupts::{check_signals, give_up, take_raised};
-use super::operation::{Operation, receive, run, send, start};
-use super::streams::{OwnStream, check_device, is_capturing, lend_stream};
+use crate::group::{Group, estimate, estimate_message, join, subgroup};
+use crate::heap::{heap_allocate, heap_enabled, heap_free};
+use crate::interrupts::{check_signals, give_up, take_raised};
+use crate::operation::{Operation, receive, run, send, start};
+use crate::streams::{OwnStream, check_device, is_capturing, lend_stream};
 
 #[cxx::bridge(namespace = "unisono")]
-pub(super) mod ffi {
+pub(crate) mod ffi {
     /// How something ended: 0, or the number of an error code and its text.
     struct Status {
         code: u8,

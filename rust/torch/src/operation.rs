@@ -5,19 +5,19 @@ use unisono::error::{Error, Result};
 use unisono::fence::guard;
 use unisono::{Completion, PointToPoint, Work};
 
-use super::ffi;
-use super::group::Group;
-use super::interrupts::outcome_of_wait;
-use super::status::{ok, outcome, status};
-use super::values::{data_type, memory, request, stream, timeout};
+use crate::ffi;
+use crate::group::Group;
+use crate::interrupts::outcome_of_wait;
+use crate::status::{ok, outcome, status};
+use crate::values::{data_type, memory, request, stream, timeout};
 
 /// A started operation; empty when starting failed, which the status beside it says.
-pub(super) struct Operation(Option<Work>);
+pub(crate) struct Operation(Option<Work>);
 
 /// # Safety
 /// The memory of `call` keeps the promise of [`Memory::from_raw_parts`](unisono::buffer::Memory::from_raw_parts) until
 /// `completion` has been called, and a device's until what is in its stream now has passed.
-pub(super) unsafe fn start(
+pub(crate) unsafe fn start(
     group: &Group,
     call: &ffi::Call<'_>,
     completion: UniquePtr<ffi::Completion>,
@@ -31,7 +31,7 @@ pub(super) unsafe fn start(
 /// # Safety
 /// The memory of `call` keeps the promise of [`Memory::from_raw_parts`](unisono::buffer::Memory::from_raw_parts) until this
 /// returns.
-pub(super) unsafe fn run(group: &Group, call: &ffi::Call<'_>) -> ffi::Ran {
+pub(crate) unsafe fn run(group: &Group, call: &ffi::Call<'_>) -> ffi::Ran {
     let ran = group.guard_wait(|communicator| {
         // SAFETY: the operation has completed when `run` returns, and the caller vouches until then.
         unsafe { communicator.run(request(call)?) }
@@ -45,7 +45,7 @@ pub(super) unsafe fn run(group: &Group, call: &ffi::Call<'_>) -> ffi::Ran {
 
 /// # Safety
 /// As for [`start`].
-pub(super) unsafe fn send(
+pub(crate) unsafe fn send(
     group: &Group,
     message: &ffi::Message<'_>,
     completion: UniquePtr<ffi::Completion>,
@@ -69,7 +69,7 @@ pub(super) unsafe fn send(
 
 /// # Safety
 /// As for [`start`].
-pub(super) unsafe fn receive(
+pub(crate) unsafe fn receive(
     group: &Group,
     message: &ffi::Message<'_>,
     completion: UniquePtr<ffi::Completion>,
@@ -97,12 +97,12 @@ pub(super) unsafe fn receive(
 }
 
 impl Operation {
-    pub(super) fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.0.as_ref().is_none_or(Work::is_done)
     }
 
     /// Waits for at most `timeout_ms`, for ever when it is negative.
-    pub(super) fn wait(&self, timeout_ms: i64) -> ffi::Status {
+    pub(crate) fn wait(&self, timeout_ms: i64) -> ffi::Status {
         outcome_of_wait(guard(|| match &self.0 {
             Some(work) => work.wait(timeout(timeout_ms)),
             None => Err(Error::internal("the operation was never started")),
@@ -110,19 +110,19 @@ impl Operation {
     }
 
     /// The rank a message came from, or -1.
-    pub(super) fn source(&self) -> i64 {
+    pub(crate) fn source(&self) -> i64 {
         self.0
             .as_ref()
             .and_then(Work::source)
             .map_or(-1, |rank| rank as i64)
     }
 
-    pub(super) fn sequence(&self) -> u64 {
+    pub(crate) fn sequence(&self) -> u64 {
         self.0.as_ref().map_or(0, Work::sequence)
     }
 
     /// How long it took, or a negative number while it goes on.
-    pub(super) fn milliseconds(&self) -> f64 {
+    pub(crate) fn milliseconds(&self) -> f64 {
         self.0
             .as_ref()
             .and_then(Work::duration)

@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 use unisono::error::{Code, Error, Result};
 use unisono::interrupts;
 
-use super::ffi;
-use super::status::{ok, status};
+use crate::ffi;
+use crate::status::{ok, status};
 
 thread_local! {
     /// What a handler has raised in a wait of this thread, until C++ takes it.
@@ -22,7 +22,7 @@ thread_local! {
 }
 
 /// Has the core's waits run Python's handlers.
-pub(super) fn hear() {
+pub(crate) fn hear() {
     interrupts::check_with(run_handlers);
 }
 
@@ -42,7 +42,7 @@ fn run_handlers() -> std::result::Result<(), String> {
 }
 
 /// Runs `body`, whose waits run no handlers.
-pub(super) fn later<T>(body: impl FnOnce() -> T) -> T {
+pub(crate) fn later<T>(body: impl FnOnce() -> T) -> T {
     struct Before(bool);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -54,12 +54,12 @@ pub(super) fn later<T>(body: impl FnOnce() -> T) -> T {
 }
 
 /// Whether a handler has raised in a wait of this thread.
-pub(super) fn is_raised() -> bool {
+pub(crate) fn is_raised() -> bool {
     RAISED.with_borrow(Option::is_some)
 }
 
 /// The status of an error that ended something in which this thread may have waited.
-pub(super) fn status_of_wait(error: &Error) -> ffi::Status {
+pub(crate) fn status_of_wait(error: &Error) -> ffi::Status {
     let mut status = status(error);
     if is_raised() {
         status.code = ffi::Code::Interrupted.repr;
@@ -67,13 +67,13 @@ pub(super) fn status_of_wait(error: &Error) -> ffi::Status {
     status
 }
 
-/// As [`outcome`](super::status::outcome), of something in which this thread may have waited.
-pub(super) fn outcome_of_wait(result: Result<()>) -> ffi::Status {
+/// As [`outcome`](crate::status::outcome), of something in which this thread may have waited.
+pub(crate) fn outcome_of_wait(result: Result<()>) -> ffi::Status {
     result.map_or_else(|error| status_of_wait(&error), |()| ok())
 }
 
 /// Runs the handlers of signals in a wait of C++'s own.
-pub(super) fn check_signals() -> ffi::Status {
+pub(crate) fn check_signals() -> ffi::Status {
     match interrupts::check() {
         Ok(()) => ok(),
         Err(reason) => {
@@ -84,7 +84,7 @@ pub(super) fn check_signals() -> ffi::Status {
 }
 
 /// What a handler has raised in a wait of this thread; null where it was taken already.
-pub(super) fn take_raised() -> ffi::Raised {
+pub(crate) fn take_raised() -> ffi::Raised {
     let nothing = || ffi::Raised {
         class_: 0,
         value: 0,
@@ -109,7 +109,7 @@ pub(super) fn take_raised() -> ffi::Raised {
 ///
 /// # Safety
 /// `object` came from there, is not 0, and is given up once.
-pub(super) unsafe fn give_up(object: usize) {
+pub(crate) unsafe fn give_up(object: usize) {
     let object = std::ptr::with_exposed_provenance_mut(object);
     // While the interpreter goes away it stays as it is.
     Python::try_attach(|py| {

@@ -7,11 +7,11 @@ use unisono::error::{Code, Error, Result};
 use unisono::types::{Collective, DataType, DeviceStream, ReduceOp};
 use unisono::{Request, Sizes};
 
-use super::ffi;
+use crate::ffi;
 
 /// # Safety
-/// As for [`start`](super::operation::start).
-pub(super) unsafe fn request(call: &ffi::Call<'_>) -> Result<Request> {
+/// As for [`start`](crate::operation::start).
+pub(crate) unsafe fn request(call: &ffi::Call<'_>) -> Result<Request> {
     let collective = Collective::from_number(call.collective.repr)
         .ok_or_else(|| Error::internal("an unknown collective"))?;
     let sizes = match call.layout {
@@ -45,7 +45,7 @@ pub(super) unsafe fn request(call: &ffi::Call<'_>) -> Result<Request> {
 
 /// # Safety
 /// The pieces keep the promise of [`Memory::from_raw_parts`].
-pub(super) unsafe fn memory(pieces: &[ffi::Piece]) -> Memory {
+pub(crate) unsafe fn memory(pieces: &[ffi::Piece]) -> Memory {
     let mut parts = pieces
         .iter()
         .map(|piece| (piece.address as *mut u8, piece.bytes));
@@ -59,7 +59,7 @@ pub(super) unsafe fn memory(pieces: &[ffi::Piece]) -> Memory {
     }
 }
 
-pub(super) fn data_type(dtype: ffi::DataType) -> Result<DataType> {
+pub(crate) fn data_type(dtype: ffi::DataType) -> Result<DataType> {
     DataType::from_number(dtype.repr).ok_or_else(|| Error::internal("an unknown element type"))
 }
 
@@ -73,7 +73,7 @@ fn operator(op: ffi::Operator, factor: f64) -> Option<ReduceOp> {
 }
 
 /// The stream of a device's memory, none for the host's.
-pub(super) fn stream(place: ffi::Place) -> Option<DeviceStream> {
+pub(crate) fn stream(place: ffi::Place) -> Option<DeviceStream> {
     let device = u32::try_from(place.device).ok()?;
     Some(DeviceStream {
         device,
@@ -82,7 +82,7 @@ pub(super) fn stream(place: ffi::Place) -> Option<DeviceStream> {
 }
 
 /// A limit in milliseconds, none when it is negative.
-pub(super) fn timeout(milliseconds: i64) -> Option<Duration> {
+pub(crate) fn timeout(milliseconds: i64) -> Option<Duration> {
     u64::try_from(milliseconds).ok().map(Duration::from_millis)
 }
 
