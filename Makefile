@@ -59,7 +59,7 @@ override with_torch := tools/with-torch.sh $(VENV) $(TARGET)
 # The scripts of tools/ and rust/capi/ take these from the environment.
 export CARGO PYTHON
 
-RUST_PACKAGES := rust/capi/Cargo.toml rust/core/Cargo.toml rust/launch/Cargo.toml rust/python/Cargo.toml
+RUST_PACKAGES := $(patsubst %,rust/%/Cargo.toml,capi core launch plan python reduce)
 KERNELS := rust/core/src/transport/cuda/kernels
 # The shell expands these, and not make, which would drop what is missing: a pattern that fits nothing stays, and fails.
 CXX_FILES := csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp include/*/*.hpp tests/c/*.[ch] tests/c/*.cpp \
