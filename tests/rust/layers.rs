@@ -119,7 +119,10 @@ impl Code {
         };
         code.add(Vec::new(), root().join("core/src/lib.rs"));
         for (name, folder) in CRATES {
-            code.add(vec![name.to_owned()], root().join(folder).join("src/lib.rs"));
+            code.add(
+                vec![name.to_owned()],
+                root().join(folder).join("src/lib.rs"),
+            );
             let runtime = code.files.get_mut(&Vec::new()).expect("read before");
             runtime.children.insert(name.to_owned());
         }

@@ -35,6 +35,7 @@ pub struct Choice {
 
 impl Choice {
     /// Messages, by `algorithm`.
+    #[inline]
     pub const fn messages(algorithm: Algorithm) -> Self {
         Self {
             messages: algorithm,
@@ -44,6 +45,7 @@ impl Choice {
     }
 
     /// Whether the ranks must agree before it is known what they do.
+    #[inline]
     pub const fn needs_agreement(self) -> bool {
         self.in_place || self.windows
     }

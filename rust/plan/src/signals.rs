@@ -14,31 +14,37 @@ pub struct Peers(u128);
 
 impl Peers {
     /// All of a group of `world` ranks but `rank`.
+    #[inline]
     pub fn others(rank: Rank, world: usize) -> Self {
         (0..world).filter(|peer| *peer != rank).collect()
     }
 
     /// No rank.
+    #[inline]
     pub const fn none() -> Self {
         Self(0)
     }
 
     /// Whether `rank` is among them.
+    #[inline]
     pub const fn contains(self, rank: Rank) -> bool {
         rank < MOST_RANKS && self.0 >> rank & 1 == 1
     }
 
     /// Whether there is none.
+    #[inline]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
     /// A bit for each of the first 64 ranks.
+    #[inline]
     pub const fn first_bits(self) -> u64 {
         self.0 as u64
     }
 
     /// The ranks in ascending order.
+    #[inline]
     pub fn iter(self) -> impl Iterator<Item = Rank> {
         let mut left = self.0;
         std::iter::from_fn(move || {
@@ -50,12 +56,14 @@ impl Peers {
 
     /// These and those.
     #[must_use]
+    #[inline]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
     /// The same without `rank`.
     #[must_use]
+    #[inline]
     pub const fn without(self, rank: Rank) -> Self {
         Self(self.0 & !(1 << rank))
     }

@@ -26,6 +26,7 @@ pub enum Buffer {
 
 impl Buffer {
     /// A half of the window of a rank, one of [`signals::MOST_RANKS`] at most.
+    #[inline]
     pub const fn window(rank: Rank, half: usize) -> Self {
         assert!(rank < signals::MOST_RANKS && half < signals::HALVES);
         Self::Window {
@@ -49,6 +50,7 @@ pub struct Span {
 
 impl Span {
     /// `len` elements of `buffer` from `offset`.
+    #[inline]
     pub const fn new(buffer: Buffer, offset: usize, len: usize) -> Self {
         Self {
             buffer,
@@ -58,6 +60,7 @@ impl Span {
     }
 
     /// Whether both have an element in common.
+    #[inline]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.buffer == other.buffer
             && self.len > 0
@@ -179,6 +182,7 @@ pub enum Step {
 
 impl Step {
     /// The half of a window that the step is about, if it is about one.
+    #[inline]
     pub fn half(&self) -> Option<usize> {
         let of = |span: Span| match span.buffer {
             Buffer::Window { half, .. } => Some(usize::from(half)),
@@ -197,6 +201,7 @@ impl Step {
     }
 
     /// The spans the step reads, of this rank's own memory in [`Step::ReduceAll`].
+    #[inline]
     pub fn reads(&self) -> [Option<Span>; 2] {
         match *self {
             Self::Send { src, .. } | Self::Copy { src, .. } | Self::Finish { src, .. } => {
@@ -213,6 +218,7 @@ impl Step {
     }
 
     /// The span the step writes, of this rank's own memory.
+    #[inline]
     pub fn writes(&self) -> Option<Span> {
         match *self {
             Self::Send { .. } | Self::Signal { .. } | Self::Wait { .. } => None,
@@ -233,11 +239,13 @@ impl Step {
     /// - this is a `Send` of no elements of `Scratch` and `earlier` a `Recv` of none into it. Such messages carry
     ///   no bytes to tell that one depends on the other, and a barrier consists of them: "I have heard from ..."
     ///   is what they say.
+    #[inline]
     pub fn must_follow(&self, earlier: &Self) -> bool {
         self.shares_link(earlier) || self.depends_on(earlier)
     }
 
     /// The first of these reasons.
+    #[inline]
     pub fn shares_link(&self, earlier: &Self) -> bool {
         match (self, earlier) {
             (Self::Send { to, .. }, Self::Send { to: other, .. }) => to == other,
@@ -250,6 +258,7 @@ impl Step {
     }
 
     /// The others.
+    #[inline]
     pub fn depends_on(&self, earlier: &Self) -> bool {
         if let (Self::Send { src, .. }, Self::Recv { dst, .. }) = (self, earlier)
             && (src.len, src.buffer) == (0, Buffer::Scratch)

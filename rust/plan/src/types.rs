@@ -52,11 +52,13 @@ impl Collective {
     ];
 
     /// Whether what goes from one rank to another is known to these two alone, unless all ranks give the same count.
+    #[inline]
     pub const fn is_between_pairs(self) -> bool {
         matches!(self, Self::Gather | Self::Scatter | Self::AllToAll)
     }
 
     /// The name users know it by (`all_reduce`).
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -74,6 +76,7 @@ impl Collective {
     }
 
     /// The operation with this number, if there is one.
+    #[inline]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
@@ -101,6 +104,7 @@ macro_rules! algorithms {
             pub const ACCEPTS: &str = concat!("auto", $(", ", $text),+);
 
             /// The name used in settings and reports.
+            #[inline]
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)+
@@ -138,6 +142,7 @@ algorithms! {
 
 impl Algorithm {
     /// Its number in [`Self::ALL`], by which ranks compare what they do.
+    #[inline]
     pub fn number(self) -> u8 {
         Self::ALL
             .iter()
@@ -146,6 +151,7 @@ impl Algorithm {
     }
 
     /// Whether all ranks must share memory for it, and agree on that before.
+    #[inline]
     pub const fn needs_shared_memory(self) -> bool {
         matches!(self, Self::Windows | Self::InPlace)
     }

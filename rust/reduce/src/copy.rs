@@ -51,6 +51,7 @@ impl Streaming {
     /// What suits an operation during which the cores that share a cache touch so many bytes, read
     /// and written: streaming from the size of the last cache on. A copy alone touches twice its
     /// length; in a collective, what all ranks of this host read and write counts.
+    #[inline]
     pub fn for_footprint(bytes: usize) -> Self {
         if Self::EXISTS && bytes > cache::last_level() {
             Self::Yes

@@ -16,6 +16,7 @@ const SCALE: usize = 4;
 const WHOLE: f32 = 12_582_912.0;
 
 /// Bytes that `count` numbers take.
+#[inline]
 pub fn coded_bytes(count: usize) -> usize {
     count + SCALE * count.div_ceil(BLOCK)
 }

@@ -71,17 +71,20 @@ impl Kernel {
     }
 
     /// The type of the contributions and of the result.
+    #[inline]
     pub fn element(&self) -> DataType {
         self.element
     }
 
     /// The type in which contributions are folded, as [`ReduceOp::accumulator`] has it.
+    #[inline]
     pub fn accumulator(&self) -> DataType {
         self.accumulator
     }
 
     /// The kernel of the same operator on elements of the accumulation type.
     #[must_use]
+    #[inline]
     pub fn of_partials(self) -> Self {
         Self {
             element: self.accumulator,
@@ -90,6 +93,7 @@ impl Kernel {
     }
 
     /// `dst = src`, from the element type to the accumulation type; a plain copy when they are the same.
+    #[inline]
     pub fn widen(&self, dst: &mut [u8], src: &[u8]) {
         assert_lengths(self.accumulator, dst.len(), self.element, src.len());
         convert::widen(self.tier, (self.element, self.accumulator), dst, src);
@@ -100,6 +104,7 @@ impl Kernel {
     /// Floats are rounded to nearest with ties to even. A float that is too large becomes infinite, but in `float8_e4m3fn`,
     /// which has no infinity, the largest finite value (as torch 2.15 does; in 2.11 it was NaN). NaN stays NaN. An average of
     /// integers always fits.
+    #[inline]
     pub fn narrow(&self, dst: &mut [u8], src: &[u8]) {
         assert_lengths(self.element, dst.len(), self.accumulator, src.len());
         convert::narrow(self.tier, (self.element, self.accumulator), dst, src);
@@ -134,6 +139,7 @@ impl Kernel {
     }
 
     /// `dst = a op b`, all in the accumulation type and equally long.
+    #[inline]
     pub fn fold_into(&self, dst: &mut [u8], a: &[u8], b: &[u8]) {
         let wide = self.accumulator();
         assert_lengths(wide, dst.len(), wide, a.len());

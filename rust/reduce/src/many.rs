@@ -54,6 +54,7 @@ impl Kernel {
     }
 
     /// [`Kernel::reduce`], for threads that each make a part of the result.
+    #[inline]
     pub fn pass_to_result(&self, world: usize) -> Pass<'_> {
         Pass {
             kernel: self,
@@ -63,6 +64,7 @@ impl Kernel {
     }
 
     /// [`Kernel::fold_all`], likewise.
+    #[inline]
     pub fn pass_to_partial(&self) -> Pass<'_> {
         Pass {
             kernel: self,
@@ -104,6 +106,7 @@ impl Pass<'_> {
     }
 
     /// Bytes of an element of the result.
+    #[inline]
     pub fn result_size(&self) -> usize {
         self.into.size()
     }

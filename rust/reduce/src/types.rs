@@ -82,6 +82,7 @@ impl DataType {
     }
 
     /// Whether the type is a real floating-point type.
+    #[inline]
     pub const fn is_float(self) -> bool {
         matches!(
             self,
@@ -95,16 +96,19 @@ impl DataType {
     }
 
     /// Whether the type is a signed or unsigned integer.
+    #[inline]
     pub const fn is_integer(self) -> bool {
         !self.is_float() && !self.is_complex() && !matches!(self, Self::Bool)
     }
 
     /// Whether the type is complex.
+    #[inline]
     pub const fn is_complex(self) -> bool {
         matches!(self, Self::Complex64 | Self::Complex128)
     }
 
     /// The name users know it by (`float32`).
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Float16 => "float16",
@@ -129,6 +133,7 @@ impl DataType {
     }
 
     /// The type with this number, if there is one.
+    #[inline]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
@@ -155,6 +160,7 @@ macro_rules! operators {
             pub const ALL: [Self; [$($number),+].len()] = [$(Self::$name $(($one))?),+];
 
             /// The operator's number on the wire, from 1; 0 stands for "no operator".
+            #[inline]
             pub const fn number(self) -> u8 {
                 match self {
                     $(Self::$name { .. } => $number,)+
@@ -162,6 +168,7 @@ macro_rules! operators {
             }
 
             /// The name users know it by (`sum`).
+            #[inline]
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name { .. } => $text,)+
@@ -200,6 +207,7 @@ operators! {
 
 impl ReduceOp {
     /// The name of the operator with this wire number (`none` for 0 and unknown numbers).
+    #[inline]
     pub fn name_of(number: u8) -> &'static str {
         match usize::from(number)
             .checked_sub(1)
@@ -226,6 +234,7 @@ impl ReduceOp {
 
     /// Whether the operator has a meaning for `dtype`: complex numbers have no order, floats no bits, complex numbers no
     /// truth, integers no fractions to be multiplied by.
+    #[inline]
     pub const fn has_meaning_for(self, dtype: DataType) -> bool {
         if matches!(dtype, DataType::Int128) {
             return false;
