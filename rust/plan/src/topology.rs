@@ -5,8 +5,9 @@
 //! through one link between them. A rank is on a node if it is bound to its cores. Nodes count on a host only if all of its
 //! ranks are bound to one: those that are not may run anywhere.
 
-use std::collections::HashMap;
 use std::hash::Hash;
+
+use rustc_hash::FxHashMap;
 
 use crate::types::Rank;
 
@@ -133,6 +134,7 @@ impl Topology {
     }
 
     /// Whether the ranks are on more than one host.
+    #[inline]
     pub fn has_several_hosts(&self) -> bool {
         self.host_of.iter().any(|host| *host != 0)
     }
@@ -195,6 +197,7 @@ impl Topology {
     }
 
     /// Whether any two ranks are on different hosts.
+    #[inline]
     pub fn spans_hosts(&self) -> bool {
         self.host_of.windows(2).any(|pair| pair[0] != pair[1])
     }
@@ -209,7 +212,7 @@ impl Topology {
 
 /// The number of each label: from 0 on, in the order in which the labels are met first.
 fn numbered<T: Eq + Hash>(labels: &[T]) -> Vec<usize> {
-    let mut known: HashMap<&T, usize> = HashMap::new();
+    let mut known: FxHashMap<&T, usize> = FxHashMap::default();
     let number = |label| {
         let next = known.len();
         *known.entry(label).or_insert(next)
@@ -219,7 +222,7 @@ fn numbered<T: Eq + Hash>(labels: &[T]) -> Vec<usize> {
 
 /// The ranks of each number in ascending order; numbers by their first ranks.
 fn grouped(numbers: &[usize]) -> Vec<Vec<Rank>> {
-    let mut places = HashMap::new();
+    let mut places = FxHashMap::default();
     let mut groups: Vec<Vec<Rank>> = Vec::new();
     for (rank, number) in numbers.iter().enumerate() {
         let place = *places.entry(*number).or_insert(groups.len());

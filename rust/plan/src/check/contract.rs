@@ -130,9 +130,12 @@ pub(crate) fn expected<const WORDS: usize>(
             block(shape.root, first, count_of(shape, rank))
         }
         Collective::AllToAll => (0..shape.world)
-            .flat_map(|of| {
-                let (sent, _) = pair_counts(&shapes[of]);
-                block(of, sent[..rank].iter().sum(), sent[rank])
+            .flat_map(|of| match shapes[of].counts {
+                Counts::PerPair { send, .. } => block(of, send[..rank].iter().sum(), send[rank]),
+                _ => {
+                    let count = count_of(&shapes[of], rank);
+                    block(of, rank * count, count)
+                }
             })
             .collect(),
         Collective::Barrier | Collective::Send | Collective::Recv => Vec::new(),

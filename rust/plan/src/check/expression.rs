@@ -1,6 +1,6 @@
 //! Values as expressions, each made once and known by its number.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use super::rank_set::RankSet;
 use crate::types::Rank;
@@ -30,9 +30,9 @@ pub(crate) enum Kind {
 /// All expressions of a run of at most 128 times `WORDS` ranks, each once.
 pub(crate) struct Expressions<const WORDS: usize> {
     all: Vec<Expression<WORDS>>,
-    contributions: HashMap<(Rank, usize), Id>,
-    sums: HashMap<(Id, Id), Id>,
-    finished: HashMap<Id, Id>,
+    contributions: FxHashMap<(Rank, usize), Id>,
+    sums: FxHashMap<(Id, Id), Id>,
+    finished: FxHashMap<Id, Id>,
 }
 
 impl<const WORDS: usize> Expressions<WORDS> {
@@ -45,9 +45,9 @@ impl<const WORDS: usize> Expressions<WORDS> {
         };
         Self {
             all: vec![nothing],
-            contributions: HashMap::new(),
-            sums: HashMap::new(),
-            finished: HashMap::new(),
+            contributions: FxHashMap::default(),
+            sums: FxHashMap::default(),
+            finished: FxHashMap::default(),
         }
     }
 

@@ -113,6 +113,7 @@ pub fn verify_row(operations: &[Operation], window: usize, half: usize) -> Resul
     for schedule in SCHEDULES {
         let completed = match world {
             0..=128 => Run::<1>::new(operations, window, half, schedule).complete(),
+            129..=1024 => Run::<8>::new(operations, window, half, schedule).complete(),
             _ => Run::<MOST_WORDS>::new(operations, window, half, schedule).complete(),
         };
         report = Some(

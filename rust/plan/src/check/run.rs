@@ -23,6 +23,8 @@ pub(super) struct RankState<const WORDS: usize> {
     /// The first unfinished step.
     head: usize,
     progress: Vec<Progress>,
+    /// By step, the earlier one that it waits for: it need not wait for those before that one.
+    blocked_by: Vec<usize>,
     /// The ranks known to have come to a barrier.
     pub(super) heard_from: RankSet<WORDS>,
     /// Where ranks share memory.
@@ -97,6 +99,7 @@ impl<'a, const WORDS: usize> Run<'a, WORDS> {
                 buffers: Buffers::default(),
                 head: 0,
                 progress: Vec::new(),
+                blocked_by: Vec::new(),
                 heard_from: RankSet::of(rank),
                 clock,
                 meeting: None,
@@ -204,6 +207,7 @@ impl<'a, const WORDS: usize> Run<'a, WORDS> {
         };
         state.head = 0;
         state.progress = vec![Progress::Waiting; plan.steps.len()];
+        state.blocked_by = vec![0; plan.steps.len()];
         state.heard_from = RankSet::of(rank);
         match plan.lends {
             true => self.meet(rank, Meeting::AtTheBeginning),
@@ -269,15 +273,20 @@ impl<'a, const WORDS: usize> Run<'a, WORDS> {
             Order::Overlapping => self.window,
         };
         for index in head..steps.len().min(head + window) {
-            let state = &self.ranks[rank];
-            let free = state.progress[index] == Progress::Waiting
-                && (head..index).all(|earlier| {
-                    state.progress[earlier] == Progress::Done
-                        || !steps[index].must_follow(&steps[earlier])
-                });
-            if free {
-                self.ranks[rank].progress[index] = Progress::Active;
-                self.offer(rank, index)?;
+            let state = &mut self.ranks[rank];
+            if state.progress[index] != Progress::Waiting {
+                continue;
+            }
+            let blocks = |earlier: &usize| {
+                state.progress[*earlier] != Progress::Done
+                    && steps[index].must_follow(&steps[*earlier])
+            };
+            match (head.max(state.blocked_by[index])..index).find(blocks) {
+                Some(earlier) => state.blocked_by[index] = earlier,
+                None => {
+                    state.progress[index] = Progress::Active;
+                    self.offer(rank, index)?;
+                }
             }
         }
         Ok(())
