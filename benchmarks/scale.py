@@ -4,7 +4,7 @@
          .venv/bin/python benchmarks/scale.py --form           form groups of hundreds of ranks here
     sudo .venv/bin/python benchmarks/scale.py --check          measure on hosts made of namespaces
 
-A prediction is what the choice of algorithms goes by (rust/core/src/plan/cost): of a network it
+A prediction is what the choice of algorithms goes by (rust/plan/src/cost): of a network it
 knows what a message costs at either end, the latency, and the rate of a host's link. --check
 measures the latency and the rate with a ping-pong between two hosts, and then compares predictions
 of whole collectives, by algorithms asked for by name, with their times. Peers are counted in plans.

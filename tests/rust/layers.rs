@@ -1,9 +1,9 @@
 //! The order of the code: no module uses one that stands after it in the list of `lib.rs`, and files that use each other
-//! in a circle are few.
+//! in a circle are few. A crate that the runtime is divided into is a module here.
 //!
 //! The sources are parsed. What `cfg(test)`, `cfg(fuzzing)` and `cfg(loom)` add is left out: tests may look anywhere. A
-//! path counts where its first segment is `crate`, `self`, `super` or a module of the file, in a `use`, in code and in
-//! the arguments of a macro; a name that a `mod.rs` re-exports counts for the file that has it.
+//! path counts where its first segment is `crate`, `self`, `super`, a crate of ours or a module of the file, in a `use`, in code
+//! and in the arguments of a macro; a name that a `mod.rs` re-exports counts for the file that has it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,6 +15,9 @@ use syn::{Attribute, Item, Meta, Token, UseTree};
 
 /// How many files a circle may have: what cannot be read without each other.
 const LARGEST_CIRCLE: usize = 3;
+
+/// The crates beside the runtime's: their names in paths, and their folders in `rust/`.
+const CRATES: [(&str, &str); 2] = [("unisono_plan", "plan"), ("unisono_reduce", "reduce")];
 
 #[test]
 fn a_module_uses_only_those_before_it() {
@@ -48,7 +51,7 @@ fn a_module_uses_only_those_before_it() {
 #[test]
 fn contributing_has_the_same_list() {
     let code = Code::read();
-    let text = fs::read_to_string(root().join("../../../CONTRIBUTING.md")).expect("a file");
+    let text = fs::read_to_string(root().join("../CONTRIBUTING.md")).expect("a file");
     let numbered: Vec<_> = (1..)
         .map_while(|number| {
             let start = format!("\n{number}. `");
@@ -90,7 +93,7 @@ fn circles_of_files_are_small() {
     );
 }
 
-/// Where a module stands: `["engine", "links"]`; the crate's root is empty.
+/// Where a module stands: `["engine", "links"]`, `["unisono_plan", "cost"]`; the root of the runtime's crate is empty.
 type Module = Vec<String>;
 
 struct File {
@@ -100,11 +103,11 @@ struct File {
     children: BTreeSet<String>,
     /// Names that are defined elsewhere, and where.
     exports: BTreeMap<String, Vec<String>>,
-    /// Paths from the crate's root, as they are written.
+    /// Paths from the root, as they are written.
     paths: BTreeSet<Vec<String>>,
 }
 
-/// The source files of the crate.
+/// The source files of the crates.
 struct Code {
     files: BTreeMap<Module, File>,
 }
@@ -114,7 +117,15 @@ impl Code {
         let mut code = Self {
             files: BTreeMap::new(),
         };
-        code.add(Vec::new(), root().join("lib.rs"));
+        code.add(Vec::new(), root().join("core/src/lib.rs"));
+        for (name, folder) in CRATES {
+            code.add(
+                vec![name.to_owned()],
+                root().join(folder).join("src/lib.rs"),
+            );
+            let runtime = code.files.get_mut(&Vec::new()).expect("read before");
+            runtime.children.insert(name.to_owned());
+        }
         assert!(code.files.len() > 100, "{} files", code.files.len());
         code
     }
@@ -170,7 +181,7 @@ impl Code {
         &self.files[module]
     }
 
-    /// The modules of the crate's root.
+    /// The modules of the runtime's root, and the other crates.
     fn layers(&self) -> impl Iterator<Item = &String> {
         self.of(&[]).children.iter()
     }
@@ -217,11 +228,18 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The same path from the crate's root; `None` for one into another crate or to a local name.
+    /// The root of the crate that has the file.
+    fn home(&self) -> Module {
+        let first = self.module.first().filter(|name| is_crate(name));
+        first.cloned().into_iter().collect()
+    }
+
+    /// The same path from the root; `None` for one into a crate that is not ours or to a local name.
     fn absolute(&self, path: &[String]) -> Option<Vec<String>> {
         let first = path.first()?;
         let (mut base, rest) = match first.as_str() {
-            "crate" => (Vec::new(), &path[1..]),
+            "crate" => (self.home(), &path[1..]),
+            name if is_crate(name) => (Vec::new(), path),
             "self" | "super" => (self.module.clone(), path),
             child if self.children.contains(child) => (self.module.clone(), path),
             _ => return None,
@@ -325,6 +343,11 @@ impl<'ast> Visit<'ast> for Reader<'_> {
     }
 }
 
+/// Whether a name in a path is that of a crate beside the runtime's.
+fn is_crate(name: &str) -> bool {
+    CRATES.iter().any(|(known, _)| *known == name)
+}
+
 /// Whether the library has what bears these attributes.
 fn is_built(attributes: &[Attribute]) -> bool {
     let conditions = attributes.iter().filter(|it| it.path().is_ident("cfg"));
@@ -382,5 +405,5 @@ fn names(line: &str) -> Vec<String> {
 }
 
 fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }

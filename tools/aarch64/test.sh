@@ -70,12 +70,14 @@ of_pages=(
   heap:: transport::shm::tests::
 )
 if [ "$part" = quick ]; then
+  test_rust --release -p unisono-reduce --lib --
   test_rust --release -p unisono --lib -- reduce:: wire heap:: transport::shm::tests::
   for page in 16384 65536; do
     PAGE=$page test_rust --release -p unisono --lib -- "${of_pages[@]}"
   done
 else
   # Not those of devices, which are emulated for this machine, nor of lending, which needs process_vm_readv.
+  test_rust -p unisono-plan -p unisono-reduce --lib --
   test_rust -p unisono --lib --test collectives --test counts --test engine --test threads --
   # Not what is in their documentation: that would be compiled by the rustdoc of another compiler.
   test_rust -p unisono-capi -p unisono-launch --lib --bins --tests --

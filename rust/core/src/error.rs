@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use crate::types::Rank;
+use crate::types::{Meaningless, Rank};
 
 /// `std::result::Result` with unisono's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -258,6 +258,12 @@ impl std::error::Error for Error {
     }
 }
 
+impl From<Meaningless> for Error {
+    fn from(error: Meaningless) -> Self {
+        Self::unsupported(error.to_string())
+    }
+}
+
 /// Text that another process wrote: of a peer, or what anybody may have put into a store. It ends in errors and logs, and so
 /// on terminals, which obey some characters. What a parser reads as text becomes this, in which those are replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -293,6 +299,7 @@ mod tests {
     use std::error::Error as _;
 
     use super::*;
+    use crate::types::{DataType, ReduceOp};
 
     #[test]
     fn what_the_system_refused_can_be_asked_for() {
@@ -311,6 +318,16 @@ mod tests {
         assert_ne!(
             Error::system("it", refused()),
             Error::system("it", refused().to_string())
+        );
+    }
+
+    #[test]
+    fn an_operator_without_meaning_is_unsupported() {
+        let error = Error::from(ReduceOp::Avg.check(DataType::Bool).unwrap_err());
+        assert_eq!(error.code, Code::Unsupported);
+        assert_eq!(
+            error.message,
+            "operator avg has no meaning for bool; average the bytes as uint8"
         );
     }
 

@@ -4,6 +4,9 @@
 //! inside a host and over TCP between hosts. The layers, each of which uses only those before it in this list
 //! (`tests/rust/layers.rs` reads the list and compares):
 //!
+//! - [`unisono_plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
+//!   which `plan::check` proves right without a socket. A crate of its own, which this one has as [`plan`].
+//! - [`unisono_reduce`]: the arithmetic, operator by type, in SIMD and as a scalar reference. Likewise.
 //! - [`types`], [`buffer`], [`error`], [`config`]: the vocabulary. `buffer` is the only place where a pointer becomes a
 //!   slice; `config` is the one table of settings.
 //! - `locks`, `sync`, [`fence`], `fork`, `users`, [`interrupts`], `threads`, `processors`, `descriptors`, `rarely`: locks, and the
@@ -11,9 +14,7 @@
 //!   this process is, what a long wait does about signals, which threads the library has started, where they may run, how many
 //!   descriptors there are, and how often a line is logged.
 //! - [`heap`]: memory that peers on the same host work on in place.
-//! - [`plan`]: an algorithm is data. A pure function turns the shape of a request into the list of steps of one rank,
-//!   which `plan::check` proves right without a socket.
-//! - [`reduce`]: the arithmetic, operator by type, in SIMD and as a scalar reference.
+//! - [`reduce`]: the arithmetic, and threads that share long passes of it.
 //! - [`transport`]: a `Link` is one ordered reliable stream between two ranks; shared memory, TCP, in-process. Its
 //!   `handshake` proves that a peer is a member. And what device memory needs: the CUDA driver, found at run time, behind
 //!   safe objects.
@@ -28,7 +29,7 @@
 //!
 //! | Question | File |
 //! |---|---|
-//! | Which algorithm serves a call? | `plan/select.rs`, by the costs in `plan/cost/`; what each serves and costs stands beside its plans, the table of all in `plan/mod.rs` |
+//! | Which algorithm serves a call? | `select.rs` of `unisono-plan`, by the costs in its `cost/`; what each serves and costs stands beside its plans, the table of all in its `lib.rs` |
 //! | When does a rank spin, yield or sleep? | `engine/wait/backoff.rs`, with what `engine/wait/contention.rs` has found |
 //! | Do the ranks of a host go through shared memory? | they agree on it: `engine/collective/shared/` |
 //! | Which thread drives an operation? | `engine/group/blocking.rs` and `lead.rs` (callers), `engine/wait/progress.rs` (the thread) |
@@ -81,7 +82,6 @@ pub mod interrupts;
 #[doc(hidden)]
 pub mod locks;
 pub mod one_sided;
-pub mod plan;
 mod processors;
 mod rarely;
 pub mod reduce;
@@ -98,3 +98,5 @@ mod users;
 pub use communicator::{Communicator, Work};
 pub use engine::{Completion, PointToPoint, Request, Sizes, wait_for_threads};
 pub use fork::PerProcess;
+#[doc(inline)]
+pub use unisono_plan as plan;

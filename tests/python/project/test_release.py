@@ -163,8 +163,25 @@ def test_the_image_of_the_documents_is_that_of_the_workflow(release):
     assert set(re.findall(r"\brust:[\w.-]+", document)) == images
 
 
-def test_the_crate_holds_its_sources_and_nothing_from_beside_it():
-    command = [os.environ.get("CARGO", "cargo"), "package", "-p", "unisono", "--list"]
+# The crates that are published, and the folder of each.
+CRATES = {
+    "unisono-plan": ROOT / "rust" / "plan",
+    "unisono-reduce": ROOT / "rust" / "reduce",
+    "unisono": ROOT / "rust" / "core",
+}
+
+
+def test_the_crates_are_published_together(release):
+    packages = " ".join(f"-p {name}" for name in CRATES)
+    commands = [step["run"] for _, step in steps_of(release) if "cargo publish" in str(step)]
+    assert len(commands) == 2
+    assert all(command.endswith(f" {packages}") for command in commands)
+    assert f"`cargo publish {packages}`" in (ROOT / "docs" / "releasing.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("crate", CRATES)
+def test_a_crate_holds_its_sources_and_nothing_from_beside_it(crate):
+    command = [os.environ.get("CARGO", "cargo"), "package", "-p", crate, "--list"]
     listed = subprocess.run(
         [*command, "--allow-dirty", "--offline"],
         cwd=ROOT,
@@ -180,5 +197,8 @@ def test_the_crate_holds_its_sources_and_nothing_from_beside_it():
         *("README.md", "LICENSE-APACHE", "LICENSE-MIT", ".cargo_vcs_info.json"),
         *("Cargo.lock", "Cargo.toml", "Cargo.toml.orig"),
     }
+    sources = {p.relative_to(CRATES[crate]).as_posix() for p in CRATES[crate].glob("src/**/*.rs")}
+    assert "src/lib.rs" in sources
+    assert sources <= files
     kernels = "src/transport/cuda/kernels/ptx"
-    assert {f"{kernels}/{p.name}" for p in (ROOT / "rust/core" / kernels).iterdir()} <= files
+    assert {f"{kernels}/{p.name}" for p in CRATES[crate].glob(f"{kernels}/*")} <= files

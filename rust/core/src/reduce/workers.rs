@@ -9,7 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use super::many::Pass;
+use unisono_reduce::Pass;
+
 use super::{Kernel, Source, Streaming, copy_hinted};
 use crate::fork::Home;
 use crate::locks::{Condvar, Mutex};

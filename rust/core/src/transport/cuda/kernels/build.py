@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 REQUIREMENT = "nvidia-cuda-nvrtc-cu12==12.0.140"
 VERSION = (12, 0)
 
-# In the order of their numbers in types.rs, from 1.
+# In the order of their numbers in `rust/reduce/src/types.rs`, from 1.
 DTYPES = (
     "float16",
     "bfloat16",

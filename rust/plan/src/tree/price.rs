@@ -1,0 +1,155 @@
+//! What trees serve, and what they cost.
+
+use super::{all_reduce, broadcast, gather, is_leaf, number_at, parent_of, reduce, scatter};
+use crate::cost::{Bill, Taken, Work};
+use crate::family::Family;
+use crate::types::Collective;
+use crate::{Counts, Plan, Shape};
+
+/// Up to this many elements go through one tree, more through two.
+const ONE_TREE: usize = 1024;
+
+/// Trees.
+pub(crate) const FAMILY: Family = Family {
+    serves: |shape| match shape.collective {
+        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => true,
+        Collective::Gather | Collective::Scatter => matches!(shape.counts, Counts::Even(_)),
+        _ => false,
+    },
+    build,
+    price,
+};
+
+fn build(shape: &Shape, chunk: usize) -> Option<Plan> {
+    Some(match shape.collective {
+        Collective::AllReduce => all_reduce(shape, chunk),
+        Collective::Reduce => reduce(shape, chunk),
+        Collective::Broadcast => broadcast(shape, chunk),
+        Collective::Gather => gather(shape),
+        Collective::Scatter => scatter(shape),
+        _ => return None,
+    })
+}
+
+fn price(collective: Collective, work: &Work, bill: &mut Bill) {
+    match collective {
+        Collective::AllReduce => {
+            climb(work, bill);
+            descend(work, bill);
+            // What comes down follows what goes up, so that both ways of an interface are in use.
+            bill.wire += across(work, bill, (1.0, 1.0));
+        }
+        Collective::Reduce => {
+            climb(work, bill);
+            bill.wire += across(work, bill, (1.0, 0.0));
+        }
+        Collective::Broadcast => {
+            descend(work, bill);
+            bill.wire += across(work, bill, (0.0, 1.0));
+        }
+        // Down the tree as up.
+        _ => collect(work, bill),
+    }
+}
+
+/// How many levels the two trees have, and how many pieces each of them carries.
+fn trees(work: &Work) -> (usize, f64, f64) {
+    let levels = (work.world - 1).ilog2() as usize + 1;
+    let (trees, elements) = if work.elements <= ONE_TREE {
+        (1.0, work.elements)
+    } else {
+        (2.0, work.elements.div_ceil(2))
+    };
+    (levels, trees, work.pieces_of(elements))
+}
+
+/// Bytes one way through the busiest interface, where each edge of one tree would carry so many times the buffer up and down.
+fn across(work: &Work, bill: &Bill, (up, down): (f64, f64)) -> f64 {
+    if !bill.at.across() {
+        return 0.0;
+    }
+    let (_, trees, _) = trees(work);
+    let last = work.world - 1;
+    let host = |number: usize| {
+        let rank = (bill.at.root + number) % work.world;
+        bill.at.places.get(rank).copied().unwrap_or(0)
+    };
+    let (mut out, mut into) = (vec![0.0; bill.at.hosts], vec![0.0; bill.at.hosts]);
+    for tree in 0..trees as usize {
+        for position in 1..=last {
+            let parent = match parent_of(position, last) {
+                0 => 0,
+                parent => number_at(parent, tree, last),
+            };
+            let (child, parent) = (host(number_at(position, tree, last)), host(parent));
+            if child != parent {
+                // A leaf has no sums, but elements.
+                let up = if is_leaf(position) {
+                    up
+                } else {
+                    up * work.widening
+                };
+                out[child] += up;
+                into[parent] += up;
+                out[parent] += down;
+                into[child] += down;
+            }
+        }
+    }
+    let all = out.into_iter().chain(into);
+    let busiest = all.fold(
+        0.0,
+        |most: f64, bytes| if bytes > most { bytes } else { most },
+    );
+    busiest * work.bytes / trees
+}
+
+/// Up the trees: a rank that forwards takes two children's sums.
+fn climb(work: &Work, bill: &mut Bill) {
+    let (levels, trees, pieces) = trees(work);
+    let piece = work.bytes * work.widening / trees / pieces;
+    let across = bill.at.across();
+    bill.rounds(levels);
+    bill.pass(work.bytes * work.widening);
+    bill.exchanges(2.0 * pieces, false, piece, Taken::Folded, 1.0);
+    // Until the first piece has arrived, only one level at a time can work.
+    let hop = bill.sending(piece) + 2.0 * bill.taking(piece, Taken::Folded, 1.0);
+    bill.alone += (levels - 1) as f64 * hop;
+    if across {
+        bill.alone += levels as f64 * (2.0 * bill.costs.remote_message);
+        bill.wire += levels as f64 * piece;
+    }
+}
+
+/// Down the trees: a rank that forwards sends to two children.
+fn descend(work: &Work, bill: &mut Bill) {
+    let (levels, trees, pieces) = trees(work);
+    let piece = work.bytes / trees / pieces;
+    let across = bill.at.across();
+    bill.rounds(levels);
+    bill.exchanges(trees * pieces, false, piece, Taken::Copied, 1.0);
+    let hop = 2.0 * bill.sending(piece) + bill.taking(piece, Taken::Copied, 1.0);
+    bill.alone += (levels - 1) as f64 * hop;
+    if across {
+        bill.alone += levels as f64 * (2.0 * bill.costs.remote_message);
+        bill.wire += levels as f64 * piece;
+    }
+}
+
+/// Runs of blocks up a binomial tree. `work.bytes` are one block.
+fn collect(work: &Work, bill: &mut Bill) {
+    let rounds = work.bruck_rounds();
+    bill.rounds(rounds);
+    for round in 0..rounds {
+        let blocks = (1_usize << round).min(work.world - (1 << round));
+        let run = work.bytes * blocks as f64;
+        let hop = bill.taking(run, Taken::Copied, 1.0) + bill.sending(run);
+        bill.root += hop;
+        // A rank in 2^(round + 1) sends a run of that length on; it is copied together before.
+        bill.each += (hop + work.bytes * bill.costs.copy) / (2 << round) as f64;
+        if bill.at.crosses(1 << round) {
+            bill.root += bill.costs.remote_message;
+            bill.wire += run;
+        }
+    }
+}
