@@ -17,8 +17,9 @@
 //     `bases` is not null the addresses in `in` are counted from those in there, one for each
 //     source. The result also takes the place of the sources whose bits in `copies` are set. Small
 //     floats are accumulated in float32 and rounded once. `avg` divides by `divisor`, the number of
-//     ranks, which is not 0; all others ignore it. That of integers takes a sum that cannot wrap. The operators, as `ReduceOp::check` allows them:
-//     sum avg prod min max band bor bxor land lor lxor.
+//     ranks, which is not 0; all others ignore it. That of integers takes a sum that cannot wrap.
+//     The operators, as `ReduceOp::check` allows them: sum avg prod min max band bor bxor land lor
+//     lxor.
 //   unisono_scale(void* out, const void* in, unsigned long long count, double factor)
 //     out[i] = in[i] * factor, as `reduce::scale` has it: what a rank puts for premul_sum. Of
 //     floats and complex numbers.
