@@ -233,7 +233,8 @@ def _fork(request: dict[str, Any], ours: list[int]) -> int:
     os.environ.clear()
     os.environ.update(request["env"])
     asked = request["env"]["PYTHONPATH"].split(os.pathsep)
-    sys.path[:] = list(dict.fromkeys([sys.path[0], *asked, *sys.path]))
+    # A script takes the place of the first entry, so that folder may be needed further on.
+    sys.path[:] = [sys.path[0], *dict.fromkeys([*asked, *sys.path])]
     raise _InChild(request["argv"])
 
 

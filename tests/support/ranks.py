@@ -199,9 +199,7 @@ def run_torchrun(
         command = [sys.executable, str(HERE / "ranks.py"), "torchrun", str(folder)]
         command += ["--standalone", "--nproc-per-node", str(nproc), str(HERE / "ranks.py")]
         command += ["script", str(folder), str(script), *map(str, args)]
-        variables = {"OMP_NUM_THREADS": "1", **(env or {})}
-        forks = forkserver.serves(variables)
-        agent = _Rank(0, folder, command, variables, "torchrun", forks=forks, torch=True)
+        agent = _Rank(0, folder, command, {"OMP_NUM_THREADS": "1", **(env or {})}, "torchrun")
         try:
             timed_out = _wait([agent], timeout, stop_on_failure=False)
             stacks = _stacks_of_workers(folder) if timed_out else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from namespaces import Hosts, hosts, place_of, why_not
+from namespaces import Hosts, hosts, limit, place_of, why_not
 from ranks import RankResult, run_ranks
 
 torch = pytest.importorskip("torch")
@@ -39,6 +39,8 @@ def run(
 @pytest.mark.parametrize("host_of", [[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]], ids=str)
 def test_ddp_trains_as_one_process_does_and_goes_in_two_levels(host_of):
     with hosts() as net:
+        # Far less than the memory carries: the choice does not hang on what is measured.
+        limit(net, 1000)
         results = run(net, "torch_hosts_ranks:ddp", host_of=host_of, UNISONO_LOG="debug")
     for result in results:
         assert result.value < 1e-12, result
