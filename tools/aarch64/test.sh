@@ -46,8 +46,11 @@ left_out=(
   private_memory_out_of_reach_is_copied a_revoked_loan_is_never_whole what_a_forked_child_drops_takes_nothing_back
   a_successor_to_the_number_delivers_nothing
   who_dies_while_its_memory_is_read_is_lost processes_talk_with_messages_of_every_kind
+  a_successor_delivers_nothing who_executes_another_program_is_lost
   # For want of it these move megabytes through rings of 64 bytes, between threads that take turns: it takes minutes.
   messages_of_every_kind_arrive_in_order sleepers_are_woken_by_messages_of_every_kind
+  # It maps no tens of GiB at a time.
+  what_no_heap_can_fill_is_not_mapped
   # In /proc/self/stat each thread of a process has begun at another time.
   many_threads_lose_nothing ranks_meet_in_a_file
   # Its deadline is for a processor that is there.
