@@ -265,7 +265,8 @@ impl From<Meaningless> for Error {
 }
 
 /// Text that another process wrote: of a peer, or what anybody may have put into a store. It ends in errors and logs, and so
-/// on terminals, which obey some characters. What a parser reads as text becomes this, in which those are replaced.
+/// on terminals, which obey some characters. Each of those becomes a question mark here, so that the text is never longer than
+/// its bytes were, and can be written again where they were allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ForeignText(String);
 
@@ -274,7 +275,7 @@ impl ForeignText {
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let shown = |letter| match is_obeyed(letter) {
-            true => char::REPLACEMENT_CHARACTER,
+            true => '?',
             false => letter,
         };
         Some(Self(text.chars().map(shown).collect()))
