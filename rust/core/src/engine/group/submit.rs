@@ -125,15 +125,15 @@ impl Group {
         };
         // Two ranks have one order.
         let order = request.in_rank_order && shape.world > 2;
-        let workers = self.workers.clone();
-        let elements = Elements::new(request.dtype, request.op, self.world, workers)?;
-        let sizes = (elements.dtype.size(), elements.partial().size());
+        let sizes = (request.dtype.size(), request.partial().size());
         let key = PlanKey::of(&shape, sizes).map(|key| key.in_rank_order(order));
         let choose = |is_told| self.choose(&shape, request.dtype, (order, is_told));
         let choice = core.plans.choice(key, choose);
+        let workers = self.workers.clone();
+        let elements = Elements::new(request.dtype, request.op, self.world, workers)?;
         let compiled = match choice.needs_agreement() {
             true => None,
-            false => Some(self.compiled(&mut core.plans, (&shape, key), &elements, choice)?),
+            false => Some(self.compiled(&mut core.plans, (&shape, key), sizes, choice)?),
         };
         let fingerprint = request.fingerprint(sequence, choice.messages.number());
         let mut operands = Operands {
@@ -204,7 +204,7 @@ impl Group {
         &self,
         plans: &mut PlanStore,
         (shape, key): (&Shape, Option<PlanKey>),
-        elements: &Elements,
+        (element_size, partial_size): (usize, usize),
         choice: Choice,
     ) -> Result<Arc<CompiledPlan>> {
         plans.compiled(key, || {
@@ -212,12 +212,11 @@ impl Group {
             let Membership {
                 topology, costs, ..
             } = &self.membership;
-            let size = elements.dtype.size();
-            let piece = plan::piece_length(algorithm, shape, size, topology, costs);
+            let piece = plan::piece_length(algorithm, shape, element_size, topology, costs);
             let plan = plan::build_on(algorithm, shape, piece, topology).ok_or_else(|| {
                 Error::internal(format!("no {algorithm} plan for {}", shape.collective))
             })?;
-            Ok(CompiledPlan::new(plan, elements.partial().size()))
+            Ok(CompiledPlan::new(plan, partial_size))
         })
     }
 
@@ -227,11 +226,12 @@ impl Group {
             return Ok(false);
         };
         let shape = key.shape(self.rank, self.world);
-        let elements = &run.operands().elements;
+        let dtype = run.operands().elements.dtype;
         let choice = plans.choice(Some(key), |is_told| {
-            self.choose(&shape, elements.dtype, (key.in_rank_order, is_told))
+            self.choose(&shape, dtype, (key.in_rank_order, is_told))
         });
-        let compiled = self.compiled(plans, (&shape, Some(key)), elements, choice)?;
+        let sizes = (key.element_size, key.partial_size);
+        let compiled = self.compiled(plans, (&shape, Some(key)), sizes, choice)?;
         let neighbours = self.membership.topology.ranks_beside(self.rank);
         run.go_by_messages(plans.prepare(compiled, run.operands(), neighbours));
         Ok(true)

@@ -43,7 +43,8 @@ pub(crate) enum Sink {
 
 /// One side's view of its traffic with one peer.
 ///
-/// [`Peer::items`] names every field: a new one does not compile before that says what it may hold.
+/// [`Peer::under_way`] and [`Peer::is_idle`] name every field: a new one does not compile before both say what it may hold. The second
+/// asks for each peer in each short call, where one over the first costs 3 % of its instructions.
 #[derive(Default)]
 pub(crate) struct Peer {
     pub(crate) outgoing: VecDeque<Outgoing>,
@@ -72,24 +73,13 @@ impl Peer {
     /// The sends to this peer and the receives that have met a message of its, wherever they are: with the bytes of each. None
     /// of them ends without the peer.
     pub(crate) fn under_way(&self) -> impl Iterator<Item = (&Arc<WorkState>, usize)> {
-        self.items().flatten()
-    }
-
-    /// Whether there is nothing to send to this peer, to read of it or to hear from it.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.items().next().is_none()
-    }
-
-    /// What is on its way: with the operation of this rank that it belongs to and its bytes, or `None` for frames of the
-    /// protocol and for messages that no receive has met.
-    fn items(&self) -> impl Iterator<Item = Option<(&Arc<WorkState>, usize)>> {
         let Self {
             outgoing,
             announced,
             ready,
             sink,
             lent,
-            // A receive will look at these.
+            // No receive has met these.
             held: _,
             kept: _,
             // Accounts.
@@ -98,21 +88,45 @@ impl Peer {
             freed: _,
             kept_bytes: _,
         } = self;
-        let arriving = sink.as_ref().map(|sink| match sink {
-            Sink::Receive { work, memory, .. } => Some((work, memory.len())),
-            Sink::Keep { .. } => None,
-        });
-        let ready = ready.values();
-        let announced = announced.values();
+        let arriving = match sink {
+            Some(Sink::Receive { work, memory, .. }) => Some((work, memory.len())),
+            Some(Sink::Keep { .. }) | None => None,
+        };
         let lent = lent.iter().map(|(_, frame)| frame);
-        let sent = lent
-            .chain(outgoing)
-            .map(|frame| Some((frame.work.as_ref()?, frame.payload.len())));
+        let sent = lent.chain(outgoing).filter_map(|frame| {
+            let work = frame.work.as_ref()?;
+            Some((work, frame.payload.len()))
+        });
+        let announced = announced.values();
+        let ready = ready.values();
         arriving
             .into_iter()
-            .chain(ready.map(|posted| Some((&posted.work, posted.bytes()))))
-            .chain(announced.map(|send| Some((&send.work, send.frame.bytes as usize))))
+            .chain(ready.map(|posted| (&posted.work, posted.bytes())))
+            .chain(announced.map(|announced| (&announced.work, announced.frame.bytes as usize)))
             .chain(sent)
+    }
+
+    /// Whether there is nothing to send to this peer, to read of it or to hear from it.
+    pub(crate) fn is_idle(&self) -> bool {
+        let Self {
+            outgoing,
+            announced,
+            ready,
+            sink,
+            lent,
+            // A receive will look at it.
+            held: _,
+            kept: _,
+            offering: _,
+            in_flight: _,
+            freed: _,
+            kept_bytes: _,
+        } = self;
+        outgoing.is_empty()
+            && announced.is_empty()
+            && ready.is_empty()
+            && lent.is_empty()
+            && sink.is_none()
     }
 
     pub(crate) fn push_control(&mut self, frame: Frame) {
