@@ -14,10 +14,10 @@ import pytest
 # pytest has put this folder on the path, where `cuda` and `wheel` would pass for packages.
 sys.path.remove(str(Path(__file__).resolve().parent))
 
-PACKAGE = Path(__file__).resolve().parents[1] / "python" / "unisono"
-
-# `make test-slow` runs these and `make test` does not: programs of others, packages, and what tests
-# the tools. The first part of a test's name decides.
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "python" / "unisono"
+# `make test-slow` runs these and `make test` does not: programs of others, packages, and the tests
+# of the tools. Files, folders and single tests.
 SLOW = (
     "tests/cuda/without_gpu/test_cuda_kernels.py",
     "tests/cuda/without_gpu/test_gpu_scripts.py",
@@ -29,18 +29,22 @@ SLOW = (
     "tests/python/project/test_conformance_runner.py",
     "tests/python/project/test_install.py",
     "tests/python/project/test_release.py",
+    "tests/python/torch/test_torch_as_gloo.py::test_a_program_that_nobody_here_wrote",
 )
-# `make check` runs these: of each door what tells most in little time.
-CHECK = (
-    r"tests/python/c/test_c\.py::test_(programs|failures|a_rank|the_header_stands)",
-    r"tests/python/launch/test_launch\.py::test_(every|a_rank|the_first)",
-    r"tests/python/numpy/test_numpy_arrays\.py",
-    r"tests/python/numpy/test_numpy_failures\.py::test_(bad|a_mismatch|timeouts|abort)",
-    r"tests/python/numpy/test_numpy_collectives\.py::test_every_combination\[.*-[23]\]",
-    r"tests/python/project/test_(stub|versioning)\.py",
-    r"tests/python/torch/test_torch_collectives\.py",
-    r"tests/python/torch/test_torch_(errors|threads|types)\.py",
-)
+# `make check` runs these: of each door the tests that tell most in little time.
+CHECK = {
+    "tests/python/c/test_c.py": r"test_(programs|failures|a_rank|the_header_stands)",
+    "tests/python/launch/test_launch.py": r"test_(every|a_rank|the_first)",
+    "tests/python/numpy/test_numpy_arrays.py": "",
+    "tests/python/numpy/test_numpy_failures.py": r"test_(bad|a_mismatch|timeouts|abort)",
+    "tests/python/numpy/test_numpy_collectives.py": r"test_every_combination\[.*-[23]\]",
+    "tests/python/project/test_stub.py": "",
+    "tests/python/project/test_versioning.py": "",
+    "tests/python/torch/test_torch_collectives.py": "",
+    "tests/python/torch/test_torch_errors.py": "",
+    "tests/python/torch/test_torch_threads.py": "",
+    "tests/python/torch/test_torch_types.py": "",
+}
 
 
 def pytest_report_header() -> list[str]:
@@ -52,13 +56,16 @@ def pytest_report_header() -> list[str]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        path, _, name = item.nodeid.partition("::")
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-        elif any(re.match(pattern, item.nodeid) for pattern in CHECK):
+        elif path in CHECK and re.match(CHECK[path], name):
             item.add_marker(pytest.mark.check)
 
 
 def pytest_configure() -> None:
+    gone = [name for name in (*SLOW, *CHECK) if not (ROOT / name.partition("::")[0]).exists()]
+    assert not gone, f"tests/conftest.py names files that do not exist: {gone}"
     # What a script starts in the background, or under nohup, ignores signals, and so would all that
     # is started here. A function that does nothing is the same to this process, and ends with it.
     for ignored in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
