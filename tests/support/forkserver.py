@@ -164,6 +164,8 @@ def start(argv: list[str], environment: Mapping[str, str], output: Path, *, torc
         if len(_servers) >= MOST_SERVERS and idle:
             _servers.pop(idle[0]).close()
         variables = {**dict(early), "PYTHONPATH": environment["PYTHONPATH"]}
+        # Its threads would be lost in a fork.
+        variables.setdefault("OPENBLAS_NUM_THREADS", "1")
         server = Server(variables, torch=torch)
     _servers[key] = server
     return server.start(argv, environment, output)
