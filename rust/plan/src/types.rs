@@ -100,7 +100,7 @@ macro_rules! algorithms {
             /// Every algorithm.
             pub const ALL: [Self; [$(Algorithm::$name),+].len()] = [$(Self::$name),+];
 
-            /// What the setting takes, in words.
+            /// The values of the setting, in words.
             pub const ACCEPTS: &str = concat!("auto", $(", ", $text),+);
 
             /// The name used in settings and reports.

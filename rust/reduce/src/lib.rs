@@ -13,7 +13,7 @@
 //! every machine, with one exception the hardware makes: which of two NaNs a sum or product hands
 //! on.
 //!
-//! What the operators mean at the edges:
+//! The operators at the edges:
 //! * Integers wrap in sums and products. Their averages do not: the sum has 128 bits on all its way
 //!   and is divided toward zero. They have no premultiplied sum.
 //! * An average of floats is their sum, divided at the end. A sum beyond the largest number of the

@@ -77,7 +77,7 @@ def rank_averages_integers(rank: int, world: int) -> None:
         if dtype == torch.bool:
             continue
         most = torch.iinfo(dtype).max
-        # Both short and long, and some that is not one ring's share: the ways differ.
+        # Short calls, those of one round and those of many pieces reduce by different code.
         for count in (world, 1000 * world, 300_001 * world):
             given = torch.full((count,), most, dtype=dtype)
             given[::2] = -3 + rank if dtype.is_signed else rank

@@ -29,7 +29,7 @@ pub(in crate::transport) struct Opening {
     pub(in crate::transport) to: u32,
 }
 
-/// What goes over the socket.
+/// The messages on the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::transport) enum Message {
     Open(Opening),

@@ -1,6 +1,6 @@
 // The element types: their bits, and the type in which they are calculated with.
 //
-// What is written here and in operators.cuh is what `rust/core/src/reduce` does, to the bit: a
+// What is written here and in operators.cuh is what `rust/reduce` does, to the bit: a
 // result may not depend on whether it was made on the device or on the processor. The one exception
 // is the hardware's: which NaN a sum or a product gives.
 #pragma once
