@@ -20,6 +20,8 @@ TORCH ?= $(DEFAULT_TORCH)
 VENV ?= $(if $(filter $(DEFAULT_TORCH),$(TORCH)),.venv,.venv-torch$(TORCH))
 # Extra arguments: `make test-python TEST="tests/python/project/test_ranks.py -k dies"`, `make test-rust TEST=plan::`.
 TEST ?=
+# Tests that run at the same time: one more than cores, since many wait.
+PARALLEL ?= $(shell echo $$(($$(nproc) + 1)))
 # How long `make fuzz` runs each of its targets.
 SECONDS ?= 20
 # The part of PyTorch's tests that `make conformance` runs.
@@ -55,6 +57,8 @@ override BENCH_RESULTS := bench-results
 override measure = CARGO_TARGET_DIR=$(TARGET) $(PY) -u
 
 override quietly := tools/quietly.sh
+override pytest = $(PY) -m pytest -q -rs
+override beside := -n $(PARALLEL) --dist worksteal
 override with_torch := tools/with-torch.sh $(VENV)
 # The scripts of tools/ and rust/capi/ take these from the environment.
 export CARGO PYTHON
@@ -98,14 +102,14 @@ install: prerequisites ## Install libunisono, its headers, pkg-config and CMake 
 .PHONY: check
 check: lint c ## Run what tells most in minutes: lint, the unit tests, some tests of each door
 	$(CARGO) test --lib --target-dir $(TARGET)
-	$(PY) -m pytest -q -m check
+	$(pytest) $(beside) -m check
 
 .PHONY: test
 test: test-rust test-python ## Run the tests but for the slow ones
 
 .PHONY: test-slow
 test-slow: frameworks c test-tools nvrtc test-loom ## Run the slow ones: loom, frameworks, packages, tools, PyTorch's own (SHARD), aarch64
-	$(PY) -m pytest -q -rs -m slow
+	$(pytest) $(beside) -m slow
 	@$(MAKE) --no-print-directory conformance test-aarch64-quick
 
 .PHONY: test-rust
@@ -139,11 +143,11 @@ cuda-emulator: prerequisites ## Build the emulated CUDA driver for tests, and pr
 
 .PHONY: test-python
 test-python: setup c test-tools ## Run the Python and torch tests but for the slow ones (TEST names any)
-	$(PY) -m pytest -q -rs $(or $(TEST),-m "not slow")
+	$(pytest) $(or $(TEST),$(beside) -m "not slow")
 
 .PHONY: test-c
 test-c: setup c test-tools ## Run the tests of the C and C++ headers alone
-	$(PY) -m pytest -q -rs tests/python/c $(TEST)
+	$(pytest) tests/python/c $(TEST)
 
 # Without a build in this checkout it is the installed unisono that is tested, not the folder python/.
 override with_setup := $(filter-out no,$(SETUP))

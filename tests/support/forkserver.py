@@ -1,7 +1,7 @@
 """Start ranks as forks of one process that has imported what they need.
 
-``import torch`` takes some seconds of CPU, more than most tests need for anything else, and NumPy
-a sixth of one. So the first rank that may be forked starts a server: this file as a
+``import torch`` takes some seconds of CPU, more than most tests need for anything else, the first
+optimizer nearly as much again (it imports ``torch._dynamo``), and NumPy a sixth of one. So the first rank that may be forked starts a server: this file as a
 program. It imports these, makes no group, starts no thread, and forks a child for each request.
 There is one for ranks with torch and one for those without. The child then does the same
 as a new interpreter (``ranks.run``), with the environment, the search path, the output file and
@@ -31,6 +31,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import namespaces
+
 # Of these variables torch, its backends and unisono read nothing before a group is made, and the
 # emulated CUDA driver nothing before it is loaded, so a fork can still be given them. Other
 # variables make a server of their own.
@@ -47,8 +49,9 @@ READ_LATE = (
     "UNISONO_",
     "WORLD_SIZE",
 )
-# The package reads this one when it is imported, and may print what it makes of it.
+# The package reads this one when it is imported, and prints something of values other than these.
 READ_AT_IMPORT = "UNISONO_AS_GLOO"
+SILENT = ("0", "1")
 # One takes some 200 MB.
 MOST_SERVERS = 4
 LARGEST_MESSAGE = 1 << 17
@@ -77,9 +80,8 @@ class Server:
         self.link.close()
         self.process.wait()
 
-    def start(self, argv: list[str], environment: Mapping[str, str], output: Path) -> Forked:
-        """Fork a child that runs ``ranks._child`` with ``argv`` and writes to ``output``."""
-        request = {"argv": argv, "env": dict(environment), "output": str(output)}
+    def start(self, request: dict[str, Any]) -> Forked:
+        """Fork a child that runs ``ranks._child``: `start` below says what a request has."""
         self.link.sendall(json.dumps(request).encode())
         while (message := self._receive()).keys() != {"started"}:
             self._note(message)
@@ -151,12 +153,27 @@ _servers: dict[tuple[Any, ...], Server] = {}
 
 def serves(environment: Mapping[str, str]) -> bool:
     """Whether a fork behaves as an interpreter does that starts with ``environment``."""
-    return READ_AT_IMPORT not in environment
+    return environment.get(READ_AT_IMPORT, "0") in SILENT
 
 
-def start(argv: list[str], environment: Mapping[str, str], output: Path, *, torch: bool) -> Forked:
-    """Start a rank as a fork of the server for the variables that are read early."""
-    early = sorted(v for v in environment.items() if not v[0].startswith(READ_LATE))
+def start(
+    argv: list[str],
+    environment: Mapping[str, str],
+    output: Path,
+    *,
+    host: str | None,
+    torch: bool,
+) -> Forked:
+    """Start a rank as a fork of the server for the variables that are read early.
+
+    It runs ``ranks._child`` with ``argv`` and ``environment``, writes to ``output``, and is in the
+    network namespace ``host``.
+    """
+
+    def is_early(name: str) -> bool:
+        return name == READ_AT_IMPORT or not name.startswith(READ_LATE)
+
+    early = sorted(variable for variable in environment.items() if is_early(variable[0]))
     key = (torch, *early)
     server = _servers.pop(key, None)
     if server is None:
@@ -168,7 +185,8 @@ def start(argv: list[str], environment: Mapping[str, str], output: Path, *, torc
         variables.setdefault("OPENBLAS_NUM_THREADS", "1")
         server = Server(variables, torch=torch)
     _servers[key] = server
-    return server.start(argv, environment, output)
+    request = {"argv": argv, "env": dict(environment), "output": str(output), "host": host}
+    return server.start(request)
 
 
 @atexit.register
@@ -227,6 +245,8 @@ def _fork(request: dict[str, Any], ours: list[int]) -> int:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
+    if request["host"]:
+        namespaces.join(request["host"])
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -263,8 +283,11 @@ def _main(link: socket.socket, *, torch: bool) -> None:
 
 
 def _import_torch() -> None:
+    # It is for GPUs, and reports at the end of a process what `gc.freeze` has kept as leaked.
+    sys.modules["triton"] = None  # type: ignore[assignment]
     import torch
-    import torch.distributed
+    import torch._dynamo
+    import torch.distributed.checkpoint
     import torch.nn.parallel
 
     torch.set_num_threads(1)

@@ -7,6 +7,7 @@ is added to the host's own network, but for a moment the devices of `carrier`.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shutil
@@ -21,6 +22,12 @@ from carrier import MTU, Carrier, Link
 # What `ip netns exec` puts in place of /etc/hosts and the like: a folder per namespace.
 OWN_FILES = Path("/etc/netns")
 RUNNING = Path("/run/netns")
+_CLONE_NEWNET = 0x40000000
+_CLONE_NEWNS = 0x00020000
+_MNT_DETACH = 2
+_MS_BIND = 4096
+_MS_REC = 16384
+_MS_SLAVE = 1 << 19
 PREFIX = "unisono-"
 
 
@@ -45,7 +52,7 @@ class Hosts:
 
     def enter(self, host: int) -> list[str]:
         """The command that becomes the one after it, inside of ``host``."""
-        return ["ip", "netns", "exec", self.names[host]]
+        return enter(self.names[host])
 
     def name_host(self, host: int, name: str, address: str) -> None:
         """Let ``name`` stand for ``address`` inside of ``host``."""
@@ -218,6 +225,35 @@ def remove(name: str) -> None:
     shutil.rmtree(OWN_FILES / name, ignore_errors=True)
     with suppress(OSError):
         OWN_FILES.rmdir()
+
+
+def enter(name: str) -> list[str]:
+    """The command that becomes the one after it, inside of the namespace."""
+    return ["ip", "netns", "exec", name]
+
+
+def join(name: str) -> None:
+    """Bring this process, which has one thread, into the namespace, as ``enter`` does.
+
+    It then has mounts of its own: /sys shows the interfaces of the namespace, and the files of its
+    folder in /etc/netns are in /etc.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(function: str, *arguments: int | bytes | None) -> None:
+        if getattr(libc, function)(*arguments) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{function}: {os.strerror(number)}", name)
+
+    with (RUNNING / name).open() as namespace:
+        call("setns", namespace.fileno(), _CLONE_NEWNET)
+    call("unshare", _CLONE_NEWNS)
+    call("mount", b"", b"/", b"none", _MS_SLAVE | _MS_REC, None)
+    call("umount2", b"/sys", _MNT_DETACH)
+    call("mount", name.encode(), b"/sys", b"sysfs", 0, None)
+    for own in (OWN_FILES / name).glob("*"):
+        there = Path("/etc") / own.name
+        call("mount", bytes(own), bytes(there), b"none", _MS_BIND, None)
 
 
 def remove_orphans() -> None:

@@ -15,11 +15,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import importlib
 import io
+import itertools
 import json
 import os
 import pickle
+import random
 import runpy
 import signal
 import socket
@@ -28,12 +31,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import forkserver
+import namespaces
 
 HERE = Path(__file__).resolve().parent
 # After one rank fails the others have this long to notice before their stacks are taken. A rank
@@ -43,6 +47,9 @@ PATIENCE = float(os.environ.get("UNISONO_TEST_PATIENCE", "1"))
 GRACE = 10.0 * PATIENCE
 STACK_TIME = 0.5
 OUTPUT_LINES = 60
+# Below what Linux gives to sockets that ask for any port.
+PORTS = range(12000, 32000)
+MOST_WORKERS = 16
 _PR_SET_PDEATHSIG = 1
 # What the emulated CUDA driver's report may not count at the end of a rank that ends well.
 LEFT_IN_THE_DRIVER = (
@@ -118,6 +125,7 @@ def run_ranks(
     torch: bool = False,
     check: bool = True,
     prefix: Callable[[int], Sequence[str]] | None = None,
+    host: Callable[[int], str] | None = None,
 ) -> list[RankResult]:
     """Run ``target`` on ``world`` ranks and return how each ended, in rank order.
 
@@ -142,6 +150,8 @@ def run_ranks(
     prefix
         From a rank to the command that becomes it, such as ``ip netns exec host``. One that does
         not replace itself by the program that follows ends when it is asked for its stacks.
+    host
+        From a rank to the network namespace that it runs in (``Hosts.names``).
     """
     port = str(free_port())
     with contextlib.ExitStack() as stack:
@@ -163,10 +173,17 @@ def run_ranks(
                 **reporting(folder, rank),
                 **(extra or {}),
             }
-            command = [*(prefix(rank) if prefix else ())]
-            command += [sys.executable, str(HERE / "ranks.py"), "rank", str(folder)]
-            forks = not prefix and forkserver.serves(variables)
-            ranks.append(_Rank(rank, folder, command, variables, forks=forks, torch=torch))
+            program = [sys.executable, str(HERE / "ranks.py"), "rank", str(folder)]
+            where = host(rank) if host else None
+            if prefix or not forkserver.serves(variables):
+                first = [
+                    *(namespaces.enter(where) if where else ()),
+                    *(prefix(rank) if prefix else ()),
+                ]
+                ranks.append(_Rank(rank, folder, [*first, *program], variables))
+            else:
+                fork = functools.partial(forkserver.start, host=where, torch=torch)
+                ranks.append(_Rank(rank, folder, program[2:], variables, fork=fork))
         timed_out = _wait(ranks, timeout, stop_on_failure=check)
         results = [rank.finish() for rank in ranks]
         ended_well = {result.rank: result.ok for result in results}
@@ -214,10 +231,29 @@ def run_torchrun(
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that no process listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A TCP port of 127.0.0.1 that no process listens on, and none is given by the kernel.
+
+    The kernel gives ports above these to sockets that ask for any, so the port stays free until
+    its user comes. Tests that run beside each other have parts of their own.
+    """
+    while True:
+        port = next(_ports)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            return port
+
+
+def _own_ports() -> Iterator[int]:
+    """The ports of this process, over and over, from any of them on."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = (PORTS.stop - PORTS.start) // MOST_WORKERS
+    first = PORTS.start + worker % MOST_WORKERS * count
+    begin = random.randrange(count)
+    return (first + (begin + number) % count for number in itertools.count())
+
+
+_ports = _own_ports()
 
 
 def reporting(folder: Path, rank: int) -> dict[str, str]:
@@ -261,9 +297,7 @@ class _Rank:
         command: list[str],
         variables: Mapping[str, str],
         name: str = "",
-        *,
-        forks: bool = False,
-        torch: bool = False,
+        fork: Callable[..., forkserver.Forked] | None = None,
     ) -> None:
         self.rank = rank
         self.folder = folder
@@ -274,9 +308,8 @@ class _Rank:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **variables}
         self.process: subprocess.Popen[bytes] | forkserver.Forked
-        if forks:
-            output = self.file("output")
-            self.process = forkserver.start(command[2:], environment, output, torch=torch)
+        if fork:
+            self.process = fork(command, environment, self.file("output"))
         else:
             self.process = self._start(command, environment)
 

@@ -41,7 +41,7 @@ def run(
         timeout=60,
         env=variables,
         check=check,
-        prefix=lambda rank: net.enter(rank // 2),
+        host=lambda rank: net.names[rank // 2],
     )
 
 

@@ -30,12 +30,12 @@ def run(net: Hosts, what: str, *args: object, per_host: int = 1, **more: str) ->
             **more,
         }
 
-    def enter(rank: int) -> list[str]:
-        return net.enter(rank // per_host)
+    def host(rank: int) -> str:
+        return net.names[rank // per_host]
 
     world = per_host * len(net.names)
     found = run_ranks(
-        world, f"hosts_ranks:{what}", *args, timeout=120, env=variables, prefix=enter, check=True
+        world, f"hosts_ranks:{what}", *args, timeout=120, env=variables, host=host, check=True
     )
     return [result.value for result in found]
 

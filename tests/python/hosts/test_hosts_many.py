@@ -33,7 +33,7 @@ def run(net: Hosts, host_of: Sequence[int], what: str, *args: Any) -> list[RankR
         *args,
         timeout=60,
         env=variables,
-        prefix=lambda rank: net.enter(host_of[rank]),
+        host=lambda rank: net.names[host_of[rank]],
     )
 
 

@@ -32,12 +32,12 @@ def run(net: Hosts, master: str, *, per_host: int = 1, **more: str) -> list[Rank
             **more,
         }
 
-    def enter(rank: int) -> list[str]:
-        return net.enter(rank // per_host)
+    def host(rank: int) -> str:
+        return net.names[rank // per_host]
 
     world = per_host * len(net.names)
     return run_ranks(
-        world, "hosts_ranks:everything", timeout=60, env=variables, prefix=enter, check=True
+        world, "hosts_ranks:everything", timeout=60, env=variables, host=host, check=True
     )
 
 
@@ -209,7 +209,7 @@ def test_ranks_that_meet_in_a_file_find_the_network_that_works(trouble, tmp_path
                 "UNISONO_TIMEOUT": "30",
                 "UNISONO_JOIN_TIMEOUT": "20",
             },
-            prefix=net.enter,
+            host=net.names.__getitem__,
         )
     network = 0 if bridge else 1
     ours, theirs = Hosts.address(0, network), Hosts.address(1, network)

@@ -26,7 +26,9 @@ def run(net: Hosts, what: str, rounds: int, check: bool = True, **more: str) -> 
         }
 
     target = f"hosts_ranks:{what}"
-    return run_ranks(2, target, rounds, timeout=120, env=variables, prefix=net.enter, check=check)
+    return run_ranks(
+        2, target, rounds, timeout=120, env=variables, host=net.names.__getitem__, check=check
+    )
 
 
 @pytest.mark.parametrize("threads", ["auto", "3"])

@@ -129,7 +129,7 @@ def lost_within(what: str, cut: str, env: dict[str, str], limit: int) -> None:
             down,
             2.0 * limit + 3,
             env={**env, **address, **alone},
-            prefix=net.enter,
+            host=net.names.__getitem__,
         )
     for result, found in zip(results, values(results), strict=True):
         other = 1 - result.rank

@@ -27,12 +27,12 @@ def run(
             **more,
         }
 
-    def enter(rank: int) -> list[str]:
-        return net.enter(host_of[rank])
+    def host(rank: int) -> str:
+        return net.names[host_of[rank]]
 
     world = len(host_of)
     return run_ranks(
-        world, target, *args, torch=True, timeout=120, env=variables, check=check, prefix=enter
+        world, target, *args, torch=True, timeout=120, env=variables, check=check, host=host
     )
 
 

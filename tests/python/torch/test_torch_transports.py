@@ -209,7 +209,9 @@ def test_two_hosts_read_and_write_each_other():
         # As if each were started by a launcher that knows of its own host alone.
         env = {"MASTER_ADDR": net.address(0), "MASTER_PORT": "29533", "LOCAL_WORLD_SIZE": "1"}
         target = "torch_transports_ranks:exchange"
-        run_ranks(2, target, SIZES, False, torch=True, timeout=90, env=env, prefix=net.enter)
+        run_ranks(
+            2, target, SIZES, False, torch=True, timeout=90, env=env, host=net.names.__getitem__
+        )
 
 
 def test_the_target_need_not_call_anything():
