@@ -118,7 +118,7 @@ test-rust: prerequisites ## Run the Rust tests
 
 .PHONY: test-loom
 test-loom: prerequisites ## Run loom over what two threads share
-	RUSTFLAGS="--cfg loom" $(CARGO) test -p unisono -p unisono-capi --lib --release --target-dir $(TARGET)/loom loom_
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p unisono -p unisono-capi --lib --profile loom --target-dir $(TARGET)/loom loom_
 
 .PHONY: test-tsan
 test-tsan: prerequisites ## Run the tests of what threads share under ThreadSanitizer
