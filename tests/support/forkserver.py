@@ -1,11 +1,12 @@
 """Start ranks as forks of one process that has imported what they need.
 
-``import torch`` takes some seconds of CPU, more than most tests need for anything else, the first
-optimizer nearly as much again (it imports ``torch._dynamo``), and NumPy a sixth of one. So the first rank that may be forked starts a server: this file as a
-program. It imports these, makes no group, starts no thread, and forks a child for each request.
-There is one for ranks with torch and one for those without. The child then does the same
-as a new interpreter (``ranks.run``), with the environment, the search path, the output file and
-the session of its own that it is asked for, and ends as a process ends.
+``import torch`` takes some seconds of CPU, more than most tests need for anything else; the first
+optimizer, which imports ``torch._dynamo``, nearly as much again; and NumPy a sixth of a second. So
+the first rank that may be forked starts a server: this file as a program. It imports these, makes
+no group, starts no thread, and forks a child for each request. There is one for ranks with torch
+and one for those without. The child then does the same as a new interpreter (``ranks.run``), with
+the environment, the search path, the output file, the session and the network namespace that it is
+asked for, and ends as a process ends.
 
 The two sides speak over a pair of sockets that keep the boundaries of messages. A request is JSON;
 the answer is the pid of the child. The exit status follows when the child has ended. The server
