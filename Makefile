@@ -109,7 +109,8 @@ test: test-rust test-python ## Run the tests but for the slow ones
 
 .PHONY: test-slow
 test-slow: frameworks c test-tools nvrtc test-loom ## Run the slow ones: loom, frameworks, packages, tools, PyTorch's own (SHARD), aarch64
-	$(pytest) $(beside) -m slow
+	$(pytest) -m quiet
+	$(pytest) $(beside) -m "slow and not quiet"
 	@$(MAKE) --no-print-directory conformance test-aarch64-quick
 
 .PHONY: test-rust

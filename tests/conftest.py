@@ -31,6 +31,8 @@ SLOW = (
     "tests/python/project/test_release.py",
     "tests/python/torch/test_torch_as_gloo.py::test_a_program_that_nobody_here_wrote",
 )
+# Of the slow ones, those that measure run alone: the others wait until they have ended.
+QUIET = ("tests/python/project/test_benchmarks.py",)
 # `make check` runs these: of each door the tests that tell most in little time.
 CHECK = {
     "tests/python/c/test_c.py": r"test_(programs|failures|a_rank|the_header_stands)",
@@ -59,12 +61,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path, _, name = item.nodeid.partition("::")
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+            if item.nodeid.startswith(QUIET):
+                item.add_marker(pytest.mark.quiet)
         elif path in CHECK and re.match(CHECK[path], name):
             item.add_marker(pytest.mark.check)
 
 
 def pytest_configure() -> None:
-    gone = [name for name in (*SLOW, *CHECK) if not (ROOT / name.partition("::")[0]).exists()]
+    named = [name.partition("::")[0] for name in (*SLOW, *QUIET, *CHECK)]
+    gone = [name for name in named if not (ROOT / name).exists()]
     assert not gone, f"tests/conftest.py names files that do not exist: {gone}"
     # What a script starts in the background, or under nohup, ignores signals, and so would all that
     # is started here. A function that does nothing is the same to this process, and ends with it.
