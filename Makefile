@@ -66,6 +66,8 @@ export CARGO PYTHON
 export PYO3_NO_PYTHON := 1
 
 RUST_PACKAGES := $(wildcard rust/*/Cargo.toml)
+# The modules for Python have no tests in Rust: a program that links them wants an interpreter.
+UNIT_TESTED := unisono unisono-plan unisono-reduce unisono-capi unisono-launch
 KERNELS := rust/core/src/transport/cuda/kernels
 # The shell expands these, and not make, which would drop what is missing: a pattern that fits nothing stays, and fails.
 CXX_FILES := csrc/*.hpp csrc/*.cpp include/*.h include/*.hpp include/*/*.hpp tests/c/*.[ch] tests/c/*.cpp \
@@ -101,7 +103,7 @@ install: prerequisites ## Install libunisono, its headers, pkg-config and CMake 
 
 .PHONY: check
 check: lint c ## Run what tells most in minutes: lint, the unit tests, some tests of each door
-	$(CARGO) test --lib --target-dir $(TARGET)
+	$(CARGO) test --lib $(addprefix -p ,$(UNIT_TESTED)) --target-dir $(TARGET)
 	$(pytest) $(beside) -m check
 
 .PHONY: test
