@@ -55,6 +55,7 @@ mod family;
 mod halving;
 pub mod hierarchical;
 pub mod in_place;
+pub mod links;
 mod piece;
 mod ring;
 pub mod select;

@@ -17,6 +17,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use super::cost::Costs;
+use super::links::WINDOW;
 use super::signals::Semaphore;
 use super::topology::Topology;
 use super::{Buffer, Order, Plan, Span, Step};
@@ -83,7 +84,7 @@ impl CostModel {
             },
             memory_per_byte: costs.copy,
             per_step: 0.02e-6,
-            window: 8,
+            window: WINDOW,
         }
     }
 
@@ -210,6 +211,8 @@ struct Machine<'a> {
     slowdown: Vec<f64>,
     heads: Vec<usize>,
     progress: Vec<Vec<Progress>>,
+    /// For each step, those within a window before it that must have ended.
+    must_follow: Vec<Vec<Vec<usize>>>,
     /// From when on each thread, and each host's interface, is free.
     thread_free: Vec<f64>,
     out_free: Vec<f64>,
@@ -221,6 +224,17 @@ struct Machine<'a> {
     waits: Vec<Option<usize>>,
     events: BinaryHeap<Reverse<(Time, usize, Event)>>,
     next_event: usize,
+}
+
+/// For each step of a plan, the steps of the window before it that it must follow.
+fn must_follow(plan: &Plan, window: usize) -> Vec<Vec<usize>> {
+    let steps = &plan.steps;
+    let before = |step: usize| {
+        let window = step.saturating_sub(window)..step;
+        let follows = |earlier: &usize| steps[step].must_follow(&steps[*earlier]);
+        window.filter(follows).collect()
+    };
+    (0..steps.len()).map(before).collect()
 }
 
 impl<'a> Machine<'a> {
@@ -245,6 +259,10 @@ impl<'a> Machine<'a> {
             progress: plans
                 .iter()
                 .map(|plan| vec![Progress::Waiting; plan.steps.len()])
+                .collect(),
+            must_follow: plans
+                .iter()
+                .map(|plan| must_follow(plan, cost.window))
                 .collect(),
             thread_free: vec![0.0; plans.len()],
             out_free: vec![0.0; hosts],
@@ -288,10 +306,9 @@ impl<'a> Machine<'a> {
         };
         for step in head..steps.len().min(head + window) {
             let progress = &self.progress[rank];
+            let mut earlier = self.must_follow[rank][step].iter();
             let free = progress[step] == Progress::Waiting
-                && (head..step).all(|earlier| {
-                    progress[earlier] == Progress::Done || !steps[step].must_follow(&steps[earlier])
-                });
+                && earlier.all(|earlier| progress[*earlier] == Progress::Done);
             if free {
                 self.progress[rank][step] = Progress::Active;
                 self.start(rank, step, now);

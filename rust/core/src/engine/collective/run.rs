@@ -14,6 +14,7 @@ use std::sync::Arc;
 use crate::buffer::Memory;
 use crate::error::Result;
 use crate::heap::Scratch;
+use crate::plan::links::WINDOW;
 use crate::plan::{Plan, Step};
 use crate::reduce;
 use crate::types::{Collective, DataType, Rank, ReduceOp};
@@ -31,9 +32,6 @@ use crate::engine::collective::transfer::{Progress, Way};
 
 /// Bytes of payload up to which a message is short: there is nothing to gain from having several under way.
 const SHORT: usize = 512;
-
-/// Steps that may be unfinished at once.
-pub(crate) const WINDOW: usize = 64;
 
 /// A plan with what the executor needs to know of it, worked out once and cached.
 #[derive(Debug)]

@@ -26,16 +26,9 @@ use std::time::Instant;
 
 use super::pace::{Choices, Filling, Offered, Paces, class};
 use crate::error::{Code, Error, Result};
+use crate::plan::links::LENT_FROM;
 use crate::sync::Word;
 use crate::transport::{Loan, Ticket};
-
-/// Payloads from this length on are lent from the heap: below it a copy that stays in the cache costs less than waiting
-/// for the return.
-pub(super) const LENT_IN_PLACE_FROM: usize = 16 << 10;
-
-/// Payloads from this length on may be lent from memory that only `process_vm_readv` reaches: below it the system
-/// call costs more than a second copy anywhere.
-const LENT_FROM: usize = 64 << 10;
 
 /// Bytes of a [`Run`] in a post.
 pub(super) const RUN: usize = 24;

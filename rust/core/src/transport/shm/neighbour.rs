@@ -11,13 +11,14 @@ use super::peer::Peer;
 use super::shared::Shared;
 use crate::error::Result;
 use crate::heap;
+use crate::plan::links::LENT_IN_PLACE_FROM;
 use crate::transport::{
     Lending, Loan, MESSAGE_HEADER, Neighbour, PeerState, Shareable, Terms, Ticket,
 };
 
 impl Neighbour for ShmLink {
     fn lends_from(&self) -> usize {
-        self.lender.private_from.min(loans::LENT_IN_PLACE_FROM)
+        self.lender.private_from.min(LENT_IN_PLACE_FROM)
     }
 
     fn most_lent_runs(&self) -> usize {

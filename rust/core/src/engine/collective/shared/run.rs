@@ -7,6 +7,7 @@ use crate::buffer::Memory;
 use crate::error::{Code, Error, Result};
 use crate::heap::Window;
 use crate::plan::in_place;
+use crate::plan::links::LENT_IN_PLACE_FROM;
 use crate::plan::select::Choice;
 use crate::transport::{Loan, Shareable, Shared};
 use crate::types::{Collective, Rank};
@@ -19,9 +20,6 @@ use crate::engine::collective::operands::Operands;
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::run::Waiting;
 use crate::engine::links::LinkTable;
-
-/// Bytes of a message from which on it is read where it lies, if it lies in the heap.
-const LENT_FROM: usize = 16 << 10;
 
 /// Where an operation stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,7 +286,7 @@ impl SharedRun {
             return (Proposal::PreferMessages, None);
         }
         // Messages read it where it lies, if it lies in the heap and they are long enough to be lent.
-        let is_lent = self.key.count * operands.elements.dtype.size() >= LENT_FROM;
+        let is_lent = self.key.count * operands.elements.dtype.size() >= LENT_IN_PLACE_FROM;
         let whole = one_piece(operands.buffers.source()).filter(|_| is_lent);
         let wish = whole.map_or(Proposal::Private, |_| Proposal::PreferMessages);
         (wish, whole)
