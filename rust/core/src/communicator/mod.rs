@@ -201,8 +201,7 @@ impl Communicator {
         }
     }
 
-    /// How long `request` would take, without carrying it out: its plans are simulated with typical costs of memory
-    /// and networks.
+    /// How long `request` would take, without carrying it out: the prediction by which its algorithm is chosen.
     ///
     /// # Errors
     /// As [`Communicator::start`] for a request that would be refused.
