@@ -246,11 +246,11 @@ def _fork(request: dict[str, Any], ours: list[int]) -> int:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    if request["host"]:
-        namespaces.join(request["host"])
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    if request["host"]:
+        namespaces.join(request["host"])
     for descriptor in [led, leads, output, *ours]:
         os.close(descriptor)
     os.environ.clear()
@@ -284,7 +284,8 @@ def _main(link: socket.socket, *, torch: bool) -> None:
 
 
 def _import_torch() -> None:
-    # It is for GPUs, and reports at the end of a process what `gc.freeze` has kept as leaked.
+    # Triton is for GPUs, and at the end of a process reports the objects as leaked that `gc.freeze`
+    # has kept.
     sys.modules["triton"] = None  # type: ignore[assignment]
     import torch
     import torch._dynamo

@@ -4,9 +4,9 @@ use super::costs::Costs;
 use crate::links::LENT_FROM;
 use crate::topology::{self, Topology};
 
-/// Payloads up to this length are copied in the time that the message takes in any case. (Slots hold some kilobytes, and those are
-/// not free: with 4 KiB here, between 8 ranks on two cores, an all_reduce of 4 KiB and a reduce of 32 KiB are chosen that
-/// take 1.2 and 1.4 times as long as the best.)
+/// Payloads up to this length are copied in the time that the message takes in any case. Slots hold some kilobytes, but with
+/// 4 KiB here an all_reduce of 4 KiB and a reduce of 32 KiB between 8 ranks on two cores are chosen that take 1.2 and 1.4 times
+/// as long as the best (`benchmarks/algorithms.py`).
 const FREE_COPY: f64 = 560.0;
 
 /// Payloads from this length on are read out of the sender's memory. Those that lie in the heap are from a shorter one on, but an
@@ -34,7 +34,7 @@ impl Private {
 }
 
 /// Peers that a rank is counted to exchange messages with at once, as fitted to what was measured. The window of the executor has
-/// room for 32, by which 19 choices of 2,016 differ, all of 16 or 64 ranks with a core each: none of those has been measured.
+/// room for 32, which changes some choices among 16 and more ranks with a core each: none of those has been measured.
 const PEERS_IN_HAND: usize = 8;
 
 /// How the ranks of a world lie on its hosts, in numbers.
@@ -305,7 +305,7 @@ impl<'a> Bill<'a> {
         }
     }
 
-    /// What sending `bytes` inside the host takes: what is not lent is copied, into a slot or into the ring.
+    /// The time to send `bytes` inside the host: a payload that is not lent is copied, into a slot or into the ring.
     pub(crate) fn sending(&self, bytes: f64) -> f64 {
         let is_copied = bytes > FREE_COPY && bytes < LENT;
         let copied = if is_copied { bytes } else { 0.0 };

@@ -43,8 +43,9 @@ pub(crate) enum Sink {
 
 /// One side's view of its traffic with one peer.
 ///
-/// [`Peer::under_way`] and [`Peer::is_idle`] name every field: a new one does not compile before both say what it may hold. The second
-/// asks for each peer in each short call, where one over the first costs 3 % of its instructions.
+/// [`Peer::under_way`] and [`Peer::is_idle`] name every field: a new one does not compile before both say what it may hold.
+/// They are two, since every short call asks each peer whether it is idle: over the first one, the second takes more
+/// instructions (`benchmarks/instructions.py`).
 #[derive(Default)]
 pub(crate) struct Peer {
     pub(crate) outgoing: VecDeque<Outgoing>,
