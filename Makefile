@@ -22,7 +22,7 @@ VENV ?= $(if $(filter $(DEFAULT_TORCH),$(TORCH)),.venv,.venv-torch$(TORCH))
 TEST ?=
 # Tests that run at the same time: one more than cores, since many wait.
 PARALLEL ?= $(shell echo $$(($$(nproc) + 1)))
-# How long `make fuzz` runs each of its targets.
+# How long `make fuzz` runs each of its targets, and `make world` in all.
 SECONDS ?= 20
 # The part of PyTorch's tests that `make conformance` runs.
 SHARD ?= 1/1
@@ -135,6 +135,11 @@ test-aarch64: prerequisites ## Run the tests of Rust, C and NumPy for aarch64, e
 
 test-aarch64-quick: prerequisites ## Run the part of them that takes a few minutes
 	@$(aarch64)/test.sh quick
+
+.PHONY: world
+world: prerequisites ## Try the engine in simulated worlds that were not tried before, for SECONDS=20 (WORLD_SEED=7: one again)
+	WORLD_SECONDS=$(SECONDS) $(CARGO) test -p unisono --lib --target-dir $(TARGET) -- --include-ignored --nocapture \
+	  engine::world::tests::$(if $(WORLD_SEED),ten_thousand_worlds_hold,worlds_hold_for_long)
 
 .PHONY: fuzz
 fuzz: prerequisites ## Fuzz what is parsed from a peer or from the environment, each target for SECONDS=20

@@ -93,6 +93,31 @@ fn circles_of_files_are_small() {
     );
 }
 
+/// Files of the engine that wait, or act on threads of their own, in the system's time. The others ask their group's clock.
+const IN_SYSTEM_TIME: [&str; 6] = [
+    "engine/calibrate.rs",
+    "engine/clock.rs",
+    "engine/group/bootstrap.rs",
+    "engine/group/end.rs",
+    "engine/group/lead.rs",
+    "engine/group/opening.rs",
+];
+
+#[test]
+fn the_engine_asks_its_groups_clock() {
+    let code = Code::read();
+    let asks_the_system = |file: &&File| {
+        let product = file.text.split("#[cfg(test)]\nmod tests").next();
+        product.is_some_and(|text| text.contains("Instant::now") || text.contains(".elapsed()"))
+    };
+    let files = code.files.values().filter(asks_the_system);
+    let found: BTreeSet<_> = files
+        .filter_map(|file| Some(file.path.to_str()?.split_once("src/")?.1))
+        .filter(|path| path.starts_with("engine/") && !path.starts_with("engine/wait/"))
+        .collect();
+    assert_eq!(found, BTreeSet::from(IN_SYSTEM_TIME));
+}
+
 /// Where a module stands: `["engine", "links"]`, `["unisono_plan", "cost"]`; the root of the runtime's crate is empty.
 type Module = Vec<String>;
 

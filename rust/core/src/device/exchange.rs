@@ -97,7 +97,7 @@ impl DeviceGroup {
         let _call = self.come_in()?;
         self.check_alive()?;
         let timeout = options.timeout.unwrap_or_else(|| self.parent.timeout());
-        let work = WorkState::new(collective, 0, timeout, options.completion);
+        let work = WorkState::new(collective, 0, (Instant::now(), timeout), options.completion);
         let work = Arc::new(work);
         let wanted = Wanted {
             dtype,

@@ -125,7 +125,12 @@ impl DeviceGroup {
         self.check_alive()?;
         let number = queue.number + 1;
         let is_awaited = completion.is_some();
-        let work = WorkState::new(request.collective, number, timeout, completion);
+        let work = WorkState::new(
+            request.collective,
+            number,
+            (Instant::now(), timeout),
+            completion,
+        );
         let work = Arc::new(work);
         let identity = match captured {
             true => None,

@@ -28,6 +28,7 @@
 //!   this machine. `work`: an operation as its caller sees it. `reports`: the last operations, for errors.
 
 mod calibrate;
+mod clock;
 mod collective;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -41,6 +42,8 @@ mod state;
 mod threads;
 mod wait;
 mod work;
+#[cfg(test)]
+mod world;
 
 pub(crate) use collective::header::Fingerprint;
 pub(crate) use collective::plan_key::PlanKey;

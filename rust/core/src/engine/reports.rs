@@ -1,6 +1,7 @@
 //! What went wrong, in words: abort notices, reports of waits, the record of recent operations.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::engine::collective::header::Fingerprint;
 use crate::engine::work::WorkState;
@@ -75,15 +76,21 @@ impl Recorder {
             .find(|fingerprint| fingerprint.sequence == sequence && fingerprint.is_collective())
     }
 
-    /// One line per operation, oldest first.
-    pub(crate) fn lines(&self) -> Vec<String> {
+    /// The fingerprints of those that have one.
+    #[cfg(test)]
+    pub(crate) fn fingerprints(&self) -> impl Iterator<Item = Fingerprint> {
+        self.in_order().filter_map(|record| record.fingerprint)
+    }
+
+    /// One line per operation, oldest first, at the time `now`.
+    pub(crate) fn lines(&self, now: Instant) -> Vec<String> {
         self.in_order()
             .map(|Record { fingerprint, work }| {
                 let Some(work) = work else {
                     let name = fingerprint.map_or_else(String::new, |print| print.name());
                     return format!("{name} completed at once");
                 };
-                let age = work.started.elapsed().as_secs_f64();
+                let age = now.saturating_duration_since(work.started).as_secs_f64();
                 let state = match (work.result(), work.duration()) {
                     (Some(Ok(())), Some(took)) => {
                         format!("completed in {:.3} ms", took.as_secs_f64() * 1e3)
@@ -130,7 +137,7 @@ mod tests {
                 let expected: Vec<_> = kept
                     .map(|number| format!("barrier #{number} completed at once"))
                     .collect();
-                assert_eq!(recorder.lines(), expected, "of {capacity}");
+                assert_eq!(recorder.lines(Instant::now()), expected, "of {capacity}");
             }
         }
     }

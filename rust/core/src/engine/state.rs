@@ -20,6 +20,7 @@ use crate::transport::keys::GroupKey;
 use crate::transport::{Link, Notice, Stripe};
 use crate::types::{DataType, Rank};
 
+use crate::engine::clock::Clock;
 use crate::engine::collective::pair_counts::Pairs;
 use crate::engine::collective::plan_cache::PlanStore;
 use crate::engine::collective::request::Request;
@@ -156,6 +157,7 @@ pub(crate) struct Group {
     pub(crate) number: u32,
     pub(crate) membership: Membership,
     pub(crate) config: Config,
+    pub(crate) clock: Clock,
     pub(crate) core: Mutex<Core>,
     /// Signalled when an operation ends and when the leader leaves.
     pub(crate) turn: Condvar,
@@ -220,6 +222,25 @@ pub(crate) struct Operation {
     pub(crate) tell: Instant,
 }
 
+/// A clock, and threads that drive and call back: those of the process, or those of a simulated world, which drives by itself.
+pub(crate) struct Surroundings {
+    pub(crate) clock: Clock,
+    pub(crate) staff: Arc<RuntimeThreads>,
+    /// Has the threads stay for as long as the group is open.
+    pub(crate) stay: Option<Arc<ThreadsGuard>>,
+}
+
+impl Surroundings {
+    fn of_process() -> Result<Self> {
+        let stay = ThreadsGuard::begin()?;
+        Ok(Self {
+            clock: Clock::System,
+            staff: Arc::clone(stay.staff()),
+            stay: Some(stay),
+        })
+    }
+}
+
 static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
 
 impl Group {
@@ -228,14 +249,24 @@ impl Group {
         membership: Membership,
         config: Config,
     ) -> Result<Arc<Self>> {
-        let stay = ThreadsGuard::begin()?;
+        Self::assemble_in(Surroundings::of_process()?, rank, membership, config)
+    }
+
+    /// The same with a clock and threads of the caller's.
+    pub(crate) fn assemble_in(
+        surroundings: Surroundings,
+        rank: Rank,
+        membership: Membership,
+        config: Config,
+    ) -> Result<Arc<Self>> {
+        let Surroundings { clock, staff, stay } = surroundings;
         let world = membership.members.len();
         let spin = config.spin_us.map(Duration::from_micros);
         let neighbours = membership.topology.ranks_beside(rank);
         let cores = cores();
         let core = Core {
             links: LinkTable::new(world),
-            shared: SharedMemory::default(),
+            shared: SharedMemory::new(clock.clone()),
             operations: Vec::new(),
             matching: Matching::new(rank, membership.members.clone(), config.eager_bytes.0),
             finished: Vec::new(),
@@ -264,15 +295,16 @@ impl Group {
             timeout_ms: AtomicU64::new(config.timeout.0.map_or(0, milliseconds)),
             workers: (threads > 1).then(|| Arc::new(Workers::new(threads))),
             config,
+            clock,
             core: Mutex::new(core),
             turn: Condvar::new(),
             mailbox: Mailbox::new(),
             parker,
             failure: OnceLock::new(),
             closed: Arc::new(AtomicBool::new(false)),
-            staff: Arc::clone(stay.staff()),
+            staff,
             home: Home::here(),
-            stay: Mutex::new(Some(stay)),
+            stay: Mutex::new(stay),
             this: Weak::clone(this),
         }))
     }
@@ -319,7 +351,7 @@ impl Group {
 
     pub(crate) fn recent_operations(&self) -> Vec<String> {
         self.lock_here()
-            .map_or_else(Vec::new, |core| core.recorder.lines())
+            .map_or_else(Vec::new, |core| core.recorder.lines(self.clock.now()))
     }
 
     /// The lock, for what may also be asked in a forked child: there it may be taken for ever, and is left alone.
@@ -384,8 +416,9 @@ impl Group {
 
     /// Ends operations that a step has completed.
     pub(crate) fn settle(&self, core: &mut Core) {
+        let now = self.clock.now();
         for (work, result) in std::mem::take(&mut core.finished) {
-            if let Some((completion, result)) = work.finish(result) {
+            if let Some((completion, result)) = work.finish(result, now) {
                 self.staff.completions.tell(completion, result);
             }
         }

@@ -21,6 +21,16 @@ pub(crate) struct RuntimeThreads {
     pub(crate) completions: Arc<CompletionThreads>,
 }
 
+impl RuntimeThreads {
+    /// What the threads have in common with the groups, before they run.
+    pub(crate) fn not_started() -> Result<Self> {
+        Ok(Self {
+            progress: Arc::new(Progress::new()?),
+            completions: Arc::default(),
+        })
+    }
+}
+
 /// What keeps the threads here: every open group has it.
 pub(crate) struct ThreadsGuard {
     threads: Arc<RuntimeThreads>,
@@ -40,10 +50,7 @@ impl ThreadsGuard {
             return Ok(stay);
         }
         let stay = Self {
-            threads: Arc::new(RuntimeThreads {
-                progress: Arc::new(Progress::new()?),
-                completions: Arc::default(),
-            }),
+            threads: Arc::new(RuntimeThreads::not_started()?),
             home: Home::here(),
         };
         // If one cannot be started, dropping this ends the others.

@@ -43,10 +43,9 @@ impl WorkState {
     pub(crate) fn new(
         collective: Collective,
         sequence: u64,
-        timeout: Duration,
+        (started, timeout): (Instant, Duration),
         completion: Option<Completion>,
     ) -> Self {
-        let started = Instant::now();
         let deadline = if timeout.is_zero() {
             None
         } else {
@@ -68,17 +67,18 @@ impl WorkState {
         format!("{} #{}", self.collective, self.sequence)
     }
 
-    /// Sets the result; the first one stays. Returns the completion to be called, if this was the first.
-    pub(crate) fn finish(&self, result: Result<()>) -> Option<(Completion, Result<()>)> {
+    /// Sets the result at the time `now`; the first one stays. Returns the completion to be called, if this was the first.
+    pub(crate) fn finish(
+        &self,
+        result: Result<()>,
+        now: Instant,
+    ) -> Option<(Completion, Result<()>)> {
         let result = result.map_err(|error| match error.operation {
             Some(_) => error,
             None => error.with_operation(self.name()),
         });
-        if self
-            .result
-            .set((result.clone(), self.started.elapsed()))
-            .is_err()
-        {
+        let took = now.saturating_duration_since(self.started);
+        if self.result.set((result.clone(), took)).is_err() {
             return None;
         }
         self.completion

@@ -144,7 +144,8 @@ pub trait Link: ControlChannel + Send {
     }
 
     /// Announces that this side is about to sleep on [`Link::fds`] until one of `interest` can be served. Returns
-    /// true when that is already so (then do not sleep). Must be followed by [`Link::disarm`].
+    /// true when that is already so (then do not sleep). A part of an element that [`Link::try_fold`] has left, and nothing more,
+    /// is no reason to stay awake. Must be followed by [`Link::disarm`].
     fn arm(&mut self, interest: Interest) -> bool;
 
     /// Withdraws the announcement of [`Link::arm`] and consumes what woke the sleeper.

@@ -482,7 +482,7 @@ impl PlanRun {
         mut visit: impl FnMut(Waiting),
     ) {
         if let Some(shared) = &self.shared {
-            return shared.waiting(&self.operands, memory, visit);
+            return shared.waiting(&self.operands, free, memory, visit);
         }
         for index in self.base..self.horizon() {
             if self.is_before(self.ended, index) || !self.may_start(index, free) {

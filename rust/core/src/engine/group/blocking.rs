@@ -62,8 +62,9 @@ impl Group {
                 collective,
                 sequence,
             } => {
-                let work = WorkState::new(collective, sequence, Duration::ZERO, None);
-                work.finish(Ok(()));
+                let now = self.clock.now();
+                let work = WorkState::new(collective, sequence, (now, Duration::ZERO), None);
+                work.finish(Ok(()), now);
                 Arc::new(work)
             }
             Carried::On(work) => work,

@@ -25,8 +25,7 @@ pub(crate) const TOLD_AFTER: Duration = Duration::from_millis(250);
 
 impl Group {
     /// Tells the peers for which operations have waited a while what those operations are.
-    pub(crate) fn tell_positions(&self, core: &mut Core) {
-        let now = Instant::now();
+    pub(crate) fn tell_positions(&self, core: &mut Core, now: Instant) {
         if core.operations.iter().all(|operation| now < operation.tell) {
             return;
         }
@@ -61,7 +60,7 @@ impl Group {
         }
         for operation in &mut core.operations {
             if now >= operation.tell {
-                operation.tell = now + operation.work.started.elapsed();
+                operation.tell = now + now.saturating_duration_since(operation.work.started);
             }
         }
     }

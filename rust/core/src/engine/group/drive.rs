@@ -99,10 +99,11 @@ impl Group {
         if !core.is_busy() {
             return;
         }
+        let now = self.clock.now();
         let mut aborted: Option<(Rank, Notice)> = None;
         let mut someone_left = false;
         for (lane, peer, open) in core.links.iter_open() {
-            aborted = open.look().map(|notice| (peer, notice)).or(aborted);
+            aborted = open.look(now).map(|notice| (peer, notice)).or(aborted);
             someone_left |= open.ended.is_some();
             if let Some(numbers) = open.link.wants_stripes()
                 && !self.open_stripes(lane, peer, numbers)
@@ -119,15 +120,15 @@ impl Group {
             return;
         }
         let contradiction = self.contradiction_told(core);
-        if let Some(error) = contradiction.or_else(|| self.stray_now_and_then(core)) {
+        if let Some(error) = contradiction.or_else(|| self.stray_now_and_then(core, now)) {
             self.fail(core, error);
             return;
         }
-        self.tell_positions(core);
-        self.ask_for_life(core);
+        self.tell_positions(core, now);
+        self.ask_for_life(core, now);
         // What arrived before the end still counts: only when nothing moves any more is a wait in vain.
         if !someone_left || !self.step(core) {
-            if let Some(error) = self.in_vain(core) {
+            if let Some(error) = self.in_vain(core, now) {
                 self.fail(core, error);
                 return;
             }
@@ -138,7 +139,7 @@ impl Group {
                 }
             }
         }
-        if let Some(error) = self.overdue(core) {
+        if let Some(error) = self.overdue(core, now) {
             self.fail(core, error);
         }
     }
@@ -151,13 +152,13 @@ impl Group {
     }
 
     /// The error of the first wait that cannot end, because its peer has gone or cannot be reached.
-    fn in_vain(&self, core: &mut Core) -> Option<Error> {
+    fn in_vain(&self, core: &mut Core, now: Instant) -> Option<Error> {
         let mut waits = Vec::new();
         visit_waits(core, |operation, waiting| {
             waits.push((operation.work.name(), waiting))
         });
         for (name, waiting) in waits {
-            if let Some(error) = self.gone(core, Lane::Collective, waiting.peer) {
+            if let Some(error) = self.gone(core, (Lane::Collective, waiting.peer), now) {
                 return Some(error.with_operation(name));
             }
         }
@@ -167,7 +168,7 @@ impl Group {
             if dependence == Dependence::No {
                 continue;
             }
-            match self.gone(core, Lane::PointToPoint, peer) {
+            match self.gone(core, (Lane::PointToPoint, peer), now) {
                 Some(error) if dependence == Dependence::Yes || !has_left(&core.links, peer) => {
                     return Some(error);
                 }
@@ -185,7 +186,7 @@ impl Group {
     }
 
     /// Why `peer` will not answer, if it will not.
-    fn gone(&self, core: &mut Core, lane: Lane, peer: Rank) -> Option<Error> {
+    fn gone(&self, core: &mut Core, (lane, peer): (Lane, Rank), now: Instant) -> Option<Error> {
         self.ensure_link(core, lane, peer);
         let lost = |state: &PeerState| loss(state, self.world, (peer, &self.name_of(peer)));
         let links = &mut core.links;
@@ -195,13 +196,12 @@ impl Group {
                 true => lost(&PeerState::Left),
                 false => Some((**error).clone()),
             },
-            Slot::Closed | Slot::Opening { .. } => lost(links.lost_elsewhere(lane, peer)?),
+            Slot::Closed | Slot::Opening { .. } => lost(links.lost_elsewhere(lane, peer, now)?),
         }
     }
 
     /// The error of the first operation whose time is up.
-    fn overdue(&self, core: &mut Core) -> Option<Error> {
-        let now = Instant::now();
+    fn overdue(&self, core: &mut Core, now: Instant) -> Option<Error> {
         let is_late = |work: &&Arc<WorkState>| work.deadline.is_some_and(|due| now >= due);
         let mut collectives = core.operations.iter().map(|operation| &operation.work);
         let late = collectives.find(is_late).map(Arc::clone);
@@ -215,7 +215,7 @@ impl Group {
             Code::Timeout,
             format!(
                 "timed out after {:.3} s on {}: {}; is that rank stuck, slow, or in another operation?",
-                work.started.elapsed().as_secs_f64(),
+                now.saturating_duration_since(work.started).as_secs_f64(),
                 self.own_number(),
                 self.describe_waits(core)
             ),
@@ -393,7 +393,7 @@ mod tests {
         let group = ranks[0].group();
         let mut core = group.core.lock();
         assert!(group.has_mail());
-        let error = group.gone(&mut core, Lane::PointToPoint, 1);
+        let error = group.gone(&mut core, (Lane::PointToPoint, 1), Instant::now());
         assert!(error.is_none(), "{error:?}");
         assert!(core.links.open(Lane::PointToPoint, 1).is_some());
     }

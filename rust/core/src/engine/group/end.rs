@@ -14,7 +14,7 @@ use crate::engine::state::{Core, Group};
 
 /// How long a group that closes waits for what it has sent to arrive: as long as a peer may take to hear of the farewell and
 /// to stop sending.
-const LINGER: Duration = Duration::from_millis(250);
+pub(crate) const LINGER: Duration = Duration::from_millis(250);
 
 impl Group {
     /// The group has failed: every operation fails with the first cause, and the other ranks get a notice.
@@ -35,7 +35,7 @@ impl Group {
         for (_, _, open) in core.links.iter_open() {
             let _ = contained(|| open.link.send_abort(notice));
         }
-        let until = Instant::now() + WRITERS_PATIENCE;
+        let until = self.clock.now() + WRITERS_PATIENCE;
         for (_, _, open) in core.links.iter_open() {
             let _ = contained(|| open.link.as_neighbour(|peer| peer.await_writer(until)));
         }
@@ -71,11 +71,18 @@ impl Group {
 
     /// Leaves in good order. Threads that worked for this group alone end soon after; this does not wait for them.
     pub(crate) fn close(&self) {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        if !self.home.is_here() {
-            return;
+        let Some(links) = self.leave() else { return };
+        linger(links);
+        let endpoint = self.membership.endpoint.lock().take();
+        let stay = self.stay.lock().take();
+        drop((endpoint, stay));
+    }
+
+    /// Says farewell, and ends what is under way. Returns the links over which what was sent may still be on its way, unless the
+    /// group was closed before.
+    pub(crate) fn leave(&self) -> Option<LinkTable> {
+        if self.closed.swap(true, Ordering::AcqRel) || !self.home.is_here() {
+            return None;
         }
         if let Some(endpoint) = self.membership.endpoint() {
             endpoint.unregister(&self.membership.key.id(), self.rank);
@@ -98,12 +105,11 @@ impl Group {
         // The progress thread may hold the group still.
         self.parker.unpark();
         self.staff.progress.forget(self.number);
-        if self.failure.get().is_none() {
-            linger(links);
+        // After a failure nothing is owed any more.
+        match self.failure.get() {
+            None => Some(links),
+            Some(_) => Some(LinkTable::new(0)),
         }
-        let endpoint = self.membership.endpoint.lock().take();
-        let stay = self.stay.lock().take();
-        drop((endpoint, stay));
     }
 
     fn abort_on_close(&self, core: &mut Core) {
@@ -122,12 +128,14 @@ impl Group {
 /// Keeps links over which farewell has been said until what was sent has arrived, for [`LINGER`] at most.
 fn linger(mut links: LinkTable) {
     let until = Instant::now() + LINGER;
-    // All of them each time: what comes is discarded meanwhile.
-    let mut are_delivered = || {
-        let links = links.iter_open();
-        links.fold(true, |all, (_, _, open)| open.link.is_delivered() && all)
-    };
-    while !are_delivered() && Instant::now() < until {
+    while !are_delivered(&mut links) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Whether what was sent over all of these links has arrived. What comes over them is discarded.
+pub(crate) fn are_delivered(links: &mut LinkTable) -> bool {
+    // All of them each time.
+    let links = links.iter_open();
+    links.fold(true, |all, (_, _, open)| open.link.is_delivered() && all)
 }

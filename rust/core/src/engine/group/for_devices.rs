@@ -88,7 +88,7 @@ impl Group {
                 PeerState::Present => continue,
                 // Left to the group as well, should it be waiting.
                 PeerState::Aborted(_) => {}
-                _ => open.end(state.clone()),
+                _ => open.end(state.clone(), self.clock.now()),
             }
             if state == PeerState::Left && !needs(peer) {
                 continue;
@@ -111,7 +111,7 @@ impl Group {
 
     /// Ends an operation that is not the engine's, and has its completion called.
     pub(crate) fn end(&self, work: &WorkState, result: Result<()>) {
-        if let Some((completion, result)) = work.finish(result) {
+        if let Some((completion, result)) = work.finish(result, self.clock.now()) {
             self.staff.completions.tell(completion, result);
         }
     }

@@ -139,7 +139,7 @@ impl Group {
                 ..
             } = &mut **core;
             let is_read = || operations.is_empty() && matching.is_being_read();
-            match backoff.next_unless(|| links.are_opening() || is_read()) {
+            match backoff.next_unless(|| links.are_opening(|| self.clock.now()) || is_read()) {
                 Next::Spin => {
                     std::hint::spin_loop();
                     MutexGuard::bump(core);

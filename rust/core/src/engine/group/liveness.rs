@@ -23,8 +23,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
 impl Group {
     /// Asks the peers of operations that have been under way for a while.
-    pub(crate) fn ask_for_life(&self, core: &mut Core) {
-        let now = Instant::now();
+    pub(crate) fn ask_for_life(&self, core: &mut Core, now: Instant) {
         if core.next_question.is_some_and(|due| now < due) {
             return;
         }

@@ -28,7 +28,7 @@ impl Group {
         if matches!(core.links.slot(lane, peer), Slot::Closed) {
             self.read_mail(core);
         }
-        let stale = |since: &Instant| since.elapsed() > PEER_CONNECTS_WITHIN;
+        let stale = |since: &Instant| self.clock.since(*since) > PEER_CONNECTS_WITHIN;
         let needed = match core.links.slot(lane, peer) {
             Slot::Closed => true,
             Slot::Opening {
@@ -42,6 +42,9 @@ impl Group {
         // Of two attempts that meet the lower rank's wins; the other may find the link there when its turn comes. What was
         // awaited and has not come is late already.
         let goes_first = self.rank < peer || !matches!(core.links.slot(lane, peer), Slot::Closed);
+        if matches!(core.links.slot(lane, peer), Slot::Closed) {
+            core.links.note_opening(self.clock.now());
+        }
         let slot = match self.connect_in_background(lane, peer, goes_first) {
             Ok(()) => Slot::Opening { awaited: None },
             Err(error) => Slot::Unreachable(Box::new(error)),
@@ -50,6 +53,11 @@ impl Group {
     }
 
     fn connect_in_background(&self, lane: Lane, peer: Rank, goes_first: bool) -> Result<(), Error> {
+        // A simulated world makes all links by itself, in its time.
+        #[cfg(test)]
+        if self.clock.is_simulated() {
+            return Ok(());
+        }
         match self.ask_for_link(lane, peer, goes_first) {
             true => Ok(()),
             false => self.shake_hands_in_background(lane, peer, goes_first),
@@ -162,7 +170,7 @@ impl Group {
             Mail::Established { lane, peer, link } => self.take_link(core, (lane, peer), link),
             Mail::Awaited { lane, peer } => {
                 if matches!(core.links.slot(lane, peer), Slot::Opening { .. }) {
-                    let awaited = Some(Instant::now());
+                    let awaited = Some(self.clock.now());
                     core.links.set(lane, peer, Slot::Opening { awaited });
                 }
             }

@@ -60,9 +60,8 @@ impl Group {
     }
 
     /// As [`Group::stray`], unless it was looked for a moment ago.
-    pub(crate) fn stray_now_and_then(&self, core: &mut Core) -> Option<Error> {
+    pub(crate) fn stray_now_and_then(&self, core: &mut Core, now: Instant) -> Option<Error> {
         let pairs = core.pairs.as_mut()?;
-        let now = Instant::now();
         if pairs.next_look.is_some_and(|due| now < due) {
             return None;
         }
@@ -142,7 +141,7 @@ impl Group {
                 continue;
             };
             open.link.disarm();
-            if let Some(notice) = open.look() {
+            if let Some(notice) = open.look(self.clock.now()) {
                 self.end_as(core, *peer, &notice);
                 return Outlook::Over;
             }

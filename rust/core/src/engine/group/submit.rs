@@ -87,7 +87,7 @@ impl Group {
         let work = Arc::new(WorkState::new(
             run.collective(),
             fingerprint.sequence,
-            timeout,
+            (self.clock.now(), timeout),
             completion,
         ));
         core.recorder.record(&work, Some(fingerprint));
@@ -346,7 +346,7 @@ impl Group {
         let work = Arc::new(WorkState::new(
             collective,
             sequence,
-            timeout,
+            (self.clock.now(), timeout),
             options.completion,
         ));
         let started = self.guarded(core, |core| start(core, &work));

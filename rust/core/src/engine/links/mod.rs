@@ -77,7 +77,7 @@ impl OpenLink {
     }
 
     /// Looks at the peer's state and at the position that it has sent. Returns its notice if it has aborted the group.
-    pub(crate) fn look(&mut self) -> Option<Notice> {
+    pub(crate) fn look(&mut self, now: Instant) -> Option<Notice> {
         if self.ended.is_some() {
             return None;
         }
@@ -88,23 +88,25 @@ impl OpenLink {
             PeerState::Present => None,
             PeerState::Aborted(notice) => Some(notice),
             state => {
-                self.end(state);
+                self.end(state, now);
                 None
             }
         }
     }
 
-    /// The peer's state is this and not `Present`, for good.
-    pub(crate) fn end(&mut self, state: PeerState) {
+    /// The peer's state is this and not `Present`, from now on and for good.
+    pub(crate) fn end(&mut self, state: PeerState, now: Instant) {
         self.ended = Some(state);
-        self.ended_since = Some(Instant::now());
+        self.ended_since = Some(now);
     }
 
     /// The peer has been lost for long enough for any link to arrive that it had opened before.
-    fn is_long_lost(&self) -> bool {
+    fn is_long_lost(&self, now: Instant) -> bool {
         const LONG: Duration = Duration::from_secs(2);
         matches!(self.ended, Some(PeerState::Lost(_)))
-            && self.ended_since.is_some_and(|since| since.elapsed() > LONG)
+            && self
+                .ended_since
+                .is_some_and(|since| now.saturating_duration_since(since) > LONG)
     }
 
     /// Reads on until the header of a streamed message is complete.
@@ -265,20 +267,20 @@ impl LinkTable {
     /// Records where the link to `peer` stands.
     pub(crate) fn set(&mut self, lane: Lane, peer: Rank, slot: Slot) {
         let place = &mut self.slots[lane as usize][peer];
-        if matches!((&*place, &slot), (Slot::Closed, Slot::Opening { .. })) {
-            self.opening_since = Some(Instant::now());
-        }
         let is_opening = |slot: &Slot| usize::from(matches!(slot, Slot::Opening { .. }));
         self.opening = self.opening + is_opening(&slot) - is_opening(place);
         *place = slot;
     }
 
+    /// A link is needed for the first time.
+    pub(crate) fn note_opening(&mut self, now: Instant) {
+        self.opening_since = Some(now);
+    }
+
     /// Whether links are on their way that should be there soon.
-    pub(crate) fn are_opening(&self) -> bool {
-        self.opening > 0
-            && self
-                .opening_since
-                .is_some_and(|since| since.elapsed() < SOON)
+    pub(crate) fn are_opening(&self, now: impl FnOnce() -> Instant) -> bool {
+        let is_recent = |since| now().saturating_duration_since(since) < SOON;
+        self.opening > 0 && self.opening_since.is_some_and(is_recent)
     }
 
     /// The open link to `peer`, if there is one.
@@ -300,13 +302,18 @@ impl LinkTable {
 
     /// How `peer` was lost, where its link of the other lane has shown that for a while and the one of this lane is not there:
     /// the end of a process or host is that of all of its links.
-    pub(crate) fn lost_elsewhere(&self, lane: Lane, peer: Rank) -> Option<&PeerState> {
+    pub(crate) fn lost_elsewhere(
+        &self,
+        lane: Lane,
+        peer: Rank,
+        now: Instant,
+    ) -> Option<&PeerState> {
         let other = match lane {
             Lane::Collective => Lane::PointToPoint,
             Lane::PointToPoint => Lane::Collective,
         };
         let open = self.peek(other, peer)?;
-        open.ended.as_ref().filter(|_| open.is_long_lost())
+        open.ended.as_ref().filter(|_| open.is_long_lost(now))
     }
 
     /// Puts an established link in its place. `name`: the peer's, for errors.

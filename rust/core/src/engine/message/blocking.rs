@@ -269,6 +269,8 @@ enum Found {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::engine::links::LinkTable;
     use crate::engine::members::Members;
@@ -340,7 +342,12 @@ mod tests {
         assert!(matches!(look(&mut wanted), Look::Nothing));
         assert_eq!(wanted.arrived, Some(9_000));
 
-        let work = Arc::new(WorkState::new(Collective::Recv, 1, Duration::ZERO, None));
+        let work = Arc::new(WorkState::new(
+            Collective::Recv,
+            1,
+            (Instant::now(), Duration::ZERO),
+            None,
+        ));
         matching.receive_rest(wanted, &work);
         assert!(matching.is_busy() && !matching.may_look(1));
         stream(&mut theirs, &message[9_000..]);
@@ -366,7 +373,12 @@ mod tests {
         assert!(matches!(look, Ok(Look::Otherwise)));
         assert_eq!(wanted.arrived, None);
         matching.advance(&mut links, &mut finished).unwrap();
-        let work = Arc::new(WorkState::new(Collective::Recv, 1, Duration::ZERO, None));
+        let work = Arc::new(WorkState::new(
+            Collective::Recv,
+            1,
+            (Instant::now(), Duration::ZERO),
+            None,
+        ));
         let place = (Some(1), TAG + 1);
         matching
             .receive(DataType::UInt8, (others, None), place, &work, &mut finished)

@@ -214,7 +214,7 @@ impl Posted {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::super::frame::Kind;
     use super::*;
@@ -223,7 +223,12 @@ mod tests {
     const WORLD: usize = 4;
 
     fn posted(number: u64, from: Option<Rank>, tag: u64) -> Posted {
-        let work = WorkState::new(Collective::Recv, number, Duration::ZERO, None);
+        let work = WorkState::new(
+            Collective::Recv,
+            number,
+            (Instant::now(), Duration::ZERO),
+            None,
+        );
         Posted {
             from,
             tag,

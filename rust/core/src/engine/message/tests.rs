@@ -45,7 +45,7 @@ fn work() -> Arc<WorkState> {
     Arc::new(WorkState::new(
         Collective::Recv,
         number,
-        Duration::ZERO,
+        (Instant::now(), Duration::ZERO),
         None,
     ))
 }

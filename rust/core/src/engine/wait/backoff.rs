@@ -321,6 +321,17 @@ impl Parker {
         self.wait(Duration::ZERO).unwrap_or_default()
     }
 
+    /// Whether something has changed, without taking note of it.
+    #[cfg(test)]
+    pub(crate) fn is_rung(&self) -> bool {
+        let mut epoll = [PollFd::new(&self.epoll, PollFlags::IN)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        matches!(poll(&mut epoll, Some(&now)), Ok(1..))
+    }
+
     fn wait(&self, time: Duration) -> rustix::io::Result<Vec<u64>> {
         let time = Timespec {
             tv_sec: time.as_secs() as i64,

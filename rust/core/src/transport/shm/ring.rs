@@ -260,6 +260,8 @@ pub(super) struct Consumer<M> {
     /// `tail` as last seen.
     tail: u64,
     armed: bool,
+    /// Bytes that the last fold left: a part of an element, whose rest has yet to come.
+    part: usize,
 }
 
 impl<M: Memory> Consumer<M> {
@@ -271,6 +273,7 @@ impl<M: Memory> Consumer<M> {
             released: 0,
             tail: 0,
             armed: false,
+            part: 0,
         }
     }
 
@@ -309,6 +312,7 @@ impl<M: Memory> Consumer<M> {
         let capacity = self.memory.capacity();
         let limit = bytes.len().min(capacity);
         let mut received = 0;
+        self.part = 0;
         while received < limit {
             let piece = (limit - received).min(chunk(capacity, RELEASED));
             let piece = piece.min(self.available(piece)?);
@@ -339,10 +343,13 @@ impl<M: Memory> Consumer<M> {
         let capacity = self.memory.capacity();
         let limit = max.min(capacity / align * align);
         let mut folded = 0;
+        self.part = 0;
         while folded < limit {
             let piece = (limit - folded).min(chunk(capacity, RELEASED).max(align));
-            let piece = piece.min(self.available(piece)?) / align * align;
+            let available = self.available(piece)?;
+            let piece = piece.min(available) / align * align;
             if piece == 0 {
+                self.part = available;
                 break;
             }
             let at = self.head as usize & (capacity - 1);
@@ -365,13 +372,15 @@ impl<M: Memory> Consumer<M> {
         Ok(folded)
     }
 
-    /// Announces a sleep until there are bytes. True when there are some already; also when the
-    /// indices are corrupt, which the next call that receives reports.
+    /// Announces a sleep until there are bytes. True when there are some already, more than the part
+    /// of an element that the last fold left; also when the indices are corrupt, which the next call
+    /// that receives reports.
     pub(super) fn arm(&mut self) -> bool {
         self.armed = true;
         self.memory.consumer_asleep().store(1, Ordering::Relaxed);
         self.memory.fence();
-        self.available(usize::MAX).map_or(true, |bytes| bytes > 0)
+        self.available(usize::MAX)
+            .map_or(true, |bytes| bytes > self.part)
     }
 
     /// Takes the announcement back. True when the peer has seen it, and rings or has rung the

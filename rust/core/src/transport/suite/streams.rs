@@ -135,6 +135,8 @@ pub(in crate::transport) fn a_part_of_an_element_waits(make: impl Fn(usize) -> P
         b.disarm();
         let mut none = |_: &[u8]| panic!("part of an element was lent");
         assert_eq!(b.try_fold(16, 16, &mut none).unwrap(), 0);
+        assert!(!b.arm(READABLE), "it would not sleep until the rest comes");
+        b.disarm();
         assert_eq!(a.try_send(&bytes[cut..]).unwrap(), 16 - cut);
         if round % 2 == 0 {
             expect_bytes(b.as_mut(), 2, round * 16, 16);

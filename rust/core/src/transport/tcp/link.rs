@@ -54,6 +54,8 @@ pub struct TcpLink {
     control: Control,
     peer: String,
     buffer: Buffer,
+    /// Bytes in the buffer that the last fold left: a part of an element, whose rest has yet to come.
+    part: usize,
     /// Receiving has come to its end.
     drained: bool,
     /// This side has said farewell.
@@ -90,6 +92,7 @@ impl TcpLink {
             control: Control::new(control),
             peer,
             buffer: Buffer::default(),
+            part: 0,
             drained: false,
             leaving: false,
             broken: None,
@@ -222,6 +225,7 @@ impl Link for TcpLink {
     }
 
     fn try_recv(&mut self, bytes: &mut [u8]) -> Result<usize> {
+        self.part = 0;
         let mut received = self.buffer.take(bytes);
         if received == bytes.len() {
             return Ok(received);
@@ -252,6 +256,7 @@ impl Link for TcpLink {
             "a fold of at most {max} bytes in elements of {align}"
         );
         // A single connection is received by one thread, in pieces that stay in its caches.
+        self.part = 0;
         let has_several = self.incoming.stripes().next().is_some();
         let (mut folded, wanted) = (0, if has_several { max } else { 0 });
         while folded < max.min(FAIR) {
@@ -261,6 +266,7 @@ impl Link for TcpLink {
                 self.buffer.consume(run);
                 folded += run;
             } else if !self.fill(wanted)? {
+                self.part = self.buffer.bytes().len();
                 break;
             }
         }
@@ -283,7 +289,7 @@ impl Link for TcpLink {
         // Readiness is watched by its edges, and this asks for its level: what an earlier wake-up
         // announced and has not been taken since is not slept through.
         let has = || {
-            let is_here = !self.buffer.bytes().is_empty() || self.data.has_opened();
+            let is_here = self.buffer.bytes().len() > self.part || self.data.has_opened();
             is_here || (!self.drained && self.incoming.may_receive(&self.data))
         };
         let takes = || {

@@ -253,11 +253,13 @@ impl AgreementRound {
         Ok(all)
     }
 
-    /// What it waits for, in reports and to be woken for. `bytes`: of a rank's slice.
+    /// What it waits for, in reports and to be woken for. `bytes`: of a rank's slice. `reads`: whether what comes from a peer next
+    /// is for this round.
     pub(super) fn waiting(
         &self,
         operands: &Operands,
         bytes: impl Fn(Rank) -> usize,
+        reads: impl Fn(Rank) -> bool,
         mut visit: impl FnMut(Waiting),
     ) {
         // Before that no peer need be there to give something back.
@@ -281,7 +283,11 @@ impl AgreementRound {
                 wait(direction, 0, theirs);
             }
             if state.heard.is_none() {
-                wait(Direction::Receive, 0, bytes(operands.rank));
+                let direction = match reads(peer) {
+                    true => Direction::Receive,
+                    false => Direction::Meet,
+                };
+                wait(direction, 0, bytes(operands.rank));
             } else if is_complete && state.ticket.is_some() {
                 wait(Direction::Send, theirs, theirs);
             }

@@ -45,6 +45,7 @@ use crate::types::{Collective, Rank};
 use self::backoff::{Agreements, WindowSpeed};
 pub(crate) use self::run::{SharedRun, State};
 use self::windows::Windows;
+use crate::engine::clock::Clock;
 use crate::engine::collective::plan_key::PlanKey;
 
 /// Steps of plans that are kept for operations to come.
@@ -74,6 +75,7 @@ impl Host {
 /// What the operations of a group have in common in the memory that its ranks share.
 #[derive(Debug, Default)]
 pub(crate) struct SharedMemory {
+    clock: Clock,
     agreements: Agreements,
     speed: WindowSpeed,
     windows: WindowState,
@@ -123,6 +125,31 @@ impl Decided {
 }
 
 impl SharedMemory {
+    pub(crate) fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            ..Self::default()
+        }
+    }
+
+    /// What ranks have decided so far, in words.
+    #[cfg(test)]
+    pub(crate) fn reached(&self) -> impl Iterator<Item = &'static str> {
+        let Decided {
+            in_place,
+            windows,
+            messages,
+        } = self.decided;
+        let all = [
+            (in_place, "all ranks went in place"),
+            (windows, "all ranks went through windows"),
+            (messages, "all ranks went by messages"),
+        ];
+        all.into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(_, what)| what)
+    }
+
     fn windows(&mut self) -> Option<&mut Windows> {
         match &mut self.windows {
             WindowState::Open(windows) => Some(windows),

@@ -19,7 +19,7 @@ use super::{Decision, Host, SharedMemory, WindowState, Windows, windows};
 use crate::engine::collective::operands::Operands;
 use crate::engine::collective::plan_key::PlanKey;
 use crate::engine::collective::run::Waiting;
-use crate::engine::links::LinkTable;
+use crate::engine::links::{Direction, LinkTable};
 
 /// Where an operation stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -388,7 +388,7 @@ impl SharedRun {
     ) -> Result<bool> {
         let moved = self.advance_in_windows(operands, links, memory, false)?;
         if self.window_run.is_some() {
-            self.since.get_or_insert_with(Instant::now);
+            self.since.get_or_insert_with(|| memory.clock.now());
         }
         // What comes after it waits for the links.
         let is_back = self.round.is_settled(operands)
@@ -396,7 +396,9 @@ impl SharedRun {
         let is_over = self.window_run.as_ref().is_some_and(WindowRun::is_done);
         if is_over && is_back {
             let bytes = operands.buffers.longer();
-            let taken = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+            let taken = self
+                .since
+                .map_or(Duration::ZERO, |since| memory.clock.since(since));
             if let (Some(window_run), Some(windows)) = (&self.window_run, memory.windows()) {
                 windows.release(window_run.halves());
                 windows.note(operands.collective, bytes, taken + self.before);
@@ -433,13 +435,14 @@ impl SharedRun {
                 windows.begin(operands.collective, bytes);
             }
         }
+        let clock = memory.clock.clone();
         let (Some(window_run), Some(windows)) = (&mut self.window_run, memory.windows()) else {
             return Ok(false);
         };
-        let begun = alone.then(Instant::now);
+        let begun = alone.then(|| clock.now());
         let moved = window_run.advance(operands, windows, links, alone);
         if let Some(begun) = begun.filter(|_| moved) {
-            self.before += begun.elapsed();
+            self.before += clock.since(begun);
         }
         Ok(moved)
     }
@@ -473,6 +476,7 @@ impl SharedRun {
     pub(crate) fn waiting(
         &self,
         operands: &Operands,
+        free: Free<'_>,
         memory: &SharedMemory,
         visit: impl FnMut(Waiting),
     ) {
@@ -484,7 +488,9 @@ impl SharedRun {
             }
             _ => {
                 let bytes = |rank| offered_slice(operands, rank).1;
-                self.round.waiting(operands, bytes, visit);
+                // Before its turn it reads nothing.
+                let reads = |peer| self.state != State::New && free((peer, Direction::Receive));
+                self.round.waiting(operands, bytes, reads, visit);
             }
         }
     }

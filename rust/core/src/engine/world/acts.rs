@@ -1,0 +1,247 @@
+//! What a rank of a world does by itself: it takes turns, makes its calls and leaves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::player::{Running, Sleep, Stage, What};
+use super::program::{Call, Message, Step, Store};
+use super::random::Random;
+use super::scenario::Fault;
+use super::{IDLE_TURNS, World};
+use crate::engine::group::end::{LINGER, are_delivered};
+use crate::engine::work::{PointToPoint, WorkState};
+use crate::error::{Code, Result};
+use crate::types::{DataType, Rank};
+
+/// Steps that a rank has begun and not waited for.
+const OUTSTANDING: usize = 4;
+
+/// How often a rank that leaves looks whether what it sent has arrived.
+const LOOK: Duration = Duration::from_millis(1);
+
+impl World {
+    /// One turn of a rank that can move.
+    pub(super) fn turn(&mut self, rank: Rank) {
+        if let Stage::Leaving(..) = self.players[rank].stage {
+            self.linger(rank);
+            return;
+        }
+        let now = self.clock.now();
+        let player = &mut self.players[rank];
+        if player.sleep != Sleep::Awake {
+            player.wake(now);
+        }
+        player.attend(now);
+        self.note_ends(rank);
+        if self.begins(rank) {
+            return;
+        }
+        let looks = self.random.once_in(8);
+        self.players[rank].drive(looks);
+        self.note_ends(rank);
+        let player = &self.players[rank];
+        if player.idle_turns == IDLE_TURNS {
+            let waits = player.group.waits();
+            let what = format!("rank {rank} stays awake and does not move: {waits}");
+            self.tell(rank, || what.clone());
+            self.faults.push(what);
+        }
+    }
+
+    /// Begins the next step, or leaves after the last. Returns whether the rank did something.
+    fn begins(&mut self, rank: Rank) -> bool {
+        let now = self.clock.now();
+        let player = &self.players[rank];
+        if player.computes_until.is_some_and(|until| now < until) {
+            return false;
+        }
+        let is_over = player.group.error().is_some() || player.next == self.scenario.steps.len();
+        if is_over {
+            if player.is_under_way() {
+                return false;
+            }
+            self.leave(rank);
+            return true;
+        }
+        let under_way = player.running.iter().filter(|it| it.end.is_none());
+        let awaited = under_way.clone().any(|it| self.scenario.waits[it.step]);
+        if awaited || under_way.count() >= OUTSTANDING {
+            return false;
+        }
+        let step = player.next;
+        let player = &mut self.players[rank];
+        player.next += 1;
+        player.active = now;
+        if !self.misbehaves(rank, step) {
+            self.begin(rank, step);
+        }
+        let computes = match self.random.below(6) {
+            0 => Duration::from_nanos(self.random.length(2_000_000_000) as u64),
+            _ => Duration::ZERO,
+        };
+        self.players[rank].computes_until = Some(self.clock.now() + computes);
+        true
+    }
+
+    /// Does what it should not instead of a step, if that is the fault of this world.
+    fn misbehaves(&mut self, rank: Rank, step: usize) -> bool {
+        let fault = self.scenario.fault;
+        if fault.place() != Some((rank, step)) {
+            return false;
+        }
+        match fault {
+            Fault::Abort { .. } => {
+                self.tell(rank, || "aborts".into());
+                self.players[rank].group.abort("on purpose");
+            }
+            Fault::Leave { .. } => self.leave(rank),
+            Fault::Skip { .. } => self.tell(rank, || format!("leaves out step {step}")),
+            Fault::Nonsense { .. } => {
+                let store = Store::new(&[0; 8], false);
+                let group = &self.players[rank].group;
+                let place = (self.scenario.world, 0);
+                let refused = group.send(DataType::UInt8, store.memory(), place, blocking());
+                let code = refused.map(drop).map_err(|error| error.code);
+                // A group that has failed says so first.
+                if code != Err(Code::InvalidArgument) && group.error().is_none() {
+                    self.faults.push(format!("a send to no rank: {code:?}"));
+                }
+                return false;
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn begin(&mut self, rank: Rank, step: usize) {
+        match self.scenario.steps[step].clone() {
+            Step::Collective(mut call) => {
+                let fault = self.scenario.fault;
+                if let Fault::Mistake { how, .. } = fault
+                    && fault.place() == Some((rank, step))
+                    && let Some(other) = call.mistaken(&mut Random::new(how), self.scenario.world)
+                {
+                    call = other;
+                }
+                self.tell(rank, || format!("begins step {step}: {}", call.collective));
+                self.begin_collective(rank, step, &call);
+            }
+            Step::Messages(messages) => {
+                self.tell(rank, || format!("begins step {step}: messages"));
+                for message in messages {
+                    if message.to == rank {
+                        self.begin_receive(rank, step, &message);
+                    }
+                    if message.from == rank {
+                        self.begin_send(rank, step, &message);
+                    }
+                }
+            }
+        }
+    }
+
+    fn begin_collective(&mut self, rank: Rank, step: usize, call: &Call) {
+        let share = call.share(rank, self.scenario.world);
+        let mut request = call.request(rank, &share);
+        let group = &self.players[rank].group;
+        let begun = match self.random.once_in(4) {
+            true => group.begin_now(&mut request),
+            false => group.submit(request, None, false),
+        };
+        self.note_begun(rank, step, begun, What::Collective(share));
+    }
+
+    fn begin_send(&mut self, rank: Rank, step: usize, message: &Message) {
+        let store = Store::new(&message.payload(), self.random.once_in(3));
+        let place = (message.to, message.tag_in(step));
+        let group = &self.players[rank].group;
+        let begun = group.send(DataType::UInt8, store.memory(), place, blocking());
+        self.note_begun(rank, step, begun, What::Send(store));
+    }
+
+    fn begin_receive(&mut self, rank: Rank, step: usize, message: &Message) {
+        let store = Store::new(&vec![0; message.bytes], self.random.once_in(3));
+        let from = (!message.from_any).then_some(message.from);
+        let place = (from, message.tag_in(step));
+        let group = &self.players[rank].group;
+        let begun = group.receive(DataType::UInt8, store.memory(), place, blocking());
+        self.note_begun(rank, step, begun, What::Receive(store, message.payload()));
+    }
+
+    fn note_begun(&mut self, rank: Rank, step: usize, begun: Result<Arc<WorkState>>, what: What) {
+        match begun {
+            Ok(work) => self.players[rank].running.push(Running {
+                step,
+                work,
+                what,
+                end: None,
+            }),
+            Err(error) => {
+                self.tell(rank, || format!("is refused: {error}"));
+                // The group fails in this call, or has failed: its memory has been let go.
+                if !error.code.is_fatal() {
+                    self.faults.push(format!("rank {rank} is refused: {error}"));
+                }
+            }
+        }
+    }
+
+    /// Takes note of operations that have ended.
+    pub(super) fn note_ends(&mut self, rank: Rank) {
+        let now = self.clock.now();
+        let mut told = Vec::new();
+        for running in &mut self.players[rank].running {
+            if running.end.is_some() {
+                continue;
+            }
+            let Some(result) = running.work.result() else {
+                continue;
+            };
+            told.push((running.step, running.work.name(), result.clone()));
+            let stores = running.what.stores().into_iter();
+            running.end = Some((now, stores.map(|store| store.content().to_vec()).collect()));
+        }
+        for (step, name, result) in told {
+            self.tell(rank, || match result {
+                Ok(()) => format!("ends {name} of step {step}"),
+                Err(error) => format!("ends {name} of step {step}: {error}"),
+            });
+        }
+    }
+
+    fn leave(&mut self, rank: Rank) {
+        self.tell(rank, || "leaves".into());
+        let until = self.clock.now() + LINGER;
+        let core = self.players[rank].group.core.lock();
+        let reached = core.shared.reached().map(str::to_owned);
+        self.reached.extend(reached);
+        drop(core);
+        let player = &mut self.players[rank];
+        player.sleep = Sleep::Awake;
+        player.stage = match player.group.leave() {
+            Some(links) => Stage::Leaving(links, until),
+            None => Stage::Gone,
+        };
+        self.note_ends(rank);
+    }
+
+    /// Waits until what a rank that leaves has sent has arrived.
+    fn linger(&mut self, rank: Rank) {
+        let now = self.clock.now();
+        let player = &mut self.players[rank];
+        if let Stage::Leaving(links, until) = &mut player.stage
+            && (are_delivered(links) || now >= *until)
+        {
+            player.stage = Stage::Gone;
+        }
+        player.sleep = Sleep::Idle;
+        player.attends_at = now + LOOK;
+    }
+}
+
+fn blocking() -> PointToPoint {
+    PointToPoint {
+        blocking: true,
+        ..PointToPoint::default()
+    }
+}

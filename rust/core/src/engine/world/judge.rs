@@ -1,0 +1,175 @@
+//! What must hold when all is quiet.
+
+use std::collections::BTreeSet;
+use std::hash::{Hash, Hasher};
+use std::time::{Duration, Instant};
+
+use super::World;
+use super::player::{Player, Running, Stage, What};
+use super::scenario::{Fault, TIMEOUT};
+use crate::error::{Code, Error};
+use crate::plan::Algorithm;
+use crate::types::Rank;
+
+/// How soon every operation has ended after the last call was made, where the fault can be seen.
+const SOON: Duration = Duration::from_secs(4);
+
+/// What a seed has led to.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Everything that should not be.
+    pub(super) faults: Vec<String>,
+    /// Marks of what has been reached.
+    pub(super) reached: BTreeSet<String>,
+    /// A number that differs where anything went otherwise.
+    pub(super) digest: u64,
+    pub(super) story: String,
+}
+
+impl Found {
+    fn note(&mut self, what: impl Hash) {
+        let mut hasher = rustc_hash::FxHasher::default();
+        hasher.write_u64(self.digest);
+        what.hash(&mut hasher);
+        self.digest = hasher.finish();
+    }
+}
+
+impl World {
+    /// Compares what has come of it with what must.
+    pub(super) fn judge(mut self) -> Found {
+        let mut found = Found {
+            faults: std::mem::take(&mut self.faults),
+            reached: std::mem::take(&mut self.reached),
+            ..Found::default()
+        };
+        found.reached.insert(self.scenario.fault.name().to_owned());
+        for player in &self.players {
+            self.judge_rank(player, &mut found);
+        }
+        // Ends what is still under way, while its memory is there.
+        for player in &self.players {
+            player.group.abort("over");
+        }
+        found.story = self.story.take().unwrap_or_default();
+        found
+    }
+
+    fn judge_rank(&self, player: &Player, found: &mut Found) {
+        let fault = self.scenario.fault;
+        let is_dead = matches!(player.stage, Stage::Gone)
+            && matches!(fault, Fault::Death { rank, .. } if rank == player.rank);
+        for running in &player.running {
+            let name = format!("rank {}: {}", player.rank, running.work.name());
+            if running.work.result().is_none() && !is_dead {
+                found.faults.push(format!("{name} has not ended"));
+            }
+            let faults = self.judge_operation(player.rank, running, found);
+            let faults = faults.into_iter().map(|what| format!("{name} {what}"));
+            found.faults.extend(faults);
+        }
+        let core = player.group.core.lock();
+        let fingerprints = core.recorder.fingerprints();
+        for fingerprint in fingerprints {
+            let algorithm = Algorithm::ALL.get(usize::from(fingerprint.algorithm));
+            found.reached.extend(algorithm.map(ToString::to_string));
+        }
+        drop(core);
+        if is_dead {
+            return;
+        }
+        let ends = player.running.iter().filter_map(|it| it.end.as_ref());
+        let last = ends.map(|(at, _)| *at).max();
+        if let Some(late) = last.filter(|at| *at > self.limit()) {
+            let by = late.saturating_duration_since(self.limit());
+            let what = format!("rank {} waited {by:?} too long", player.rank);
+            found.faults.push(what);
+        }
+    }
+
+    /// What is wrong with an operation.
+    fn judge_operation(&self, rank: Rank, running: &Running, found: &mut Found) -> Vec<String> {
+        let mut faults = Vec::new();
+        let stores = running.what.stores();
+        if stores.iter().any(|store| !store.is_guarded()) {
+            faults.push("wrote behind a buffer".to_owned());
+        }
+        if let Some((at, at_end)) = &running.end {
+            let now = stores.iter().map(|store| store.content());
+            if !now.eq(at_end.iter().map(|bytes| &bytes[..])) {
+                faults.push("wrote after its end".to_owned());
+            }
+            let took = at.saturating_duration_since(self.start);
+            found.note((rank, running.step, took.as_nanos()));
+        }
+        match running.work.result() {
+            None => {}
+            Some(Ok(())) => {
+                found.reached.insert("success".into());
+                // A lie about the tag of a message is for another message.
+                let is_lie = matches!(self.scenario.fault, Fault::Lie { .. });
+                let is_told = is_lie && matches!(running.what, What::Receive(..));
+                if !running.what.is_right() && !is_told {
+                    faults.push("has a wrong result".to_owned());
+                }
+            }
+            Some(Err(error)) => {
+                found.reached.insert(format!("{:?}", error.code));
+                if let Err(what) = self.judge_error(rank, error) {
+                    faults.push(format!("{what}: {error}"));
+                }
+            }
+        }
+        faults
+    }
+
+    /// When every operation must have ended, at the latest.
+    fn limit(&self) -> Instant {
+        let active = self.players.iter().map(|player| player.active);
+        let last = active.max().unwrap_or(self.start);
+        let seen = match self.scenario.fault.time() {
+            Some((_, at)) => last.max(self.start + at),
+            None => last,
+        };
+        let timeout = Duration::from_secs(TIMEOUT);
+        match self.scenario.fault {
+            Fault::Dark { .. } | Fault::Lie { .. } | Fault::Skip { .. } => seen + timeout + SOON,
+            Fault::Pause { lasts, .. } => seen + timeout + SOON + lasts,
+            _ => seen + SOON,
+        }
+    }
+
+    /// Whether an error is one that the fault explains.
+    fn judge_error(&self, rank: Rank, error: &Error) -> Result<(), &'static str> {
+        let fault = self.scenario.fault;
+        let allowed: &[Code] = match fault {
+            Fault::None | Fault::Nonsense { .. } => return Err("nothing went wrong"),
+            Fault::Death { .. } => &[Code::PeerLost],
+            Fault::Dark { .. } | Fault::Pause { .. } => &[Code::Timeout],
+            Fault::Abort { .. } => &[Code::Aborted],
+            // Those that need nothing of it may have left before they hear of it.
+            Fault::Mistake { .. } => &[Code::Mismatch, Code::PeerLost],
+            Fault::Skip { .. } => &[Code::Mismatch, Code::PeerLost, Code::Aborted, Code::Timeout],
+            Fault::Leave { .. } => &[Code::PeerLost, Code::Aborted],
+            // It may lie about a tag that no rank waits for, and leave.
+            Fault::Lie { .. } => &[
+                Code::Untrusted,
+                Code::Mismatch,
+                Code::Timeout,
+                Code::PeerLost,
+            ],
+        };
+        if !allowed.contains(&error.code) {
+            return Err("fails in another way than it should");
+        }
+        let culprit = fault.rank().unwrap_or(rank);
+        let names = error.peer == Some(culprit)
+            || rank == culprit
+            || error.message.contains(&format!("rank {culprit}"));
+        // A rank that times out knows whom it waits for, and not whom that one waits for.
+        match names || error.code == Code::Timeout {
+            true => Ok(()),
+            false => Err("does not name the rank at fault"),
+        }
+    }
+}

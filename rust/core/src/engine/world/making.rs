@@ -1,0 +1,101 @@
+//! Makes the groups of a world and the links between them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::fabric::{Conditions, Fabric};
+use super::random::Random;
+use super::scenario::Scenario;
+use crate::config::Config;
+use crate::engine::clock::Clock;
+use crate::engine::members::{Member, Members};
+use crate::engine::state::{Group, Mail, Membership, Surroundings};
+use crate::engine::threads::RuntimeThreads;
+use crate::error::Result;
+use crate::locks::Mutex;
+use crate::plan::cost::Costs;
+use crate::plan::topology::Topology;
+use crate::transport::endpoint::Lane;
+use crate::transport::keys::GroupKey;
+use crate::transport::{Link, local};
+use crate::types::Rank;
+
+/// The groups of all ranks, not connected.
+pub(super) fn groups(scenario: &Scenario, clock: &Clock) -> Result<Vec<Arc<Group>>> {
+    let mut config = Config::default();
+    for (name, value) in &scenario.settings {
+        config.set(name, value)?;
+    }
+    let member = |rank| Member {
+        label: format!("host {}", scenario.hosts[rank]),
+        global: rank,
+        address: None,
+    };
+    let members: Members = (0..scenario.world).map(member).collect();
+    let topology = Topology::from_hosts(&scenario.hosts, 2);
+    let staff = Arc::new(RuntimeThreads::not_started()?);
+    let key = GroupKey::unconnected()?;
+    let group = |rank| {
+        let membership = Membership {
+            members: members.clone(),
+            key: key.clone(),
+            endpoint: Mutex::new(None),
+            topology: topology.clone(),
+            // The choice of an algorithm must not depend on how fast this machine is.
+            costs: Costs::TYPICAL.rounded(2).costs(),
+            local_groups: None,
+        };
+        let surroundings = Surroundings {
+            clock: clock.clone(),
+            staff: Arc::clone(&staff),
+            stay: None,
+        };
+        Group::assemble_in(surroundings, rank, membership, config.clone())
+    };
+    (0..scenario.world).map(group).collect()
+}
+
+/// The links between every two ranks, and when each side gets its end.
+pub(super) fn connect(
+    groups: &[Arc<Group>],
+    scenario: &Scenario,
+    fabric: &Arc<Fabric>,
+    (random, start): (&mut Random, Instant),
+) -> Vec<(Instant, Rank, Mail)> {
+    let mut opening = Vec::new();
+    let ring = groups[0].config.ring_bytes.bytes();
+    for upper in 0..scenario.world {
+        for lower in 0..upper {
+            for lane in [Lane::Collective, Lane::PointToPoint] {
+                let is_near = scenario.hosts[upper] == scenario.hosts[lower];
+                let [a, b]: [Box<dyn Link>; 2] = if is_near {
+                    let (a, b) = local::pair(ring).expect("memory");
+                    [Box::new(a), Box::new(b)]
+                } else {
+                    let ends = [(lower, conditions(random)), (upper, conditions(random))];
+                    let [a, b] = fabric.link(ends);
+                    [Box::new(a), Box::new(b)]
+                };
+                for (rank, peer, link) in [(lower, upper, a), (upper, lower, b)] {
+                    let takes = match random.once_in(4) {
+                        true => Duration::from_nanos(random.length(50_000_000) as u64),
+                        false => Duration::ZERO,
+                    };
+                    let mail = Mail::Established { lane, peer, link };
+                    opening.push((start + takes, rank, mail));
+                }
+            }
+        }
+    }
+    opening
+}
+
+/// What a direction of a link is like.
+fn conditions(random: &mut Random) -> Conditions {
+    Conditions {
+        latency: Duration::from_nanos(1_000 + random.length(2_000_000) as u64),
+        nanoseconds: random.length(50) as u64,
+        buffer: 1024 + random.length(200_000),
+        at_once: random.pick(&[1 << 20, 1 << 20, 4096, 100, 33]),
+    }
+}

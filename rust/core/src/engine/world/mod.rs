@@ -1,0 +1,195 @@
+//! A world from a seed: all ranks of a group in one thread, over simulated links, on a clock that stands still until nothing
+//! can move (TigerBeetle's simulator and quinn's tests are the models).
+//!
+//! A seed decides everything: the ranks and their hosts, the calls, the links' latencies, rates and buffers, which rank moves
+//! next, and what goes wrong. The same seed makes the same world again. Ranks of one host have the links that they have in a
+//! process ([`crate::transport::local`]), so lending and windows are the real ones; ranks of different hosts have links of a
+//! [`Fabric`]. A rank moves while it can, announces that it sleeps, and is woken by a link or by the time that it asked for, and
+//! by nothing else. So a wake-up that is forgotten is a wait for the timeout.
+//!
+//! These must hold, whatever the seed:
+//!
+//! - An operation that succeeds has the right bytes in its output.
+//! - Where nothing goes wrong, every operation succeeds. Where something does, an error has the code of that and names the rank
+//!   at fault.
+//! - Every operation ends: soon after a death, an abort, a mistake or a farewell, else with its timeout.
+//! - No byte of a buffer changes after its operation has ended, and none behind it ever.
+//! - No rank stays awake without moving.
+//!
+//! `scenario`: what a seed decides before the first step. `program`: calls, data and results. `fabric`: the links. `player`: one
+//! rank. `acts`: what a rank does by itself. `judge`: what must hold. `tests` says how to replay a seed.
+
+mod acts;
+mod fabric;
+mod judge;
+mod making;
+mod player;
+mod program;
+mod random;
+mod scenario;
+mod tests;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use self::fabric::Fabric;
+use self::judge::Found;
+use self::player::{Player, Stage};
+use self::random::Random;
+use self::scenario::{Fault, Scenario};
+use crate::engine::clock::Clock;
+use crate::engine::links::LinkTable;
+use crate::engine::state::Mail;
+use crate::types::Rank;
+
+/// Turns after which a world that still moves is taken to move for ever.
+const TURNS: usize = 500_000;
+
+/// Turns in which a rank neither moves nor sleeps, one after the other: more are a wait that keeps a core busy.
+const IDLE_TURNS: usize = 100;
+
+/// A world under way.
+struct World {
+    scenario: Scenario,
+    clock: Clock,
+    start: Instant,
+    random: Random,
+    fabric: Arc<Fabric>,
+    players: Vec<Player>,
+    /// Links that are being made, and when they will have been.
+    opening: Vec<(Instant, Rank, Mail)>,
+    /// What went wrong while it moved.
+    faults: Vec<String>,
+    /// Marks of what has been reached.
+    reached: BTreeSet<String>,
+    /// What has happened, for those who replay a seed.
+    story: Option<String>,
+}
+
+/// Makes the world of `seed`, and lets it run until all is quiet.
+fn run(seed: u64, is_told: bool) -> Found {
+    let mut world = World::new(seed, is_told);
+    world.run();
+    world.judge()
+}
+
+impl World {
+    fn new(seed: u64, is_told: bool) -> Self {
+        let mut random = Random::new(seed);
+        let scenario = Scenario::new(&mut random);
+        let clock = Clock::simulated();
+        let start = clock.now();
+        let fabric = Fabric::new(clock.clone(), random.next());
+        let groups = making::groups(&scenario, &clock).expect("descriptors");
+        let opening = making::connect(&groups, &scenario, &fabric, (&mut random, start));
+        let ranks = groups.into_iter().enumerate();
+        let players = ranks.map(|(rank, group)| Player::new(rank, group, random.once_in(2), start));
+        Self {
+            players: players.collect(),
+            story: is_told.then(|| format!("{scenario:#?}\n")),
+            scenario,
+            clock,
+            start,
+            random,
+            fabric,
+            opening,
+            faults: Vec::new(),
+            reached: BTreeSet::new(),
+        }
+    }
+
+    fn tell(&mut self, rank: Rank, what: impl FnOnce() -> String) {
+        let passed = self.clock.since(self.start).as_secs_f64();
+        if let Some(story) = &mut self.story {
+            let _ = writeln!(story, "{passed:>12.6} rank {rank} {}", what());
+        }
+    }
+
+    fn run(&mut self) {
+        for _ in 0..TURNS {
+            self.strike();
+            self.open();
+            let now = self.clock.now();
+            for rank in self.fabric.take_calls() {
+                self.players[rank].wake(now);
+            }
+            let ranks = self.players.iter();
+            let ready = ranks.filter(|player| player.can_move(now));
+            let ready: Vec<Rank> = ready.map(|player| player.rank).collect();
+            if ready.is_empty() {
+                match self.next_moment() {
+                    Some(moment) => self.clock.advance(moment),
+                    None => return,
+                }
+                continue;
+            }
+            let rank = self.random.pick(&ready);
+            self.turn(rank);
+            let takes = Duration::from_nanos(self.random.below(2_000) as u64);
+            self.clock.advance(now + takes);
+        }
+        self.faults.push("it moves for ever".into());
+    }
+
+    /// When something happens next by itself.
+    fn next_moment(&self) -> Option<Instant> {
+        let players = self.players.iter();
+        let own = players.filter_map(Player::next_moment);
+        let opened = self.opening.iter().map(|(moment, ..)| *moment);
+        let all = own.chain(self.fabric.next_call()).chain(self.fault_at());
+        Some(all.chain(opened).min()?.max(self.clock.now()))
+    }
+
+    /// When the fault happens, if it is one that has a time and has not happened.
+    fn fault_at(&self) -> Option<Instant> {
+        let (rank, at) = self.scenario.fault.time()?;
+        let is_alive = matches!(self.players[rank].stage, Stage::Alive);
+        let moment = self.start + at;
+        (is_alive && moment > self.clock.now()).then_some(moment)
+    }
+
+    /// Has the fault happen, if its time has come.
+    fn strike(&mut self) {
+        let passed = self.clock.since(self.start);
+        match self.scenario.fault {
+            Fault::Death { rank, at, loses } if passed >= at => self.kill(rank, loses),
+            Fault::Dark { rank, at } if passed >= at => self.fabric.darken(rank),
+            Fault::Pause { rank, at, lasts } if passed >= at => {
+                let player = &mut self.players[rank];
+                player.paused_until = player.paused_until.or(Some(self.start + at + lasts));
+            }
+            Fault::Lie { rank, at, how } if passed >= at => self.fabric.lie(rank, how),
+            _ => {}
+        }
+    }
+
+    fn kill(&mut self, rank: Rank, loses: bool) {
+        if matches!(self.players[rank].stage, Stage::Gone) {
+            return;
+        }
+        if loses {
+            self.fabric.lose_sent(rank);
+        }
+        // The other ends arrive, and show the death.
+        self.opening.retain(|(_, to, _)| *to != rank);
+        let player = &mut self.players[rank];
+        player.stage = Stage::Gone;
+        let mut core = player.group.core.lock();
+        player.group.read_mail(&mut core);
+        core.links = LinkTable::new(self.scenario.world);
+        drop(core);
+        self.tell(rank, || "dies".into());
+    }
+
+    /// Delivers the links that have been made.
+    fn open(&mut self) {
+        let now = self.clock.now();
+        while let Some(next) = self.opening.iter().position(|(moment, ..)| *moment <= now) {
+            let (_, rank, mail) = self.opening.remove(next);
+            self.players[rank].group.post(mail);
+            self.players[rank].wake(now);
+        }
+    }
+}

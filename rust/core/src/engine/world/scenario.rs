@@ -1,0 +1,217 @@
+//! A world before it begins: its ranks and hosts, the calls of each rank, and what goes wrong.
+
+use std::time::Duration;
+
+use super::program::{Step, Style};
+use super::random::Random;
+use crate::types::Rank;
+
+/// How long an operation may take, in seconds.
+pub(super) const TIMEOUT: u64 = 20;
+
+/// Everything that a seed decides before the first step.
+#[derive(Debug)]
+pub(super) struct Scenario {
+    pub(super) world: usize,
+    /// The host of each rank.
+    pub(super) hosts: Vec<usize>,
+    /// Names and values.
+    pub(super) settings: Vec<(&'static str, String)>,
+    pub(super) steps: Vec<Step>,
+    /// Whether a rank waits for the end of a step before it begins the next.
+    pub(super) waits: Vec<bool>,
+    pub(super) fault: Fault,
+}
+
+/// The one thing that goes wrong, if anything does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    None,
+    /// The process ends; what it has sent arrives, or a part of it is lost.
+    Death {
+        rank: Rank,
+        at: Duration,
+        loses: bool,
+    },
+    /// Its host is cut off, without a sign.
+    Dark {
+        rank: Rank,
+        at: Duration,
+    },
+    /// It does not run for a while.
+    Pause {
+        rank: Rank,
+        at: Duration,
+        lasts: Duration,
+    },
+    /// It aborts the group instead of a step.
+    Abort {
+        rank: Rank,
+        step: usize,
+    },
+    /// It makes another call than the others.
+    Mistake {
+        rank: Rank,
+        step: usize,
+        how: u64,
+    },
+    /// It leaves out a step.
+    Skip {
+        rank: Rank,
+        step: usize,
+    },
+    /// It closes its communicator before a step.
+    Leave {
+        rank: Rank,
+        step: usize,
+    },
+    /// The header of a message that it sends to another host is not what it should be, in one bit.
+    Lie {
+        rank: Rank,
+        at: Duration,
+        how: u64,
+    },
+    /// It makes a call that is refused, before a step.
+    Nonsense {
+        rank: Rank,
+        step: usize,
+    },
+}
+
+const ALGORITHMS: [&str; 10] = [
+    "direct",
+    "two_shot",
+    "ring",
+    "tree",
+    "recursive_doubling",
+    "halving",
+    "bruck",
+    "hierarchical",
+    "windows",
+    "in_place",
+];
+
+impl Scenario {
+    pub(super) fn new(random: &mut Random) -> Self {
+        let world = 2 + random.below(4);
+        let hosts = match random.below(4) {
+            0 => vec![0; world],
+            1 => (0..world).map(|_| random.below(2)).collect(),
+            _ => (0..world).collect(),
+        };
+        let algorithm = match random.once_in(3) {
+            true => random.pick(&ALGORITHMS),
+            false => "auto",
+        };
+        let settings = vec![
+            ("algorithm", algorithm.to_owned()),
+            ("timeout", TIMEOUT.to_string()),
+            (
+                "eager_bytes",
+                random.pick(&["0", "64", "1K", "64K"]).to_owned(),
+            ),
+            ("ring_bytes", random.pick(&["4K", "64K"]).to_owned()),
+            // How fast this machine lends decides nothing here.
+            ("lend_bytes", random.pick(&["none", "4K", "64K"]).to_owned()),
+        ];
+        let count = 1 + random.below(10);
+        // Ranks of one host work in each other's memory where there is much to do.
+        let is_near = hosts.iter().all(|host| *host == 0);
+        let style = Style {
+            long_once_in: if is_near { random.pick(&[2, 20]) } else { 20 },
+            heap_once_in: random.pick(&[1, 3]),
+        };
+        let step = |_| Step::random(random, world, style);
+        let steps: Vec<Step> = (0..count).map(step).collect();
+        let waits = (0..count).map(|_| random.below(3) > 0).collect();
+        let fault = Fault::random(random, world, count);
+        Self {
+            world,
+            hosts,
+            settings,
+            steps,
+            waits,
+            fault,
+        }
+    }
+}
+
+impl Fault {
+    fn random(random: &mut Random, world: usize, steps: usize) -> Self {
+        let rank = random.below(world);
+        let step = random.below(steps);
+        let at = Duration::from_nanos(random.length(20_000_000) as u64);
+        match random.below(16) {
+            0 | 1 => Self::Death {
+                rank,
+                at,
+                loses: random.once_in(2),
+            },
+            2 => Self::Dark { rank, at },
+            3 => {
+                let lasts = Duration::from_millis(random.length(60_000) as u64);
+                Self::Pause { rank, at, lasts }
+            }
+            4 => Self::Abort { rank, step },
+            5 | 6 => Self::Mistake {
+                rank,
+                step,
+                how: random.next(),
+            },
+            7 => Self::Skip { rank, step },
+            8 => Self::Leave { rank, step },
+            9 => Self::Lie {
+                rank,
+                at,
+                how: random.next(),
+            },
+            10 => Self::Nonsense { rank, step },
+            _ => Self::None,
+        }
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::None => "no fault",
+            Self::Death { loses: false, .. } => "a death",
+            Self::Death { loses: true, .. } => "a death that loses bytes",
+            Self::Dark { .. } => "a dark host",
+            Self::Pause { .. } => "a pause",
+            Self::Abort { .. } => "an abort",
+            Self::Mistake { .. } => "a mistake",
+            Self::Skip { .. } => "a step left out",
+            Self::Leave { .. } => "an early farewell",
+            Self::Lie { .. } => "a lie",
+            Self::Nonsense { .. } => "a call that is refused",
+        }
+    }
+
+    /// The rank and the step in which it happens, if it has one.
+    pub(super) fn place(&self) -> Option<(Rank, usize)> {
+        match *self {
+            Self::Abort { rank, step }
+            | Self::Mistake { rank, step, .. }
+            | Self::Skip { rank, step }
+            | Self::Leave { rank, step }
+            | Self::Nonsense { rank, step } => Some((rank, step)),
+            _ => None,
+        }
+    }
+
+    /// The rank and the time from which on it happens, if it has one.
+    pub(super) fn time(&self) -> Option<(Rank, Duration)> {
+        match *self {
+            Self::Death { rank, at, .. }
+            | Self::Dark { rank, at }
+            | Self::Pause { rank, at, .. }
+            | Self::Lie { rank, at, .. } => Some((rank, at)),
+            _ => None,
+        }
+    }
+
+    /// The rank at fault.
+    pub(super) fn rank(&self) -> Option<Rank> {
+        let placed = self.place().map(|(rank, _)| rank);
+        placed.or_else(|| self.time().map(|(rank, _)| rank))
+    }
+}
