@@ -109,11 +109,14 @@ check: lint c ## Run what tells most in minutes: lint, the unit tests, some test
 .PHONY: test
 test: test-rust test-python ## Run the tests but for the slow ones
 
-.PHONY: test-slow
-test-slow: frameworks c test-tools nvrtc test-loom ## Run the slow ones: loom, frameworks, packages, tools, PyTorch's own (SHARD), aarch64
+.PHONY: test-slow test-slow-native
+test-slow: test-slow-native test-aarch64-quick ## Run the slow ones: loom, frameworks, packages, tools, PyTorch's own (SHARD), aarch64
+
+# Those that nothing is emulated for.
+test-slow-native: frameworks c test-tools nvrtc test-loom
 	$(pytest) -m quiet
 	$(pytest) $(beside) -m "slow and not quiet"
-	@$(MAKE) --no-print-directory conformance test-aarch64-quick
+	@$(MAKE) --no-print-directory conformance
 
 .PHONY: test-rust
 test-rust: prerequisites ## Run the Rust tests

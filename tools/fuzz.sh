@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes all that is parsed from a peer or from the environment, one target after the other.
+# Fuzzes all that is parsed from a peer or from the environment, as many targets at a time as there are cores.
 #
 #   tools/fuzz.sh TARGET SECONDS
 #
@@ -19,12 +19,22 @@ if ! "$cargo" +nightly fuzz --version >/dev/null 2>&1; then
   exit 0
 fi
 unset CARGO_TARGET_DIR
+export ASAN_OPTIONS=detect_leaks=0
+# Where it runs for a shorter time than it compiles.
+[ "$seconds" -ge 60 ] || export CARGO_PROFILE_RELEASE_OPT_LEVEL=1
 "$cargo" +nightly fuzz build --target-dir "$target/fuzz"
-for path in fuzz/fuzz_targets/*.rs; do
-  name=$(basename "$path" .rs)
-  learned=$target/fuzz/corpus/$name
-  mkdir -p "$learned"
-  echo "fuzz: $name, $seconds s"
-  ASAN_OPTIONS=detect_leaks=0 "$cargo" +nightly fuzz run --target-dir "$target/fuzz" "$name" "$learned" "fuzz/corpus/$name" -- \
-    "-max_total_time=$seconds" -max_len=4096 -rss_limit_mb=2048 -timeout=20 -verbosity=0 -print_final_stats=1
-done
+programs=$target/fuzz/$(uname -m)-unknown-linux-gnu/release
+
+# One target, as cargo fuzz runs it. What it writes is shown when it has ended.
+fuzz() {
+  local name=$1 learned=$target/fuzz/corpus/$1 artifacts=fuzz/artifacts/$1
+  mkdir -p "$learned" "$artifacts"
+  local output status=0
+  output=$("$programs/$name" -artifact_prefix="$artifacts/" "-max_total_time=$seconds" -max_len=4096 -rss_limit_mb=2048 \
+    -timeout=20 -verbosity=0 -print_final_stats=1 "$learned" "fuzz/corpus/$name" 2>&1) || status=$?
+  printf 'fuzz: %s, %s s\n%s\n' "$name" "$seconds" "$output"
+  return "$status"
+}
+export -f fuzz
+export programs target seconds
+basename -s .rs fuzz/fuzz_targets/*.rs | xargs -P "$(nproc)" -I{} bash -c 'fuzz {}'

@@ -127,6 +127,9 @@ impl World {
             }
             let rank = self.random.pick(&ready);
             self.turn(rank);
+            if !self.faults.is_empty() {
+                return;
+            }
             let takes = Duration::from_nanos(self.random.below(2_000) as u64);
             self.clock.advance(now + takes);
         }
