@@ -1,24 +1,15 @@
 //! Every collective on every transport, ranks as threads, against results computed here from the inputs.
 
-use std::sync::Arc;
+mod ranks;
+
 use std::time::Duration;
 
 use half::f16;
-use unisono::config::Config;
 use unisono::error::Result;
-use unisono::rendezvous::memory::MemoryStore;
 use unisono::types::ReduceOp;
 use unisono::{Communicator, PointToPoint};
 
-/// How the ranks of a test are connected.
-#[derive(Clone, Copy, Debug)]
-enum Transport {
-    Local,
-    Shm,
-    Tcp,
-    /// Two hosts, rank by rank in turn: shared memory inside, TCP between.
-    Mixed,
-}
+use ranks::Transport;
 
 const TRANSPORTS: [Transport; 4] = [
     Transport::Local,
@@ -27,7 +18,6 @@ const TRANSPORTS: [Transport; 4] = [
     Transport::Mixed,
 ];
 
-/// Runs `body` as every rank of a world, each on a thread of its own.
 fn run(transport: Transport, world: usize, body: impl Fn(&Communicator) + Send + Sync) {
     run_by("auto", transport, world, body);
 }
@@ -39,37 +29,12 @@ fn run_by(
     world: usize,
     body: impl Fn(&Communicator) + Send + Sync,
 ) {
-    let mut config = Config::default();
-    config.set("algorithm", algorithm).expect("an algorithm");
-    config.set("timeout", "60").expect("a setting");
-    config.set("join_timeout", "30").expect("a setting");
-    match transport {
-        Transport::Shm => config.set("transport", "shm").expect("a setting"),
-        Transport::Tcp => config.set("transport", "tcp").expect("a setting"),
-        _ => {}
-    }
-    let mut local = match transport {
-        Transport::Local => Communicator::local(world, &config).expect("communicators"),
-        _ => Vec::new(),
-    };
-    let store = Arc::new(MemoryStore::default());
-    std::thread::scope(|scope| {
-        for rank in (0..world).rev() {
-            let (body, store, mut config) = (&body, Arc::clone(&store), config.clone());
-            let comm = local.pop();
-            scope.spawn(move || {
-                let comm = comm.unwrap_or_else(|| {
-                    if matches!(transport, Transport::Mixed) {
-                        config
-                            .set("host", ["left", "right"][rank % 2])
-                            .expect("a setting");
-                    }
-                    Communicator::join(&*store, rank, world, config).expect("a communicator")
-                });
-                body(&comm);
-            });
-        }
-    });
+    let settings = [
+        ("algorithm", algorithm),
+        ("timeout", "60"),
+        ("join_timeout", "30"),
+    ];
+    ranks::run(transport, world, &settings, |comm| body(&comm));
 }
 
 /// What `rank` contributes at `index`.
@@ -334,8 +299,7 @@ fn threads_share_a_reduction_and_change_nothing_of_it() {
     const COUNT: usize = (3 << 20) + 5;
     let value = |rank: usize, i: usize| (i % 97) as f32 * 0.1 + rank as f32;
     let sums = |threads: &str| {
-        let mut config = Config::default();
-        config.set("threads", threads).expect("a setting");
+        let config = ranks::config(Transport::Local, &[("threads", threads)]);
         let comms = Communicator::local(2, &config).expect("communicators");
         std::thread::scope(|scope| {
             let ranks: Vec<_> = comms

@@ -2,34 +2,23 @@
 //!
 //! A rank whose counts are all zero has nothing to move, and must not leave with success while another waits for it.
 
+mod ranks;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use unisono::buffer::Memory;
-use unisono::config::Config;
 use unisono::error::{Code, Error, Result};
-use unisono::rendezvous::memory::MemoryStore;
 use unisono::types::{DataType, ReduceOp};
 use unisono::{Communicator, Request, Sizes};
+
+use ranks::Transport;
 
 /// Elements where another rank has none: a message that is posted, and one that is lent or streamed.
 const COUNTS: [usize; 2] = [3, 300_000];
 
-/// Runs `body` as every rank, each on a thread of its own.
-fn run(transport: &str, world: usize, body: impl Fn(&Communicator) + Sync) {
-    let mut config = Config::default();
-    config.set("timeout", "30").expect("a setting");
-    config.set("transport", transport).expect("a setting");
-    let store = MemoryStore::default();
-    std::thread::scope(|scope| {
-        for rank in 0..world {
-            let (body, store, config) = (&body, &store, config.clone());
-            scope.spawn(move || {
-                let comm = Communicator::join(store, rank, world, config);
-                body(&comm.expect("a communicator"));
-            });
-        }
-    });
+fn run(transport: Transport, world: usize, body: impl Fn(&Communicator) + Send + Sync) {
+    ranks::run(transport, world, &[("timeout", "30")], |comm| body(&comm));
 }
 
 /// Where ranks wait for each other before they leave: a rank that has left cannot hear of a mistake, nor tell the
@@ -153,10 +142,10 @@ fn assert_names(error: &Error, operation: &str, count: usize, what: &str) {
 /// All ranks fail with a mismatch of `operation`, in the call or, where a rank was through before the others noticed, in
 /// one of the next: of a barrier a rank may be through too before another has come to what is wrong.
 fn assert_mismatch(operation: &str, call: impl Fn(usize, usize, usize) -> Call + Sync) {
-    for transport in ["shm", "tcp"] {
+    for transport in [Transport::Shm, Transport::Tcp] {
         for world in [2, 3] {
             for count in COUNTS {
-                let what = format!("{operation}, {transport}, {world} ranks, {count} elements");
+                let what = format!("{operation}, {transport:?}, {world} ranks, {count} elements");
                 run(transport, world, |comm| {
                     let begun = Instant::now();
                     let mut result = call(comm.rank(), world, count).carry_out(comm);
@@ -180,14 +169,14 @@ fn assert_mismatch_of_idle_ranks(
     operation: &str,
     call: impl Fn(usize, usize, usize) -> Call + Sync,
 ) {
-    for transport in ["shm", "tcp"] {
+    for transport in [Transport::Shm, Transport::Tcp] {
         for (count, late) in [
             (COUNTS[0], 0),
             (COUNTS[1], 0),
             (COUNTS[0], 600),
             (COUNTS[1], 600),
         ] {
-            let what = format!("{operation}, {transport}, {count} elements, {late} ms late");
+            let what = format!("{operation}, {transport:?}, {count} elements, {late} ms late");
             let through = Meeting::default();
             run(transport, 3, |comm| {
                 if comm.rank() == 0 {
@@ -298,10 +287,10 @@ fn a_rank_that_is_idle_learns_that_another_sends_to_it() {
 #[test]
 fn ranks_that_work_on_without_the_other_learn_of_it() {
     const WORLD: usize = 4;
-    for transport in ["shm", "tcp"] {
+    for transport in [Transport::Shm, Transport::Tcp] {
         for count in COUNTS {
             for sends in [false, true] {
-                let what = format!("{transport}, {count} elements, sends: {sends}");
+                let what = format!("{transport:?}, {count} elements, sends: {sends}");
                 let through = Meeting::default();
                 run(transport, WORLD, |comm| {
                     let rank = comm.rank();
@@ -351,7 +340,7 @@ fn links(comm: &Communicator) -> u64 {
 #[test]
 fn only_ranks_that_exchange_something_have_links() {
     const WORLD: usize = 7;
-    for transport in ["shm", "tcp"] {
+    for transport in [Transport::Shm, Transport::Tcp] {
         for count in COUNTS {
             // A rank that is ahead opens the links of what comes next.
             let [first, second, last] = [(); 3].map(|()| Meeting::default());
@@ -415,7 +404,7 @@ fn all_reduce_of_nothing_beside_one_of_something() {
 /// As many elements in all, and messages of the same lengths: what differs is whose they are.
 #[test]
 fn counts_that_are_distributed_otherwise() {
-    for transport in ["shm", "tcp"] {
+    for transport in [Transport::Shm, Transport::Tcp] {
         run(transport, 4, |comm| {
             let counts = match comm.rank() {
                 3 => vec![2, 0, 5, 1],
@@ -436,7 +425,7 @@ fn counts_that_are_distributed_otherwise() {
 /// Nothing is wrong with nothing, and the next operation finds its messages.
 #[test]
 fn nothing_everywhere_is_in_order() {
-    for transport in ["shm", "tcp"] {
+    for transport in [Transport::Shm, Transport::Tcp] {
         run(transport, 3, |comm| {
             for _ in 0..3 {
                 all_to_all(vec![0; 3], vec![0; 3]).carry_out(comm).unwrap();
@@ -459,7 +448,7 @@ fn nothing_everywhere_is_in_order() {
 #[test]
 #[ignore = "run by hand: it measures and asserts nothing, and a claim about time is no test"]
 fn the_cost_of_zeros() {
-    for transport in ["shm", "tcp"] {
+    for transport in [Transport::Shm, Transport::Tcp] {
         for world in [4, 8] {
             for (pattern, elements) in [
                 ("no element", 0),
@@ -484,7 +473,7 @@ fn the_cost_of_zeros() {
                     if comm.rank() == 0 {
                         let each = best.as_secs_f64() / f64::from(ROUNDS) * 1e6;
                         println!(
-                            "{transport}, {world} ranks, {pattern}, {elements} elements: {each:.2} us"
+                            "{transport:?}, {world} ranks, {pattern}, {elements} elements: {each:.2} us"
                         );
                     }
                 });

@@ -3,17 +3,20 @@
 //!
 //! Ranks are threads. Waits that hang fail by the group's own timeout, which no test here expects unless it says so.
 
+mod ranks;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, channel};
 use std::sync::{RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use unisono::buffer::Memory;
-use unisono::config::Config;
 use unisono::error::{Code, Error};
 use unisono::rendezvous::memory::MemoryStore;
 use unisono::types::{DataType, ReduceOp};
 use unisono::{Communicator, PointToPoint, Request, Work};
+
+use ranks::Transport;
 
 /// Held to write by the test that counts the process's descriptors and threads, to read by all others.
 static ALONE: RwLock<()> = RwLock::new(());
@@ -24,62 +27,23 @@ fn beside_others() -> RwLockReadGuard<'static, ()> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Transport {
-    Local,
-    Shm,
-    Tcp,
-}
-
 const TRANSPORTS: [Transport; 3] = [Transport::Local, Transport::Shm, Transport::Tcp];
 
-fn config(transport: Transport, timeout: &str) -> Config {
-    let mut config = Config::default();
-    config.set("timeout", timeout).expect("a setting");
-    config.set("join_timeout", "20").expect("a setting");
-    match transport {
-        Transport::Local => {}
-        Transport::Shm => config.set("transport", "shm").expect("a setting"),
-        Transport::Tcp => config.set("transport", "tcp").expect("a setting"),
-    }
-    config
+/// Settings of most tests.
+const SETTINGS: [(&str, &str); 2] = [("timeout", "20"), ("join_timeout", "20")];
+
+fn run(transport: Transport, world: usize, body: impl Fn(Communicator) + Send + Sync) {
+    ranks::run(transport, world, &SETTINGS, body);
 }
 
-/// Runs `body` as every rank of a world, each on a thread of its own that owns its communicator.
+/// With settings that others have not, or have otherwise.
 fn run_with(
     transport: Transport,
     world: usize,
-    timeout: &str,
+    settings: &[(&str, &str)],
     body: impl Fn(Communicator) + Send + Sync,
 ) {
-    let config = config(transport, timeout);
-    if transport != Transport::Local {
-        return run_as(&config, world, body);
-    }
-    let ranks = Communicator::local(world, &config).expect("communicators");
-    std::thread::scope(|scope| {
-        for comm in ranks {
-            let body = &body;
-            scope.spawn(move || body(comm));
-        }
-    });
-}
-
-/// The same with settings of its own.
-fn run_as(config: &Config, world: usize, body: impl Fn(Communicator) + Send + Sync) {
-    let store = MemoryStore::default();
-    std::thread::scope(|scope| {
-        for rank in (0..world).rev() {
-            let (body, store, config) = (&body, &store, config.clone());
-            scope.spawn(move || {
-                body(Communicator::join(store, rank, world, config).expect("a communicator"));
-            });
-        }
-    });
-}
-
-fn run(transport: Transport, world: usize, body: impl Fn(Communicator) + Send + Sync) {
-    run_with(transport, world, "20", body);
+    ranks::run(transport, world, &[&SETTINGS, settings].concat(), body);
 }
 
 fn pause(milliseconds: u64) {
@@ -436,7 +400,7 @@ fn a_timeout_names_the_missing_rank() {
     let _beside = beside_others();
     for transport in [Transport::Local, Transport::Shm] {
         let ended = AtomicUsize::new(0);
-        run_with(transport, 3, "0.3", |comm| {
+        run_with(transport, 3, &[("timeout", "0.3")], |comm| {
             comm.barrier().expect("barrier");
             if comm.rank() == 2 {
                 let until = Instant::now() + Duration::from_secs(20);
@@ -521,7 +485,7 @@ fn two_groups_may_be_used_in_opposite_order() {
     const OPERATIONS: usize = 70;
     for transport in TRANSPORTS {
         let stores = [MemoryStore::default(), MemoryStore::default()];
-        let config = config(transport, "20");
+        let config = ranks::config(transport, &SETTINGS);
         let mut local = match transport {
             Transport::Local => [0, 1]
                 .map(|_| Communicator::local(3, &config).expect("communicators"))
@@ -762,8 +726,13 @@ fn groups_that_are_closed_leave_nothing_behind() {
         });
     };
     // A group that lives on keeps the process's endpoint.
-    let anchor = Communicator::join(&MemoryStore::default(), 0, 1, config(Transport::Shm, "20"))
-        .expect("a communicator");
+    let anchor = Communicator::join(
+        &MemoryStore::default(),
+        0,
+        1,
+        ranks::config(Transport::Shm, &SETTINGS),
+    )
+    .expect("a communicator");
     let settled = |least: (usize, usize)| {
         let start = Instant::now();
         loop {
@@ -898,9 +867,7 @@ fn exchanges_go_round() {
 fn blocking_messages_of_every_length_arrive() {
     let _others = beside_others();
     for ring in ["4K", "256K"] {
-        let mut config = config(Transport::Shm, "20");
-        config.set("ring_bytes", ring).expect("a setting");
-        run_as(&config, 2, |comm| {
+        run_with(Transport::Shm, 2, &[("ring_bytes", ring)], |comm| {
             let (rank, other) = (comm.rank(), 1 - comm.rank());
             for length in [0, 1, 527, 4200, 4304, 4305, 8192, 60_000, 65_536, 65_537] {
                 let message = |from: usize| -> Vec<u8> {
@@ -931,10 +898,8 @@ fn blocking_messages_of_every_length_arrive() {
 #[test]
 fn an_offer_that_waits_does_not_stop_what_comes_after_it() {
     let _others = beside_others();
-    let mut config = config(Transport::Shm, "20");
-    config.set("ring_bytes", "64K").expect("a setting");
-    config.set("lend_bytes", "64K").expect("a setting");
-    run_as(&config, 3, |comm| {
+    let settings = [("ring_bytes", "64K"), ("lend_bytes", "64K")];
+    run_with(Transport::Shm, 3, &settings, |comm| {
         let long: Vec<u8> = (0..400_000).map(|at| (at % 251) as u8).collect();
         let short = vec![5_u8; 50_000];
         // A rank that has read one message is offered the next.
