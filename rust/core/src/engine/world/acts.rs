@@ -1,4 +1,4 @@
-//! What a rank of a world does by itself: it takes turns, makes its calls and leaves.
+//! The acts of a rank of a world: it takes turns, makes its calls and leaves.
 
 use std::sync::Arc;
 use std::time::Duration;

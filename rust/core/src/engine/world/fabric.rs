@@ -38,11 +38,11 @@ struct Wire {
     ends: [End; 2],
 }
 
-/// One side of a link, with what is on its way to the other side.
+/// One side of a link, with the bytes and words that are on their way to the other side.
 struct End {
     rank: Rank,
     conditions: Conditions,
-    /// What this side has sent and the other one not read: when it arrives, and the bytes.
+    /// Bytes that this side has sent and the other one has not read, and when they arrive.
     stream: VecDeque<(Instant, VecDeque<u8>)>,
     /// When the last of it will have been put on the wire.
     free_at: Instant,
@@ -59,7 +59,7 @@ struct End {
     is_gone: bool,
 }
 
-/// What a direction of a link is like.
+/// The properties of one direction of a link.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Conditions {
     pub(super) latency: Duration,
@@ -81,7 +81,7 @@ enum Said {
     Answer,
 }
 
-/// What a side has heard from the other.
+/// Words that a side has heard from the other.
 #[derive(Default)]
 struct Heard {
     position: Option<Position>,
@@ -104,7 +104,7 @@ impl Fabric {
         })
     }
 
-    /// A link between two ranks, each with what its direction is like.
+    /// A link between two ranks, each with the properties of its direction.
     pub(super) fn link(self: &Arc<Self>, ends: [(Rank, Conditions); 2]) -> [SimulatedLink; 2] {
         let now = self.clock.now();
         let ends = ends.map(|(rank, conditions)| End {

@@ -1,4 +1,4 @@
-//! What must hold when all is quiet.
+//! The oracles of a world: everything that must hold when all is quiet.
 
 use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
@@ -14,7 +14,7 @@ use crate::types::Rank;
 /// How soon every operation has ended after the last call was made, where the fault can be seen.
 const SOON: Duration = Duration::from_secs(4);
 
-/// What a seed has led to.
+/// The outcome of a seed.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// Everything that should not be.
@@ -87,7 +87,7 @@ impl World {
         }
     }
 
-    /// What is wrong with an operation.
+    /// Everything that is wrong with an operation.
     fn judge_operation(&self, rank: Rank, running: &Running, found: &mut Found) -> Vec<String> {
         let mut faults = Vec::new();
         let stores = running.what.stores();

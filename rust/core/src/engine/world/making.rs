@@ -90,7 +90,7 @@ pub(super) fn connect(
     opening
 }
 
-/// What a direction of a link is like.
+/// The properties of one direction of a link.
 fn conditions(random: &mut Random) -> Conditions {
     Conditions {
         latency: Duration::from_nanos(1_000 + random.length(2_000_000) as u64),

@@ -16,8 +16,8 @@
 //! - No byte of a buffer changes after its operation has ended, and none behind it ever.
 //! - No rank stays awake without moving.
 //!
-//! `scenario`: what a seed decides before the first step. `program`: calls, data and results. `fabric`: the links. `player`: one
-//! rank. `acts`: what a rank does by itself. `judge`: what must hold. `tests` says how to replay a seed.
+//! `scenario`: a seed's decisions before the first step. `program`: calls, data and results. `fabric`: the links. `player`: one
+//! rank, and `acts`: its turns and calls. `judge`: the oracles. `tests` says how to replay a seed.
 
 mod acts;
 mod fabric;
@@ -60,11 +60,11 @@ struct World {
     players: Vec<Player>,
     /// Links that are being made, and when they will have been.
     opening: Vec<(Instant, Rank, Mail)>,
-    /// What went wrong while it moved.
+    /// Faults that showed while it moved.
     faults: Vec<String>,
     /// Marks of what has been reached.
     reached: BTreeSet<String>,
-    /// What has happened, for those who replay a seed.
+    /// The events, for those who replay a seed.
     story: Option<String>,
 }
 

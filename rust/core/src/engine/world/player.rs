@@ -39,7 +39,7 @@ pub(super) struct Player {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sleep {
     Awake,
-    /// What it needs is announced on its links.
+    /// Its needs are announced on its links.
     Armed {
         until: Option<Instant>,
     },
@@ -161,7 +161,7 @@ impl Player {
         self.sleep = Sleep::Awake;
     }
 
-    /// Does what the progress thread does for a group in which no caller waits, if it is time.
+    /// Attends to the group as the progress thread does where no caller waits, if it is time.
     pub(super) fn attend(&mut self, now: Instant) {
         if now < self.attends_at {
             return;
@@ -181,8 +181,8 @@ impl Player {
         }
     }
 
-    /// Moves what is under way as far as that goes, and goes to sleep where nothing moves. `looks`: as the thread that drives it
-    /// does now and then, at what is not on the hot path.
+    /// Moves its operations as far as that goes, and goes to sleep where nothing moves. `looks`: also at deadlines and peers, as a
+    /// thread does now and then.
     pub(super) fn drive(&mut self, looks: bool) {
         if self.leads {
             self.group.core.lock().matching.hold_offers(true);

@@ -12,7 +12,7 @@ const LONG: usize = 60_000;
 /// Elements of most buffers, at the most.
 const USUAL: usize = 300;
 
-/// What the buffers of a world are like.
+/// The lengths and places of the buffers of a world.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Style {
     /// One call in so many is long.
@@ -25,7 +25,7 @@ pub(super) struct Style {
 const GUARD: usize = 8;
 const GUARD_BYTE: u8 = 0xa5;
 
-/// What all ranks do at the same point of their programs.
+/// A step of the programs of all ranks.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Collective(Call),
@@ -384,7 +384,7 @@ fn encode(dtype: DataType, values: &[u8]) -> Vec<u8> {
 pub(super) struct Share {
     pub(super) input: Option<Store>,
     pub(super) output: Option<Store>,
-    /// What the output must be.
+    /// The right output.
     pub(super) expected: Option<Vec<u8>>,
 }
 

@@ -20,7 +20,7 @@ use crate::locks::Mutex;
 /// Seeds of an ordinary run.
 const SEEDS: u64 = 10_000;
 
-/// What some of that many seeds reach, so that what is looked for can be found.
+/// Marks that an ordinary run reaches, so that faults there can be found.
 const REACHED: [&str; 25] = [
     "success",
     "Timeout",
