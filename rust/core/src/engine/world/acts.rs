@@ -119,7 +119,8 @@ impl World {
                 let fault = self.scenario.fault;
                 if let Fault::Mistake { how, .. } = fault
                     && fault.place() == Some((rank, step))
-                    && let Some(other) = call.mistaken(&mut Random::new(how), self.scenario.world)
+                    && let Some(other) =
+                        call.mistaken(rank, self.scenario.world, &mut Random::new(how))
                 {
                     call = other;
                 }

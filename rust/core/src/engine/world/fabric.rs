@@ -47,6 +47,8 @@ struct End {
     /// When the last of it will have been put on the wire.
     free_at: Instant,
     said: VecDeque<(Instant, Said)>,
+    /// The first of those has woken the other side.
+    has_rung: bool,
     heard: Heard,
     armed: Option<Interest>,
     /// Bytes that the last fold left: a part of an element.
@@ -113,6 +115,7 @@ impl Fabric {
             stream: VecDeque::new(),
             free_at: now,
             said: VecDeque::new(),
+            has_rung: false,
             heard: Heard::default(),
             armed: None,
             part: 0,
@@ -179,6 +182,7 @@ impl Fabric {
             for side in [0, 1] {
                 if wire.next_for(side).is_some_and(|moment| moment <= now) {
                     wire.ends[side].armed = None;
+                    wire.ends[1 - side].has_rung = true;
                     woken.push(wire.ends[side].rank);
                 }
             }
@@ -205,20 +209,26 @@ impl Fabric {
 }
 
 impl Wire {
-    /// When something arrives that this side sleeps for.
+    /// When something arrives that wakes this side: words always do, once.
     fn next_for(&self, side: usize) -> Option<Instant> {
-        let interest = self.ends[side].armed?;
         let peer = &self.ends[1 - side];
         let news = peer.said.front().map(|(arrives, _)| *arrives);
+        let news = news.filter(|_| !peer.has_rung);
+        let bytes = self.next_bytes_for(side);
+        news.into_iter().chain(bytes).min()
+    }
+
+    /// When bytes arrive that this side sleeps for.
+    fn next_bytes_for(&self, side: usize) -> Option<Instant> {
+        let interest = self.ends[side].armed?;
+        let peer = &self.ends[1 - side];
         let mut count = 0;
         let more = peer.stream.iter().find(|(_, bytes)| {
             count += bytes.len();
             count > self.ends[side].part
         });
-        let bytes = more
-            .map(|(arrives, _)| *arrives)
-            .filter(|_| interest.readable);
-        news.into_iter().chain(bytes).min()
+        more.map(|(arrives, _)| *arrives)
+            .filter(|_| interest.readable)
     }
 }
 
@@ -272,6 +282,7 @@ impl End {
             .back()
             .map_or(arrives, |(last, _)| arrives.max(*last));
         self.said.push_back((arrives, said));
+        self.has_rung = false;
     }
 }
 
@@ -439,6 +450,7 @@ impl ControlChannel for SimulatedLink {
                     Said::Question => this.say(Said::Answer, now),
                     Said::Answer => this.heard.asked = None,
                 }
+                peer.has_rung = false;
             }
             match &this.heard {
                 Heard {

@@ -106,10 +106,13 @@ impl World {
             None => {}
             Some(Ok(())) => {
                 found.reached.insert("success".into());
-                // A lie about the tag of a message is for another message.
-                let is_lie = matches!(self.scenario.fault, Fault::Lie { .. });
-                let is_told = is_lie && matches!(running.what, What::Receive(..));
-                if !running.what.is_right() && !is_told {
+                // A message with a wrong tag is another message, and a rank with other counts gives other data.
+                let may_differ = match self.scenario.fault {
+                    Fault::Lie { .. } => matches!(running.what, What::Receive(..)),
+                    Fault::Mistake { step, .. } => running.step == step,
+                    _ => false,
+                };
+                if !running.what.is_right() && !may_differ {
                     faults.push("has a wrong result".to_owned());
                 }
             }

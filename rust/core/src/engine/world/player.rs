@@ -128,7 +128,7 @@ impl Player {
             Sleep::Armed { until } => {
                 let is_time = until.is_some_and(|until| now >= until);
                 // A link inside its host rings where the group sleeps.
-                is_time || attends || self.group.parker().is_rung()
+                is_time || self.group.parker().is_rung()
             }
             Sleep::Idle => {
                 let has_computed = self.computes_until.is_some_and(|until| now >= until);
@@ -145,7 +145,9 @@ impl Player {
             (Sleep::Armed { until }, _) => until,
             _ => None,
         };
-        let own = asked.into_iter().chain(Some(self.attends_at));
+        // A group that sleeps for what it needs is not attended to.
+        let attends = (!matches!(self.sleep, Sleep::Armed { .. })).then_some(self.attends_at);
+        let own = asked.into_iter().chain(attends);
         let next = own.chain(self.computes_until.filter(|_| is_idle)).min()?;
         Some(self.paused_until.map_or(next, |until| next.max(until)))
     }
@@ -163,7 +165,7 @@ impl Player {
 
     /// Attends to the group as the progress thread does where no caller waits, if it is time.
     pub(super) fn attend(&mut self, now: Instant) {
-        if now < self.attends_at {
+        if now < self.attends_at || self.group.core.lock().is_busy() {
             return;
         }
         self.attends_at = now + ATTENTION;

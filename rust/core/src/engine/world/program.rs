@@ -73,6 +73,15 @@ const COLLECTIVES: [Collective; 9] = [
     Collective::Barrier,
 ];
 
+/// Those with a count for each rank.
+const OWN_COUNTS: [Collective; 5] = [
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::AllToAll,
+];
+
 impl Step {
     pub(super) fn random(random: &mut Random, world: usize, style: Style) -> Self {
         match random.once_in(4) {
@@ -120,14 +129,7 @@ impl Call {
         let is_even = random.below(3) > 0;
         let dtype = random.pick(&[DataType::Float32, DataType::Int32, DataType::UInt8]);
         let one = length(random, style);
-        let has_own_counts = matches!(
-            collective,
-            Collective::AllGather
-                | Collective::ReduceScatter
-                | Collective::Gather
-                | Collective::Scatter
-                | Collective::AllToAll
-        );
+        let has_own_counts = OWN_COUNTS.contains(&collective);
         let rows = match collective {
             Collective::AllToAll => world,
             _ => 1,
@@ -152,6 +154,10 @@ impl Call {
             is_even,
             data: random.next(),
         }
+    }
+
+    fn has_own_counts(&self) -> bool {
+        OWN_COUNTS.contains(&self.collective)
     }
 
     fn row(&self, rank: Rank) -> &[usize] {
@@ -306,9 +312,17 @@ impl Call {
     }
 
     /// The same call with one thing wrong, as one of the ranks may make it.
-    pub(super) fn mistaken(&self, random: &mut Random, world: usize) -> Option<Self> {
+    pub(super) fn mistaken(&self, rank: Rank, world: usize, random: &mut Random) -> Option<Self> {
         let mut other = self.clone();
-        match random.below(4) {
+        match random.below(5) {
+            4 => {
+                // One count of its own, where two ranks alone know it or all do.
+                let row = rank.min(other.counts.len() - 1);
+                let count = &mut other.counts[row][random.below(world)];
+                *count = if *count == 0 { 3 } else { 0 };
+                other.is_even = false;
+                self.has_own_counts().then_some(other)
+            }
             0 => {
                 other.collective = random.pick(&COLLECTIVES);
                 other.counts.truncate(1);
