@@ -72,6 +72,9 @@ impl World {
         let player = &mut self.players[rank];
         player.next += 1;
         player.active = now;
+        if player.leads {
+            player.group.core.lock().matching.hold_offers(true);
+        }
         if !self.misbehaves(rank, step) {
             self.begin(rank, step);
         }

@@ -182,7 +182,8 @@ impl Fabric {
             for side in [0, 1] {
                 if wire.next_for(side).is_some_and(|moment| moment <= now) {
                     wire.ends[side].armed = None;
-                    wire.ends[1 - side].has_rung = true;
+                    let peer = &mut wire.ends[1 - side];
+                    peer.has_rung |= peer.said.front().is_some_and(|(at, _)| *at <= now);
                     woken.push(wire.ends[side].rank);
                 }
             }

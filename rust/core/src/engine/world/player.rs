@@ -186,14 +186,12 @@ impl Player {
     /// Moves its operations as far as that goes, and goes to sleep where nothing moves. `looks`: also at deadlines and peers, as a
     /// thread does now and then.
     pub(super) fn drive(&mut self, looks: bool) {
-        if self.leads {
-            self.group.core.lock().matching.hold_offers(true);
-        }
         if self.group.drive(looks).moved {
             self.idle_turns = 0;
             return;
         }
         self.idle_turns += 1;
+        // As a leader does before it sleeps.
         if self.leads && self.group.core.lock().matching.release_offers() {
             return;
         }
