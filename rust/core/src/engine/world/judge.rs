@@ -168,9 +168,12 @@ impl World {
         let culprit = fault.rank().unwrap_or(rank);
         let names = error.peer == Some(culprit)
             || rank == culprit
-            || error.message.contains(&format!("rank {culprit}"));
-        // A rank that times out knows whom it waits for, and not whom that one waits for.
-        match names || error.code == Code::Timeout {
+            || error.message.contains(&format!("rank {culprit}"))
+            || error.message.contains("every other rank");
+        // A rank that times out knows whom it waits for, and not whom that one waits for. A liar gets answers to its lies, and
+        // blames those who answer.
+        let may_blame_others = error.code == Code::Timeout || matches!(fault, Fault::Lie { .. });
+        match names || may_blame_others {
             true => Ok(()),
             false => Err("does not name the rank at fault"),
         }
