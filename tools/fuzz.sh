@@ -19,7 +19,7 @@ if ! "$cargo" +nightly fuzz --version >/dev/null 2>&1; then
   exit 0
 fi
 unset CARGO_TARGET_DIR
-export ASAN_OPTIONS=detect_leaks=0
+export ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0
 # Where it runs for a shorter time than it compiles.
 [ "$seconds" -ge 60 ] || export CARGO_PROFILE_RELEASE_OPT_LEVEL=1
 "$cargo" +nightly fuzz build --target-dir "$target/fuzz"

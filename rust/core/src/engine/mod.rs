@@ -24,9 +24,9 @@
 //! - `message/`: `frame`, `matching` (sends and receives, posted and unexpected), `blocking`.
 //! - `wait/`: `backoff` and `contention` (spin, yield, sleep), `progress` (the thread), `handover` (how it gets groups),
 //!   `idle_groups`, `completions` (threads that call back).
-//! - `members`: the ranks of a group, as errors name them. `links`: the links of a group, opened when first used. `threads`: the process's threads. `calibrate`: the costs of
-//!   this machine. `work`: an operation as its caller sees it. `reports`: the last operations, for errors.
-//! - `clock`: the time, which the engine asks its group for and never the system. `world`: all ranks of a group in one thread, on
+//! - `members`: the ranks of a group, as errors name them. `links`: the links of a group, opened when first used. `threads`: the
+//!   process's threads. `calibrate`: the costs of this machine. `work`: an operation as its caller sees it. `reports`: the last operations, for errors.
+//! - `clock`: the time, which the engine asks its group for. `world`: all ranks of a group in one thread, on
 //!   a clock of their own, from a seed.
 
 mod calibrate;

@@ -22,7 +22,7 @@ pub(crate) struct RuntimeThreads {
 }
 
 impl RuntimeThreads {
-    /// What the threads have in common with the groups, before they run.
+    /// The common part of groups and threads, before any thread runs.
     pub(crate) fn not_started() -> Result<Self> {
         Ok(Self {
             progress: Arc::new(Progress::new()?),

@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use crate::error::{Code, Error};
+use crate::transport::Notice;
 use crate::transport::endpoint::Lane;
 use crate::types::Rank;
 
 use crate::engine::collective::header::{Fingerprint, Told};
 use crate::engine::group::drive::visit_waits;
-use crate::engine::links::Direction;
+use crate::engine::links::{Direction, as_told};
 use crate::engine::state::{Core, Group};
 
 /// How long an operation has been under way when its position is first told.
@@ -65,8 +66,19 @@ impl Group {
         }
     }
 
-    /// Replaces a mismatch of two operations' numbers by the difference that led to it, where that is still known.
+    /// Replaces an error by its cause, where that is known: a mismatch of two operations' numbers by the difference that led to it,
+    /// and memory that a peer has withdrawn by its notice that it has ended the group, which comes before and has not been read.
     pub(crate) fn explained(&self, core: &mut Core, error: Error) -> Error {
+        if error.code == Code::Untrusted
+            && let Some(peer) = error.peer
+            && let Some(notice) = self.notice_from(core, peer)
+        {
+            let told = as_told(&notice, self.world, (peer, &self.name_of(peer)));
+            return Error {
+                operation: error.operation,
+                ..told
+            };
+        }
         let (Code::Mismatch, Some(peer)) = (error.code, error.peer) else {
             return error;
         };
@@ -83,6 +95,13 @@ impl Group {
             },
             None => error,
         }
+    }
+
+    /// The notice by which `peer` has ended the group, if it has.
+    fn notice_from(&self, core: &mut Core, peer: Rank) -> Option<Notice> {
+        let now = self.clock.now();
+        let links = core.links.iter_open().filter(|(_, of, _)| *of == peer);
+        links.filter_map(|(_, _, open)| open.look(now)).next()
     }
 
     /// The error of a `peer` that is in an operation of which this rank's of the same number differs.
@@ -123,5 +142,28 @@ impl Group {
             let different = self.contradiction(core, peer, &told.fingerprint);
             different.or_else(|| self.one_sided(core, peer, &told))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::communicator::Communicator;
+    use crate::config::Config;
+
+    /// A peer that ends the group takes back its memory. A rank that was stopped meanwhile finds that first.
+    #[test]
+    fn memory_taken_back_after_an_abort_is_the_abort() {
+        let ranks = Communicator::local(3, &Config::default()).unwrap();
+        let group = ranks[0].group();
+        let mut core = group.core.lock();
+        group.read_mail(&mut core);
+        let refused = |peer| Error::new(Code::Untrusted, "no such segment").with_peer(peer);
+        ranks[1].abort("enough");
+        let explained = group.explained(&mut core, refused(1));
+        assert_eq!(explained.code, Code::Aborted, "{explained}");
+        assert!(explained.message.contains("enough"), "{explained}");
+        let other = group.explained(&mut core, refused(2));
+        assert_eq!((other.code, other.peer), (Code::Untrusted, Some(2)));
     }
 }

@@ -78,6 +78,7 @@ impl Group {
             match matching.advance(links, finished) {
                 Ok(any) => moved |= any,
                 Err(error) => {
+                    let error = self.explained(core, error);
                     self.fail(core, error);
                     return true;
                 }

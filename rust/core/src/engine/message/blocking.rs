@@ -218,7 +218,11 @@ impl Group {
         if !core.finished.is_empty() {
             self.settle(core);
         }
-        found.inspect_err(|error| self.fail(core, error.clone()))
+        found.map_err(|error| {
+            let error = self.explained(core, error);
+            self.fail(core, error.clone());
+            error
+        })
     }
 
     fn note_message(&self, core: &mut Core, collective: Collective) {

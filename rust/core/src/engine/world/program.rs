@@ -61,17 +61,12 @@ pub(super) struct Message {
     pub(super) data: u64,
 }
 
-const COLLECTIVES: [Collective; 9] = [
-    Collective::AllReduce,
-    Collective::Reduce,
-    Collective::Broadcast,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Gather,
-    Collective::Scatter,
-    Collective::AllToAll,
-    Collective::Barrier,
-];
+/// All but messages, which have steps of their own.
+fn collectives() -> Vec<Collective> {
+    let is_message = |it: &Collective| matches!(it, Collective::Send | Collective::Recv);
+    let all = Collective::ALL.into_iter();
+    all.filter(|it| !is_message(it)).collect()
+}
 
 /// Those with a count for each rank.
 const OWN_COUNTS: [Collective; 5] = [
@@ -125,7 +120,7 @@ fn length(random: &mut Random, style: Style) -> usize {
 
 impl Call {
     fn random(random: &mut Random, world: usize, style: Style) -> Self {
-        let collective = random.pick(&COLLECTIVES);
+        let collective = random.pick(&collectives());
         let is_even = random.below(3) > 0;
         let dtype = random.pick(&[DataType::Float32, DataType::Int32, DataType::UInt8]);
         let one = length(random, style);
@@ -324,7 +319,7 @@ impl Call {
                 self.has_own_counts().then_some(other)
             }
             0 => {
-                other.collective = random.pick(&COLLECTIVES);
+                other.collective = random.pick(&collectives());
                 other.counts.truncate(1);
                 other.is_even = true;
                 let count = self.counts[0][0];

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::program::{Step, Style};
 use super::random::Random;
+use crate::plan::Algorithm;
 use crate::types::Rank;
 
 /// How long an operation may take, in seconds.
@@ -78,19 +79,6 @@ pub(super) enum Fault {
     },
 }
 
-const ALGORITHMS: [&str; 10] = [
-    "direct",
-    "two_shot",
-    "ring",
-    "tree",
-    "recursive_doubling",
-    "halving",
-    "bruck",
-    "hierarchical",
-    "windows",
-    "in_place",
-];
-
 impl Scenario {
     pub(super) fn new(random: &mut Random) -> Self {
         let world = 2 + random.below(4);
@@ -100,7 +88,7 @@ impl Scenario {
             _ => (0..world).collect(),
         };
         let algorithm = match random.once_in(3) {
-            true => random.pick(&ALGORITHMS),
+            true => random.pick(&Algorithm::ALL).name(),
             false => "auto",
         };
         let settings = vec![

@@ -253,8 +253,8 @@ impl AgreementRound {
         Ok(all)
     }
 
-    /// What it waits for, in reports and to be woken for. `bytes`: of a rank's slice. `reads`: whether what comes from a peer next
-    /// is for this round.
+    /// Its waits, in reports and to be woken for. `bytes`: of a rank's slice. `reads`: whether the next message from a peer is for
+    /// this round.
     pub(super) fn waiting(
         &self,
         operands: &Operands,

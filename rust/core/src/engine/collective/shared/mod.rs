@@ -132,7 +132,7 @@ impl SharedMemory {
         }
     }
 
-    /// What ranks have decided so far, in words.
+    /// The decisions of the ranks so far, in words.
     #[cfg(test)]
     pub(crate) fn reached(&self) -> impl Iterator<Item = &'static str> {
         let Decided {
