@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a call waits for a still moment.
-const STILLNESS: Duration = Duration::from_millis(2);
-/// How long calls do not wait for it after one has in vain: at first, and at most. It becomes twice as long each time.
+/// How long calls do not wait for a still moment after one has in vain: at first, and at most. It becomes twice as long each time.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// How long a call waits: a part of the pause that follows, and at most so long. Where other processes compute on all cores, the
+/// thread that ends what is under way may run some milliseconds later only.
+const SHARE: u32 = 25;
+const LONGEST_WAIT: Duration = Duration::from_millis(20);
 
 /// When calls wait for a still moment.
 #[derive(Debug, Default)]
@@ -25,6 +27,6 @@ impl Patience {
         }
         self.pause = (2 * self.pause).clamp(PAUSE, LONGEST_PAUSE);
         self.from = Some(now + self.pause);
-        Some(now + STILLNESS)
+        Some(now + (self.pause / SHARE).min(LONGEST_WAIT))
     }
 }
