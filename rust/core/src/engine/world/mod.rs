@@ -34,6 +34,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::net::{Shutdown, shutdown};
+
 use self::fabric::Fabric;
 use self::judge::Found;
 use self::player::{Player, Stage};
@@ -42,6 +44,7 @@ use self::scenario::{Fault, Scenario};
 use crate::engine::clock::Clock;
 use crate::engine::links::LinkTable;
 use crate::engine::state::Mail;
+use crate::transport::Link;
 use crate::types::Rank;
 
 /// Turns after which a world that still moves is taken to move for ever.
@@ -49,6 +52,13 @@ const TURNS: usize = 500_000;
 
 /// Turns in which a rank neither moves nor sleeps, one after the other: more are a wait that keeps a core busy.
 const IDLE_TURNS: usize = 100;
+
+/// Ends the connections of a link. To drop them is not enough: a program that another thread is about to start has copies.
+fn cut(link: &dyn Link) {
+    for fd in link.fds() {
+        let _ = shutdown(fd, Shutdown::Both);
+    }
+}
 
 /// A world under way.
 struct World {
@@ -176,11 +186,17 @@ impl World {
             self.fabric.lose_sent(rank);
         }
         // The other ends arrive, and show the death.
-        self.opening.retain(|(_, to, _)| *to != rank);
+        for (_, _, mail) in self.opening.extract_if(.., |(_, to, _)| *to == rank) {
+            if let Mail::Established { link, .. } = mail {
+                cut(&*link);
+            }
+        }
         let player = &mut self.players[rank];
         player.stage = Stage::Gone;
         let mut core = player.group.core.lock();
         player.group.read_mail(&mut core);
+        let open = core.links.iter_open();
+        open.for_each(|(_, _, open)| cut(&*open.link));
         core.links = LinkTable::new(self.scenario.world);
         drop(core);
         self.tell(rank, || "dies".into());
