@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::player::{Running, Sleep, Stage, What};
-use super::program::{Call, Message, Step, Store};
+use super::program::{Call, Message, Share, Step, Store, share_of_chain};
 use super::random::Random;
 use super::scenario::Fault;
 use super::{IDLE_TURNS, World};
@@ -130,6 +130,12 @@ impl World {
                 self.tell(rank, || format!("begins step {step}: {}", call.collective));
                 self.begin_collective(rank, step, &call);
             }
+            Step::Chain(calls) => {
+                self.tell(rank, || {
+                    format!("begins step {step}: {} calls", calls.len())
+                });
+                self.begin_chain(rank, step, &calls);
+            }
             Step::Messages(messages) => {
                 self.tell(rank, || format!("begins step {step}: messages"));
                 for message in messages {
@@ -146,13 +152,31 @@ impl World {
 
     fn begin_collective(&mut self, rank: Rank, step: usize, call: &Call) {
         let share = call.share(rank, self.scenario.world);
-        let mut request = call.request(rank, &share);
+        let begun = self.call(rank, call, &share);
+        self.note_begun(rank, step, begun, What::Collective(share));
+    }
+
+    /// Operations on one buffer, of which the last has the result.
+    fn begin_chain(&mut self, rank: Rank, step: usize, calls: &[Call]) {
+        let share = share_of_chain(calls, rank, self.scenario.world);
+        let begun: Vec<_> = calls
+            .iter()
+            .map(|call| self.call(rank, call, &share))
+            .collect();
+        let mut whats: Vec<_> = begun.iter().map(|_| What::Part).collect();
+        whats[calls.len() - 1] = What::Collective(share);
+        for (begun, what) in begun.into_iter().zip(whats) {
+            self.note_begun(rank, step, begun, what);
+        }
+    }
+
+    fn call(&mut self, rank: Rank, call: &Call, share: &Share) -> Result<Arc<WorkState>> {
+        let mut request = call.request(rank, share);
         let group = &self.players[rank].group;
-        let begun = match self.random.once_in(4) {
+        match self.random.once_in(4) {
             true => group.begin_now(&mut request),
             false => group.submit(request, None, false),
-        };
-        self.note_begun(rank, step, begun, What::Collective(share));
+        }
     }
 
     fn begin_send(&mut self, rank: Rank, step: usize, message: &Message) {

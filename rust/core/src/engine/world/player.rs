@@ -67,6 +67,8 @@ pub(super) struct Running {
 /// An operation with its buffers.
 pub(super) enum What {
     Collective(Share),
+    /// Another operation has its buffers, and the result.
+    Part,
     Send(Store),
     Receive(Store, Vec<u8>),
 }
@@ -75,6 +77,7 @@ impl What {
     pub(super) fn stores(&self) -> Vec<&Store> {
         match self {
             Self::Collective(share) => share.input.iter().chain(&share.output).collect(),
+            Self::Part => Vec::new(),
             Self::Send(store) | Self::Receive(store, _) => vec![store],
         }
     }
@@ -85,7 +88,7 @@ impl What {
             Self::Collective(Share {
                 output, expected, ..
             }) => output.as_ref().map(Store::content) == expected.as_deref(),
-            Self::Send(_) => true,
+            Self::Part | Self::Send(_) => true,
             Self::Receive(store, expected) => store.content() == expected,
         }
     }

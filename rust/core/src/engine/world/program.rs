@@ -29,6 +29,8 @@ const GUARD_BYTE: u8 = 0xa5;
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Collective(Call),
+    /// Reductions in place and broadcasts, all on one buffer, one begun after the other.
+    Chain(Vec<Call>),
     /// All at once.
     Messages(Vec<Message>),
 }
@@ -79,10 +81,59 @@ const OWN_COUNTS: [Collective; 5] = [
 
 impl Step {
     pub(super) fn random(random: &mut Random, world: usize, style: Style) -> Self {
-        match random.once_in(4) {
-            true => Self::Messages(messages(random, world, style)),
-            false => Self::Collective(Call::random(random, world, style)),
+        match random.below(8) {
+            0 | 1 => Self::Messages(messages(random, world, style)),
+            2 => Self::Chain(chain(random, world, style)),
+            _ => Self::Collective(Call::random(random, world, style)),
         }
+    }
+}
+
+fn chain(random: &mut Random, world: usize, style: Style) -> Vec<Call> {
+    let first = Call {
+        collective: Collective::AllReduce,
+        in_place: true,
+        is_even: true,
+        counts: vec![vec![length(random, style) / world; world]],
+        ..Call::random(random, world, style)
+    };
+    let mut call = |number| Call {
+        collective: random.pick(&[Collective::AllReduce, Collective::Broadcast]),
+        // The sum of more sums would be too large for a byte.
+        op: random.pick(&[ReduceOp::Max, ReduceOp::Sum][..2 - number / 2]),
+        root: random.below(world),
+        ..first.clone()
+    };
+    (0..2 + first.data as usize % 2).map(&mut call).collect()
+}
+
+/// What all ranks must have after a chain of calls.
+fn chained(calls: &[Call], world: usize) -> Vec<u8> {
+    let first = &calls[0];
+    let mut held: Vec<_> = (0..world)
+        .map(|rank| first.contribution_to_all(rank))
+        .collect();
+    for call in calls {
+        let all = match call.collective {
+            Collective::Broadcast => held[call.root].clone(),
+            _ => call.reduce(&held),
+        };
+        held.fill(all);
+    }
+    held.swap_remove(0)
+}
+
+/// This rank's part of a chain: one buffer.
+pub(super) fn share_of_chain(calls: &[Call], rank: Rank, world: usize) -> Share {
+    let first = &calls[0];
+    let make = |values: &[u8]| encode(first.dtype, values);
+    Share {
+        input: None,
+        output: Some(Store::new(
+            &make(&first.contribution_to_all(rank)),
+            first.in_heap,
+        )),
+        expected: Some(make(&chained(calls, world))),
     }
 }
 
@@ -169,16 +220,27 @@ impl Call {
         range.map(|index| self.value(rank, index)).collect()
     }
 
-    fn reduced(&self, world: usize, range: std::ops::Range<usize>) -> Vec<u8> {
-        let reduce = |index| {
-            let values = (0..world).map(|rank| self.value(rank, index));
+    /// What it makes of the values of all ranks.
+    fn reduce(&self, held: &[Vec<u8>]) -> Vec<u8> {
+        let reduce = |index: usize| {
+            let values = held.iter().map(|values| values[index]);
             match self.op {
                 ReduceOp::Max => values.max(),
                 ReduceOp::Min => values.min(),
                 _ => Some(values.sum()),
             }
         };
-        range.map(|index| reduce(index).unwrap_or(0)).collect()
+        (0..held[0].len()).filter_map(reduce).collect()
+    }
+
+    fn reduced(&self, world: usize, range: std::ops::Range<usize>) -> Vec<u8> {
+        let values = |rank| self.values(rank, range.clone());
+        self.reduce(&(0..world).map(values).collect::<Vec<_>>())
+    }
+
+    /// The values of a rank for a reduction of all.
+    fn contribution_to_all(&self, rank: Rank) -> Vec<u8> {
+        self.values(rank, 0..self.row(rank).iter().sum())
     }
 
     /// The values that this rank contributes.
