@@ -42,8 +42,8 @@ pub use self::frame::{Frame, MAX_MESSAGE};
 /// How many reads one call makes at most, so that a flooding peer cannot hold its caller.
 const MAX_READS: usize = 16;
 
-/// What is said of a process whose end no socket shows.
-const ITS_PIDFD: &str = "its pidfd says so";
+/// What is said of a process whose end the socket does not show.
+const NOT_THE_SOCKET: &str = "the system says so";
 
 /// This side's end of a control channel.
 #[derive(Debug)]
@@ -167,16 +167,16 @@ impl Control {
         std::mem::take(&mut self.framing_heard)
     }
 
-    /// As [`Control::peer_state`], where `pidfd` becomes readable when the peer's process ends: the socket stays open
+    /// As [`Control::peer_state`], where `sign` becomes readable or hangs up when the peer's process ends: the socket stays open
     /// for as long as any process has a copy of it.
-    pub fn peer_state_beside(&mut self, pidfd: BorrowedFd<'_>) -> PeerState {
+    pub fn peer_state_beside(&mut self, sign: BorrowedFd<'_>) -> PeerState {
         self.retract_segments();
         self.flush();
         if !self.ended {
             let wanted = PollFlags::IN | PollFlags::RDHUP;
             let mut fds = [
                 PollFd::new(&self.socket, wanted),
-                PollFd::from_borrowed_fd(pidfd, PollFlags::IN),
+                PollFd::from_borrowed_fd(sign, PollFlags::IN),
             ];
             // It fails only for want of the kernel's memory, and then the next look tells.
             let looked = poll(&mut fds, Some(&Timespec::default()));
@@ -185,7 +185,7 @@ impl Control {
             // What it had said before its end counts.
             let all = (speaks || gone) && self.drain();
             if gone && all {
-                self.end(ITS_PIDFD.to_owned());
+                self.end(NOT_THE_SOCKET.to_owned());
             }
         }
         self.news = false;

@@ -484,7 +484,7 @@ fn the_end_of_the_process_is_seen_beside_a_socket_that_stays_open() {
         while state == PeerState::Present {
             state = control.peer_state_beside(pidfd.as_fd());
         }
-        let lost = PeerState::Lost(ITS_PIDFD.to_owned());
+        let lost = PeerState::Lost(NOT_THE_SOCKET.to_owned());
         assert_eq!(state, if farewell { PeerState::Left } else { lost });
         assert_eq!(control.peer_state_beside(pidfd.as_fd()), state);
     }

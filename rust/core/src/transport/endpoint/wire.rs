@@ -56,6 +56,38 @@ pub(super) enum Cut {
     System(io::Error),
 }
 
+/// The descriptors that go with a link through shared memory.
+pub(super) struct Files<T> {
+    pub(super) segment: Option<T>,
+    /// The sign of the sender's life.
+    pub(super) life: Option<T>,
+    /// A socket by which the two processes open further links.
+    pub(super) introduction: Option<T>,
+}
+
+impl<T> Files<T> {
+    /// A byte with a bit for each that there is, and those in the same order.
+    fn parts(&self) -> (u8, Vec<T>)
+    where
+        T: Copy,
+    {
+        let all = [self.segment, self.life, self.introduction];
+        let bits = all.iter().enumerate();
+        let which = bits.map(|(bit, file)| u8::from(file.is_some()) << bit);
+        (which.sum(), all.into_iter().flatten().collect())
+    }
+
+    /// As many as have come: a process that has few descriptors left gets the first of them.
+    fn of_parts(which: u8, mut files: impl Iterator<Item = T>) -> Self {
+        let mut next = |bit: u8| (which & 1 << bit != 0).then(|| files.next()).flatten();
+        Self {
+            segment: next(0),
+            life: next(1),
+            introduction: next(2),
+        }
+    }
+}
+
 impl From<io::Error> for Cut {
     fn from(error: io::Error) -> Self {
         match error.kind() {
@@ -153,16 +185,21 @@ impl Patience<'_> {
         Ok(())
     }
 
-    /// Sends descriptors, two at most, with one byte to carry them.
-    pub(super) fn send_fds(&self, socket: impl AsFd, fds: &[BorrowedFd<'_>]) -> Result<(), Cut> {
+    /// Sends descriptors, with one byte that says which they are.
+    pub(super) fn send_files(
+        &self,
+        socket: impl AsFd,
+        files: &Files<BorrowedFd<'_>>,
+    ) -> Result<(), Cut> {
+        let (which, fds) = files.parts();
         loop {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
             let mut control = SendAncillaryBuffer::new(&mut space);
-            if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
                 return Err(Cut::System(io::ErrorKind::OutOfMemory.into()));
             }
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match sendmsg(&socket, &[IoSlice::new(&[0])], &mut control, flags) {
+            match sendmsg(&socket, &[IoSlice::new(&[which])], &mut control, flags) {
                 Ok(_) => return Ok(()),
                 Err(Errno::AGAIN) => self.ready(socket.as_fd(), PollFlags::OUT)?,
                 Err(Errno::INTR) => {}
@@ -171,11 +208,11 @@ impl Patience<'_> {
         }
     }
 
-    /// Receives what [`Patience::send_fds`] sent. A message without a descriptor counts as a closed connection.
-    pub(super) fn receive_fds(&self, socket: impl AsFd) -> Result<(OwnedFd, Option<OwnedFd>), Cut> {
+    /// Receives what [`Patience::send_files`] sent, as far as this process has descriptors left.
+    pub(super) fn receive_files(&self, socket: impl AsFd) -> Result<Files<OwnedFd>, Cut> {
         loop {
             let mut byte = [0];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
             match recvmsg(
@@ -184,13 +221,14 @@ impl Patience<'_> {
                 &mut control,
                 flags,
             ) {
+                Ok(received) if received.bytes == 0 => return Err(Cut::Closed),
                 Ok(_) => {
-                    let mut fds = control.drain().filter_map(|message| match message {
+                    let messages = control.drain();
+                    let fds = messages.filter_map(|message| match message {
                         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
                         _ => None,
                     });
-                    let mut fds = fds.next().ok_or(Cut::Closed)?;
-                    return Ok((fds.next().ok_or(Cut::Closed)?, fds.next()));
+                    return Ok(Files::of_parts(byte[0], fds.flatten()));
                 }
                 Err(Errno::AGAIN) => self.ready(socket.as_fd(), PollFlags::IN)?,
                 Err(Errno::INTR) => {}

@@ -5,11 +5,12 @@
 //! that sleeps waits on the control socket, where the peer rings a doorbell if it finds the
 //! sleeper's flag raised (`ring.rs` says why no wake-up is lost). The kernel closes that socket
 //! when the peer's process ends, which wakes the sleeper too; and should another process have a copy
-//! of the socket, there is the peer's pidfd (`process.rs`).
+//! of the socket, there is the peer's pidfd (`process.rs`). Both are late where the process has much memory; `life.rs` tells at once.
 
 mod borrower;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod life;
 mod loans;
 mod mark;
 #[cfg(all(test, loom))]
@@ -32,6 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::borrower::Borrower;
+pub(super) use self::life::{Life, Lives};
 use self::loans::Lender;
 use self::mark::Mark;
 use self::moved::Moved;
@@ -69,6 +71,7 @@ pub struct ShmLink {
     moved: Option<Moved>,
     /// What is shared with the peer, each by the number of its loan.
     shared: Vec<(u64, (usize, usize))>,
+    lives: Lives,
     name: &'static str,
     home: Home,
 }
@@ -150,9 +153,8 @@ impl ShmLink {
             Side::Maker => (0, 1),
             Side::Opener => (1, 0),
         };
-        let peer = peer
-            .0
-            .map(|process| Peer::new(process, segment.board(incoming)));
+        let Program { process, lives } = peer;
+        let peer = process.map(|process| Peer::new(process, segment.board(incoming)));
         let mut lender = Lender::new(segment.board(outgoing));
         match Mark::own() {
             Some(mark) => segment.board(outgoing).tell_mark(mark),
@@ -172,6 +174,7 @@ impl ShmLink {
             lent: VecDeque::new(),
             moved: None,
             shared: Vec::new(),
+            lives,
             name,
             home: Home::here(),
         }
@@ -180,14 +183,27 @@ impl ShmLink {
 
 const NAME: &str = "shared memory";
 
-/// The process at the other end of a link, if it can be named here. It is named before it can write a word of the link's memory.
+/// The process at the other end of a link.
 #[derive(Clone)]
-pub(super) struct Program(Option<Arc<Process>>);
+pub(super) struct Program {
+    /// If it can be named here. It is named before it can write a word of the link's memory.
+    process: Option<Arc<Process>>,
+    lives: Lives,
+}
 
 impl Program {
     /// The process that connected or listens at the other end of `socket`.
     pub(super) fn behind(socket: &UnixStream) -> Self {
-        Self(Process::behind(socket))
+        Self {
+            process: Process::behind(socket),
+            lives: Lives::default(),
+        }
+    }
+
+    /// The process, with what it shows of its life.
+    #[must_use]
+    pub(super) fn with(self, lives: Lives) -> Self {
+        Self { lives, ..self }
     }
 }
 
@@ -378,7 +394,7 @@ impl Link for ShmLink {
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        let fds = [Some(self.control.fd()), self.peer_pidfd()];
+        let fds = [Some(self.control.fd()), self.sign_of_the_end()];
         fds.into_iter().flatten().collect()
     }
 
@@ -393,9 +409,10 @@ impl Link for ShmLink {
 
 impl ControlChannel for ShmLink {
     fn peer_state(&mut self) -> PeerState {
-        let peer = self.borrower.peer.as_ref();
-        let state = match peer.and_then(|peer| peer.process().pidfd()) {
-            Some(pidfd) => self.control.peer_state_beside(pidfd),
+        let pidfd = self.borrower.peer.as_ref();
+        let pidfd = pidfd.and_then(|peer| peer.process().pidfd());
+        let state = match self.lives.of_the_peer().or(pidfd) {
+            Some(sign) => self.control.peer_state_beside(sign),
             None => self.control.peer_state(),
         };
         match state {
@@ -431,11 +448,17 @@ impl ControlChannel for ShmLink {
 }
 
 impl ShmLink {
-    /// The pidfd of the peer's process, which becomes readable when that ends, also where other processes keep its sockets
-    /// open. `None` where the peer is in this process, or cannot be named here. All links to one process have the same
-    /// descriptor, which is closed with the last of them.
-    fn peer_pidfd(&self) -> Option<BorrowedFd<'_>> {
-        self.borrower.peer.as_ref()?.process().pidfd()
+    /// From now on the link watches the peer's life, and the peer may watch that of this process.
+    pub(super) fn watch(&mut self, lives: Lives) {
+        self.lives = lives;
+    }
+
+    /// The descriptor that becomes readable when the peer's process ends, also where other processes keep its sockets
+    /// open: the sign of its life, else its pidfd. `None` where the peer is in this process, or shows no life and cannot be named
+    /// here. All links to one process have the same one, which is closed with the last of them.
+    fn sign_of_the_end(&self) -> Option<BorrowedFd<'_>> {
+        let pidfd = || self.borrower.peer.as_ref()?.process().pidfd();
+        self.lives.of_the_peer().or_else(pidfd)
     }
 
     /// Takes from the loan being read what `bytes` has room for.

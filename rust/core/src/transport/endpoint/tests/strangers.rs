@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, Socket, Type};
 
-use super::super::wire::Patience;
+use super::super::wire::{Files, Patience};
 use super::*;
 use crate::descriptors;
 use crate::skips::skipped;
@@ -224,7 +224,13 @@ fn a_bad_segment_is_refused_and_tcp_still_works() {
         turn: None,
     };
     let file = std::fs::File::open("/dev/null").unwrap();
-    patience.send_fds(&puppet.stream, &[file.as_fd()]).unwrap();
+    let files = Files {
+        segment: Some(file.as_fd()),
+        life: None,
+        introduction: None,
+    };
+    patience.send_files(&puppet.stream, &files).unwrap();
+    patience.receive_files(&puppet.stream).unwrap();
     assert_eq!(puppet.answer(), Answer::Failed);
     let mut near = link(zero.connect(&one, TransportChoice::Tcp));
     converse(&mut *near, &mut *one.arrival().2);

@@ -11,6 +11,7 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::*;
 use crate::heap::Buffer;
+use crate::skips::skipped;
 
 const NAMED: &str = "UNISONO_TEST_SOCKET";
 const DOING: &str = "UNISONO_TEST_DOING";
@@ -45,7 +46,7 @@ fn start(doing: &str) -> (Child, ShmLink) {
         .as_ref()
         .expect("a process with a number");
     assert_eq!(peer.process().number(), child.id() as i32);
-    assert!(link.peer_pidfd().is_some());
+    assert!(link.sign_of_the_end().is_some());
     (child, link)
 }
 
@@ -80,6 +81,9 @@ fn the_process() {
     if doing == "executes" {
         execute_another_program(&mut link);
     }
+    if doing == "holds" {
+        return hold_much_memory(&link);
+    }
     let shared = Buffer::from_slice(&suite::pattern(3, 0, LENT));
     let private = shared.to_vec();
     let lent = if doing == "shared" {
@@ -98,6 +102,22 @@ fn the_process() {
     };
     // Until it is killed.
     std::thread::sleep(Duration::from_secs(60));
+}
+
+/// Shows that it lives, and has much to give back when it is killed.
+fn hold_much_memory(link: &ShmLink) {
+    let life = Life::of_this_process();
+    if let Some(life) = &life {
+        let channel = UnixStream::from(link.control.fd().try_clone_to_owned().unwrap());
+        pass(&channel, &life.sign().try_clone_to_owned().unwrap());
+    }
+    let memory = vec![1_u8; 256 << 20];
+    let mut stderr = std::io::stderr();
+    stderr
+        .write_all(if life.is_some() { b"life" } else { b"none" })
+        .unwrap();
+    std::thread::sleep(Duration::from_secs(60));
+    drop(memory);
 }
 
 /// Memory at an address that nothing else has, in any program.
@@ -218,6 +238,38 @@ fn who_executes_another_program_is_lost() {
     assert!(matches!(link.peer_state(), PeerState::Lost(_)));
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+#[test]
+fn the_end_of_a_process_shows_before_its_memory_has_gone() {
+    // Another program may have the core between both on a busy machine.
+    for attempt in 1.. {
+        let (mut child, mut link) = start("holds");
+        let mut word = [0; 4];
+        let stderr = child.stderr.as_mut().unwrap();
+        stderr.read_exact(&mut word).unwrap();
+        if word == *b"none" {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return skipped("no thread has a table of descriptors of its own here");
+        }
+        let channel = UnixStream::from(link.control.fd().try_clone_to_owned().unwrap());
+        let sign = receive_passed(&channel);
+        link.watch(Lives::new(None, Some(sign)));
+        assert_eq!(link.peer_state(), PeerState::Present);
+        child.kill().unwrap();
+        let is_lost = |state| matches!(state, PeerState::Lost(_));
+        while !is_lost(link.peer_state()) {
+            std::thread::yield_now();
+        }
+        let peer = link.borrower.peer.as_ref().unwrap();
+        let has_ended = peer.process().has_ended();
+        child.wait().unwrap();
+        if !has_ended {
+            return;
+        }
+        assert!(attempt < 20, "its pidfd told as soon");
+    }
 }
 
 #[test]
