@@ -14,9 +14,9 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
 use rustix::fs::{FileType, fstat};
 
 use crate::fork::{self, Own, PerProcess};
@@ -28,7 +28,7 @@ pub(in crate::transport) struct Life {
     /// The end for the peers.
     sign: UnixStream,
     /// The thread ends when this goes.
-    _stays: Own<Sender<()>>,
+    _stays: Own<SyncSender<()>>,
 }
 
 /// That of this process.
@@ -59,8 +59,8 @@ impl Life {
         })?;
         let kept = kept.ok_or(std::io::ErrorKind::OutOfMemory)?;
         let number = kept.as_raw_fd();
-        let (stays, ended) = bounded(0);
-        let (tell, told) = bounded(1);
+        let (stays, ended) = sync_channel(0);
+        let (tell, told) = sync_channel(1);
         threads::spawn("unisono-life", move || hold(number, &tell, &ended))?;
         let held = told.recv();
         // The thread has its own.
@@ -107,7 +107,7 @@ impl Lives {
 }
 
 /// The thread: has the descriptor `number` for itself alone, says so, and keeps it until `ended` hangs up.
-fn hold(number: i32, tell: &Sender<std::io::Result<()>>, ended: &Receiver<()>) {
+fn hold(number: i32, tell: &SyncSender<std::io::Result<()>>, ended: &Receiver<()>) {
     let result = unshare_all_but(number as u32);
     let is_held = result.is_ok();
     // SAFETY: the number is open in the table that this thread alone has now, and nothing else owns it there.
