@@ -8,12 +8,11 @@
 
 use std::collections::BTreeMap;
 use std::panic::catch_unwind;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::run;
-use crate::locks::Mutex;
 use crate::plan::Algorithm;
 
 /// Seeds of an ordinary run.
@@ -41,24 +40,53 @@ const REACHED: [&str; 17] = [
 ];
 
 /// How often each mark was reached, and the seeds that did not hold.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Outcome {
     reached: BTreeMap<String, u64>,
     broken: Vec<(u64, String)>,
     seeds: u64,
 }
 
-/// Runs seeds from `first` on, on all cores, until `is_over` says so of one.
-fn explore(first: u64, is_over: impl Fn(u64) -> bool + Sync) -> Outcome {
-    let (next, outcome) = (AtomicU64::new(first), Mutex::new(Outcome::default()));
-    let worker = || {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if is_over(seed) {
-                return;
+/// The seeds of one process: every `step`th from `first` on, `count` of them, for as long.
+struct Part {
+    first: u64,
+    step: u64,
+    count: u64,
+    time: Duration,
+}
+
+const PART: &str = "UNISONO_TEST_WORLDS";
+
+impl Part {
+    fn name(&self) -> String {
+        let Self {
+            first,
+            step,
+            count,
+            time,
+        } = self;
+        format!("{first} {step} {count} {}", time.as_millis())
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        let mut numbers = name.split(' ').map(|number| number.parse().ok());
+        let mut next = || numbers.next().flatten();
+        Some(Self {
+            first: next()?,
+            step: next()?,
+            count: next()?,
+            time: Duration::from_millis(next()?),
+        })
+    }
+
+    /// Tries them here.
+    fn explore(&self) -> Outcome {
+        let (begin, mut outcome) = (Instant::now(), Outcome::default());
+        for seed in (0..self.count).map(|number| self.first + number * self.step) {
+            if begin.elapsed() >= self.time {
+                break;
             }
             let found = catch_unwind(|| run(seed, false));
-            let mut outcome = outcome.lock();
             outcome.seeds += 1;
             let faults = match found {
                 Ok(found) => {
@@ -73,15 +101,71 @@ fn explore(first: u64, is_over: impl Fn(u64) -> bool + Sync) -> Outcome {
                 outcome.broken.push((seed, faults.join("; ")));
             }
         }
+        outcome
+    }
+}
+
+/// A process that runs one of the tests below, which is alone in it: what others do with the heap of their process, and what they
+/// fork, would show in a world, and a seed would not make the same one again.
+fn alone(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    let name = format!("engine::world::tests::{test}");
+    command.args(["--exact", &name, "--ignored", "--nocapture"]);
+    command.stdout(Stdio::piped());
+    command
+}
+
+/// Tries `count` seeds from `first` on, on all cores, for as long at most.
+fn explore(first: u64, count: u64, time: Duration) -> Outcome {
+    let step = thread::available_parallelism().map_or(1, usize::from) as u64;
+    let start = |at: u64| {
+        let part = Part {
+            first: first + at,
+            step,
+            count: count.saturating_sub(at).div_ceil(step),
+            time,
+        };
+        let mut command = alone("a_part_of_the_worlds");
+        command.env(PART, part.name()).spawn().expect("a process")
     };
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    thread::scope(|scope| {
-        (0..cores).for_each(|_| drop(scope.spawn(worker)));
-    });
-    outcome.into_inner()
+    let children: Vec<_> = (0..step).map(start).collect();
+    let mut outcome = Outcome::default();
+    for child in children {
+        let output = child.wait_with_output().expect("its output");
+        assert!(output.status.success(), "a part ended: {}", output.status);
+        outcome.read(&String::from_utf8_lossy(&output.stdout));
+    }
+    outcome
 }
 
 impl Outcome {
+    /// Writes a line for each thing, for [`Outcome::read`].
+    fn write(&self) {
+        println!("\n@seeds {}", self.seeds);
+        for (mark, count) in &self.reached {
+            println!("@reached {count} {mark}");
+        }
+        for (seed, faults) in &self.broken {
+            println!("@broken {seed} {}", faults.replace('\n', " "));
+        }
+    }
+
+    /// Adds what another process has written.
+    fn read(&mut self, text: &str) {
+        for line in text.lines() {
+            let mut words = line.splitn(3, ' ');
+            let what = words.next();
+            let number: Option<u64> = words.next().and_then(|number| number.parse().ok());
+            let rest = words.next().unwrap_or_default().to_owned();
+            match (what, number) {
+                (Some("@seeds"), Some(seeds)) => self.seeds += seeds,
+                (Some("@reached"), Some(count)) => *self.reached.entry(rest).or_default() += count,
+                (Some("@broken"), Some(seed)) => self.broken.push((seed, rest)),
+                _ => {}
+            }
+        }
+    }
+
     /// Fails where a seed did not hold, with the line that replays it.
     fn assert_holds(&mut self) {
         self.broken.sort();
@@ -117,9 +201,10 @@ fn ten_thousand_worlds_hold() {
         return;
     }
     let seeds = number_from("WORLD_SEEDS").unwrap_or(SEEDS);
-    let mut outcome = explore(0, |seed| seed >= seeds);
+    let mut outcome = explore(0, seeds, Duration::from_secs(3600));
     println!("{:#?}", outcome.reached);
     outcome.assert_holds();
+    assert_eq!(outcome.seeds, seeds);
     let of_messages = |it: &Algorithm| !it.needs_shared_memory();
     let algorithms = Algorithm::ALL.iter().filter(|it| of_messages(it));
     for mark in algorithms.map(|it| it.name()).chain(REACHED) {
@@ -132,10 +217,9 @@ fn ten_thousand_worlds_hold() {
 #[ignore = "as long as is asked for: make world SECONDS=3600"]
 fn worlds_hold_for_long() {
     let seconds = number_from("WORLD_SECONDS").unwrap_or(60);
-    let until = Instant::now() + Duration::from_secs(seconds);
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let first = now.map_or(0, |now| now.as_secs()) << 24;
-    let mut outcome = explore(first, |_| Instant::now() >= until);
+    let mut outcome = explore(first, 1 << 24, Duration::from_secs(seconds));
     println!(
         "{} seeds from {first} on: {:#?}",
         outcome.seeds, outcome.reached
@@ -145,6 +229,27 @@ fn worlds_hold_for_long() {
 
 #[test]
 fn a_seed_makes_the_same_world_again() {
+    let mut command = alone("seeds_make_the_same_worlds_again");
+    let output = command.env(PART, "").output().expect("a process");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+}
+
+#[test]
+#[ignore = "run by the tests above, in a process of its own"]
+fn a_part_of_the_worlds() {
+    let part = std::env::var(PART).ok();
+    if let Some(part) = part.and_then(|name| Part::from_name(&name)) {
+        part.explore().write();
+    }
+}
+
+#[test]
+#[ignore = "run by the tests above, in a process of its own"]
+fn seeds_make_the_same_worlds_again() {
+    if std::env::var_os(PART).is_none() {
+        return;
+    }
     for seed in 0..200 {
         let [first, second] = [true, true].map(|is_told| run(seed, is_told));
         assert_eq!(first.story, second.story, "seed {seed}");
