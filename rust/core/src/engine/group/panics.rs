@@ -23,32 +23,16 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::BorrowedFd;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
     use crate::buffer::Memory;
     use crate::communicator::Communicator;
     use crate::config::Config;
     use crate::engine::Request;
-    use crate::error::{Code, Result};
+    use crate::engine::links::faulty::{At, Faulty};
+    use crate::error::Code;
     use crate::transport::endpoint::Lane;
-    use crate::transport::{
-        ControlChannel, Interest, Link, MESSAGE_HEADER, Notice, PeerState, Position,
-    };
     use crate::types::{DataType, ReduceOp};
-
-    /// Where a link panics.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum At {
-        Send,
-        Receive,
-        State,
-        Arm,
-        Disarm,
-        Abort,
-    }
 
     const PLACES: [At; 6] = [
         At::Send,
@@ -59,97 +43,27 @@ mod tests {
         At::Abort,
     ];
 
-    /// A link over which nothing moves, and that panics sooner or later.
-    struct Faulty {
-        at: At,
-        left: Arc<AtomicUsize>,
-    }
-
-    impl Faulty {
-        fn reach(&self, place: At) {
-            // In an abort always: another panic leads to it.
-            let is_due = || self.left.fetch_sub(1, Ordering::Relaxed) == 1;
-            let second = self.at == At::Abort && place == At::State;
-            assert!(!(second && is_due()), "on purpose, before an abort");
-            let panics = self.at == place && (place == At::Abort || is_due());
-            assert!(!panics, "on purpose, in {place:?}");
-        }
-    }
-
-    impl Link for Faulty {
-        fn try_send(&mut self, _: &[u8]) -> Result<usize> {
-            self.reach(At::Send);
-            Ok(0)
-        }
-
-        fn try_recv(&mut self, _: &mut [u8]) -> Result<usize> {
-            self.reach(At::Receive);
-            Ok(0)
-        }
-
-        fn try_post(&mut self, _: &[u8; MESSAGE_HEADER], _: &[u8]) -> Result<bool> {
-            self.reach(At::Send);
-            Ok(false)
-        }
-
-        fn try_take(&mut self, _: &mut dyn FnMut(&[u8])) -> Result<bool> {
-            self.reach(At::Receive);
-            Ok(false)
-        }
-
-        fn try_fold(&mut self, _: usize, _: usize, _: &mut dyn FnMut(&[u8])) -> Result<usize> {
-            Ok(0)
-        }
-
-        fn arm(&mut self, _: Interest) -> bool {
-            self.reach(At::Arm);
-            false
-        }
-
-        fn disarm(&mut self) {
-            self.reach(At::Disarm);
-        }
-
-        fn fds(&self) -> Vec<BorrowedFd<'_>> {
-            Vec::new()
-        }
-
-        fn memory(&self) -> usize {
-            0
-        }
-
-        fn describe(&self) -> String {
-            "a faulty link".into()
-        }
-    }
-
-    impl ControlChannel for Faulty {
-        fn peer_state(&mut self) -> PeerState {
-            self.reach(At::State);
-            PeerState::Present
-        }
-
-        fn send_abort(&mut self, _: &Notice) {
-            self.reach(At::Abort);
-        }
-
-        fn send_farewell(&mut self) {}
-
-        fn send_position(&mut self, _: &Position) {}
-
-        fn take_position(&mut self) -> Option<Position> {
-            None
-        }
-    }
-
     /// Rank 0 of two, whose link to the other panics the `nth` time that it gets to that place.
     fn faulty(at: At, nth: usize) -> [Communicator; 2] {
         let mut config = Config::default();
         config.set("timeout", "60").unwrap();
         let ranks = Communicator::local(2, &config).unwrap();
+        let mut left = nth;
+        let reach = move |place| {
+            // In an abort always: another panic leads to it.
+            let mut is_due = || {
+                left = left.wrapping_sub(1);
+                left == 0
+            };
+            let second = at == At::Abort && place == At::State;
+            assert!(!(second && is_due()), "on purpose, before an abort");
+            let panics = at == place && (place == At::Abort || is_due());
+            assert!(!panics, "on purpose, in {place:?}");
+            Ok(())
+        };
         let link = Faulty {
-            at,
-            left: Arc::new(AtomicUsize::new(nth)),
+            reach,
+            is_near: false,
         };
         let group = ranks[0].group();
         let mut core = group.core.lock();

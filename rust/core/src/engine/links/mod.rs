@@ -420,4 +420,6 @@ impl Runs {
 }
 
 #[cfg(test)]
+pub(crate) mod faulty;
+#[cfg(test)]
 mod tests;
