@@ -20,8 +20,9 @@ TORCH ?= $(DEFAULT_TORCH)
 VENV ?= $(if $(filter $(DEFAULT_TORCH),$(TORCH)),.venv,.venv-torch$(TORCH))
 # Extra arguments: `make test-python TEST="tests/python/project/test_ranks.py -k dies"`, `make test-rust TEST=plan::`.
 TEST ?=
-# Tests that run at the same time: one more than cores, since many wait.
+# Tests that run at the same time: one more than cores, since many wait, and twice as many of those in Rust, which wait more.
 PARALLEL ?= $(shell echo $$(($$(nproc) + 1)))
+export RUST_TEST_THREADS ?= $(shell echo $$(($$(nproc) * 2)))
 # How long `make fuzz` runs each of its targets, and `make world` in all.
 SECONDS ?= 20
 # The part of PyTorch's tests that `make conformance` runs.
