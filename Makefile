@@ -20,7 +20,7 @@ TORCH ?= $(DEFAULT_TORCH)
 VENV ?= $(if $(filter $(DEFAULT_TORCH),$(TORCH)),.venv,.venv-torch$(TORCH))
 # Extra arguments: `make test-python TEST="tests/python/project/test_ranks.py -k dies"`, `make test-rust TEST=plan::`.
 TEST ?=
-# Tests that run at the same time: one more than cores, since many wait, and twice as many of those in Rust, which wait more.
+# Tests that run at the same time: one more than cores, since many wait; of those in Rust, which wait more, two for each core.
 PARALLEL ?= $(shell echo $$(($$(nproc) + 1)))
 export RUST_TEST_THREADS ?= $(shell echo $$(($$(nproc) * 2)))
 # How long `make fuzz` runs each of its targets, and `make world` in all.

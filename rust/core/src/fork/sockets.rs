@@ -64,10 +64,11 @@ fn note(socket: BorrowedFd<'_>) {
     }
 }
 
-/// The inode of what `fd` is, if it is a socket.
+/// The inode of what `fd` is, if it is a socket or a pipe.
 fn inode(fd: BorrowedFd<'_>) -> Option<u64> {
     let stat = fstat(fd).ok()?;
-    (FileType::from_raw_mode(stat.st_mode) == FileType::Socket).then_some(stat.st_ino)
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    matches!(kind, FileType::Socket | FileType::Fifo).then_some(stat.st_ino)
 }
 
 /// In a child, before `fork` returns there: puts something harmless in the place of every socket that was entered.

@@ -9,7 +9,7 @@ use crate::transport::{
     PeerState, Position, Shareable, Shared, Terms, Ticket,
 };
 
-/// What a caller asks of a link.
+/// The things that a caller asks of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     Send,

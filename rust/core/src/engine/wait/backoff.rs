@@ -236,8 +236,8 @@ impl Parker {
         make().map_err(|error| Error::system("make a set of descriptors to wait on", error))
     }
 
-    /// Watches `fd` for every change. A closed descriptor leaves the set by itself. One that is in it already, as a
-    /// process that several links lead to, stays.
+    /// Watches `fd` for every change. A closed descriptor leaves the set by itself (but for the sign of a peer's life, a pipe that others
+    /// have too: it rings once more, when that ends). One that is in it already, as a process that several links lead to, stays.
     pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> Result<()> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         match epoll::add(&self.epoll, fd, EventData::new_u64(1), flags) {

@@ -2,7 +2,7 @@
 //!
 //! What crossbeam has for this was looked at, and does not fit:
 //!
-//! - Its `Parker` sleeps on a condition variable. A [`backoff::Parker`] sleeps in epoll, on the sockets, doorbells and pidfds of
+//! - Its `Parker` sleeps on a condition variable. A [`backoff::Parker`] sleeps in epoll, on the sockets, doorbells, pidfds and signs of life of
 //!   peers, which wake it up as well as other threads do.
 //! - Its `Backoff` spins up to a fixed number of times and then yields. How long spinning pays depends on whether a rank
 //!   has a core to itself, and yielding beside a program that computes costs a time slice, so [`backoff::Backoff`] learns both.

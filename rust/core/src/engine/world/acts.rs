@@ -156,7 +156,7 @@ impl World {
         self.note_begun(rank, step, begun, What::Collective(share));
     }
 
-    /// Operations on one buffer, of which the last has the result.
+    /// Operations on one buffer; the last one has the result.
     fn begin_chain(&mut self, rank: Rank, step: usize, calls: &[Call]) {
         let share = share_of_chain(calls, rank, self.scenario.world);
         let begun: Vec<_> = calls

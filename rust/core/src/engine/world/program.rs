@@ -107,7 +107,7 @@ fn chain(random: &mut Random, world: usize, style: Style) -> Vec<Call> {
     (0..2 + first.data as usize % 2).map(&mut call).collect()
 }
 
-/// What all ranks must have after a chain of calls.
+/// The values that all ranks must have after a chain of calls.
 fn chained(calls: &[Call], world: usize) -> Vec<u8> {
     let first = &calls[0];
     let mut held: Vec<_> = (0..world)
@@ -220,7 +220,7 @@ impl Call {
         range.map(|index| self.value(rank, index)).collect()
     }
 
-    /// What it makes of the values of all ranks.
+    /// Combines the values of all ranks.
     fn reduce(&self, held: &[Vec<u8>]) -> Vec<u8> {
         let reduce = |index: usize| {
             let values = held.iter().map(|values| values[index]);

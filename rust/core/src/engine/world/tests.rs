@@ -231,8 +231,12 @@ fn worlds_hold_for_long() {
 fn a_seed_makes_the_same_world_again() {
     let mut command = alone("seeds_make_the_same_worlds_again");
     let output = command.env(PART, "").output().expect("a process");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
+    let [said, wrong] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}{wrong}"
+    );
 }
 
 #[test]

@@ -42,7 +42,7 @@ pub use self::frame::{Frame, MAX_MESSAGE};
 /// How many reads one call makes at most, so that a flooding peer cannot hold its caller.
 const MAX_READS: usize = 16;
 
-/// What is said of a process whose end the socket does not show.
+/// The sign of an end that the socket does not show, in words.
 const NOT_THE_SOCKET: &str = "the system says so";
 
 /// This side's end of a control channel.
@@ -167,21 +167,28 @@ impl Control {
         std::mem::take(&mut self.framing_heard)
     }
 
-    /// As [`Control::peer_state`], where `sign` becomes readable or hangs up when the peer's process ends: the socket stays open
-    /// for as long as any process has a copy of it.
-    pub fn peer_state_beside(&mut self, sign: BorrowedFd<'_>) -> PeerState {
+    /// As [`Control::peer_state`], where `pidfd` becomes readable when the peer's process ends, and `sign` hangs up: the socket stays
+    /// open for as long as any process has a copy of it.
+    pub fn peer_state_beside(
+        &mut self,
+        pidfd: BorrowedFd<'_>,
+        sign: Option<BorrowedFd<'_>>,
+    ) -> PeerState {
         self.retract_segments();
         self.flush();
         if !self.ended {
             let wanted = PollFlags::IN | PollFlags::RDHUP;
             let mut fds = [
                 PollFd::new(&self.socket, wanted),
-                PollFd::from_borrowed_fd(sign, PollFlags::IN),
+                PollFd::from_borrowed_fd(pidfd, PollFlags::IN),
+                // That it hangs up is told in any case, and anything else of it is of no interest.
+                PollFd::from_borrowed_fd(sign.unwrap_or(pidfd), PollFlags::empty()),
             ];
             // It fails only for want of the kernel's memory, and then the next look tells.
             let looked = poll(&mut fds, Some(&Timespec::default()));
             let ready = looked.map(|_| fds.map(|fd| !fd.revents().is_empty()));
-            let [speaks, gone] = ready.unwrap_or_default();
+            let [speaks, ended, hung_up] = ready.unwrap_or_default();
+            let gone = ended || hung_up;
             // What it had said before its end counts.
             let all = (speaks || gone) && self.drain();
             if gone && all {

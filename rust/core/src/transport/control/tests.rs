@@ -471,7 +471,10 @@ fn the_end_of_the_process_is_seen_beside_a_socket_that_stays_open() {
         let (mut control, mut peer) = pair();
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
-        assert_eq!(control.peer_state_beside(pidfd.as_fd()), PeerState::Present);
+        assert_eq!(
+            control.peer_state_beside(pidfd.as_fd(), None),
+            PeerState::Present
+        );
         // More than one call reads.
         let mut said = [DOORBELL].repeat(40_000);
         if farewell {
@@ -482,11 +485,11 @@ fn the_end_of_the_process_is_seen_beside_a_socket_that_stays_open() {
         child.wait().unwrap();
         let mut state = PeerState::Present;
         while state == PeerState::Present {
-            state = control.peer_state_beside(pidfd.as_fd());
+            state = control.peer_state_beside(pidfd.as_fd(), None);
         }
         let lost = PeerState::Lost(NOT_THE_SOCKET.to_owned());
         assert_eq!(state, if farewell { PeerState::Left } else { lost });
-        assert_eq!(control.peer_state_beside(pidfd.as_fd()), state);
+        assert_eq!(control.peer_state_beside(pidfd.as_fd(), None), state);
     }
 }
 

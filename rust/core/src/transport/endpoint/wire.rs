@@ -57,6 +57,7 @@ pub(super) enum Cut {
 }
 
 /// The descriptors that go with a link through shared memory.
+#[derive(Clone, Copy)]
 pub(super) struct Files<T> {
     pub(super) segment: Option<T>,
     /// The sign of the sender's life.
@@ -191,8 +192,9 @@ impl Patience<'_> {
         socket: impl AsFd,
         files: &Files<BorrowedFd<'_>>,
     ) -> Result<(), Cut> {
-        let (which, fds) = files.parts();
+        let mut files = *files;
         loop {
+            let (which, fds) = files.parts();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
@@ -203,6 +205,8 @@ impl Patience<'_> {
                 Ok(_) => return Ok(()),
                 Err(Errno::AGAIN) => self.ready(socket.as_fd(), PollFlags::OUT)?,
                 Err(Errno::INTR) => {}
+                // The link does without.
+                Err(Errno::TOOMANYREFS) if files.life.is_some() => files.life = None,
                 Err(error) => return Err(error.into()),
             }
         }

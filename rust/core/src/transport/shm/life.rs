@@ -2,31 +2,33 @@
 //!
 //! The system closes the descriptors of a process that is killed after the last of its threads has given up its memory. Where that
 //! is much it takes tens of milliseconds, and a pidfd tells no sooner. So one thread of this process has a table of descriptors of
-//! its own, which has nothing but one end of a pair of sockets; the peers get the other end. When the process is killed, executes another
+//! its own, which has nothing but the end of a pipe that writes; the peers get the end that reads. When the process is killed, executes another
 //! program or exits, this thread ends like all others, and its table with it, while others still hold the memory. Where it is the last to
-//! end, all others have let go of the common table before it gives up the memory: then the link's own socket is closed early. So one of both
+//! end, all others have let go of the common table before it gives up the memory: then the link's own socket is closed early. So one of the two
 //! tells at once.
 //!
 //! The threads of the process may still be on their last instructions. Whether it writes to memory no more is a question for its
-//! pidfd (`process`).
+//! pidfd (`process`). So a peer without one, in another PID namespace, is not told by this.
+//!
+//! All peers have the same pipe. None of them can make it hang up for the others; one that opens it anew to write can hide the end, and
+//! then the pidfd tells.
 //!
 //! `close_range` can give a thread a table of its own from Linux 5.9 on. Where it cannot, the link's socket and the pidfd tell.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 
-use rustix::fs::{FileType, fstat};
+use rustix::pipe::{PipeFlags, fcntl_getpipe_size, pipe_with};
 
 use crate::fork::{self, Own, PerProcess};
 use crate::locks::Mutex;
 use crate::threads;
 
-/// What shows peers that this process lives, for as long as it is kept.
+/// Shows peers that this process lives, for as long as it is kept.
 pub(in crate::transport) struct Life {
     /// The end for the peers.
-    sign: UnixStream,
+    sign: OwnedFd,
     /// The thread ends when this goes.
     _stays: Own<SyncSender<()>>,
 }
@@ -52,7 +54,7 @@ impl Life {
     fn begin() -> std::io::Result<Self> {
         let mut kept = None;
         let sign = fork::make_private(|| {
-            let (sign, other) = UnixStream::pair()?;
+            let (sign, other) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
             fork::keep_private(&other);
             kept = Some(other);
             Ok::<_, std::io::Error>(sign)
@@ -62,6 +64,7 @@ impl Life {
         let (stays, ended) = sync_channel(0);
         let (tell, told) = sync_channel(1);
         threads::spawn("unisono-life", move || hold(number, &tell, &ended))?;
+        // It closes copies of all descriptors of this process, which takes long if a slow file system has data to write.
         let held = told.recv();
         // The thread has its own.
         drop(kept);
@@ -72,7 +75,7 @@ impl Life {
         })
     }
 
-    /// What peers get: it hangs up when this process ends.
+    /// The end for the peers: it hangs up when this process ends.
     pub(in crate::transport) fn sign(&self) -> BorrowedFd<'_> {
         self.sign.as_fd()
     }
@@ -87,13 +90,10 @@ pub(in crate::transport) struct Lives {
 }
 
 impl Lives {
-    /// That of this process, and what the peer has sent of its own. What is no socket is left out: another kind of descriptor may
-    /// have its watchers wait.
+    /// That of this process, and the sign that the peer has sent, unless it is no pipe: another kind of descriptor may have its watchers
+    /// wait.
     pub(in crate::transport) fn new(own: Option<Arc<Life>>, peer: Option<OwnedFd>) -> Self {
-        let is_socket = |file: &OwnedFd| {
-            fstat(file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
-        };
-        let peer = peer.filter(is_socket);
+        let peer = peer.filter(|file| fcntl_getpipe_size(file).is_ok());
         Self {
             _own: own,
             peer: peer.map(Arc::new),
@@ -172,10 +172,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_shows_no_life() {
-        let (a, _b) = UnixStream::pair().unwrap();
+    fn descriptors_of_other_kinds_show_no_life() {
+        let (a, _b) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
-        for (file, shows) in [(file.into(), false), (a.into(), true)] {
+        for (file, shows) in [(file.into(), false), (a, true)] {
             let lives = Lives::new(None, Some(file));
             assert_eq!(lives.of_the_peer().is_some(), shows);
         }

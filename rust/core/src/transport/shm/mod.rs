@@ -394,7 +394,7 @@ impl Link for ShmLink {
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        let fds = [Some(self.control.fd()), self.sign_of_the_end()];
+        let fds = [Some(self.control.fd()), self.peer_pidfd(), self.peer_sign()];
         fds.into_iter().flatten().collect()
     }
 
@@ -409,10 +409,12 @@ impl Link for ShmLink {
 
 impl ControlChannel for ShmLink {
     fn peer_state(&mut self) -> PeerState {
-        let pidfd = self.borrower.peer.as_ref();
-        let pidfd = pidfd.and_then(|peer| peer.process().pidfd());
-        let state = match self.lives.of_the_peer().or(pidfd) {
-            Some(sign) => self.control.peer_state_beside(sign),
+        let peer = self.borrower.peer.as_ref();
+        let state = match peer.and_then(|peer| peer.process().pidfd()) {
+            Some(pidfd) => {
+                let sign = self.lives.of_the_peer();
+                self.control.peer_state_beside(pidfd, sign)
+            }
             None => self.control.peer_state(),
         };
         match state {
@@ -453,12 +455,16 @@ impl ShmLink {
         self.lives = lives;
     }
 
-    /// The descriptor that becomes readable when the peer's process ends, also where other processes keep its sockets
-    /// open: the sign of its life, else its pidfd. `None` where the peer is in this process, or shows no life and cannot be named
-    /// here. All links to one process have the same one, which is closed with the last of them.
-    fn sign_of_the_end(&self) -> Option<BorrowedFd<'_>> {
-        let pidfd = || self.borrower.peer.as_ref()?.process().pidfd();
-        self.lives.of_the_peer().or_else(pidfd)
+    /// The pidfd of the peer's process, which becomes readable when that ends, also where other processes keep its sockets
+    /// open. `None` where the peer is in this process, or cannot be named here. All links to one process have the same
+    /// descriptor, which is closed with the last of them.
+    fn peer_pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.borrower.peer.as_ref()?.process().pidfd()
+    }
+
+    /// The sign of the peer's life, which hangs up before the pidfd tells.
+    fn peer_sign(&self) -> Option<BorrowedFd<'_>> {
+        self.peer_pidfd().and(self.lives.of_the_peer())
     }
 
     /// Takes from the loan being read what `bytes` has room for.

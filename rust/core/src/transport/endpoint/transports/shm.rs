@@ -56,13 +56,7 @@ pub(super) fn connect(attempt: &Attempt<'_>) -> Result<Reached, Setback> {
         attempt.patience.read(&channel, &mut frame)?;
         Ok((theirs.life, frame))
     };
-    let (theirs, frame) = hand_over().map_err(|cut| match cut {
-        Cut::TimedOut | Cut::CalledOff => attempt.setback(cut, PLACE),
-        Cut::Closed | Cut::Refused | Cut::Silent => {
-            Setback::Unusable("it hung up when it was handed a segment".to_owned())
-        }
-        Cut::System(error) => unusable("a segment cannot be handed over", error.to_string()),
-    })?;
+    let (theirs, frame) = hand_over().map_err(|cut| not_handed_over(attempt, cut))?;
     match proven
         .answer(&frame)
         .map_err(|error| attempt.untrusted(&error.message))?
@@ -78,6 +72,19 @@ pub(super) fn connect(attempt: &Attempt<'_>) -> Result<Reached, Setback> {
         }
         Answer::Failed => Err(Setback::Unusable("it could not map the segment".to_owned())),
         answer => Ok(Reached::Answer(answer)),
+    }
+}
+
+/// Why the peer does not have the segment.
+fn not_handed_over(attempt: &Attempt<'_>, cut: Cut) -> Setback {
+    match cut {
+        Cut::TimedOut | Cut::CalledOff => attempt.setback(cut, PLACE),
+        Cut::Closed | Cut::Refused | Cut::Silent => {
+            Setback::Unusable("it hung up when it was handed a segment".to_owned())
+        }
+        Cut::System(error) => {
+            Setback::Unusable(format!("a segment cannot be handed over: {error}"))
+        }
     }
 }
 

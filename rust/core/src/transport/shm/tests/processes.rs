@@ -46,7 +46,7 @@ fn start(doing: &str) -> (Child, ShmLink) {
         .as_ref()
         .expect("a process with a number");
     assert_eq!(peer.process().number(), child.id() as i32);
-    assert!(link.sign_of_the_end().is_some());
+    assert!(link.peer_pidfd().is_some());
     (child, link)
 }
 
