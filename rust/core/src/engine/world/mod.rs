@@ -15,6 +15,7 @@
 //! - Every operation ends: soon after a death, an abort, a mistake or a farewell, else with its timeout.
 //! - No byte of a buffer changes after its operation has ended, and none behind it ever.
 //! - No rank stays awake without moving.
+//! - Every descriptor and every block of the heap has been given back in the end.
 //!
 //! `scenario`: a seed's decisions before the first step. `program`: calls, data and results. `fabric`: the links. `player`: one
 //! rank, and `acts`: its turns and calls. `judge`: the oracles. `tests` says how to replay a seed.
@@ -31,7 +32,9 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::sync::Arc;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use rustix::net::{Shutdown, shutdown};
@@ -44,7 +47,8 @@ use self::scenario::{Fault, Scenario};
 use crate::engine::clock::Clock;
 use crate::engine::links::LinkTable;
 use crate::engine::state::Mail;
-use crate::transport::Link;
+use crate::heap;
+use crate::transport::{Link, local};
 use crate::types::Rank;
 
 /// Turns after which a world that still moves is taken to move for ever.
@@ -59,6 +63,9 @@ fn cut(link: &dyn Link) {
         let _ = shutdown(fd, Shutdown::Both);
     }
 }
+
+/// Part of the names of files that the heap keeps.
+const SEGMENT: &str = "memfd:unisono heap";
 
 /// A world under way.
 struct World {
@@ -78,11 +85,45 @@ struct World {
     story: Option<String>,
 }
 
-/// Makes the world of `seed`, and lets it run until all is quiet.
+/// Makes the world of `seed`, and lets it run until all is quiet. The process does nothing else meanwhile.
 fn run(seed: u64, is_told: bool) -> Found {
+    let before = Holdings::now();
     let mut world = World::new(seed, is_told);
     world.run();
-    world.judge()
+    let mut found = world.judge();
+    let after = Holdings::now();
+    if after != before {
+        let fault = format!("keeps something: {before:?} before, {after:?} after");
+        found.faults.push(fault);
+    }
+    found
+}
+
+/// The resources of this process that a world must give back.
+#[derive(Debug, PartialEq, Eq)]
+struct Holdings {
+    /// The open files, sorted.
+    files: Vec<PathBuf>,
+    /// Bytes and blocks of the heap.
+    heap: (usize, usize),
+}
+
+impl Holdings {
+    fn now() -> Self {
+        // The first link makes what a process keeps.
+        static FIRST: Once = Once::new();
+        FIRST.call_once(|| drop(local::pair(1 << 12)));
+        let open = fs::read_dir("/proc/self/fd").expect("/proc");
+        let paths = open.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        let is_kept = |path: &PathBuf| path.to_string_lossy().contains(SEGMENT);
+        let mut files: Vec<_> = paths.filter(|path| !is_kept(path)).collect();
+        files.sort();
+        let heap = heap::statistics();
+        Self {
+            files,
+            heap: (heap.in_use, heap.blocks),
+        }
+    }
 }
 
 impl World {
