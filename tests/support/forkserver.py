@@ -6,7 +6,8 @@ the first rank that may be forked starts a server: this file as a program. It im
 no group, starts no thread, and forks a child for each request. There is one for ranks with torch
 and one for those without. The child then does the same as a new interpreter (``ranks.run``), with
 the environment, the search path, the output file, the session and the network namespace that it is
-asked for, and ends as a process ends.
+asked for. It ends as a process ends; but of ranks with torch that have done well only the first
+one does (``_end_soon``).
 
 The two sides speak over a pair of sockets that keep the boundaries of messages. A request is JSON;
 the answer is the pid of the child. The exit status follows when the child has ended. The server
@@ -28,9 +29,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import namespaces
 
@@ -281,6 +283,22 @@ def _main(link: socket.socket, *, torch: bool) -> None:
     else:
         return
     ranks.run(argv)
+    # The emulated CUDA driver reports at the end of a process.
+    if torch and os.environ["RANK"] != "0" and not _is_loaded("libcuda.so"):
+        _end_soon()
+
+
+def _is_loaded(library: str) -> bool:
+    return library in Path("/proc/self/maps").read_text()
+
+
+def _end_soon() -> NoReturn:
+    """End the process without taking torch apart, which takes 0.4 s of CPU, and this 0.02 s."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _import_torch() -> None:
