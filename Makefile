@@ -196,7 +196,7 @@ docs-c: ## Build the reference of unisono.h into target/reference/ with Doxygen
 lint: setup ## Check style, types and lints of every language
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --all-targets --target-dir $(TARGET) -- -D warnings
-	$(with_torch) $(CARGO) clippy --release -p unisono-torch --target-dir $(TARGET) -- -D warnings
+	$(with_torch) $(CARGO) clippy -p unisono-torch --target-dir $(TARGET) -- -D warnings
 	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check; \
 	else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
 	$(PY) -m ruff check $(PYTHON_DIRS)

@@ -21,7 +21,7 @@ fi
 unset CARGO_TARGET_DIR
 export ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0
 # Where it runs for a shorter time than it compiles.
-[ "$seconds" -ge 60 ] || export CARGO_PROFILE_RELEASE_OPT_LEVEL=1
+[ "$seconds" -ge 60 ] || export CARGO_PROFILE_RELEASE_OPT_LEVEL=0
 "$cargo" +nightly fuzz build --target-dir "$target/fuzz"
 programs=$target/fuzz/$(uname -m)-unknown-linux-gnu/release
 
