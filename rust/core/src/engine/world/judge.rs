@@ -1,7 +1,6 @@
 //! The oracles of a world: everything that must hold when all is quiet.
 
 use std::collections::BTreeSet;
-use std::hash::{Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use super::World;
@@ -21,18 +20,7 @@ pub(super) struct Found {
     pub(super) faults: Vec<String>,
     /// Marks of what has been reached.
     pub(super) reached: BTreeSet<String>,
-    /// A number that differs where anything went otherwise.
-    pub(super) digest: u64,
     pub(super) story: String,
-}
-
-impl Found {
-    fn note(&mut self, what: impl Hash) {
-        let mut hasher = rustc_hash::FxHasher::default();
-        hasher.write_u64(self.digest);
-        what.hash(&mut hasher);
-        self.digest = hasher.finish();
-    }
 }
 
 impl World {
@@ -94,13 +82,11 @@ impl World {
         if stores.iter().any(|store| !store.is_guarded()) {
             faults.push("wrote behind a buffer".to_owned());
         }
-        if let Some((at, at_end)) = &running.end {
+        if let Some((_, at_end)) = &running.end {
             let now = stores.iter().map(|store| store.content());
             if !now.eq(at_end.iter().map(|bytes| &bytes[..])) {
                 faults.push("wrote after its end".to_owned());
             }
-            let took = at.saturating_duration_since(self.start);
-            found.note((rank, running.step, took.as_nanos()));
         }
         match running.work.result() {
             None => {}

@@ -154,7 +154,7 @@ impl World {
     fn tell(&mut self, rank: Rank, what: impl FnOnce() -> String) {
         let passed = self.clock.since(self.start).as_secs_f64();
         if let Some(story) = &mut self.story {
-            let _ = writeln!(story, "{passed:>12.6} rank {rank} {}", what());
+            let _ = writeln!(story, "{passed:>13.9} rank {rank} {}", what());
         }
     }
 
