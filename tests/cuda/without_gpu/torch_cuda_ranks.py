@@ -10,6 +10,7 @@ import itertools
 import os
 import threading
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 
 import pytest
@@ -730,6 +731,17 @@ def leave(before: dict[str, int]) -> None:
             time.sleep(0.01)
 
 
+def has_called(rank: int) -> None:
+    dist.distributed_c10d._get_default_store().set(f"rank {rank} has called", "")
+
+
+def dies_when_called(ranks: Iterable[int]) -> None:
+    """End once these ranks have called: a call of theirs that comes later may raise."""
+    store = dist.distributed_c10d._get_default_store()
+    store.wait([f"rank {rank} has called" for rank in ranks])
+    os._exit(0)
+
+
 def loses_a_peer() -> str:
     """A peer dies while a call waits for it: the stream goes on, and later calls raise."""
     rank, world = start(first_call=False)
@@ -739,8 +751,9 @@ def loses_a_peer() -> str:
     check(reduced, summed(world, 1000), "before")
     dist.barrier()
     if rank == world - 1:
-        os._exit(0)
+        dies_when_called(range(rank))
     work = dist.all_reduce(reduced, async_op=True)
+    has_called(rank)
     # The stream does not hang.
     torch.ops.emulated.synchronize(0)
     deadline = time.monotonic() + 30
@@ -764,8 +777,9 @@ def looks_once() -> str:
     dist.all_reduce(reduced)
     dist.barrier()
     if rank == 1:
-        os._exit(0)
+        dies_when_called([0])
     work = dist.all_reduce(reduced, async_op=True)
+    has_called(rank)
     deadline = time.monotonic() + 30
     while True:
         assert time.monotonic() < deadline
@@ -791,11 +805,12 @@ def looks_away(device_failure: str) -> str:
     dist.all_reduce(reduced)
     dist.barrier()
     if rank == 1:
-        os._exit(0)
+        dies_when_called([0])
     works = [
         dist.all_reduce(reduced, async_op=True),
         dist.all_gather(gathered, tensor(data(rank, 10)), async_op=True),
     ]
+    has_called(rank)
     torch.ops.emulated.synchronize(0)
     time.sleep(8)
     del works
