@@ -36,7 +36,7 @@ fn compile() -> Result<(), String> {
     println!("cargo:rerun-if-changed={}", csrc.display());
     cxx_build::CFG.include_prefix = "unisono";
     let mut bridge = cxx_build::bridge("src/bridge.rs");
-    // Clippy looks at Rust alone, and torch's headers take a compiler a minute.
+    // Clippy looks at Rust alone, and torch's headers take a compiler long.
     println!("cargo:rerun-if-env-changed={CLIPPY}");
     if env::var_os(CLIPPY).is_some() {
         return Ok(());

@@ -28,7 +28,7 @@ say() { echo "test-aarch64: $*"; }
 
 built=$out
 if [ "$part" = quick ]; then
-  # A fifth as long to compile, and the emulator is what the tests wait for.
+  # It compiles sooner, and what the tests wait for is the emulator.
   export CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true
   export AARCH64_BUILDS=$folder/quick
   builds=$AARCH64_BUILDS

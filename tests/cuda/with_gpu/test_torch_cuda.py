@@ -547,9 +547,13 @@ def rank_loses_a_peer() -> str:
     rank, world, _ = start()
     check_lives(rank, world)
     dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
     if rank == 2:
+        # A call of the others that comes after its end may raise.
+        store.wait([f"rank {other} has called" for other in range(2)])
         os._exit(0)
     work = dist.all_reduce(data(rank, 1000), async_op=True)
+    store.set(f"rank {rank} has called", "")
     torch.cuda.synchronize()
     deadline = time.monotonic() + 30
     while not work.is_completed() and time.monotonic() < deadline:

@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::judge::Found;
 use super::run;
 use crate::plan::Algorithm;
 
@@ -89,13 +90,9 @@ impl Part {
             if begin.elapsed() >= self.time {
                 break;
             }
-            let is_repeated = seed % REPEATED == 0;
-            let found = catch_unwind(|| {
-                let mut found = run(seed, is_repeated);
-                if is_repeated && run(seed, true).story != found.story {
-                    found.faults.push("another world the second time".into());
-                }
-                found
+            let found = catch_unwind(|| match seed % REPEATED {
+                0 => run_twice(seed),
+                _ => run(seed, false),
             });
             outcome.seeds += 1;
             let faults = match found {
@@ -113,6 +110,15 @@ impl Part {
         }
         outcome
     }
+}
+
+/// The world of `seed`, which must be the same one the second time.
+fn run_twice(seed: u64) -> Found {
+    let mut found = run(seed, true);
+    if run(seed, true).story != found.story {
+        found.faults.push("another world the second time".into());
+    }
+    found
 }
 
 /// A process that runs the last test below, which is alone in it: what others do with the heap of their process, and what they
@@ -240,7 +246,7 @@ fn worlds_hold_for_long() {
 #[ignore = "run by the tests above, in a process of its own"]
 fn a_part_of_the_worlds() {
     if let Some(seed) = number_from("WORLD_SEED") {
-        let found = run(seed, true);
+        let found = run_twice(seed);
         println!("{}{:#?}", found.story, found.reached);
         assert!(found.faults.is_empty(), "{:#?}", found.faults);
     }
