@@ -107,8 +107,11 @@ check: lint c ## Run what tells most in minutes: lint, the unit tests, some test
 	$(CARGO) test --lib $(addprefix -p ,$(UNIT_TESTED)) --target-dir $(TARGET)
 	$(pytest) $(beside) -m check
 
+# Many of either kind wait.
+override make = $(MAKE) --no-print-directory
 .PHONY: test
-test: test-rust test-python ## Run the tests but for the slow ones
+test: setup c test-tools ## Run the tests but for the slow ones: Rust's beside those in Python
+	@tools/beside.sh $(make) test-rust -- $(make) test-python
 
 .PHONY: test-slow test-slow-native
 test-slow: test-slow-native test-aarch64-quick ## Run the slow ones: loom, frameworks, packages, tools, PyTorch's own (SHARD), aarch64
@@ -117,7 +120,7 @@ test-slow: test-slow-native test-aarch64-quick ## Run the slow ones: loom, frame
 test-slow-native: frameworks c test-tools nvrtc test-loom
 	$(pytest) -m quiet
 	$(pytest) $(beside) -m "slow and not quiet"
-	@$(MAKE) --no-print-directory conformance
+	@$(make) conformance
 
 .PHONY: test-rust
 test-rust: prerequisites ## Run the Rust tests
@@ -174,7 +177,7 @@ override quick_cuda := (test_torch_cuda and (same_bits or orders or captured or 
 	or test_arrays and (every_operation or given)) and not 1- and not 4- and not 8- and not 1] and not 4] and not 8]
 .PHONY: test-cuda-quick
 test-cuda-quick: ## Run those of them that tell most, with two ranks on one GPU: some minutes
-	@$(MAKE) --no-print-directory test-cuda TEST='-W default -k "$(quick_cuda)" $(TEST)'
+	@$(make) test-cuda TEST='-W default -k "$(quick_cuda)" $(TEST)'
 
 .PHONY: conformance
 conformance: setup ## Run PyTorch's own tests of a backend (SHARD=1/4: a quarter of them)
