@@ -198,16 +198,16 @@ docs-c: ## Build the reference of unisono.h into target/reference/ with Doxygen
 .PHONY: lint
 lint: setup ## Check style, types and lints of every language
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --all-targets --target-dir $(TARGET) -- -D warnings
-	$(with_torch) $(CARGO) clippy -p unisono-torch --target-dir $(TARGET) -- -D warnings
-	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check; \
-	else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
 	$(PY) -m ruff check $(PYTHON_DIRS)
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	MYPYPATH=python $(PY) -m mypy
 	MYPYPATH=python $(PY) -m mypy.stubtest unisono._core
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
 	$(VENV)/bin/shellcheck $(SHELL_FILES)
+	@if command -v cargo-deny >/dev/null; then $(CARGO) deny --all-features check; \
+	else echo "cargo deny: not installed, skipped (cargo install cargo-deny)"; fi
+	$(CARGO) clippy --all-targets --target-dir $(TARGET) -- -D warnings
+	$(with_torch) $(CARGO) clippy -p unisono-torch --target-dir $(TARGET) -- -D warnings
 
 .PHONY: fmt
 fmt: setup ## Format every language in place
