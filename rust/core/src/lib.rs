@@ -30,15 +30,15 @@
 //! | Question | File |
 //! |---|---|
 //! | Which algorithm serves a call? | `select.rs` of `unisono-plan`, by the costs in its `cost/`; what each serves and costs stands beside its plans, the table of all in its `lib.rs` |
-//! | When does a rank spin, yield or sleep? | `engine/wait/backoff.rs`, with what `engine/wait/contention.rs` has found |
+//! | When does a rank spin, yield or sleep? | `engine/drive/backoff.rs`, with what `engine/drive/contention.rs` has found |
 //! | Do the ranks of a host go through shared memory? | they agree on it: `engine/collective/shared/` |
-//! | Which thread drives an operation? | `engine/group/blocking.rs` and `lead.rs` (callers), `engine/wait/progress.rs` (the thread) |
+//! | Which thread drives an operation? | `engine/drive/blocking.rs` and `lead.rs` (callers), `engine/drive/progress.rs` (the thread) |
 //! | What may a peer on this host do with my memory? | `transport/neighbour.rs` (lend, share), `transport/shm/loans.rs`; why reading its memory is sound: `heap/foreign.rs` |
 //! | By which transport is a peer reached? | the table in `transport/endpoint/transports/mod.rs` |
 //! | What goes over a connection first? | `transport/handshake/`, by `transport/endpoint/attempt.rs` and `guest.rs`, which `accept.rs` drives |
 //! | How do further groups of the same processes open their links? | by one message each to a process that has proved itself: `transport/endpoint/acquaintance.rs` |
 //! | What goes before the bytes of a message? | `engine/collective/header.rs`, `engine/message/frame.rs` |
-//! | What happens when a rank dies? | noticed in `engine/group/drive.rs` (`look_around`) and `liveness.rs`, ended in `engine/group/end.rs` (`fail_with`) |
+//! | What happens when a rank dies? | noticed in `engine/group/step.rs` (`look_around`) and `liveness.rs`, ended in `engine/group/end.rs` (`fail_with`) |
 //! | How do ranks that wait for each other find out? | `engine/group/deadlock.rs` |
 //!
 //! `UNISONO_LOG=debug` prints these choices as they are made.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::engine::{Fingerprint, WorkState};
+use crate::engine::{Driven, Fingerprint, WorkState};
 use crate::error::{Code, Error, Result};
 use crate::plan::Plan;
 use crate::transport::cuda::flags::{Announced, Mark};

@@ -14,24 +14,24 @@
 //! ```
 //!
 //! - `state`: what a group holds, how it fails and how it closes.
-//! - `group/`: `bootstrap` (forming a group, splitting it), `submit` (from a request to a run), `blocking` (calls that
-//!   end in the calling thread), `lead` (waiting), `drive` (a step, and the slower looks around), `deadlock`, `liveness`
-//!   and `strays` (waits that cannot end), `estimate`, `local_groups`, and `for_devices`, which `crate::device` uses.
+//! - `group/`: `bootstrap` (forming a group, splitting it), `submit` (from a request to a run), `step` (a step, and the slower
+//!   looks around), `deadlock`, `liveness` and `strays` (waits that cannot end), `end`, `estimate`, `local_groups`, and
+//!   `for_devices`, which `crate::device` uses.
 //! - `collective/`: `request`, `header` (the fingerprint that comparing finds mismatches by), `plan_key` and `plan_cache`,
 //!   `run` (one plan under way), `transfer` (the bytes of one step), `bounce` (a copy in the heap of what several peers
 //!   read), `pair_counts` (exchanges between two ranks alone), and `shared/` (windows, the reduction in place, and the
 //!   agreement on them).
-//! - `message/`: `frame`, `matching` (sends and receives, posted and unexpected), `blocking`.
-//! - `wait/`: `backoff` and `contention` (spin, yield, sleep), `progress` (the thread), `handover` (how it gets groups),
-//!   `idle_groups`, `completions` (threads that call back).
-//! - `members`: the ranks of a group, as errors name them. `links`: the links of a group, opened when first used. `threads`: the
-//!   process's threads. `calibrate`: the costs of this machine. `work`: an operation as its caller sees it. `reports`: the last operations, for errors.
-//! - `clock`: the time, which the engine asks its group for. `world`: all ranks of a group in one thread, on
-//!   a clock of their own, from a seed.
+//! - `message/`: `frame`, `matching` (sends and receives, posted and unexpected).
+//! - `drive/`: who moves a group: callers that wait, the progress thread, completions; and how they wait.
+//! - `members`: the ranks of a group, as errors name them. `links`: the links of a group, opened when first used. `calibrate`:
+//!   the costs of this machine. `work`: an operation as its caller sees it. `reports`: the last operations, for errors.
+//! - `clock`: the time, which the engine asks its group for. `world`: all ranks of a group in one thread, on a clock of their
+//!   own, from a seed.
 
 mod calibrate;
 mod clock;
 mod collective;
+mod drive;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod group;
@@ -41,8 +41,6 @@ mod members;
 mod message;
 mod reports;
 mod state;
-mod threads;
-mod wait;
 mod work;
 #[cfg(test)]
 mod world;
@@ -50,11 +48,12 @@ mod world;
 pub(crate) use collective::header::Fingerprint;
 pub(crate) use collective::plan_key::PlanKey;
 pub use collective::request::{Request, Sizes};
+pub(crate) use drive::lead::interrupted;
+pub(crate) use drive::messages::{Inbound, Outbound};
+pub(crate) use drive::progress::Driven;
+pub use drive::threads::wait_for_threads;
 pub(crate) use group::for_devices::Identity;
-pub(crate) use group::lead::interrupted;
-pub(crate) use message::blocking::{Inbound, Outbound};
 pub(crate) use message::frame::NOTE;
 pub(crate) use state::Group;
-pub use threads::wait_for_threads;
 pub(crate) use work::WorkState;
 pub use work::{Completion, PointToPoint};

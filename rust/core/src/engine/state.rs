@@ -26,14 +26,14 @@ use crate::engine::collective::plan_cache::PlanStore;
 use crate::engine::collective::request::Request;
 use crate::engine::collective::run::{PlanRun, ReuseKey};
 use crate::engine::collective::shared::SharedMemory;
+use crate::engine::drive::backoff::{Backoff, Parker};
+use crate::engine::drive::threads::{RuntimeThreads, ThreadsGuard};
 use crate::engine::group::local_groups::LocalGroups;
 use crate::engine::links::LinkTable;
 use crate::engine::mailbox::Mailbox;
 use crate::engine::members::Members;
 use crate::engine::message::matching::{Finished, Matching};
 use crate::engine::reports::Recorder;
-use crate::engine::threads::{RuntimeThreads, ThreadsGuard};
-use crate::engine::wait::backoff::{Backoff, Parker};
 use crate::engine::work::WorkState;
 
 /// Bytes of an operation that takes longer than the progress thread's nap: it is worth waking it.

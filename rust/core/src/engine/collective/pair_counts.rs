@@ -11,7 +11,7 @@
 //!   receive from that peer finds it; until then the rank looks for strays now and then.
 //!
 //! A waiting rank looks for both. For a rank that does not wait the progress thread does
-//! ([`crate::engine::wait::idle_groups`]).
+//! ([`crate::engine::drive::idle_groups`]).
 //!
 //! # What is remembered
 //!

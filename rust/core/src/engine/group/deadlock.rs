@@ -17,7 +17,7 @@ use crate::transport::endpoint::Lane;
 use crate::types::Rank;
 
 use crate::engine::collective::header::{Fingerprint, Told};
-use crate::engine::group::drive::visit_waits;
+use crate::engine::group::step::visit_waits;
 use crate::engine::links::{Direction, as_told};
 use crate::engine::state::{Core, Group};
 

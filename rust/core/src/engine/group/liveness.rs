@@ -13,7 +13,7 @@ use crate::transport::endpoint::Lane;
 use crate::types::Rank;
 
 use crate::engine::group::deadlock::TOLD_AFTER;
-use crate::engine::group::drive::visit_waits;
+use crate::engine::group::step::visit_waits;
 use crate::engine::links::{LinkTable, OpenLink};
 use crate::engine::message::matching::Dependence;
 use crate::engine::state::{Core, Group};
@@ -57,21 +57,6 @@ impl Group {
         if let (Some(questions), Some(this)) = (questions, self.this.upgrade()) {
             let progress = &self.staff.progress;
             progress.attend(questions, (self.number, peer, lane), Arc::downgrade(&this));
-        }
-    }
-
-    /// Reads what has come over a link, and answers if it is a question.
-    pub(crate) fn attend(&self, lane: Lane, peer: Rank) {
-        let mut core = self.core.lock();
-        if let Some(open) = core.links.open(lane, peer)
-            && open.ended.is_none()
-        {
-            // Whatever it returns, the link returns it again at the next look.
-            let _ = open.link.peer_state();
-            if core.leader {
-                // It may be about to sleep until something comes that has just been read.
-                self.parker().unpark();
-            }
         }
     }
 

@@ -109,16 +109,7 @@ impl Group {
 
     /// Looks at what comes from peers without being waited for, for a group that no thread drives. `seen` is how many
     /// operations there had been the last time.
-    pub(crate) fn look_out(&self, seen: &mut u64) -> Outlook {
-        let mut core = self.core.lock();
-        let outlook = self.guarded(&mut core, |core| self.look_out_once(core, seen));
-        match outlook {
-            Ok(outlook) if !self.is_closed() && self.error().is_none() => outlook,
-            _ => Outlook::Over,
-        }
-    }
-
-    fn look_out_once(&self, core: &mut Core, seen: &mut u64) -> Outlook {
+    pub(crate) fn look_for_strays(&self, core: &mut Core, seen: &mut u64) -> Outlook {
         let count = core.sequence + core.messages;
         let is_new = std::mem::replace(seen, count) != count;
         if core.leader || core.is_busy() {

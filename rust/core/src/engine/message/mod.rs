@@ -1,6 +1,5 @@
 //! Point-to-point messages: which message meets which receive ([`matching`] describes the protocol).
 
-pub(crate) mod blocking;
 pub(crate) mod frame;
 pub(crate) mod look;
 #[cfg(test)]

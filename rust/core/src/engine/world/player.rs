@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::program::{Share, Store};
+use crate::engine::drive::progress::Driven;
 use crate::engine::links::LinkTable;
 use crate::engine::state::Group;
 use crate::engine::work::WorkState;

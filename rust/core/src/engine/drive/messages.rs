@@ -13,7 +13,7 @@ use crate::error::{Code, Error, Result};
 use crate::types::{Collective, DataType, Rank};
 
 use crate::engine::collective::header::Fingerprint;
-use crate::engine::group::blocking::Turn;
+use crate::engine::drive::blocking::Turn;
 use crate::engine::group::submit::check_elements;
 use crate::engine::message::look::{Look, Wanted};
 use crate::engine::state::{Core, Group};

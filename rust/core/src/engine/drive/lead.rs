@@ -1,14 +1,13 @@
-//! Waiting: a caller leads the group until its operation has ended; the progress thread drives the rest.
+//! Waiting: a caller leads the group until its operation has ended.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Code, Error, Result};
 use crate::locks::MutexGuard;
 
+use crate::engine::drive::backoff::Next;
+use crate::engine::drive::contention;
 use crate::engine::state::{Core, Group};
-use crate::engine::wait::backoff::Next;
-use crate::engine::wait::contention;
-use crate::engine::wait::progress::Found;
 use crate::engine::work::WorkState;
 use crate::fence::contained;
 use crate::interrupts::Checks;
@@ -174,70 +173,6 @@ impl Group {
             if is_over() {
                 return;
             }
-        }
-    }
-
-    /// One turn of the progress thread, or of another that has an interest in what is under way. It keeps away while another
-    /// thread holds the lock: that one drives.
-    pub(crate) fn drive(&self, look_around: bool) -> Found {
-        let Some(mut core) = self.core.try_lock() else {
-            return Found::default();
-        };
-        let recent = std::mem::take(&mut core.handed_over);
-        if core.leader || !core.is_busy() {
-            return Found {
-                recent,
-                ..Found::default()
-            };
-        }
-        let moved = self.step(&mut core);
-        if look_around {
-            self.look_around(&mut core);
-        }
-        Found {
-            moved,
-            waits: core.is_busy(),
-            recent,
-        }
-    }
-
-    /// The progress thread stops watching a group in which there is nothing for it to do. Returns whether it does.
-    pub(crate) fn dismiss(&self) -> bool {
-        let mut core = self.core.lock();
-        core.watched = core.is_busy() && !core.leader;
-        !core.watched
-    }
-
-    /// Announces on all links that the progress thread is about to sleep. Returns true when it must not.
-    pub(crate) fn prepare_sleep(&self, until: &mut Option<Instant>) -> bool {
-        let mut core = self.core.lock();
-        if core.leader {
-            // It sleeps on the same descriptors, and its announcements are not ours to change.
-            return true;
-        }
-        let compiled = self.guarded(&mut core, |core| self.prepare(core, until));
-        compiled.unwrap_or(true)
-    }
-
-    fn prepare(&self, core: &mut Core, until: &mut Option<Instant>) -> bool {
-        // What is forgotten here is looked at afterwards.
-        self.parker().clear();
-        self.look_around(core);
-        // It may have read what an operation was waiting for.
-        if self.step(core) || !core.is_busy() {
-            return true;
-        }
-        core.dozing = true;
-        self.arm(core, until)
-    }
-
-    /// The progress thread is awake again.
-    pub(crate) fn finish_sleep(&self) {
-        let mut core = self.core.lock();
-        core.dozing = false;
-        if !core.leader {
-            let _ = self.guarded(&mut core, |core| self.disarm(core));
-            self.look_around(&mut core);
         }
     }
 }

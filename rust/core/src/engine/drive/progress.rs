@@ -21,9 +21,9 @@ use crate::transport::endpoint::Lane;
 use crate::types::Rank;
 
 use crate::engine::collective::pair_counts::Outlook;
-use crate::engine::wait::backoff::{Backoff, Next, Parker};
-use crate::engine::wait::handover::{Handover, Look};
-use crate::engine::wait::idle_groups::{IdleGroup, IdleGroups};
+use crate::engine::drive::backoff::{Backoff, Next, Parker};
+use crate::engine::drive::handover::{Handover, Look};
+use crate::engine::drive::idle_groups::{IdleGroup, IdleGroups};
 
 /// What the thread drives: a group. It has operations, in which callers wait or do not, and links.
 pub(crate) trait Driven: Send + Sync + 'static {

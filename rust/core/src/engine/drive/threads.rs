@@ -11,9 +11,9 @@ use crate::fork::{Home, PerProcess};
 use crate::locks::Mutex;
 use crate::threads;
 
+use crate::engine::drive::completions::CompletionThreads;
+use crate::engine::drive::progress::Progress;
 use crate::engine::state::Group;
-use crate::engine::wait::completions::CompletionThreads;
-use crate::engine::wait::progress::Progress;
 
 /// The threads, as a group reaches them.
 pub(crate) struct RuntimeThreads {

@@ -11,7 +11,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-use crate::engine::wait::contention::{self, Contention, Moment};
+use crate::engine::drive::contention::{self, Contention, Moment};
 use crate::error::{Error, Result};
 use crate::rarely::Rarely;
 

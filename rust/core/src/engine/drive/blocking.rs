@@ -13,9 +13,9 @@ use crate::types::Collective;
 
 use crate::engine::collective::request::Request;
 use crate::engine::collective::run::{PlanRun, Walked};
+use crate::engine::drive::backoff::Next;
+use crate::engine::drive::contention;
 use crate::engine::state::{Core, Group};
-use crate::engine::wait::backoff::Next;
-use crate::engine::wait::contention;
 use crate::engine::work::WorkState;
 use crate::fence::contained;
 

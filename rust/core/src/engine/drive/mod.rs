@@ -1,4 +1,11 @@
-//! How a thread waits, and the threads that work for those that do not: progress, completions.
+//! The drivers of a group: callers that wait, and the process's threads for what no caller waits for. Here are the threads and
+//! the sleep; all else in the engine is moved by them, and asks its group's clock.
+//!
+//! - `blocking`, `messages`: calls that end in the calling thread, after a few looks. `lead`: a caller that waits for longer.
+//! - `progress`: the thread that drives the rest; `driven`, a group as it sees it; `handover`, how it gets groups; `idle_groups`,
+//!   which it looks at now and then.
+//! - `completions`: threads that call back. `threads`: when all of these are there.
+//! - `backoff` and `contention`: when to spin, to yield and to sleep.
 //!
 //! What crossbeam has for this was looked at, and does not fit:
 //!
@@ -12,8 +19,13 @@
 //!   it, so their queue lies under the lock that knows.
 
 pub(crate) mod backoff;
+pub(crate) mod blocking;
 pub(crate) mod completions;
 pub(crate) mod contention;
+mod driven;
 pub(crate) mod handover;
 pub(crate) mod idle_groups;
+pub(crate) mod lead;
+pub(crate) mod messages;
 pub(crate) mod progress;
+pub(crate) mod threads;

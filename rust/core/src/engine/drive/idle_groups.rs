@@ -9,8 +9,8 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use crate::engine::collective::pair_counts::Outlook;
-use crate::engine::wait::backoff::Parker;
-use crate::engine::wait::progress::Driven;
+use crate::engine::drive::backoff::Parker;
+use crate::engine::drive::progress::Driven;
 
 /// The pause between two looks into a group that works.
 const PAUSE: Duration = Duration::from_millis(250);
