@@ -117,7 +117,8 @@ test: setup c test-tools ## Run the tests but for the slow ones: Rust's beside t
 test-slow: test-slow-native test-aarch64-quick ## Run the slow ones: loom, frameworks, packages, tools, PyTorch's own (SHARD), aarch64
 
 # Those that nothing is emulated for.
-test-slow-native: frameworks c test-tools nvrtc test-loom
+test-slow-native: frameworks c nvrtc test-loom
+	@tools/system-packages.sh slow-tests
 	$(pytest) -m quiet
 	$(pytest) $(beside) -m "slow and not quiet"
 	@$(make) conformance

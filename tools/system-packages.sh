@@ -6,6 +6,7 @@
 #   tools/system-packages.sh build VENV    what everything needs; VENV is the environment that exists or will be made
 #   tools/system-packages.sh docs          what builds the reference of the C header
 #   tools/system-packages.sh tests         what some tests use besides, which skip without: so it never fails
+#   tools/system-packages.sh slow-tests    the same, and what the slow ones use
 #
 # CARGO and PYTHON are the commands to use, cargo and python3 by default.
 set -euo pipefail
@@ -53,17 +54,18 @@ case $1 in
     need_all_to_build "$2"
     ;;
   docs) there doxygen || missing+=(doxygen) ;;
-  tests)
+  tests | slow-tests)
     is_root_on_debian || exit 0
     for tool in clang valgrind pkg-config doxygen; do there $tool || missing+=("$tool"); done
     there sshd || missing+=(openssh-client openssh-server)
     there nft || missing+=(nftables)
+    [ "$1" = tests ] || there slurmd || missing+=(slurm-wlm munge)
     [ ${#missing[@]} -eq 0 ] || install_missing ||
       echo "${missing[*]} could not be installed: some tests will be skipped"
     exit 0
     ;;
   *)
-    echo "system-packages.sh: c, build VENV, docs or tests" >&2
+    echo "system-packages.sh: c, build VENV, docs, tests or slow-tests" >&2
     exit 2
     ;;
 esac
