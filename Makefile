@@ -96,28 +96,32 @@ c: prerequisites ## Build libunisono, and put it where `python -m unisono --libs
 	@rust/capi/install.sh --wheel "$(TARGET)/c" python/unisono/c
 
 .PHONY: install
-install: prerequisites ## Install libunisono, its headers, pkg-config and CMake files, and the launcher (PREFIX=/usr/local)
+install: launcher ## Install libunisono, its headers, pkg-config and CMake files, and the launcher (PREFIX=/usr/local)
 	@CARGO_TARGET_DIR=$(TARGET) $(quietly) rust/capi/build.sh
-	@$(quietly) $(CARGO) build --release -p unisono-launch --target-dir $(TARGET)
 	rust/capi/install.sh "$(TARGET)/c" "$(DESTDIR)$(PREFIX)" "$(LIBDIR)"
 	install -D -s -m 755 "$(TARGET)/release/unisono" "$(DESTDIR)$(PREFIX)/bin/unisono"
 
+# The launcher as a program: the tests of it call that and Python's.
+.PHONY: launcher
+launcher: prerequisites
+	@$(quietly) $(CARGO) build --release -p unisono-launch --target-dir $(TARGET)
+
 .PHONY: check
-check: lint c ## Run what tells most in minutes: lint, the unit tests, some tests of each door
+check: lint c launcher ## Run what tells most in minutes: lint, the unit tests, some tests of each door
 	$(CARGO) test --lib $(addprefix -p ,$(UNIT_TESTED)) --target-dir $(TARGET)
 	$(pytest) $(beside) -m check
 
 # Many of either kind wait.
 override make = $(MAKE) --no-print-directory
 .PHONY: test
-test: setup c test-tools ## Run the tests but for the slow ones: Rust's beside those in Python
+test: setup c launcher test-tools ## Run the tests but for the slow ones: Rust's beside those in Python
 	@tools/beside.sh $(make) test-rust -- $(make) test-python
 
 .PHONY: test-slow test-slow-native
 test-slow: test-slow-native test-aarch64-quick ## Run the slow ones: loom, frameworks, packages, tools, PyTorch's own (SHARD), aarch64
 
 # Those that nothing is emulated for.
-test-slow-native: frameworks c nvrtc test-loom
+test-slow-native: frameworks c launcher nvrtc test-loom
 	@tools/system-packages.sh slow-tests
 	$(pytest) -m quiet
 	$(pytest) $(beside) -m "slow and not quiet"
@@ -158,7 +162,7 @@ cuda-emulator: prerequisites ## Build the emulated CUDA driver for tests, and pr
 	@tools/build-cuda-emulator.sh $(TARGET)
 
 .PHONY: test-python
-test-python: setup c test-tools ## Run the Python and torch tests but for the slow ones (TEST names any)
+test-python: setup c launcher test-tools ## Run the Python and torch tests but for the slow ones (TEST names any)
 	$(pytest) $(or $(TEST),$(beside) -m "not slow")
 
 .PHONY: test-c
@@ -270,7 +274,7 @@ clean: ## Remove what was built, and the virtual environments made here
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The C library and the launcher need nothing but cargo and a C compiler.
-override NEEDED := $(if $(filter-out c install cuda-emulator,$(MAKECMDGOALS)),build $(VENV),c)
+override NEEDED := $(if $(filter-out c install launcher cuda-emulator,$(MAKECMDGOALS)),build $(VENV),c)
 .PHONY: prerequisites
 prerequisites:
 	@tools/system-packages.sh $(NEEDED)

@@ -2,8 +2,9 @@
 
 ``settings`` prints the table of settings as it stands in ``docs/settings.md``, ``launch`` starts
 ranks (see ``rust/launch``), ``run`` runs a program with unisono in gloo's place (see
-``unisono._run``), ``build-torch`` builds for a torch that the installation does not serve
-(see ``unisono._build_torch``), ``--cflags --libs`` and the like say what a C compiler needs (see
+``unisono._run``), ``status`` asks the jobs on this host for their state (see ``unisono._status``),
+``build-torch`` builds for a torch that the installation does not serve (see
+``unisono._build_torch``), ``--cflags --libs`` and the like say what a C compiler needs (see
 ``unisono._c``).
 """
 
@@ -92,10 +93,13 @@ def _cuda() -> str:
     return f"the NVIDIA driver is here, for CUDA {number.value // 1000}.{number.value % 1000 // 10}"
 
 
+def _name() -> str:
+    return "unisono" if Path(sys.argv[0]).name == "unisono" else "python -m unisono"
+
+
 def _parser() -> argparse.ArgumentParser:
-    name = "unisono" if Path(sys.argv[0]).name == "unisono" else "python -m unisono"
     parser = argparse.ArgumentParser(
-        prog=name, description="Collective communication between the processes of one job."
+        prog=_name(), description="Collective communication between the processes of one job."
     )
     parser.add_argument("--version", action="version", version=f"unisono {unisono.__version__}")
     for flag, what in _c.FLAGS.items():
@@ -103,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     commands.add_parser("launch", help="start the ranks of a program on this host", add_help=False)
     commands.add_parser("run", help="run a program with unisono in gloo's place", add_help=False)
+    commands.add_parser("status", help="the ranks on this host, and for whom they wait")
     commands.add_parser("build-torch", help="build for a torch that this installation lacks")
     commands.add_parser("settings", help="print the table of settings, as Markdown")
     return parser
@@ -122,6 +127,10 @@ def main(arguments: list[str] | None = None) -> int:
         from unisono._run import run
 
         return run(arguments[1:])
+    if arguments[:1] == ["status"]:
+        from unisono._status import status
+
+        return status(arguments[1:], _name())
     chosen = _parser().parse_args(arguments)
     if chosen.flags:
         try:

@@ -300,7 +300,7 @@ proptest! {
                 Call::Trim => arena.trim(),
             }
             let statistics = arena.statistics();
-            prop_assert_eq!(statistics.in_use, blocks.values().map(|(block, _)| block.bytes).sum());
+            prop_assert_eq!(statistics.in_use, blocks.values().map(|(block, _)| block.bytes).sum::<usize>());
             prop_assert!(statistics.in_use <= statistics.reserved && statistics.reserved <= 300 * MIB);
         }
         for (block, _) in blocks.into_values() {

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::buffer::Memory;
 use crate::config::Config;
 use crate::descriptors;
@@ -381,6 +383,10 @@ impl Gate for Door {
             }),
             None => link.send_farewell(),
         }
+    }
+
+    fn status(&self) -> Option<Value> {
+        self.group.upgrade().map(|group| group.status())
     }
 
     fn striped(&self, from: Rank, lane: Lane, stripe: Stripe) {

@@ -11,6 +11,7 @@ pub(crate) mod liveness;
 pub(crate) mod local_groups;
 pub(crate) mod opening;
 pub(crate) mod panics;
+pub(crate) mod status;
 pub(crate) mod step;
 pub(crate) mod strays;
 pub(crate) mod submit;

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -25,6 +25,7 @@ use super::guest::{Guest, Progress, Proof};
 use super::listen::Listeners;
 use super::parked::Parked;
 use super::shared::Shared;
+use super::status;
 use super::transports::TRANSPORTS;
 use super::visit::{Place, Reason, Stream, Visit, peer_of};
 use super::wire::{Cut, Patience, foreign_user, timespec};
@@ -48,8 +49,17 @@ const FIRST_GUEST: u64 = 1 << 32;
 /// A socket that connections come to.
 struct Listener {
     socket: Socket,
-    /// It is for other hosts alone.
-    is_outside: bool,
+    caller: Caller,
+}
+
+/// Which processes connect to a listener.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    Rank,
+    /// A rank of another host, and no other.
+    RankElsewhere,
+    /// A process that asks for this one's state.
+    Asker,
 }
 
 enum Socket {
@@ -101,19 +111,25 @@ impl Acceptor {
             EventFlags::IN,
         )
         .map_err(failed)?;
-        let tcp = |is_outside| {
+        let tcp = |caller| {
             move |tcp| Listener {
                 socket: Socket::Tcp(tcp),
-                is_outside,
+                caller,
             }
         };
-        let unix = listeners.unix.map(|unix| Listener {
-            socket: Socket::Unix(unix),
-            is_outside: false,
-        });
-        let inside = listeners.inside.into_iter().map(tcp(false));
-        let all = inside.chain(listeners.outside.into_iter().map(tcp(true)));
-        let listeners: BTreeMap<u64, Listener> = (FIRST_LISTENER..).zip(all.chain(unix)).collect();
+        let unix = |caller| {
+            move |unix| Listener {
+                socket: Socket::Unix(unix),
+                caller,
+            }
+        };
+        let inside = listeners.inside.into_iter().map(tcp(Caller::Rank));
+        let outside = listeners.outside.into_iter();
+        let all = inside
+            .chain(outside.map(tcp(Caller::RankElsewhere)))
+            .chain(listeners.unix.map(unix(Caller::Rank)))
+            .chain(listeners.status.map(unix(Caller::Asker)));
+        let listeners: BTreeMap<u64, Listener> = (FIRST_LISTENER..).zip(all).collect();
         for (id, listener) in &listeners {
             let data = EventData::new_u64(*id);
             epoll::add(&epoll, &listener.socket, data, EventFlags::IN).map_err(failed)?;
@@ -175,10 +191,11 @@ impl Acceptor {
         if self.shared.inside_only.load(Ordering::Acquire) {
             let before = self.listeners.len();
             self.listeners.retain(|_, listener| {
-                if listener.is_outside {
+                let stays = listener.caller != Caller::RankElsewhere;
+                if !stays {
                     let _ = epoll::delete(&self.epoll, &listener.socket);
                 }
-                !listener.is_outside
+                stays
             });
             if self.listeners.len() < before {
                 tracing::info!("all ranks are on this host: listening on loopback alone");
@@ -221,10 +238,32 @@ impl Acceptor {
                 self.log(&stream.peer(), &reason);
                 continue;
             }
+            let stream = match stream {
+                Stream::Unix(asker) if listener.caller == Caller::Asker => {
+                    self.answer(asker);
+                    continue;
+                }
+                stream => stream,
+            };
             if let Room::InPlaceOf(stranger) = room {
                 self.show_out(stranger);
             }
             self.welcome(stream);
+        }
+    }
+
+    /// Tells a process of this user the state of this one.
+    fn answer(&self, asker: UnixStream) {
+        let shared = Arc::clone(&self.shared);
+        let place = Place::new(&self.shared);
+        let begun = self.shared.visits.begin(true, move |_| {
+            if let Err(cause) = status::answer(&shared, &asker) {
+                tracing::debug!(%cause, "a process that asked for the state of this one did not read it");
+            }
+            drop(place);
+        });
+        if let Err(cause) = begun {
+            tracing::debug!(%cause, "no thread to tell the state of this process");
         }
     }
 

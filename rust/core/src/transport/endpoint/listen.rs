@@ -45,6 +45,8 @@ impl Default for EndpointOptions {
 /// What the accepting thread waits on.
 pub(super) struct Listeners {
     pub(super) unix: Option<UnixListener>,
+    /// Where `unisono status` asks.
+    pub(super) status: Option<UnixListener>,
     /// What stays as long as the endpoint.
     pub(super) inside: Vec<TcpListener>,
     /// What is closed when no group needs it any more.
@@ -104,17 +106,25 @@ fn listen_tcp(ip: IpAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
 /// An abstract Unix socket with a random name, or nothing where the system has none.
 pub(super) fn listen_unix() -> Result<(Option<UnixListener>, Vec<u8>)> {
     let name = format!("unisono-{}", Hex(&random_bytes::<16>()?)).into_bytes();
-    let listen = || -> std::io::Result<UnixListener> {
-        let address = UnixAddr::from_abstract_name(&name)?;
-        let listener = fork::make_private(|| UnixListener::bind_addr(&address))?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    match listen() {
+    match listen_abstract(&name) {
         Ok(listener) => Ok((Some(listener), name)),
         Err(cause) => {
             tracing::warn!(%cause, "no Unix socket, so no shared memory: all links will use TCP");
             Ok((None, Vec::new()))
         }
     }
+}
+
+/// The socket where `unisono status` asks, named so that it finds the socket. A process whose system refuses it is not asked.
+pub(super) fn listen_for_questions() -> Option<UnixListener> {
+    let random = random_bytes::<4>().ok()?;
+    let name = format!("unisono-status-{}-{}", std::process::id(), Hex(&random));
+    listen_abstract(name.as_bytes()).ok()
+}
+
+fn listen_abstract(name: &[u8]) -> std::io::Result<UnixListener> {
+    let address = UnixAddr::from_abstract_name(name)?;
+    let listener = fork::make_private(|| UnixListener::bind_addr(&address))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }

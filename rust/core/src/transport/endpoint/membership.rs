@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use super::conversation::Conversation;
 use super::wire::{Cut, Patience};
 use crate::error::{Error, Result};
@@ -27,6 +29,11 @@ pub trait Gate: Send + Sync {
 
     /// A further connection of an established link is there.
     fn striped(&self, from: Rank, lane: Lane, stripe: Stripe);
+
+    /// The state of the group on this rank, for `unisono status`. One-sided transports have none.
+    fn status(&self) -> Option<Value> {
+        None
+    }
 
     /// A conversation that a process with the key of this rank has begun. Groups have none.
     fn conversed(&self, from: Rank, conversation: Conversation) {
@@ -209,6 +216,10 @@ impl Membership {
         let may = state.linked && state.stripes < u8::MAX;
         state.stripes += u8::from(may);
         may
+    }
+
+    pub(super) fn status(&self) -> Option<Value> {
+        self.gate.status()
     }
 
     pub(super) fn converse(&self, peer: u32, conversation: Conversation) {

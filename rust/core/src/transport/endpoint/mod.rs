@@ -34,6 +34,7 @@ mod parked;
 mod rate;
 mod requests;
 mod shared;
+mod status;
 #[cfg(test)]
 mod tests;
 mod transports;
@@ -68,7 +69,7 @@ pub use crate::transport::keys::GroupKey;
 
 use self::accept::Acceptor;
 use self::acquaintance::Acquaintances;
-use self::listen::{Listeners, listen, listen_unix};
+use self::listen::{Listeners, listen, listen_for_questions, listen_unix};
 use self::membership::Membership;
 use self::outside::Outside;
 use self::shared::{Limits, Shared};
@@ -157,6 +158,7 @@ impl Endpoint {
         });
         let listeners = Listeners {
             unix,
+            status: listen_for_questions(),
             inside,
             outside,
         };

@@ -1,0 +1,143 @@
+"""The ranks of ``test_status``: one of them asks for the state of its job while the others wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+
+import unisono
+from unisono import _status
+
+# Within this time the others have begun to wait, also on a busy machine.
+SOON = 20.0
+NOBODY = 65534
+
+
+@dataclass(frozen=True)
+class Told:
+    """The lines about a group, and the pids of its ranks."""
+
+    lines: list[str]
+    pids: list[int]
+
+
+def ask(pids: list[int], until: Callable[[str], bool]) -> Told:
+    """Ask the processes with these pids, again and again until the answer is as it should be."""
+    deadline = time.monotonic() + SOON
+    while True:
+        found = [process for process in _status.processes() if process.pid in pids]
+        text = _status.text(found)
+        if until(text):
+            return Told(text.splitlines(), pids)
+        assert time.monotonic() < deadline, text
+        time.sleep(0.01)
+
+
+def begin() -> tuple[unisono.Communicator, list[int]]:
+    comm = unisono.init()
+    pids = comm.all_gather(np.array([os.getpid()], np.int64))
+    return comm, pids.reshape(-1).tolist()
+
+
+def is_in_its_data_loader() -> Told | None:
+    """The last rank computes while the others wait for it."""
+    comm, pids = begin()
+    told = None
+    if comm.rank == comm.size - 1:
+        waits = f"waits for rank {comm.rank}\n"
+        told = ask(pids, lambda text: text.count(waits) == comm.rank)
+    comm.all_reduce(np.ones(3))
+    return told
+
+
+def is_stopped() -> Told | None:
+    """Rank 1 stops, and the others wait for it. Rank 0 asks meanwhile."""
+    comm, pids = begin()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    work = comm.all_reduce(np.ones(3), async_op=True)
+    told = None
+    if comm.rank == 0:
+        told = ask(pids, lambda text: "2 ranks wait" in text)
+        os.kill(pids[1], signal.SIGCONT)
+    work.wait()
+    return told
+
+
+def waits_for_a_message() -> Told | None:
+    """Rank 0 asks; rank 1 waits for a message of rank 2, which waits in a subgroup for rank 0."""
+    comm, pids = begin()
+    part = comm.split(color=0 if comm.rank != 1 else None)
+    told = None
+    if comm.rank == 0:
+        told = ask(pids, lambda text: "recv" in text and "barrier" in text)
+    if comm.rank == 1:
+        comm.recv(np.zeros(2), source=2)
+    else:
+        part.barrier()
+    if comm.rank == 2:
+        comm.send(np.zeros(2), dest=1)
+    return told
+
+
+def has_failed() -> Told | None:
+    """Rank 0 asks after an abort, in which rank 1 waits."""
+    comm, pids = begin()
+    if comm.rank == 1:
+        with contextlib.suppress(unisono.AbortedError):
+            comm.barrier()
+        return None
+    comm.abort("for a test")
+    return ask(pids, lambda text: "has failed" in text)
+
+
+def is_asked_by_another_user() -> tuple[bytes, str]:
+    """A child of this rank that belongs to another user hears nothing."""
+    comm, _ = begin()
+    reader, writer = os.pipe()
+    name = next(
+        line.split()[-1]
+        for line in Path("/proc/net/unix").read_text().splitlines()
+        if f"{_status.PREFIX}{os.getpid()}-" in line
+    )
+    if (child := os.fork()) == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        heard = b""
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect("\0" + name[1:])
+            with contextlib.suppress(ConnectionError):
+                heard = stranger.recv(100)
+        said = _status._ask(name)
+        os.write(writer, heard + b"|" + (said.trouble.encode() if said else b"gone"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    heard, _, said = os.read(reader, 4096).partition(b"|")
+    comm.barrier()
+    return heard, said.decode()
+
+
+def asks_through_torch() -> Told | None:
+    import torch
+    import torch.distributed as dist
+
+    import unisono.torch  # noqa: F401
+
+    dist.init_process_group("unisono", timeout=timedelta(seconds=60))
+    pids = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    dist.all_gather_into_tensor(pids, torch.tensor([os.getpid()]))
+    told = None
+    if dist.get_rank() == 1:
+        told = ask(pids.tolist(), lambda text: "waits for it in all_reduce" in text)
+    dist.all_reduce(torch.ones(5))
+    return told
