@@ -1,4 +1,4 @@
-"""What the documents say of the checkout is true of it."""
+"""The statements of the documents about the checkout are true."""
 
 from __future__ import annotations
 
